@@ -9,6 +9,9 @@ untimed, which teaches ratios and the broker's limit (splits are of both). 5,000
 chunk are more than the pool has. No Spark; rows come in batches of 10,000, as Spark hands them over.
 ``--dry`` writes no files.
 
+``--without-broker`` counts instead of timing, for a machine with other work: 400,000 keyed rows without
+linger, and a broker that takes all batches at once whenever memory is waited for.
+
 The broker keeps its data in memory where there is /dev/shm (--folder names another place): on a disk with
 ext4, thousands of index files each cost a millisecond whenever the first row after a write-back comes, which
 is what would be measured.
@@ -34,13 +37,23 @@ from benchmarks import charts
 from benchmarks import direct_producer as direct
 from benchmarks.direct_producer import MIB, pool_of
 from benchmarks.surroundings import RESULTS
+from kafka_sink.accumulator.producer_batch import BatchState
+from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_appender import RecordAppender
+from kafka_sink.accumulator.worker_pools import WorkerPools
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.model import TaskResult
+from kafka_sink.model import CompressionType, Partitions, TaskResult, TopicMetadata
+from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import extract
+from kafka_sink.rows.ordering import ordered_rows_of
+from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.spark.writer import send_tables
 from kafka_sink.task.producer import Producer
 
 SPLIT_LIMIT = 65_536
+MEMORY = 64 * MIB
 WARM_S = 1.0
 WARM_ROUNDS = 2
 
@@ -165,6 +178,106 @@ def prepare(broker: LocalBroker, counts: list[int], seconds: float) -> None:
                 producer.close()
 
 
+# -- without a broker -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Count:
+    strategy: str
+    codec: str
+    partitions: int
+    batches: int
+    median_bytes: int
+    waits: int
+    peak_used_mib: float
+    peak_heap_mib: float
+    processor_ns: float
+
+
+class Unsent:
+    """An appender whose batches are acknowledged by hand."""
+
+    def __init__(self, strategy: str, codec: CompressionType, partitions: int) -> None:
+        self.allocator = WorkerPools(monotonic_ms).allocator(strategy, MEMORY, 4 * MIB)
+        settings = AccumulatorSettings(
+            batch_size=4 * MIB,
+            linger_ms=1e9,
+            max_block_ms=60_000,
+            delivery_timeout_ms=1e9,
+            buffer_memory=MEMORY,
+            compression=codec,
+            guarantee_order=False,
+        )
+        self._accumulator = RecordAccumulator(settings, self.allocator)
+        self._appender = RecordAppender(self._accumulator, codec_for(codec, None), monotonic_ms, lambda: None)
+        nothing = [0] * partitions
+        self._topics = {"t": TopicMetadata("t", None, Partitions("t", nothing, nothing))}
+        self._partitioner = Partitioner(
+            room=self._appender.batch_room, ignore_keys=False, adaptive=False, random=lambda: 0.5
+        )
+        self.sizes: list[int] = []
+        self.waits = 0
+
+    def append(self, plan: ColumnPlan, table: pa.Table) -> None:
+        """About 2 MiB of rows."""
+        rows = extract(plan, table, 0)
+        ordered = ordered_rows_of(rows, self._topics, self._partitioner, lambda topic, count: [0] * count, 0)
+        self._appender.append(ordered, self._answer_who_waits)
+
+    def _answer_who_waits(self) -> None:
+        if self.allocator.queued:
+            self.waits += 1
+            self.answer()
+
+    def answer(self) -> None:
+        """The broker takes all that is ready."""
+        infos = self._topics["t"].partitions
+        while nodes := self._accumulator.ready(lambda at: infos[at.partition], 0.0).nodes:
+            for batch in self._accumulator.drain(0, nodes[0], 1 << 40, lambda _: True):
+                if batch.state is BatchState.CLOSED:
+                    batch.seal()
+                batch.write_header()
+                batch.move_to(BatchState.IN_FLIGHT)
+                self.sizes.append(batch.size)
+                self._accumulator.finish(batch, BatchState.SUCCEEDED, lambda: None)
+
+    def finish(self) -> None:
+        """All rows are written."""
+        self._appender.flush()
+        self.answer()
+
+
+def count(strategy: str, codec: CompressionType, partitions: int, batches: int) -> Count:
+    plan = ColumnPlan(value=1, topic="t", key=0)
+    made = direct.row_batches(batches, partitions=partitions)
+    tables = [pa.Table.from_batches(made[at : at + 2]) for at in range(0, batches, 2)]
+    task = Unsent(strategy, codec, partitions)
+    started_s = time.process_time()
+    for table in tables:
+        task.append(plan, table)
+    task.finish()
+    processor_s = time.process_time() - started_s
+    metrics = task.allocator.metrics()
+    return Count(
+        strategy,
+        codec.name.lower(),
+        partitions,
+        len(task.sizes),
+        sorted(task.sizes)[len(task.sizes) // 2],
+        task.waits,
+        metrics.max_used_bytes / MIB,
+        metrics.max_heap_bytes / MIB,
+        processor_s / (batches * direct.BATCH_ROWS) * 1e9,
+    )
+
+
+def count_all(counts: list[int], batches: int) -> None:
+    for codec in (CompressionType.LZ4, CompressionType.GZIP, CompressionType.ZSTD):
+        for partitions in counts:
+            for strategy in ("incremental", "full"):
+                print(count(strategy, codec, partitions, batches), flush=True)
+
+
 def plot(found: dict[str, Any], file: Path) -> None:
     drawn = {case.name for case in CASES if case.drawn}
     rows = [row for row in found["rows"] if row["case"] in drawn]
@@ -228,11 +341,16 @@ def main() -> None:
     parser.add_argument("--partitions", default="1,10,100,1000,5000")
     parser.add_argument("--folder", default="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
     parser.add_argument("--dry", action="store_true", help="write no files")
+    parser.add_argument("--without-broker", action="store_true", help="counts only")
     parser.add_argument("--smoke", action="store_true", help="few partitions, no files: does it run at all")
     options = parser.parse_args()
     counts = [int(word) for word in options.partitions.split(",")]
     if options.smoke:
         options.seconds, counts = 0.05, [20]
+    if options.without_broker or options.smoke:
+        count_all(counts, 2 if options.smoke else 40)
+    if options.without_broker:
+        return
     conditions = (
         "one producer, 110-byte values, lz4 unless named, batch.size 4 MiB, linger 1 s, "
         f"buffer.memory 64 MiB, {options.seconds:.1f} s a case, Kafka 4.3.0 on the same machine"
