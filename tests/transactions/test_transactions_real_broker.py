@@ -118,6 +118,26 @@ def test_an_abort_completes_a_decision_behind_which_the_epoch_was_not_raised(
     run.await_rows(["0-0", "0-1"])
 
 
+@pytest.mark.parametrize("kafka", ["old_broker"], indirect=True)
+def test_an_abort_of_a_replaced_driver_leaves_alone_a_decision_behind_which_the_epoch_was_not_raised(
+    job: Callable[..., Job],
+) -> None:
+    """Catches: the replaced driver wrote offsets where its successor's decision was, and could commit them by
+    the successor's repeated EndTxn."""
+    run = job()
+    replaced = run.take_over()
+    successor = run.take_over()
+    reports = [run.write(successor, 0, index, [f"0-{index}"]) for index in range(2)]
+    run.record_only(successor, *reports)
+    raw = RawProducer(run.servers, run.scope.driver_id)
+    assert raw.end(successor.claim, commit=True) == "NONE"
+    assert run.run(driver.abort(run.scope, replaced.claim, wall_ms())) is None
+    assert raw.end(successor.claim, commit=True) == "NONE"
+    raw.close()
+    assert run.take_over().duty(BatchIdentity("query", 0), 0).value == "skip"
+    run.await_rows(["0-0", "0-1"])
+
+
 def test_what_was_not_decided_is_aborted_by_the_next_driver(job: Callable[..., Job]) -> None:
     run, later = job(), job()
     handover = run.take_over()
