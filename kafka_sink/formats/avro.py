@@ -32,7 +32,6 @@ from kafka_sink.records import arrays, varint
 from kafka_sink.records.arrays import as_binary, lengths, null_mask
 
 _ZERO = words.constant(b"\0")
-_MICROS = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
 def encoder(schema: AvroSchema, kind: pa.DataType, column: str) -> Encoder:

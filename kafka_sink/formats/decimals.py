@@ -10,7 +10,7 @@ import pyarrow as pa
 from kafka_sink.formats import words
 from kafka_sink.formats.words import Int64s, Mask, Piece, UInt64s, Word
 
-_8, _56, _63, _64 = (np.uint64(number) for number in (8, 56, 63, 64))
+_64 = np.uint64(64)
 
 
 def _halves(column: pa.Array) -> tuple[UInt64s, UInt64s]:

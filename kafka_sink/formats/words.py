@@ -23,7 +23,6 @@ _WORD = 8
 _MAX_BYTES = int(np.iinfo(np.int32).max)
 # A varint of eight bytes holds as many bits.
 _SEPTETS_BITS = 56
-_64_BITS = (1 << 64) - 1
 
 UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]

@@ -6,11 +6,12 @@ import base64
 import datetime
 import decimal
 import json
+import math
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import json_schema, json_values, words
@@ -46,12 +47,19 @@ def test_texts_mean_the_rows_and_fit_the_derived_schema(
     table: tuple[pa.StructArray, list[dict[str, Any]]],
 ) -> None:
     column, rows = table
+    assume(not _is_infinite(rows))
     schema = json_schema.derived(pa.field("", column.type, nullable=False), "Row")
     found = [json.loads(text, parse_constant=pytest.fail) for text in _encoded(schema, column)]
     assert _close(found, _meant(rows))
     validator = pytest.importorskip("jsonschema").Draft7Validator(json.loads(schema))
     for row in found:
         validator.validate(row)
+
+
+def _is_infinite(value: Any) -> bool:
+    """JSON has no such numbers: see the test of them."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value in (math.inf, -math.inf) or any(map(_is_infinite, inner))
 
 
 def _close(found: Any, meant: Any) -> bool:
