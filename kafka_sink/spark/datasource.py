@@ -14,7 +14,6 @@ from pyspark.sql.datasource import DataSource
 from kafka_sink.driver import planning_warnings
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
-from kafka_sink.spark.planning import plan
 from kafka_sink.spark.pyspark_classes import ArrowWriter, StreamArrowWriter, WriterCommitMessage
 from kafka_sink.spark.short_tracebacks import logged_on_driver, short_tracebacks
 from kafka_sink.spark.writer import PlannedWrite
@@ -54,12 +53,17 @@ class KafkaChunkedDataSource(DataSource):
         planning_warnings.warn_of_shown_secrets(self.options)
         if not _is_of_spark(schema):
             schema = self._of_sail(schema)
+        # Tasks import this module for its writers, and pay for no planning.
+        from kafka_sink.spark.planning import plan
+
         return BatchWriter(plan(self.options, schema))
 
     @logged_on_driver
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's signature
         """Plan a micro-batch. Complete mode sets ``overwrite``; its results are appended, too."""
         planning_warnings.warn_of_shown_secrets(self.options)
+        from kafka_sink.spark.planning import plan
+
         planned = plan(
             self.options,
             schema,
