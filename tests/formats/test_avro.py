@@ -15,7 +15,7 @@ from hypothesis import given
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import avro, avro_schema, words
 from kafka_sink.formats.columns import UnfitRowsError
-from tests.formats.avro_cases import tables
+from tests.support.avro_cases import tables
 
 
 def _by_fastavro(schema: str, rows: list[Any]) -> list[bytes]:

@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import json_schema, json_values, words
 from kafka_sink.formats.columns import UnfitRowsError
-from tests.formats.avro_cases import tables
+from tests.support.avro_cases import tables
 
 
 def _encoded(schema: str, column: pa.Array) -> list[bytes]:

@@ -27,7 +27,7 @@ from kafka_sink.formats.row_encoding import PartFormat, RowEncoding
 from kafka_sink.local_broker.schema_registry import LocalRegistry
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from tests.formats.registry_gate import PASSWORD, USER, RegistryGate
+from tests.support.registry_gate import PASSWORD, USER, RegistryGate
 
 COLUMNS = [("id", "bigint"), ("name", "string")]
 KINDS = pa.schema([("id", pa.int64()), ("name", pa.string())])

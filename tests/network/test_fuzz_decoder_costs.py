@@ -16,9 +16,9 @@ from kafka_sink.errors import ProtocolError
 from kafka_sink.network import apis, requests
 from kafka_sink.network.broker_protocol import BrokerProtocol
 from kafka_sink.network.events import OutboundRequest
-from tests.network.test_decoders_fuzz import CASES, GIVEN
 from tests.support.effort import tries
 from tests.support.fake_state import framed
+from tests.support.response_checks import CASES, GIVEN
 from tests.support.schema_responses import FloodWriter, list_names, uvarint
 
 COUNT = tries(1_500)

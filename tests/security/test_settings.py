@@ -221,13 +221,26 @@ def test_weak_settings_are_warned_of() -> None:
 # -- secrets ----------------------------------------------------------------------------------------
 
 
-def secret_options() -> dict[str, str]:
-    wanted = {"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": "SASL_SSL"}
-    return wanted | {spec.name: f"{SECRET}-{index}" for index, spec in enumerate(SPECS) if spec.secret}
+# Logins at a registry, of which a write may have one.
+REGISTRY_LOGINS = {"schema.registry.basic.auth.user.info", "schema.registry.bearer.auth.token"}
 
 
-def test_no_secret_shows_in_options_settings_or_what_holds_them() -> None:
-    options = parse(secret_options()).options
+def secret_options(login: str) -> dict[str, str]:
+    """All options that are secrets, but for other logins at the registry."""
+    wanted = {
+        "kafka.bootstrap.servers": "h:1",
+        "kafka.security.protocol": "SASL_SSL",
+        "topic": "t",
+        "value.format": "avro",
+        "schema.registry.url": "https://registry",
+    }
+    names = [spec.name for spec in SPECS if spec.secret and spec.name not in REGISTRY_LOGINS - {login}]
+    return wanted | {name: f"{SECRET}-{index}" for index, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("login", sorted(REGISTRY_LOGINS))
+def test_no_secret_shows_in_options_settings_or_what_holds_them(login: str) -> None:
+    options = parse(secret_options(login)).options
     shown = [repr(options), str(options.redacted()), repr(vars(options)), f"{options.sasl_password}"]
     full = settings("SASL_SSL", {"sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": SECRET})
     shown += [repr(full), str(full.sasl)]

@@ -169,7 +169,7 @@ def test_refused_at_planning(
     message = failure(lambda: write(spark.sql(query), **options).save())
     assert text in message
     assert "Failed to initialize Python data source writer" in message
-    assert message.count('  File "') == 1, message
+    assert '  File "' not in message
 
 
 def test_other_threads_write_once_they_have_registered(

@@ -1,0 +1,201 @@
+# ruff: noqa: ARG001 - all checks have one signature
+"""What each decoder must make of a response, by Kafka's own message schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kafka_sink.network import apis, authentication, produce, requests, topic_requests
+from kafka_sink.network import transaction_requests as transactions
+
+Values = dict[str, Any]
+HOSTS = ["b1", "10.0.0.7", "::1", "b.example.org"]
+# So that addresses are some, and partitions those of a topic.
+GIVEN: Values = {
+    "Host": lambda chance: chance.choice(HOSTS),
+    "Port": lambda chance: chance.randint(1, 65_535),
+}
+
+
+def of_produce(response: produce.ProduceResponse, values: Values, version: int) -> None:
+    rows = [(topic, row) for topic in values["Responses"] for row in topic["PartitionResponses"]]
+    assert len(response.partitions) == len(rows)
+    for found, (topic, row) in zip(response.partitions, rows, strict=True):
+        assert found.topic == topic.get("Name")
+        assert found.topic_id == (topic.get("TopicId") if any(topic.get("TopicId", b"")) else None)
+        assert found[2:7] == (
+            row["Index"], row["ErrorCode"], row["BaseOffset"], row["LogAppendTimeMs"],
+            row.get("LogStartOffset", -1),
+        )  # fmt: skip
+        assert found.error_message == row.get("ErrorMessage")
+        errors = row.get("RecordErrors", [])
+        assert list(found.record_errors.places) == [one["BatchIndex"] for one in errors]
+        assert found.record_errors.reason == (errors[0]["BatchIndexErrorMessage"] if errors else None)
+        leader = row.get("CurrentLeader", {"LeaderId": -1})
+        assert found.current_leader == (tuple(leader.values()) if leader["LeaderId"] >= 0 else None)
+    assert response.throttle_time_ms == values["ThrottleTimeMs"]
+    assert [tuple(vars_of(node)) for node in response.node_endpoints] == [
+        tuple(node.values()) for node in values.get("NodeEndpoints", [])
+    ]
+
+
+def vars_of(node: Any) -> tuple[Any, ...]:
+    return node.id, node.host, node.port, node.rack
+
+
+def of_metadata(response: requests.MetadataResponse, values: Values, version: int) -> None:
+    assert [vars_of(node) for node in response.update.nodes] == [
+        tuple(node.values()) for node in values["Brokers"]
+    ]
+    assert response.controller_id == values["ControllerId"]
+    assert response.update.cluster_id == values["ClusterId"]
+    assert response.error_code == values.get("ErrorCode", 0)
+    named = [one for one in values["Topics"] if one["Name"] is not None]
+    assert {one["Name"] for one in named} == {
+        *response.update.errors,
+        *(topic.name for topic in response.update.topics),
+    }
+    for topic in response.update.topics:
+        theirs = [one for one in named if one["Name"] == topic.name and not one["ErrorCode"]]
+        found = [(at, row.leader, row.leader_epoch) for at, row in enumerate(topic.partitions)]
+        assert found in [
+            sorted(
+                (
+                    row["PartitionIndex"],
+                    -1 if row["ErrorCode"] == 5 else row["LeaderId"],
+                    row["LeaderEpoch"] if version >= 9 else -1,
+                )
+                for row in one["Partitions"]
+            )
+            for one in theirs
+        ]
+
+
+def of_versions(response: requests.ApiVersionsResponse, values: Values, version: int) -> None:
+    assert response.ranges == {
+        one["ApiKey"]: (one["MinVersion"], one["MaxVersion"]) for one in values["ApiKeys"]
+    }
+    assert response.features == {
+        one["Name"]: one["MaxVersionLevel"] for one in values.get("FinalizedFeatures", [])
+    }
+    assert response.throttle_time_ms == values.get("ThrottleTimeMs", 0)
+
+
+def of_producer_id(response: requests.ProducerIdResponse, values: Values, version: int) -> None:
+    assert (response.throttle_time_ms, response.error_code) == (values["ThrottleTimeMs"], values["ErrorCode"])
+    assert (response.producer_id, response.producer_epoch) == (values["ProducerId"], values["ProducerEpoch"])
+
+
+def of_coordinators(response: transactions.CoordinatorsResponse, values: Values, version: int) -> None:
+    assert response.throttle_time_ms == values["ThrottleTimeMs"]
+    last = {one["Key"]: one for one in values["Coordinators"]}
+    assert response.found.keys() == last.keys()
+    for key, one in last.items():
+        found = response.found[key]
+        assert (found.error_code, found.error_message) == (one["ErrorCode"], one["ErrorMessage"])
+        node = found.node
+        assert (node is None) == bool(one["ErrorCode"])
+        assert node is None or vars_of(node)[:3] == (one["NodeId"], one["Host"], one["Port"])
+
+
+def of_added(response: transactions.AddPartitionsResponse, values: Values, version: int) -> None:
+    assert response.errors == {
+        (topic["Name"], row["PartitionIndex"]): row["PartitionErrorCode"]
+        for topic in values["ResultsByTopicV3AndBelow"]
+        for row in topic["ResultsByPartition"]
+    }
+
+
+def of_committed(response: transactions.TxnOffsetCommitResponse, values: Values, version: int) -> None:
+    assert response.errors == {
+        (topic["Name"], row["PartitionIndex"]): row["ErrorCode"]
+        for topic in values["Topics"]
+        for row in topic["Partitions"]
+    }
+
+
+def of_offsets(response: transactions.OffsetFetchResponse, values: Values, version: int) -> None:
+    expected = {}
+    for group in values["Groups"]:
+        expected[group["GroupId"]] = (
+            group["ErrorCode"],
+            {
+                (topic["Name"], row["PartitionIndex"]): transactions.CommittedOffset(
+                    row["CommittedOffset"], row["Metadata"] or "", row["ErrorCode"]
+                )
+                for topic in group["Topics"]
+                for row in topic["Partitions"]
+            },
+        )
+    assert response.groups == expected
+
+
+def of_described(response: transactions.DescribeTransactionsResponse, values: Values, version: int) -> None:
+    expected = {}
+    for one in values["TransactionStates"]:
+        count = sum(len(topic["Partitions"]) for topic in one["Topics"])
+        expected[one["TransactionalId"]] = transactions.TransactionDescription(
+            one["ErrorCode"], one["TransactionState"], one["ProducerId"], one["ProducerEpoch"],
+            one["TransactionStartTimeMs"], one["TransactionTimeoutMs"], count,
+        )  # fmt: skip
+    assert response.transactions == expected
+
+
+def of_listed(response: transactions.ListTransactionsResponse, values: Values, version: int) -> None:
+    assert response.error_code == values["ErrorCode"]
+    assert response.ids == [one["TransactionalId"] for one in values["TransactionStates"]]
+
+
+def of_end(response: Any, values: Values, version: int) -> None:
+    assert (response.error_code, response.throttle_time_ms) == (values["ErrorCode"], values["ThrottleTimeMs"])
+    if isinstance(response, transactions.EndTxnResponse):
+        assert response.producer_id == values.get("ProducerId", -1)
+        assert response.producer_epoch == values.get("ProducerEpoch", -1)
+
+
+def of_created(response: topic_requests.CreateTopicResponse, values: Values, version: int) -> None:
+    (topic,) = values["Topics"]
+    assert (response.error_code, response.error_message) == (topic["ErrorCode"], topic["ErrorMessage"] or "")
+
+
+def of_configs(response: topic_requests.BrokerConfigs, values: Values, version: int) -> None:
+    (broker,) = values["Results"]
+    assert response.error_code == broker["ErrorCode"]
+    given = [one for one in broker["Configs"] if one["Value"] is not None]
+    assert response.configs == {one["Name"]: one["Value"] for one in given}
+
+
+def of_handshake(response: authentication.HandshakeResponse, values: Values, version: int) -> None:
+    assert (response.error_code, list(response.mechanisms)) == (values["ErrorCode"], values["Mechanisms"])
+
+
+def of_login(response: authentication.AuthenticateResponse, values: Values, version: int) -> None:
+    assert response.error_message == (values["ErrorMessage"] or "")
+    assert response.auth_bytes == values["AuthBytes"]
+    assert response.session_ms == max(0, values.get("SessionLifetimeMs", 0))
+
+
+ADD_OFFSETS, END_TXN = transactions.ADD_OFFSETS_TO_TXN_VERSIONS, transactions.PROTOCOL_1_END_TXN_VERSIONS
+DIGITS = {"PartitionIndex": lambda chance: chance.randint(0, 2), "len(Topics)": 2}
+NO_ERROR = {"ErrorCode": lambda _: 0}
+Case = tuple[tuple[int, int], Callable[[Any, Values, int], None], Values]
+CASES: dict[int, Case] = {
+    apis.PRODUCE: (produce.VERSIONS, of_produce, {}),
+    apis.METADATA: (requests.METADATA_VERSIONS, of_metadata, DIGITS),
+    # A response with an error is in version 0's format.
+    apis.API_VERSIONS: (requests.API_VERSIONS_VERSIONS, of_versions, NO_ERROR),
+    apis.INIT_PRODUCER_ID: (requests.INIT_PRODUCER_ID_VERSIONS, of_producer_id, {}),
+    apis.FIND_COORDINATOR: (transactions.FIND_COORDINATOR_VERSIONS, of_coordinators, {}),
+    apis.ADD_PARTITIONS_TO_TXN: (transactions.ADD_PARTITIONS_TO_TXN_VERSIONS, of_added, {}),
+    apis.TXN_OFFSET_COMMIT: ((3, 5), of_committed, {}),
+    apis.OFFSET_FETCH: (transactions.OFFSET_FETCH_VERSIONS, of_offsets, {}),
+    apis.DESCRIBE_TRANSACTIONS: (transactions.DESCRIBE_TRANSACTIONS_VERSIONS, of_described, {}),
+    apis.LIST_TRANSACTIONS: (transactions.LIST_TRANSACTIONS_VERSIONS, of_listed, {}),
+    apis.ADD_OFFSETS_TO_TXN: (ADD_OFFSETS, of_end, {}),
+    apis.END_TXN: ((END_TXN[0], transactions.END_TXN_VERSIONS[1]), of_end, {}),
+    apis.CREATE_TOPICS: (topic_requests.CREATE_TOPICS_VERSIONS, of_created, {"len(Topics)": 1}),
+    apis.DESCRIBE_CONFIGS: (topic_requests.DESCRIBE_CONFIGS_VERSIONS, of_configs, {"len(Results)": 1}),
+    apis.SASL_HANDSHAKE: (authentication.HANDSHAKE_VERSIONS, of_handshake, {}),
+    apis.SASL_AUTHENTICATE: (authentication.AUTHENTICATE_VERSIONS, of_login, {}),
+}
