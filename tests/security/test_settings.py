@@ -235,7 +235,7 @@ def secret_options(login: str) -> dict[str, str]:
         "schema.registry.url": "https://registry",
     }
     names = [spec.name for spec in SPECS if spec.secret and spec.name not in REGISTRY_LOGINS - {login}]
-    return wanted | {name: f"{SECRET}-{index}" for index, name in enumerate(names)}
+    return wanted | {name: f"{SECRET}:{index}" for index, name in enumerate(names)}
 
 
 @pytest.mark.parametrize("login", sorted(REGISTRY_LOGINS))
