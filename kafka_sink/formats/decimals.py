@@ -69,7 +69,7 @@ def _sizes(low: UInt64s, high: UInt64s, sign: UInt64s) -> Int64s:
     # The magnitude of a negative number is its complement and one more.
     least = (low ^ sign) - sign
     most = (high ^ sign) + ((sign & np.uint64(1)) & (least == 0).astype(np.uint64))
-    sizes = np.ones(len(low), dtype=np.int64)
+    sizes: Int64s = np.ones(len(low), dtype=np.int64)
     for count in range(1, 8):
         sizes += least >= np.uint64(1 << (8 * count - 1))
     sizes += least >= np.uint64(1 << 63)

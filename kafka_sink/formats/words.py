@@ -221,7 +221,7 @@ def _in_columns(words: list[Word], rows: int) -> pa.Array:
     for word in words:
         # In this order, for the same reason.
         for place in _byte_runs(int(word.size)):
-            column = np.ndarray((rows,), place[1], data.data, at + place[0], (width,))
+            column: npt.NDArray[Any] = np.ndarray((rows,), place[1], data.data, at + place[0], (width,))
             column[:] = _shifted_down(word.value, 8 * place[0])
         at += int(word.size)
     bounds = (
