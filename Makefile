@@ -21,7 +21,7 @@ ROUNDS ?= 100
 SEED ?= 1
 EFFORT ?= 10
 # Of make test and make full: processes that tests run in side by side (tests/support/lanes.py).
-LANES ?= 4
+LANES ?= 3
 IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --durations-min 1
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= 3.10 3.13
@@ -36,7 +36,7 @@ help:  ## list the targets
 demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
 	@$(BIN)/python examples/flights.py
 
-test: $(STAMP) java chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
+test: $(STAMP) java chromium  ## run all tests, on real brokers, three at a time (ARGS="-k name" picks some)
 	@$(BIN)/python -m pytest $(IN_LANES) $(ARGS)
 
 full: $(STAMP) java chromium  ## run all tests under kafka.buffer.memory.allocation.strategy=full
