@@ -142,8 +142,9 @@ def test_a_stream_writes_keys_and_values_and_asks_the_registry_once(
         query.stop()
     rows = read_topic(broker, topic)
     numbers = [value["id"] for value in read_values(client, topic, rows)]
-    assert sorted(numbers) == list(range(len(numbers)))
-    assert len(numbers) >= 6
+    assert len(set(numbers)) == len(numbers)
+    # What was stopped in its middle is there in part.
+    assert set(numbers) >= set(range(3 * len(query.recentProgress)))
     assert client.get_versions(f"{topic}-value") == [1]
     key = AvroDeserializer(client)(rows[4].key, SerializationContext(topic, MessageField.KEY))
     assert key == {"id": numbers[4]}
