@@ -25,7 +25,8 @@ class Environment:
     lowest: bool = False
 
     def __str__(self) -> str:
-        wanted = "oldest of all dependencies" if self.lowest else self.pyspark
+        wanted = "newest pyspark" if self.pyspark == "pyspark" else self.pyspark
+        wanted = "oldest of all dependencies" if self.lowest else wanted
         return f"Python {self.python}, {wanted}"
 
     @property
