@@ -400,6 +400,16 @@ class RecordAccumulator:
             sent = (b for b in self._queues.live if b.attempts and not b.terminal)
             return sum(0 if batch.letters else batch.record_count for batch in sent)
 
+    def waiting_rows(self) -> dict[TopicPartition, tuple[int, float]]:
+        """By partition, the rows without a final state, and when the first of them were appended."""
+        found: dict[TopicPartition, tuple[int, float]] = {}
+        with self._lock:
+            for batch in self._queues.live:
+                if not batch.terminal and not batch.letters:
+                    rows, since_ms = found.get(batch.partition, (0, math.inf))
+                    found[batch.partition] = rows + batch.record_count, min(since_ms, batch.created_ms)
+        return found
+
     def expired(self, now_ms: float) -> tuple[list[ProducerBatch], float]:
         """Queued batches older than delivery.timeout.ms, and the milliseconds until there may be others."""
         timeout = self.settings.delivery_timeout_ms

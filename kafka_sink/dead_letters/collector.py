@@ -12,6 +12,8 @@ from kafka_sink.errors import TooManyDeadLettersError
 
 _log = logging.getLogger(__name__)
 UNLIMITED = -1
+# Rows may name any number of topics.
+_MAX_REASONS = 1000
 # Rows that a task logs one by one. The summary counts all.
 _LOGGED = 3
 # The context headers of a letter take some 500 bytes.
@@ -36,7 +38,8 @@ class DeadLetters:
         self._held_bytes = 0
         # Of a letter. Lower once the dead letter topic has refused one.
         self._max_bytes = max_bytes
-        self._reasons: Counter[str] = Counter()
+        # By topic and class of the error.
+        self._reasons: Counter[tuple[str, str]] = Counter()
         self._rows = 0
         self.task = ""
 
@@ -64,7 +67,9 @@ class DeadLetters:
             self.require_room(refused.count, refused.reason)
             logged = max(0, min(_LOGGED - self._rows, refused.count))
             self._rows += refused.count
-            self._reasons[refused.error] += refused.count
+            for topic, count in refused.counts_by_topic():
+                is_kept = len(self._reasons) < _MAX_REASONS or (topic, refused.error) in self._reasons
+                self._reasons[topic if is_kept else "", refused.error] += count
             if self.topic is not None:
                 self._waiting.append(refused)
                 self._held_bytes += refused.held_bytes
@@ -119,5 +124,12 @@ class DeadLetters:
 
     def reasons(self) -> dict[str, int]:
         """Counts by the class of the error."""
+        counts: Counter[str] = Counter()
+        for (_, error), count in self.by_topic().items():
+            counts[error] += count
+        return dict(counts)
+
+    def by_topic(self) -> dict[tuple[str, str], int]:
+        """Counts by topic and class of the error."""
         with self._lock:
             return dict(self._reasons)

@@ -84,6 +84,14 @@ class RefusedRows:
         name = self.topic[row].as_py()
         return None if name is None else name.decode(errors="replace")
 
+    def counts_by_topic(self) -> list[tuple[str, int]]:
+        """Rows by the topic that they were for, "" where it was null."""
+        if self.topic is None or isinstance(self.topic, str):
+            return [(self.topic or "", self.count)]
+        counted = self.topic.value_counts()
+        names = [(one or b"").decode(errors="replace") for one in counted.field(0).to_pylist()]
+        return list(zip(names, counted.field(1).to_pylist(), strict=True))
+
     def slice(self, start: int, stop: int) -> RefusedRows:
         """Rows ``start`` to ``stop``."""
         by_row = not (self.topic is None or isinstance(self.topic, str))
@@ -127,6 +135,10 @@ class RefusedRecords:
     def topic_of(self, row: int) -> str:
         """The topic that a row was for."""
         return self.topic
+
+    def counts_by_topic(self) -> list[tuple[str, int]]:
+        """Rows by the topic that they were for."""
+        return [(self.topic, self.count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -910,6 +910,16 @@ class SinkOptions:
         unread = {spec.attribute: spec.default for spec in SPECS if spec.group == FORMATS}
         return dataclasses.replace(self, **unread)
 
+    def shown(self) -> dict[str, str]:
+        """Options that differ from their defaults, as users write them, without addresses and whatever is
+        about logins and certificates: for the live view."""
+        return {
+            spec.name: spec.kind.show(value)
+            for spec in SPECS
+            if not (spec.secret or spec.required or spec.group == SECURITY)
+            and (value := getattr(self, spec.attribute)) != spec.default
+        }
+
     def of_cluster(self) -> dict[str, str]:
         """The options that describe the cluster, its connections, its security and its breaker, as users
         write them. Secrets are included. A process that works with the same cluster passes them to ``parse``.

@@ -29,7 +29,7 @@ class EndedWrite:
     ``query`` is the query's id, and ``batch`` the micro-batch; "" and None for a batch write outside of
     queries. ``transactions``: by outcome. ``note`` is about transactions, in the line of a write.
     ``last_task`` is the highest taskAttemptId of the tasks that finished. ``schemas``: by which schemas keys
-    and values were encoded.
+    and values were encoded. ``cause``: of an abort, "" where it is not known.
     """
 
     write: str
@@ -42,6 +42,7 @@ class EndedWrite:
     note: str = ""
     last_task: int = -1
     schemas: tuple[str, ...] = ()
+    cause: str = ""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -134,8 +135,7 @@ def _to_live_view(coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
     final = final_figures(
         ended.write, outcome, ended.query, batch, ended.results, ended.transactions, ended.last_task
     )
-    final = replace(final, schemas=ended.schemas)
-    report_final(address, final)
+    report_final(address, replace(final, schemas=ended.schemas, cause=ended.cause))
 
 
 def _to_delivery_report(path: str, ended: EndedWrite) -> None:

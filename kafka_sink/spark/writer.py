@@ -28,6 +28,7 @@ from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, KafkaSin
 from kafka_sink.metadata.snapshot import MetadataSnapshot
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult, WriteTransactions
 from kafka_sink.options import SinkOptions
+from kafka_sink.printable import printable
 from kafka_sink.reports import write_reports
 from kafka_sink.reports.write_reports import EndedWrite
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -59,6 +60,7 @@ _LETTERS_MS = 100.0
 _QUERY_ID = "sql.streaming.queryId"
 # And for all tasks of a write. In foreachBatch it is the inner write's.
 _EXECUTION_ID = "spark.sql.execution.id"
+_DESCRIPTION = "spark.job.description"
 
 
 class Sends(Protocol):
@@ -281,9 +283,13 @@ class PlannedWrite:
         context = TaskContext.get()
         if context is None or self.coordinator.rendezvous is None or not self.coordinator.rendezvous.figures:
             return None
-        from kafka_sink.coordinator.figures.messages import TaskIdentity
+        from kafka_sink.coordinator.figures.messages import TaskIdentity, about_job
 
         query, batch = micro_batch_of(context)
+        about = None
+        if context.partitionId() == 0:
+            name = job_name(context.getLocalProperty(_DESCRIPTION) or "")
+            about = about_job(name, int(context.getLocalProperty(_EXECUTION_ID) or -1), self.options.shown())
         return TaskIdentity(
             self._name_in_task(is_streaming=is_streaming),
             context.taskAttemptId(),
@@ -293,6 +299,7 @@ class PlannedWrite:
             query,
             batch,
             context.getLocalProperty("spark.app.name") or "",
+            about,
         )
 
     def _end_attempts(self, batch_id: int | None, *, is_urgent: bool) -> str:
@@ -404,7 +411,7 @@ class PlannedWrite:
         if self.transactions is not None:
             in_transactions, note = self._abort_transactions(self.transactions)
         ended = self._ended("aborted", messages, batch_id, in_transactions, note)
-        ended = ended if has_all else replace(ended, tasks=None)
+        ended = replace(ended, cause=cause, tasks=ended.tasks if has_all else None)
         write_reports.report(self.options, self.coordinator, ended)
         if cause:
             log_failure(self.subject, f"{write_reports.aborted(ended)}: {cause}")
@@ -439,6 +446,15 @@ def micro_batch_of(context: TaskContext) -> tuple[str, int]:
     """The query's id and the micro-batch's number; "" and -1 where the task belongs to none."""
     query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
     return (query or "", int(batch)) if query and batch and batch.isdigit() else ("", -1)
+
+
+def job_name(description: str) -> str:
+    """What users call the job: a query's name, or the description that they gave their job.
+
+    Spark describes a query as "name<br/>id = ...<br/>runId = ...", without the name where it has none.
+    """
+    first = description.partition("<br/>")[0].strip()
+    return "" if first.startswith("id = ") else printable(first)
 
 
 def _micro_batch(context: TaskContext) -> BatchIdentity:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kafka_sink.clock import Clock
 from kafka_sink.coordinator.figures.messages import (
     MAX_BROKERS,
+    MAX_LETTERS,
     MAX_MUTES,
+    MAX_PARTITIONS,
     MAX_TOPICS,
     BrokerFigures,
     MuteFigures,
@@ -25,10 +27,13 @@ from kafka_sink.task_activity import LIMIT, MEMORY
 if TYPE_CHECKING:
     from kafka_sink.accumulator.batch_buffer import BufferAllocator
     from kafka_sink.accumulator.pool_metrics import PoolMetrics
+    from kafka_sink.accumulator.record_accumulator import RecordAccumulator
     from kafka_sink.accumulator.record_appender import RecordAppender
     from kafka_sink.breaker.producer_breaker import ProducerBreaker
+    from kafka_sink.breaker.states import Target
     from kafka_sink.metadata.client_rack import ClientRack
     from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+    from kafka_sink.model import TopicPartition
     from kafka_sink.sending.sender import Sender
     from kafka_sink.task_activity import TaskActivity
 
@@ -42,13 +47,16 @@ class TaskFiguresReader:
 
     sender: Sender
     allocator: BufferAllocator
+    accumulator: RecordAccumulator
     appender: RecordAppender
     cluster: ClusterMetadata
     breaker: ProducerBreaker | None
     activity: TaskActivity
     clock_ms: Clock
-    # Returns the rows that can never be written, and how long the rate limit held the task up.
-    limits: Callable[[], tuple[int, float]]
+    # Returns the rows that can never be written, by topic and reason.
+    letters: Callable[[], Mapping[tuple[str, str], int]]
+    # Returns for how long the rate limit held the task up.
+    rate_wait_ms: Callable[[], float]
     rack: ClientRack
     started_ms: float = 0.0
     transaction_since_ms: float | None = None
@@ -84,7 +92,8 @@ class TaskFiguresReader:
             gauges={} if done else self._gauges(),
             topics=named_topics(self.sender.deliveries.topics()),
             brokers=self._brokers(now_ms, done=done),
-            mutes=() if done or self.breaker is None else self._mutes(self.breaker),
+            mutes=() if done or self.breaker is None else self._mutes(self.breaker, now_ms),
+            letters=first_letters(self.letters()),
             transaction_ms=-1.0 if began is None else max(0.0, now_ms - began),
             done=done,
             failed=failed,
@@ -107,11 +116,10 @@ class TaskFiguresReader:
         exhausted = self.allocator.metrics().buffer_exhausted_total
         if self._memory_before is not None:
             exhausted -= self._memory_before.buffer_exhausted_total
-        skipped, rate_wait_ms = self.limits()
         return TaskCounts(
             records=counts.acknowledged_records,
             unconfirmed=counts.unconfirmed_records,
-            skipped=skipped,
+            skipped=sum(self.letters().values()),
             failed=counts.failed_records,
             batches=counts.batches,
             raw_bytes=counts.raw_bytes,
@@ -124,7 +132,7 @@ class TaskFiguresReader:
             breaker_probes=probes - self._trips_before[1],
             encode_ms=self.appender.encode_ms,
             pool_wait_ms=self.appender.pool_wait_ms,
-            rate_wait_ms=rate_wait_ms,
+            rate_wait_ms=self.rate_wait_ms(),
             buffer_exhausted=exhausted,
             metadata_requests=lookups.requests - before.requests,
             metadata_avoided=lookups.imports - before.imports,
@@ -168,12 +176,38 @@ class TaskFiguresReader:
             )
         return found
 
-    @staticmethod
-    def _mutes(breaker: ProducerBreaker) -> tuple[MuteFigures, ...]:
-        return tuple(
-            MuteFigures(str(target), reason, age_ms)
-            for target, reason, age_ms in breaker.muted_targets(MAX_MUTES)
-        )
+    def _mutes(self, breaker: ProducerBreaker, now_ms: float) -> tuple[MuteFigures, ...]:
+        muted = breaker.muted_targets(MAX_MUTES)
+        if not muted:
+            return ()
+        waiting: dict[Target, list[tuple[TopicPartition, int, float]]] = {}
+        for partition, (rows, since_ms) in self.accumulator.waiting_rows().items():
+            info = self.cluster.leader(partition)
+            for target in (partition, None if info is None else info.leader):
+                if target is not None:
+                    waiting.setdefault(target, []).append((partition, rows, since_ms))
+        timeout_ms, made = self.accumulator.settings.delivery_timeout_ms, []
+        for target, reason, age_ms in muted:
+            held = waiting.get(target, [])
+            made.append(
+                MuteFigures(
+                    str(target),
+                    reason,
+                    age_ms,
+                    sum(rows for _, rows, _ in held),
+                    max(0.0, min(one[2] for one in held) + timeout_ms - now_ms) if held else -1.0,
+                    len(held),
+                    tuple(str(partition) for partition, _, _ in held[:MAX_PARTITIONS]),
+                )
+            )
+        return tuple(made)
+
+
+def first_letters(letters: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    """The first of them, and the sum of all others under ("", "")."""
+    found = dict(list(letters.items())[: MAX_LETTERS - 1])
+    others = sum(letters.values()) - sum(found.values())
+    return {**found, ("", ""): others} if others else found
 
 
 def named_topics(counts: dict[str, TopicCounts]) -> dict[str, TopicFigures]:

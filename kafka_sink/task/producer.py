@@ -125,12 +125,14 @@ class Producer:
         self._figures = TaskFiguresReader(
             self._sender,
             self._allocator,
+            self._accumulator,
             self._appender,
             self._cluster,
             self._breaker,
             self.activity,
             monotonic_ms,
-            self._limits,
+            self._letters,
+            lambda: 0.0 if self._rate_limit is None else self._rate_limit.waited_ms,
             self._rack,
         )
         self._figures_channel: FiguresChannel | None = None
@@ -465,9 +467,9 @@ class Producer:
         """Rows of this task that can never be written."""
         return 0 if self._dead_letters is None else self._dead_letters.rows
 
-    def _limits(self) -> tuple[int, float]:
-        """Of this task: rows that can never be written, milliseconds of rate limit."""
-        return self._skipped, 0.0 if self._rate_limit is None else self._rate_limit.waited_ms
+    def _letters(self) -> dict[tuple[str, str], int]:
+        """Rows of this task that can never be written, by topic and reason."""
+        return {} if self._dead_letters is None else self._dead_letters.by_topic()
 
     def _end_figures(self, *, failed: bool = False) -> None:
         """The task's last report, while its counts are there."""

@@ -53,7 +53,8 @@ def full_report() -> TaskFigures:
         5,
         counters=dict.fromkeys(NAMES, 3),
         brokers={-1: broker(3, (1, 2))},
-        mutes=(MuteFigures("1", "why", 5.0),),
+        mutes=(MuteFigures("1", "why", 5.0, 7, 9.0, 2, ("t-0", "t-1")),),
+        letters={("t", "E"): 4},
         transaction_ms=4.0,
         done=True,
     )

@@ -19,6 +19,7 @@ from typing import Any
 
 from kafka_sink.coordinator.figures.events import EventLog
 from kafka_sink.coordinator.figures.messages import (
+    AboutJob,
     BrokerFigures,
     FinalFigures,
     MuteFigures,
@@ -27,6 +28,7 @@ from kafka_sink.coordinator.figures.messages import (
     TopicFigures,
 )
 from kafka_sink.coordinator.figures.rate_window import RateWindow
+from kafka_sink.coordinator.figures.waiting_rows import WaitingRows
 from kafka_sink.coordinator.metadata.handler import Lookups
 from kafka_sink.counts import Number
 
@@ -38,6 +40,7 @@ OTHER = "(other)"
 _MAX_JOBS = 50
 _MAX_TASKS_SHOWN = 100
 _MAX_MUTES_SHOWN = 200
+_MAX_LETTERS = 100
 _MAX_ATTEMPTS = 50_000
 _MAX_ENDED_WRITES = 10_000
 _SAMPLE_MS = 1000.0
@@ -82,6 +85,7 @@ class _AttemptFigures:
     counters: dict[str, Number] = field(default_factory=dict)
     topics: dict[str, TopicFigures] = field(default_factory=dict)
     brokers: dict[int, BrokerFigures] = field(default_factory=dict)
+    letters: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -90,6 +94,7 @@ class _Write:
 
     job: str
     cluster: str = ""
+    began_ms: float = math.inf
     counters: Counter[str] = field(default_factory=Counter)
     topics: dict[str, Counter[str]] = field(default_factory=dict)
     attempts: set[int] = field(default_factory=set)
@@ -98,6 +103,17 @@ class _Write:
     # Transactions of tasks that are done: open until the driver ends the write.
     open_transactions: int = 0
     open_since_ms: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class _LastBatch:
+    """The micro-batch that ended last."""
+
+    number: int
+    outcome: str
+    rows: int
+    took_ms: float
+    ended_ms: float
 
 
 @dataclass(slots=True)
@@ -115,6 +131,12 @@ class _JobFigures:
     writes: int = 0
     topics: set[str] = field(default_factory=set)
     schemas: tuple[str, ...] = ()
+    about: AboutJob = field(default_factory=AboutJob)
+    # Why it was aborted, or else why a task of it failed.
+    cause: str = ""
+    # When brokers last acknowledged rows of it.
+    acknowledged_ms: float = -math.inf
+    last_batch: _LastBatch | None = None
     counters: Counter[str] = field(default_factory=Counter)
     records: RateWindow = field(default_factory=RateWindow)
     sent_bytes: RateWindow = field(default_factory=RateWindow)
@@ -145,7 +167,11 @@ class ApplicationFigures:
         self._sampled_ms = -_SAMPLE_MS
         self._records, self._sent_bytes = RateWindow(), RateWindow()
         self._events = EventLog()
-        self._history: deque[tuple[float, float, float]] = deque(maxlen=_HISTORY)
+        self._waiting = WaitingRows()
+        # Dead letters by topic and reason, in each cluster.
+        self._letters: dict[str, Counter[tuple[str, str]]] = {}
+        # Time, rows and bytes per second, latency.
+        self._history: deque[tuple[float, float, float, float | None]] = deque(maxlen=_HISTORY)
         self.reports = 0
         # How often the driver has reported the end of a write. Read from any thread.
         self.writes_ended = 0
@@ -191,16 +217,20 @@ class ApplicationFigures:
         if identity.task in write.done or identity.task in write.failed:
             return
         write.attempts.add(identity.task)
+        write.began_ms = min(write.began_ms, now_ms - figures.elapsed_ms)
+        job.about = identity.about or job.about
         key = (identity.write, identity.task)
         attempt = self._attempts.get(key)
         if attempt is None:
             attempt = self._attempts[key] = _AttemptFigures(cluster, figures, now_ms)
             while len(self._attempts) > _MAX_ATTEMPTS:
-                self._attempts.popitem(last=False)
+                self._waiting.forget(self._attempts.popitem(last=False)[0])
         attempt.figures, attempt.reported_ms = figures, now_ms
         self._add_counters(cluster, job, write, attempt)
         self._add_topics(cluster, job, write, attempt)
         self._add_brokers(cluster, attempt)
+        self._add_letters(cluster, attempt)
+        self._waiting.report(cluster, key, figures.mutes, now_ms)
         if figures.done:
             del self._attempts[key]
             self._end_attempt(job, write, figures, now_ms)
@@ -249,6 +279,26 @@ class ApplicationFigures:
                 attempt.counters[name] = value
                 for sums in (totals, job.counters, write.counters):
                     sums[name] += added  # type: ignore[assignment]  # some are milliseconds
+                if name in _ACKNOWLEDGED:
+                    job.acknowledged_ms = attempt.reported_ms
+
+    def _add_letters(self, cluster: str, attempt: _AttemptFigures) -> None:
+        letters = attempt.figures.letters
+        if letters == attempt.letters:
+            return
+        totals = self._letters.setdefault(cluster, Counter())
+        for key, number in letters.items():
+            is_kept = key in totals or len(totals) < _MAX_LETTERS
+            totals[key if is_kept else (OTHER, key[1])] += max(0, number - attempt.letters.get(key, 0))
+        attempt.letters = letters
+
+    def note_failure(self, write: str, cause: str) -> None:
+        """A task of a write that goes on has failed."""
+        found = self._writes.get(write)
+        job = None if found is None else self._jobs.get(found.job)
+        if job is not None:
+            job.cause = cause
+        self._events.note(self._wall_s(), "warn", f"a task failed: {cause}")
 
     def _add_topics(self, cluster: str, job: _JobFigures, write: _Write, attempt: _AttemptFigures) -> None:
         for name, topic in attempt.figures.topics.items():
@@ -296,9 +346,7 @@ class ApplicationFigures:
             missing = value - write.counters[name]
             job.counters[name] += missing  # type: ignore[assignment]
             totals[name] += max(0, missing)  # type: ignore[assignment]
-        rows = ("records", "unconfirmed")
-        counted = sum(write.counters[name] for name in rows)
-        totals["uncommitted"] += max(0, counted - int(sum(final.counters.get(name, 0) for name in rows)))
+        totals["uncommitted"] += max(0, _rows(write.counters) - _rows(final.counters))
         for name, topic in final.topics.items():
             before = write.topics.get(name, Counter())
             self._topic(cluster, name).totals.update(_missing(topic, before))
@@ -308,6 +356,10 @@ class ApplicationFigures:
         self._transactions.setdefault(cluster, Counter()).update(final.transactions)
         self._transactions_ms.setdefault(cluster, Counter()).update(final.transactions_ms)
         job.writes += 1
+        job.cause = final.cause or (job.cause if final.outcome == "aborted" else "")
+        if job.query:
+            took_ms = max(0.0, now_ms - write.began_ms)
+            job.last_batch = _LastBatch(final.batch, final.outcome, _rows(final.counters), took_ms, now_ms)
         # The last reports of some tasks may come later, or never.
         job.schemas = final.schemas or job.schemas
         job.tasks_done += final.tasks - len(write.done)
@@ -328,6 +380,7 @@ class ApplicationFigures:
         write = self._writes.pop(name, None)
         for task in write.attempts if write else ():
             self._attempts.pop((name, task), None)
+            self._waiting.forget((name, task))
 
     # -- rates --------------------------------------------------------------------------------------
 
@@ -352,14 +405,14 @@ class ApplicationFigures:
         self._sent_bytes.add(now_ms, sum(one["sent_bytes"] for one in self._totals.values()))
         self._observe_events(now_ms)
         rates = (self._records.per_second, self._sent_bytes.per_second)
-        self._history.append((round(self._wall_s(), 1), round(rates[0], 1), round(rates[1], 1)))
+        responses = sum(one.responses.increase for one in self._brokers.values())
+        waited_ms = sum(one.latency_ms.increase for one in self._brokers.values())
+        latency_ms = round(waited_ms / responses, 1) if responses else None
+        self._history.append((round(self._wall_s(), 1), round(rates[0], 1), round(rates[1], 1), latency_ms))
 
     def _observe_events(self, now_ms: float) -> None:
         shown = [one for one in self._attempts.values() if one.figures.mutes]
-        jobs = {
-            key: (f"query {job.query[:8]}" if job.query else f"write {key[:8]}", job.state)
-            for key, job in self._jobs.items()
-        }
+        jobs = {key: (_label(key, job), job.state, job.cause) for key, job in self._jobs.items()}
         letters = int(sum(one["skipped"] for one in self._totals.values()))
         self._events.observe(self._wall_s(), self._mutes(shown, now_ms), jobs, letters)
 
@@ -376,6 +429,7 @@ class ApplicationFigures:
     def snapshot(self, now_ms: float) -> dict[str, Any]:
         """Everything that the page and the metrics show, as plain values. Times are seconds."""
         gone_ms = self._gone_ms
+        opened = self._open_by_job()
         shown = [one for one in self._attempts.values() if now_ms - one.reported_ms <= gone_ms]
         return {
             "application": self._application,
@@ -385,7 +439,9 @@ class ApplicationFigures:
             "history": list(self._history),
             "events": self._events.shown(),
             "clusters": [self._cluster(name, shown, now_ms) for name in self._names()],
-            "jobs": [self._shown_job(key, job, shown) for key, job in reversed(self._jobs.items())],
+            "jobs": [
+                self._shown_job(key, job, shown, opened, now_ms) for key, job in reversed(self._jobs.items())
+            ],
             "topics": [
                 {
                     "cluster": cluster,
@@ -397,7 +453,10 @@ class ApplicationFigures:
                 for (cluster, name), topic in sorted(self._topics.items())
             ],
             "brokers": self._shown_brokers(shown, now_ms),
-            "mutes": self._mutes(shown, now_ms)[:_MAX_MUTES_SHOWN],
+            "mutes": [
+                {**mute, **self._waiting.shown(mute["cluster"], mute["target"], now_ms)}
+                for mute in self._mutes(shown, now_ms)[:_MAX_MUTES_SHOWN]
+            ],
             "tasks": self._shown_tasks(shown, now_ms),
             "tasks_running": len(shown),
             "reports": self.reports,
@@ -430,6 +489,7 @@ class ApplicationFigures:
         return {
             "cluster": name,
             "counters": dict(totals),
+            "letters": [[*key, number] for key, number in self._letters.get(name, Counter()).most_common()],
             "gauges": dict(gauges),
             "states": dict(states),
             "lookups": {
@@ -447,16 +507,44 @@ class ApplicationFigures:
             },
         }
 
-    def _shown_job(self, key: str, job: _JobFigures, shown: list[_AttemptFigures]) -> dict[str, Any]:
+    def _open_by_job(self) -> dict[str, tuple[int, float]]:
+        """Of writes whose tasks are done, but for those that run: open transactions, and since when."""
+        opened: dict[str, tuple[int, float]] = {}
+        for write in self._writes.values():
+            if write.open_transactions:
+                number, since_ms = opened.get(write.job, (0, math.inf))
+                opened[write.job] = number + write.open_transactions, min(since_ms, write.open_since_ms)
+        return opened
+
+    def _shown_job(
+        self,
+        key: str,
+        job: _JobFigures,
+        shown: list[_AttemptFigures],
+        opened: Mapping[str, tuple[int, float]],
+        now_ms: float,
+    ) -> dict[str, Any]:
         tasks = [one for one in shown if (one.figures.identity.query or one.figures.identity.write) == key]
         pauses = job.state == "running" and not tasks
+        number, since_ms = opened.get(key, (0, now_ms))
+        state = job.state
+        if pauses and (number or job.query):
+            state = "committing" if number else "waiting for rows"
         return {
             "job": key,
             "kind": "stream" if job.query else "batch",
             "cluster": job.cluster,
             "query": job.query,
             "batch": job.batch,
-            "state": "waiting for rows" if pauses and job.query else job.state,
+            "state": state,
+            "name": job.about.name,
+            "options": dict(job.about.options),
+            "execution": job.about.execution,
+            "cause": job.cause,
+            "open": number,
+            "open_seconds": (now_ms - since_ms) / 1000,
+            "acknowledged": _age_s(job.acknowledged_ms, now_ms),
+            "last_batch": _shown_batch(job.last_batch, now_ms),
             "started": job.started_s,
             "seconds": (job.ended_s or self._wall_s()) - job.started_s,
             "writes": job.writes,
@@ -539,6 +627,8 @@ class ApplicationFigures:
         return tasks[:_MAX_TASKS_SHOWN]
 
 
+# Counters of rows that brokers have.
+_ACKNOWLEDGED = ("records", "unconfirmed")
 # What the driver reports about transactions.
 TRANSACTION_OUTCOMES = ("committed", "aborted", "recovered")
 
@@ -555,7 +645,28 @@ def _mute(cluster: str, mute: MuteFigures, age_ms: float, *, shared: bool) -> di
 
 
 def _rows(counters: Mapping[str, Number]) -> int:
-    return int(counters.get("records", 0) + counters.get("unconfirmed", 0))
+    return int(sum(counters.get(name, 0) for name in _ACKNOWLEDGED))
+
+
+def _label(key: str, job: _JobFigures) -> str:
+    name = job.about.name or (job.query or key)[:8]
+    return f"{'query' if job.query else 'write'} {name}"
+
+
+def _age_s(since_ms: float, now_ms: float) -> float | None:
+    return (now_ms - since_ms) / 1000 if since_ms > -math.inf else None
+
+
+def _shown_batch(batch: _LastBatch | None, now_ms: float) -> dict[str, Any] | None:
+    if batch is None:
+        return None
+    return {
+        "batch": batch.number,
+        "outcome": batch.outcome,
+        "rows": batch.rows,
+        "seconds": batch.took_ms / 1000,
+        "age": _age_s(batch.ended_ms, now_ms),
+    }
 
 
 def _recent_latency_s(broker: _Broker) -> float | None:

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kafka_sink.printable import printable
+
 MAX_EVENTS = 50
+_MAX_TEXT = 400
 # Dead letters that go on are one event, until none has come for this long.
 _QUIET_S = 60.0
 
@@ -38,16 +41,16 @@ class EventLog:
         self,
         now_s: float,
         mutes: Iterable[Mapping[str, Any]],
-        jobs: Mapping[str, tuple[str, str]],
+        jobs: Mapping[str, tuple[str, str, str]],
         letters: int,
     ) -> None:
-        """``mutes`` as the snapshot lists them. ``jobs``: each one's name and state, by its key. ``letters``:
-        dead letters so far."""
+        """``mutes`` as the snapshot lists them. ``jobs``: each one's name, state and cause of an abort, by
+        its key. ``letters``: dead letters so far."""
         self._observe_mutes(now_s, mutes)
         self._observe_jobs(now_s, jobs)
         if letters > self._letters:
             if now_s - self._letters_s >= _QUIET_S:
-                self._add(now_s, "warn", f"dead letters: {letters - self._letters:,} (in all {letters:,})")
+                self.note(now_s, "warn", f"dead letters: {letters - self._letters:,} (in all {letters:,})")
             self._letters, self._letters_s = letters, now_s
 
     def _observe_mutes(self, now_s: float, mutes: Iterable[Mapping[str, Any]]) -> None:
@@ -55,19 +58,21 @@ class EventLog:
         for name, mute in present.items():
             if name not in self._mutes:
                 self._mutes[name] = now_s - mute["seconds"]
-                self._add(self._mutes[name], "bad", f"{name} muted: {mute['reason']}")
+                self.note(self._mutes[name], "bad", f"{name} muted: {mute['reason']}")
         for name in self._mutes.keys() - present.keys():
-            self._add(now_s, "good", f"{name} unmuted after {now_s - self._mutes.pop(name):.0f} s")
+            self.note(now_s, "good", f"{name} unmuted after {now_s - self._mutes.pop(name):.0f} s")
 
-    def _observe_jobs(self, now_s: float, jobs: Mapping[str, tuple[str, str]]) -> None:
+    def _observe_jobs(self, now_s: float, jobs: Mapping[str, tuple[str, str, str]]) -> None:
         levels = {"committed": "good", "aborted": "bad", "lost": "warn"}
-        for key, (name, state) in jobs.items():
+        for key, (name, state, cause) in jobs.items():
             if self._jobs.get(key) != state:
-                self._add(now_s, levels.get(state, "info"), f"{name} {state}")
-        self._jobs = {key: state for key, (_, state) in jobs.items()}
+                why = f": {cause}" if cause and state in ("aborted", "lost") else ""
+                self.note(now_s, levels.get(state, "info"), f"{name} {state}{why}")
+        self._jobs = {key: state for key, (_, state, _) in jobs.items()}
 
-    def _add(self, time_s: float, level: str, text: str) -> None:
-        self._events.append(Event(time_s, level, text))
+    def note(self, time_s: float, level: str, text: str) -> None:
+        """Something else has happened."""
+        self._events.append(Event(time_s, level, printable(text, _MAX_TEXT)))
 
     def shown(self) -> list[dict[str, Any]]:
         """The events, the last first."""

@@ -17,6 +17,7 @@ from kafka_sink import counts
 from kafka_sink.coordinator.transport import message_format as fields
 from kafka_sink.coordinator.transport.message_format import amount, count, cut, decoding, list_of, text, whole
 from kafka_sink.counts import Number
+from kafka_sink.printable import printable
 from kafka_sink.task_activity import STATES
 
 KIND = "figures"
@@ -29,6 +30,10 @@ MAX_FINAL_TOPICS = 5_000
 _MAX_BUCKETS = 32
 # Of key and value; each names a few subjects.
 _MAX_SCHEMAS = 2
+# Partitions that a mute names, dead letters by topic and reason, options that a job names.
+MAX_PARTITIONS, MAX_LETTERS, _MAX_OPTIONS = 5, 20, 60
+# Characters of the cause of an abort.
+_MAX_CAUSE = 1000
 
 # Values of a task at this moment; bytes.
 GAUGES = (
@@ -39,6 +44,17 @@ GAUGES = (
     "buffer_full_strategy_bytes",
     "waiting_threads",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class AboutJob:
+    """What one task of a job, that of partition 0, says about the job. ``options``: those that differ from
+    their defaults, never a secret. ``execution``: Spark's SQL execution, -1 where there is none.
+    """
+
+    name: str = ""
+    execution: int = -1
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +72,7 @@ class TaskIdentity:
     query: str = ""
     batch: int = -1
     application: str = ""
+    about: AboutJob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +102,19 @@ class BrokerFigures:
 
 @dataclass(frozen=True, slots=True)
 class MuteFigures:
-    """A muted broker's id or partition's name, the reason, and for how long."""
+    """A muted broker's id or partition's name, the reason, and for how long.
+
+    ``rows`` of the task wait for it, in ``partitions``, of which the first are named. ``left_ms``: until the
+    first of them reach delivery.timeout.ms; negative where none waits.
+    """
 
     target: str
     reason: str
     age_ms: float
+    rows: int = 0
+    left_ms: float = -1.0
+    partitions: int = 0
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +130,8 @@ class TaskFigures:
     topics: Mapping[str, TopicFigures] = field(default_factory=dict)
     brokers: Mapping[int, BrokerFigures] = field(default_factory=dict)
     mutes: tuple[MuteFigures, ...] = ()
+    # Dead letters by topic and reason, as totals.
+    letters: Mapping[tuple[str, str], int] = field(default_factory=dict)
     transaction_ms: float = -1.0
     done: bool = False
     failed: bool = False
@@ -118,7 +145,7 @@ class FinalFigures:
     counts what the driver did with the write's transactions, by outcome; ``transactions_ms`` is for how long
     they had been open, added up. ``last_task`` is the highest
     number of its tasks; -1 if unknown. Tasks with higher ones belong to another run of the micro-batch.
-    ``schemas``: by which schemas of a registry keys and values were encoded.
+    ``schemas``: by which schemas of a registry keys and values were encoded. ``cause``: of an abort.
     """
 
     write: str
@@ -132,12 +159,15 @@ class FinalFigures:
     transactions_ms: Mapping[str, int] = field(default_factory=dict)
     last_task: int = -1
     schemas: tuple[str, ...] = ()
+    cause: str = ""
 
 
 def encode_task(figures: TaskFigures) -> dict[str, Any]:
     """A task's report as a JSON body. The caller observes the bounds above."""
-    identity = figures.identity
+    identity, about = figures.identity, figures.identity.about
+    body = {} if about is None else {"about": [about.name, about.execution, dict(about.options)]}
     return {
+        **body,
         "task": [
             identity.write,
             identity.task,
@@ -168,7 +198,19 @@ def encode_task(figures: TaskFigures) -> dict[str, Any]:
             ]
             for node, one in figures.brokers.items()
         ],
-        "mutes": [[cut(one.target), cut(one.reason), round(one.age_ms)] for one in figures.mutes],
+        "mutes": [
+            [
+                cut(one.target),
+                cut(one.reason),
+                round(one.age_ms),
+                one.rows,
+                round(one.left_ms),
+                one.partitions,
+                list(one.named),
+            ]
+            for one in figures.mutes
+        ],
+        "letters": [[topic, cut(why), number] for (topic, why), number in figures.letters.items()],
         "transaction": round(figures.transaction_ms),
         "end": 2 if figures.failed else int(figures.done),
     }
@@ -192,6 +234,7 @@ def decode_task(body: Mapping[str, Any]) -> TaskFigures:
                 text(query),
                 whole(batch),
                 text(application),
+                _decode_about(body.get("about")),
             ),
             float(count(body["elapsed"])),
             state,
@@ -200,14 +243,43 @@ def decode_task(body: Mapping[str, Any]) -> TaskFigures:
             _numbers(body["gauges"], GAUGES),
             _decode_topics(body["topics"], MAX_TOPICS),
             dict(_decode_broker(one) for one in list_of(body["brokers"], MAX_BROKERS)),
-            tuple(
-                MuteFigures(text(target), text(reason), float(count(age_ms)))
-                for target, reason, age_ms in list_of(body["mutes"], MAX_MUTES)
-            ),
+            tuple(_decode_mute(one) for one in list_of(body["mutes"], MAX_MUTES)),
+            {
+                (fields.topic(topic), text(why)): count(number)
+                for topic, why, number in list_of(body["letters"], MAX_LETTERS)
+            },
             float(whole(body["transaction"])),
             end > 0,
             end == 2,
         )
+
+
+def _decode_about(value: Any) -> AboutJob | None:
+    if value is None:
+        return None
+    name, execution, options = value
+    if not isinstance(options, dict) or len(options) > _MAX_OPTIONS:
+        raise ValueError("not options by name, or too many")
+    return AboutJob(text(name), whole(execution), {text(one): text(given) for one, given in options.items()})
+
+
+def about_job(name: str, execution: int, options: Mapping[str, str]) -> AboutJob:
+    """Within the bounds of a message."""
+    shown = list(options.items())[:_MAX_OPTIONS]
+    return AboutJob(cut(name), execution, {cut(one): cut(given) for one, given in shown})
+
+
+def _decode_mute(value: Any) -> MuteFigures:
+    target, reason, age_ms, rows, left_ms, partitions, named = value
+    return MuteFigures(
+        text(target),
+        text(reason),
+        float(count(age_ms)),
+        count(rows),
+        float(whole(left_ms)),
+        count(partitions),
+        tuple(text(one) for one in list_of(named, MAX_PARTITIONS)),
+    )
 
 
 def _decode_broker(value: Any) -> tuple[int, BrokerFigures]:
@@ -242,6 +314,7 @@ def encode_final(figures: FinalFigures) -> dict[str, Any]:
         "transactions": dict(figures.transactions),
         "transactions_ms": dict(figures.transactions_ms),
         "schemas": [cut(one) for one in figures.schemas[:_MAX_SCHEMAS]],
+        "cause": printable(figures.cause, _MAX_CAUSE),
     }
 
 
@@ -263,6 +336,7 @@ def decode_final(body: Mapping[str, Any]) -> FinalFigures:
             _counts(body["transactions_ms"]),
             whole(last_task),
             tuple(text(one) for one in list_of(body["schemas"], _MAX_SCHEMAS)),
+            text(body["cause"], _MAX_CAUSE),
         )
 
 

@@ -148,7 +148,7 @@ async def _serve(
 
 def _handlers(figures: ApplicationFigures, jobs: JobWatch | None = None) -> dict[str, HandlerFactory]:
     """The handlers of each cluster. Those with something for the live view share ``figures``."""
-    writes = partial(write_handler, jobs=jobs)
+    writes = partial(write_handler, jobs=jobs, failed=figures.note_failure)
 
     def metadata(options: SinkOptions, wake: Callable[[], None]) -> Handler:
         return metadata_handler(options, wake, figures.lookups(_shown(options)))

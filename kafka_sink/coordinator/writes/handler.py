@@ -47,7 +47,8 @@ _MAX_FAILED = 100
 class WriteHandler(Handler):
     """``jobs``: reports when the job of a stage has ended; it then calls ``wake``.
 
-    ``end``: called with the transactions that nobody commits; it does not block.
+    ``end``: called with the transactions that nobody commits; it does not block. ``failed``: called with a
+    write's name when a task of it has failed, and why.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class WriteHandler(Handler):
         jobs: JobWatch | None = None,
         wake: Callable[[], None] = lambda: None,
         end: Callable[[WriteTransactions], None] = lambda _: None,
+        failed: Callable[[str, str], None] = lambda _write, _cause: None,
     ) -> None:
+        self._failed = failed
         self._jobs = jobs
         self._wake = wake
         self._end = end
@@ -119,6 +122,7 @@ class WriteHandler(Handler):
                 self._jobs.unwatch(stage)
 
     def _note_failure(self, name: str, cause: str) -> None:
+        self._failed(name, cause)
         self._causes[name] = cause
         self._causes.move_to_end(name)
         if len(self._causes) > _MAX_FAILED:
@@ -202,7 +206,10 @@ def _positive(value: Any) -> int:
 
 
 def write_handler(
-    options: SinkOptions, wake: Callable[[], None], jobs: JobWatch | None = None
+    options: SinkOptions,
+    wake: Callable[[], None],
+    jobs: JobWatch | None = None,
+    failed: Callable[[str, str], None] = lambda _write, _cause: None,
 ) -> WriteHandler:
     """The handler of one cluster."""
-    return WriteHandler(jobs, wake, UnfinishedWrites(options).end)
+    return WriteHandler(jobs, wake, UnfinishedWrites(options).end, failed)

@@ -316,7 +316,9 @@ def test_a_job_names_the_schemas_of_its_last_write() -> None:
 def test_messages_survive_the_wire() -> None:
     assert decode_task(json.loads(json.dumps(encode_task(full_report())))) == full_report()
     counted: dict[str, Any] = {"transactions": {"committed": 2}, "transactions_ms": {"committed": 7}}
-    sent = final(5, query="q", batch=3, schemas=("value as avro by t-value (id 7)",), **counted)
+    sent = final(
+        5, query="q", batch=3, schemas=("value as avro by t-value (id 7)",), cause="no disk", **counted
+    )
     assert decode_final(json.loads(json.dumps(encode_final(sent)))) == sent
 
 

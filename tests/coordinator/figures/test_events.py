@@ -28,9 +28,9 @@ def test_a_mute_is_told_when_it_began_and_when_it_ended() -> None:
 def test_a_job_is_told_by_its_states() -> None:
     log = EventLog()
     for state in ("running", "running", "aborted", "aborted"):
-        log.observe(1, [], {"a": ("write a", state)}, 0)
+        log.observe(1, [], {"a": ("write a", state, "no disk")}, 0)
     log.observe(2, [], {}, 0)
-    assert texts(log) == ["write a aborted", "write a running"]
+    assert texts(log) == ["write a aborted: no disk", "write a running"]
 
 
 def test_dead_letters_that_go_on_are_one_event() -> None:
