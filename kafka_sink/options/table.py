@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -923,14 +924,32 @@ class SinkOptions:
     def of_cluster(self) -> dict[str, str]:
         """The options that describe the cluster, its connections, its security and its breaker, as users
         write them. Secrets are included. A process that works with the same cluster passes them to ``parse``.
-        Writes for which they are equal share the coordinator's knowledge of the cluster."""
-        written = HiddenValues(
-            (spec.name, spec.kind.show(getattr(self, spec.attribute)))
-            for spec in SPECS
-            if spec.required or (_is_of_cluster(spec) and getattr(self, spec.attribute) != spec.default)
-        )
+        """
+        written = self._written(_is_of_cluster)
         written.update((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", text) for name, text in self.breaker.given)
         return written
+
+    def identity_of_cluster(self) -> dict[str, str]:
+        """Of these options those that say which cluster it is, as whom the sink connects, and what tasks
+        share. Writes for which they are equal share the coordinator's knowledge of the cluster: those that
+        only name or time a client do not matter. Secrets are included."""
+        addresses = dataclasses.replace(self, bootstrap_servers=tuple(sorted(set(self.bootstrap_servers))))
+        return HiddenValues(
+            (name, text) for name, text in addresses.of_cluster().items() if not _NAMES_OR_TIMES.match(name)
+        )
+
+    def principal(self) -> dict[str, str]:
+        """As whom the sink connects, and how: its security options. Secrets are included."""
+        found = self._written(lambda spec: spec.group == SECURITY and not _NAMES_OR_TIMES.match(spec.name))
+        del found["kafka.bootstrap.servers"]
+        return found
+
+    def _written(self, is_wanted: Callable[[OptionSpec], bool]) -> dict[str, str]:
+        return HiddenValues(
+            (spec.name, spec.kind.show(getattr(self, spec.attribute)))
+            for spec in SPECS
+            if spec.required or (is_wanted(spec) and getattr(self, spec.attribute) != spec.default)
+        )
 
     def redacted(self) -> dict[str, str]:
         """Settings that differ from their defaults, under the names users write, with secrets hidden."""
@@ -964,6 +983,13 @@ SPECS: tuple[OptionSpec, ...] = tuple(
 _GROUPS_OF_WRITES = (
     *(TARGET, RATE, DELIVERY, ERRORS, TRANSACTIONS, BATCHING, COMPRESSION, PARTITIONER, COORDINATOR),
     *(LIVE_VIEW, FORMATS),
+)
+
+
+# What is so only for the client that connects, and for how long it waits: the first write's hold for all.
+_NAMES_OR_TIMES = re.compile(
+    r"kafka\.(client\.id|request\.|retry\.|reconnect\.|connections\.|socket\.|send\.|receive\."
+    r"|sasl\.login\.(refresh|retry|connect|read)\.)"
 )
 
 

@@ -163,6 +163,43 @@ def test_a_coordinator_gets_all_options_of_the_cluster_and_none_of_a_single_writ
     assert parse(base).options.of_cluster() == {"kafka.bootstrap.servers": "h:1,i:2"}
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "splits"),
+    [
+        ("kafka.client.id", "me", False),
+        ("kafka.request.timeout.ms", "5", False),
+        ("kafka.retry.backoff.ms", "5", False),
+        ("kafka.reconnect.backoff.max.ms", "5", False),
+        ("kafka.connections.max.idle.ms", "5", False),
+        ("kafka.socket.connection.setup.timeout.ms", "5", False),
+        ("kafka.send.buffer.bytes", "5", False),
+        ("kafka.sasl.login.read.timeout.ms", "5", False),
+        ("kafka.bootstrap.servers", "i:2,h:1,i:2", False),
+        ("kafka.bootstrap.servers", "h:1", True),
+        ("kafka.security.protocol", "SSL", True),
+        ("kafka.client.dns.lookup", "resolve_canonical_bootstrap_servers_only", True),
+        ("kafka.allow.auto.create.topics", "false", True),
+        ("kafka.metadata.max.age.ms", "5", True),
+        ("coordinator.report.interval.ms", "5000", True),
+        ("kafka.producer.circuit.breaker.mute.retry.interval.ms", "9000", True),
+    ],
+)
+def test_options_that_only_name_or_time_a_client_share_a_cluster(name: str, value: str, splits: bool) -> None:
+    """Catches: 70 values of client.id for one Kafka made 70 Metadata requests, and shared no mute."""
+    base = {"kafka.bootstrap.servers": "h:1,i:2"}
+    one, other = (parse(given).options.identity_of_cluster() for given in (base, {**base, name: value}))
+    assert (one != other) is splits
+
+
+def test_the_principal_is_told_by_all_that_decides_who_connects_and_how() -> None:
+    base = {"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": "SSL"}
+    others = {"kafka.bootstrap.servers": "i:1", "kafka.client.id": "me", "kafka.metadata.max.age.ms": "5"}
+    assert parse({**base, **others}).options.principal() == parse(base).options.principal()
+    assert (
+        parse({**base, "kafka.ssl.ca.location": "/x"}).options.principal() != parse(base).options.principal()
+    )
+
+
 def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
     """Catches: jobs with different credentials that share one coordinator's connections."""
     for group in {spec.group for spec in SPECS} | {"Security"}:
@@ -197,7 +234,8 @@ def test_the_key_of_a_cluster_covers_every_option_that_the_coordinator_reads() -
         make(cast(SinkOptions, Recorder()), lambda: None).close()
     assert {"client_id", "request_timeout_ms", "retry_backoff_ms"} <= read
     kept = {spec.attribute for spec in SPECS if spec.required or _is_of_cluster(spec)} | {"breaker"}
-    assert read - kept - OF_PRODUCE == set()
+    # The principal is made of options of the cluster.
+    assert read - kept - OF_PRODUCE == {"principal"}
 
 
 @pytest.mark.parametrize(("scheme", "count"), [("http", 1), ("HTTP", 1), ("https", 0)])

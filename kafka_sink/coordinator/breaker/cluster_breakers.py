@@ -1,15 +1,16 @@
 """A breaker for each Kafka cluster that tasks with the same bootstrap.servers write to.
 
 Usually that is one. A bootstrap name may move to another cluster while tasks write to the former one, and
-brokers of both may have the same ids. So a task shares mutes only with tasks that name the same cluster id.
+brokers of both may have the same ids. So a task shares mutes only with tasks that name the same cluster id,
+and with all of them that connect as the same principal, whatever addresses and other options they have.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from kafka_sink.coordinator.breaker.handler import BreakerHandler
 from kafka_sink.coordinator.breaker.messages import cluster_id_in
@@ -24,12 +25,20 @@ if TYPE_CHECKING:
 # Clusters without tasks whose mutes are kept for the next stage's tasks.
 _MAX_UNUSED = 2
 
+# By cluster id and those that may share it, as long as a set of options uses it.
+Breakers = WeakValueDictionary[tuple[str, Hashable], BreakerHandler]
+
 
 class ClusterBreakers(Handler):
-    """A task that has not named its cluster yet shares with those that named theirs last."""
+    """A task that has not named its cluster yet shares with those that named theirs last.
 
-    def __init__(self, make: Callable[[], BreakerHandler]) -> None:
+    ``shared``: the breakers of all sets of options; ``sharers``: those that may share one of them.
+    """
+
+    def __init__(self, make: Callable[[], BreakerHandler], shared: Breakers, sharers: Hashable) -> None:
         self._make = make
+        self._shared = shared
+        self._sharers = sharers
         # By cluster id, the one that a task named last at the end. None: no task has named it yet.
         self._breakers: OrderedDict[str | None, BreakerHandler] = OrderedDict({None: make()})
         self._clusters: dict[int, str | None] = {}
@@ -48,15 +57,18 @@ class ClusterBreakers(Handler):
     def _enter(self, peer: int, cluster_id: str) -> None:
         if cluster_id not in self._breakers:
             unnamed = self._breakers.pop(None, None)
-            self._breakers[cluster_id] = unnamed or self._make()
+            known = self._shared.get((cluster_id, self._sharers))
+            self._breakers[cluster_id] = known or unnamed or self._make()
+            self._shared[cluster_id, self._sharers] = self._breakers[cluster_id]
             if unnamed is not None:
-                self._clusters = dict.fromkeys(self._clusters, cluster_id)
+                # Where others know the cluster, these tasks learn what is muted there with their next report.
+                self._clusters = {} if known else dict.fromkeys(self._clusters, cluster_id)
         self._breakers.move_to_end(cluster_id)
         self._clusters[peer] = cluster_id
         used = set(self._clusters.values())
         unused = [one for one in self._breakers if one not in used]
         for one in unused[: max(0, len(unused) - _MAX_UNUSED)]:
-            self._breakers.pop(one).close()
+            del self._breakers[one]
 
     def _leave(self, peer: int, now_ms: float) -> None:
         if peer in self._clusters:
@@ -75,27 +87,27 @@ class ClusterBreakers(Handler):
             self._breakers[self._clusters.pop(peer)].on_disconnect(peer, now_ms)
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
-        return [message for one in self._breakers.values() for message in one.on_time(now_ms)]
+        # Each set of options has a timer, and what they share needs to be looked at once.
+        due = [one for one in self._breakers.values() if one.next_change_ms(now_ms) <= 0]
+        return [message for one in due for message in one.on_time(now_ms)]
 
     def next_change_ms(self, now_ms: float) -> float:
         return min(one.next_change_ms(now_ms) for one in self._breakers.values())
 
-    def close(self) -> None:
-        for one in self._breakers.values():
-            one.close()
 
-
-def breaker_handler(options: SinkOptions, _wake: Callable[[], None]) -> ClusterBreakers:
+def breaker_handler(
+    options: SinkOptions, _wake: Callable[[], None], shared: Breakers | None = None
+) -> ClusterBreakers:
     """The breaker handler of one set of options, with those of the default breaker class."""
-    return ClusterBreakers(partial(_new_breaker, options))
-
-
-def _new_breaker(options: SinkOptions) -> BreakerHandler:
     settings = options.breaker
-    votes = None
+    thresholds = None
     if settings.class_path == DEFAULT_CLASS:
-        thresholds = failure_rate_settings(dict(settings.given))
-        votes = PartitionVotes(thresholds.trigger_message_count, thresholds.trigger_failure_perc)
-    return BreakerHandler(
-        settings.mute_retry_interval_ms, votes, float(options.coordinator_report_interval_ms)
-    )
+        found = failure_rate_settings(dict(settings.given))
+        thresholds = found.trigger_message_count, found.trigger_failure_perc
+    times = settings.mute_retry_interval_ms, float(options.coordinator_report_interval_ms)
+
+    def make() -> BreakerHandler:
+        return BreakerHandler(times[0], None if thresholds is None else PartitionVotes(*thresholds), times[1])
+
+    sharers = frozenset(options.principal().items()), settings.class_path, thresholds, times
+    return ClusterBreakers(make, WeakValueDictionary() if shared is None else shared, sharers)

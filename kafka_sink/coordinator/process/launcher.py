@@ -90,11 +90,11 @@ def locate(options: SinkOptions, environ: Mapping[str, str] = os.environ) -> Loc
 def _find_or_start(
     options: SinkOptions, local_dirs: str, environ: Mapping[str, str]
 ) -> LocatedCoordinator | None:
-    cluster = options.of_cluster()
+    identity = options.identity_of_cluster()
     place = RendezvousDirectory.of(local_dirs)
     found = place.found()
     if found is not None and place.is_alive():
-        key = found.key_of(cluster)
+        key = found.key_of(identity)
         wants_view = ui_placement(options, environ) is not None and place.live_view(found) is None
         if place.has_cluster(found, key) and not wants_view:
             return _located(place, found, key, is_new=False)
@@ -119,9 +119,9 @@ def _find_or_start(
             found = _start(where, place, driver, environ, before, _bounds(options))
             if shows_progress(driver.arguments(), conf) and driver_terminal(driver.pid) is not None:
                 place.note_progress(found)
-        key = found.key_of(cluster)
+        key = found.key_of(identity)
         if not place.has_cluster(found, key):
-            place.add_cluster(found, key, cluster, _NEW_READS_MS if is_new else _READS_MS)
+            place.add_cluster(found, key, options.of_cluster(), _NEW_READS_MS if is_new else _READS_MS)
         if view is not None and place.live_view(found) is None:
             _open_live_view(place, found, view)
     return _located(place, found, key, is_new=is_new)

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, WeakValueDictionary
 
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
+from kafka_sink.coordinator.breaker.cluster_breakers import Breakers, breaker_handler
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.handler import FiguresHandler
 from kafka_sink.coordinator.figures.live_view import LiveView
@@ -149,12 +149,13 @@ async def _serve(
 def _handlers(figures: ApplicationFigures, jobs: JobWatch | None = None) -> dict[str, HandlerFactory]:
     """The handlers of each cluster. Those with something for the live view share ``figures``."""
     writes = partial(write_handler, jobs=jobs, failed=figures.note_failure)
+    breakers: Breakers = WeakValueDictionary()
 
     def metadata(options: SinkOptions, wake: Callable[[], None]) -> Handler:
         return metadata_handler(options, wake, figures.lookups(_shown(options)))
 
     def breaker(options: SinkOptions, wake: Callable[[], None]) -> Handler:
-        handler = breaker_handler(options, wake)
+        handler = breaker_handler(options, wake, breakers)
         figures.add_mutes(_shown(options), WeakMethod(handler.muted))
         return handler
 

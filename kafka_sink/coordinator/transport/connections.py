@@ -86,7 +86,7 @@ class ServerBounds:
     unfinished_bytes: int = 32 * 1024 * 1024
     unread_bytes: int = 16 * 1024 * 1024
     unread_bytes_of_all: int = 32 * 1024 * 1024
-    clusters: int = 64
+    clusters: int = 500
     cluster_idle_ms: float = 600_000.0
     challenge_ms: float = 5000.0
     frame_ms: float = 5000.0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 
-from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
+from kafka_sink.coordinator.breaker.cluster_breakers import Breakers, breaker_handler
 from kafka_sink.coordinator.breaker.messages import (
     BreakerReport,
     MuteReport,
@@ -16,7 +17,8 @@ from kafka_sink.coordinator.breaker.messages import (
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options import parse
 
-OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
+BASE = {"kafka.bootstrap.servers": "h:1", "topic": "t"}
+OPTIONS = parse(BASE).options
 MUTE = (MuteReport(1, "silent", 800.0),)
 
 
@@ -70,6 +72,31 @@ def test_clusters_without_tasks_are_forgotten_beyond_a_bound() -> None:
     for number in range(10):
         handler.on_message(1, number, _report(str(number)), 1_000.0)
     assert len(handler._breakers) == 3  # type: ignore[attr-defined]
+
+
+def test_sets_of_options_of_one_principal_share_the_mutes_of_a_cluster() -> None:
+    """Catches: mutes were shared within one set of options, so that 70 jobs found out one by one."""
+    shared: Breakers = WeakValueDictionary()
+    same, renamed, other = (
+        breaker_handler(parse({**BASE, **given}).options, lambda: None, shared)
+        for given in (
+            {},
+            {"kafka.bootstrap.servers": "i:2", "kafka.client.id": "me"},
+            {"kafka.security.protocol": "SSL"},
+        )
+    )
+    renamed.on_message(2, 1, _report(), 1_000.0)
+    same.on_message(1, 1, _report("here", MUTE), 1_000.0)
+    (reply, *_) = other.on_message(3, 1, _report("here"), 1_200.0)
+    assert decode_update(reply.body, 10).added == {}, "another principal may be connected elsewhere"
+    (reply, *pushes) = renamed.on_message(2, 2, _report("here"), 1_200.0)
+    assert set(decode_update(reply.body, 10).added) == {1}
+    # What one set of options has found out goes to the tasks of all, once.
+    same.on_message(1, 2, encode_report(BreakerReport(unmuted=((1, "it responds"),))), 2_000.0)
+    told = [push.peer for handler in (same, renamed, other) for push in handler.on_time(2_100.0)]
+    assert sorted(told) == [1, 2]
+    renamed.on_disconnect(2, 3_000.0)
+    assert not [one for one in same.on_time(9_000.0) if one.peer == 2]
 
 
 @pytest.mark.parametrize("cluster", [3, "", "x" * 201, ["a"]])

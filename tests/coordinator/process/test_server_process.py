@@ -33,6 +33,7 @@ from kafka_sink.coordinator.process.rendezvous_directory import (
 )
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
+from kafka_sink.coordinator.transport.connections import ServerBounds
 from kafka_sink.coordinator.writes.channel import end_attempts
 from kafka_sink.driver import driver_process
 from kafka_sink.driver.driver_conf import spark_conf
@@ -196,12 +197,13 @@ def test_a_cluster_that_was_dropped_to_make_room_is_sent_again(
 ) -> None:
     first = planned(cluster)
     # As many as it serves at once, each of another age: of other settings, hence another cluster.
+    places = ServerBounds().clusters
     others = [
-        planned(cluster, kafka_metadata_max_age_ms=str(number), is_streaming=True) for number in range(64)
+        planned(cluster, kafka_metadata_max_age_ms=str(number), is_streaming=True) for number in range(places)
     ]
-    assert len({one.rendezvous for one in (first, *others)}) == 65
+    assert len({one.rendezvous for one in (first, *others)}) == places + 1
     folder = application.folder / FOLDER
-    eventually(lambda: len(list(folder.glob("said-*"))) == 64)
+    eventually(lambda: len(list(folder.glob("said-*"))) == places)
     again = planned(cluster)
     assert again.rendezvous == first.rendezvous
     assert again.snapshot is not None
@@ -351,11 +353,12 @@ def test_a_clusters_key_gives_no_password_away() -> None:
     one, other = (RunningCoordinator(1, bytes([number]) * 32, "token", "::1") for number in (1, 2))
     assert one.key_of(settings) == one.key_of(dict(reversed(settings.items())))
     assert one.key_of(settings) != other.key_of(settings)
-    assert one.key_of(settings) != one.key_of({**settings, "kafka.client.id": "x"})
+    assert one.key_of(settings) != one.key_of({**settings, "kafka.security.protocol": "SSL"})
 
 
 def test_it_leads_a_session_of_its_own(application: Application, cluster: FakeCluster) -> None:
-    planned(cluster)
+    first = planned(cluster)
+    assert planned(cluster, kafka_client_id="another").rendezvous == first.rendezvous
     pid = application.processes[0].pid
     assert os.getsid(pid) == os.getpgid(pid) == pid
 
