@@ -109,6 +109,8 @@ class CoordinatorClient(threading.Thread):
                     self._lose(error)
         finally:
             if self._connection is not None:
+                for channel in self._channels.values():
+                    channel.close()
                 # A failed task has findings too, which its next attempt needs from the coordinator.
                 with contextlib.suppress(OSError):
                     self._send(self._connection, self._clock_ms(), leaving=True)
@@ -130,7 +132,7 @@ class CoordinatorClient(threading.Thread):
             for channel in self._channels.values():
                 channel.on_connected(now_ms)
         connection = self._connection
-        if connection is not None and (self._active or leaving):
+        if connection is not None and (self._active or leaving or self._left_delay_ms(now_ms) <= 0):
             self._send(connection, now_ms, leaving=leaving)
         if connection is not None and self._may_join_relay(connection) and self._relay.retry_in_ms <= 0:
             connection = self._join_relay(connection)
@@ -162,13 +164,16 @@ class CoordinatorClient(threading.Thread):
 
     def _delay_ms(self, connection: CoordinatorConnection | None, now_ms: float) -> float:
         if not self._active:
-            return math.inf
+            return math.inf if connection is None else self._left_delay_ms(now_ms)
         if connection is None:
             return self._connect_after_ms - now_ms
         delays = [one.next_message_delay_ms(now_ms) for one in self._channels.values()]
         if self._may_join_relay(connection):
             delays.append(self._relay.retry_in_ms)
         return min([*delays, connection.silent_at_ms - now_ms])
+
+    def _left_delay_ms(self, now_ms: float) -> float:
+        return min((one.left_delay_ms(now_ms) for one in self._channels.values()), default=math.inf)
 
     def _wait(self, connection: CoordinatorConnection | None, now_ms: float) -> None:
         with selectors.DefaultSelector() as selector:

@@ -15,6 +15,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from kafka_sink.coordinator.figures.events import EventLog
@@ -28,6 +29,7 @@ from kafka_sink.coordinator.figures.messages import (
     TopicFigures,
 )
 from kafka_sink.coordinator.figures.rate_window import RateWindow
+from kafka_sink.coordinator.figures.running_tasks import RunningTask, RunningTasks
 from kafka_sink.coordinator.figures.waiting_rows import WaitingRows
 from kafka_sink.coordinator.metadata.handler import Lookups
 from kafka_sink.counts import Number
@@ -62,7 +64,7 @@ MuteSource = Callable[[], Callable[[float], Iterable[MuteFigures]] | None]
 
 @dataclass(slots=True)
 class _Topic:
-    totals: Counter[str] = field(default_factory=Counter)
+    totals: TopicFigures = field(default_factory=TopicFigures)
     records: RateWindow = field(default_factory=RateWindow)
     sent_bytes: RateWindow = field(default_factory=RateWindow)
 
@@ -78,17 +80,6 @@ class _Broker:
 
 
 @dataclass(slots=True)
-class _AttemptFigures:
-    cluster: str
-    figures: TaskFigures
-    reported_ms: float
-    counters: dict[str, Number] = field(default_factory=dict)
-    topics: dict[str, TopicFigures] = field(default_factory=dict)
-    brokers: dict[int, BrokerFigures] = field(default_factory=dict)
-    letters: Mapping[tuple[str, str], int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class _Write:
     """A write that has not ended: the sums of its attempts, and which of them have ended."""
 
@@ -96,7 +87,7 @@ class _Write:
     cluster: str = ""
     began_ms: float = math.inf
     counters: Counter[str] = field(default_factory=Counter)
-    topics: dict[str, Counter[str]] = field(default_factory=dict)
+    topics: dict[str, TopicFigures] = field(default_factory=dict)
     attempts: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
@@ -157,17 +148,19 @@ class ApplicationFigures:
         self._writes: dict[str, _Write] = {}
         # With the highest number of a task that belonged to it.
         self._ended_writes: OrderedDict[str, float] = OrderedDict()
-        # Those that run: of one that has ended only its number is kept, with its write.
-        self._attempts: OrderedDict[tuple[str, int], _AttemptFigures] = OrderedDict()
+        # Of one that has ended only its number is kept, with its write.
+        self._waiting = WaitingRows()
+        self._attempts = RunningTasks(_MAX_ATTEMPTS, self._waiting.forget)
         self._lookups: dict[str, Lookups] = {}
         self._mute_sources: dict[str, list[MuteSource]] = {}
         self._transactions: dict[str, Counter[str]] = {}
         # For how long they had been open, added up.
         self._transactions_ms: dict[str, Counter[str]] = {}
         self._sampled_ms = -_SAMPLE_MS
+        # What the reports of the last seconds ask for: short tasks come and go between two looks.
+        self._pace_ms, self._reports_before = _MIN_INTERVAL_MS, 0
         self._records, self._sent_bytes = RateWindow(), RateWindow()
         self._events = EventLog()
-        self._waiting = WaitingRows()
         # Dead letters by topic and reason, in each cluster.
         self._letters: dict[str, Counter[tuple[str, str]]] = {}
         # Time, rows and bytes per second, latency.
@@ -190,7 +183,7 @@ class ApplicationFigures:
     @property
     def interval_ms(self) -> float:
         """How often a task is to report."""
-        wanted = len(self._attempts) / _REPORTS_PER_S * 1000
+        wanted = max(self._pace_ms, len(self._attempts) / _REPORTS_PER_S * 1000)
         return min(max(_MIN_INTERVAL_MS, wanted), _MAX_INTERVAL_MS)
 
     @property
@@ -219,30 +212,26 @@ class ApplicationFigures:
         write.attempts.add(identity.task)
         write.began_ms = min(write.began_ms, now_ms - figures.elapsed_ms)
         job.about = identity.about or job.about
-        key = (identity.write, identity.task)
-        attempt = self._attempts.get(key)
-        if attempt is None:
-            attempt = self._attempts[key] = _AttemptFigures(cluster, figures, now_ms)
-            while len(self._attempts) > _MAX_ATTEMPTS:
-                self._waiting.forget(self._attempts.popitem(last=False)[0])
-        attempt.figures, attempt.reported_ms = figures, now_ms
+        attempt = self._attempts.report(cluster, figures, now_ms)
         self._add_counters(cluster, job, write, attempt)
         self._add_topics(cluster, job, write, attempt)
         self._add_brokers(cluster, attempt)
         self._add_letters(cluster, attempt)
-        self._waiting.report(cluster, key, figures.mutes, now_ms)
+        self._waiting.report(cluster, (identity.write, identity.task), figures.mutes, now_ms)
         if figures.done:
-            del self._attempts[key]
+            self._attempts.remove(identity.write, identity.task)
             self._end_attempt(job, write, figures, now_ms)
 
     def _end_attempt(self, job: _JobFigures, write: _Write, last: TaskFigures, now_ms: float) -> None:
         if last.failed:
             write.failed.add(last.identity.task)
             return
-        write.done.add(last.identity.task)
-        job.tasks_done += 1
+        done = {last.identity.task, *last.others} - write.done
+        write.done |= done
+        write.attempts |= done
+        job.tasks_done += len(done)
         if last.transaction_ms >= 0:
-            write.open_transactions += 1
+            write.open_transactions += len(done)
             write.open_since_ms = min(write.open_since_ms, now_ms - last.transaction_ms)
 
     def _job_of(self, cluster: str, identity: TaskIdentity, now_ms: float) -> _JobFigures:
@@ -271,7 +260,7 @@ class ApplicationFigures:
         for key in (*running[:-_MAX_JOBS], *ended[:-_MAX_JOBS]):
             del self._jobs[key]
 
-    def _add_counters(self, cluster: str, job: _JobFigures, write: _Write, attempt: _AttemptFigures) -> None:
+    def _add_counters(self, cluster: str, job: _JobFigures, write: _Write, attempt: RunningTask) -> None:
         totals = self._totals.setdefault(cluster, Counter())
         for name, value in attempt.figures.counters.items():
             added = value - attempt.counters.get(name, 0)
@@ -282,7 +271,7 @@ class ApplicationFigures:
                 if name in _ACKNOWLEDGED:
                     job.acknowledged_ms = attempt.reported_ms
 
-    def _add_letters(self, cluster: str, attempt: _AttemptFigures) -> None:
+    def _add_letters(self, cluster: str, attempt: RunningTask) -> None:
         letters = attempt.figures.letters
         if letters == attempt.letters:
             return
@@ -300,38 +289,47 @@ class ApplicationFigures:
             job.cause = cause
         self._events.note(self._wall_s(), "warn", f"a task failed: {cause}")
 
-    def _add_topics(self, cluster: str, job: _JobFigures, write: _Write, attempt: _AttemptFigures) -> None:
+    def _add_topics(self, cluster: str, job: _JobFigures, write: _Write, attempt: RunningTask) -> None:
         for name, topic in attempt.figures.topics.items():
-            added = _difference(topic, attempt.topics.get(name))
-            if added:
-                attempt.topics[name] = topic
-                self._topic(cluster, name).totals.update(added)
-                write.topics.setdefault(name, Counter()).update(added)
-                if len(job.topics) < MAX_TOPICS:
-                    job.topics.add(name or OTHER)
+            before = attempt.topics.get(name, _NO_ROWS)
+            if topic.records <= before.records:
+                continue
+            attempt.topics[name] = topic
+            shown = self._topic(cluster, name)
+            added = _missing(topic, before)
+            shown.totals = shown.totals.plus(added)
+            write.topics[name] = write.topics.get(name, _NO_ROWS).plus(added)
+            if len(job.topics) < MAX_TOPICS:
+                job.topics.add(name or OTHER)
 
     def _topic(self, cluster: str, name: str) -> _Topic:
         key = (cluster, name or OTHER)
-        if key not in self._topics and len(self._topics) >= MAX_TOPICS:
-            key = (cluster, OTHER)
-        return self._topics.setdefault(key, _Topic())
+        found = self._topics.get(key)
+        if found is None:
+            if len(self._topics) >= MAX_TOPICS:
+                key = (cluster, OTHER)
+            found = self._topics.setdefault(key, _Topic())
+        return found
 
-    def _add_brokers(self, cluster: str, attempt: _AttemptFigures) -> None:
+    def _add_brokers(self, cluster: str, attempt: RunningTask) -> None:
         for node, now in attempt.figures.brokers.items():
-            if (cluster, node) not in self._brokers and len(self._brokers) >= MAX_BROKERS:
-                continue
-            broker = self._brokers.setdefault((cluster, node), _Broker())
+            broker = self._brokers.get((cluster, node))
+            if broker is None:
+                if len(self._brokers) >= MAX_BROKERS:
+                    continue
+                broker = self._brokers[cluster, node] = _Broker()
             before = attempt.brokers.get(node)
             attempt.brokers[node] = now
             broker.address = now.address or broker.address
             broker.max_latency_ms = max(broker.max_latency_ms, now.max_latency_ms)
-            for name in ("requests", "failures", "latency_ms", "throttle_ms"):
-                added = getattr(now, name) - (getattr(before, name) if before else 0)
-                broker.totals[name] += max(0, added)
-            counted = before.latency_buckets if before else ()
-            broker.buckets += [0] * (len(now.latency_buckets) - len(broker.buckets))
-            for index, count in enumerate(now.latency_buckets):
-                broker.buckets[index] += max(0, count - (counted[index] if index < len(counted) else 0))
+            totals, old = broker.totals, before or _NO_REQUESTS
+            totals["requests"] += max(0, now.requests - old.requests)
+            totals["failures"] += max(0, now.failures - old.failures)
+            totals["latency_ms"] += max(0.0, now.latency_ms - old.latency_ms)  # type: ignore[assignment]
+            totals["throttle_ms"] += max(0.0, now.throttle_ms - old.throttle_ms)  # type: ignore[assignment]
+            if now.latency_buckets != old.latency_buckets:
+                added = zip_longest(broker.buckets, now.latency_buckets, old.latency_buckets, fillvalue=0)
+                broker.buckets = [held + max(0, count - known) for held, count, known in added]
 
     def end_write(self, cluster: str, final: FinalFigures, now_ms: float) -> None:
         """The driver has committed or aborted a write. A repeated report changes nothing."""
@@ -348,8 +346,8 @@ class ApplicationFigures:
             totals[name] += max(0, missing)  # type: ignore[assignment]
         totals["uncommitted"] += max(0, _rows(write.counters) - _rows(final.counters))
         for name, topic in final.topics.items():
-            before = write.topics.get(name, Counter())
-            self._topic(cluster, name).totals.update(_missing(topic, before))
+            shown = self._topic(cluster, name)
+            shown.totals = shown.totals.plus(_missing(topic, write.topics.get(name, _NO_ROWS)))
             if len(job.topics) < MAX_TOPICS:
                 job.topics.add(name)
         totals[f"writes_{final.outcome}"] += 1
@@ -379,8 +377,7 @@ class ApplicationFigures:
             self._ended_writes.popitem(last=False)
         write = self._writes.pop(name, None)
         for task in write.attempts if write else ():
-            self._attempts.pop((name, task), None)
-            self._waiting.forget((name, task))
+            self._attempts.remove(name, task)
 
     # -- rates --------------------------------------------------------------------------------------
 
@@ -388,13 +385,17 @@ class ApplicationFigures:
         """Once a second: take the totals from which rates are computed."""
         if now_ms - self._sampled_ms < _SAMPLE_MS * 0.9:
             return
+        passed_s = (now_ms - self._sampled_ms) / 1000
         self._sampled_ms = now_ms
         if not self._totals:
             return
+        rate, self._reports_before = (self.reports - self._reports_before) / passed_s, self.reports
+        # Half of the way: the answer of those that report comes an interval later.
+        self._pace_ms = max(_MIN_INTERVAL_MS, self.interval_ms * (1 + rate / _REPORTS_PER_S) / 2)
         self._forget_jobs(now_ms)
         for topic in self._topics.values():
-            topic.records.add(now_ms, topic.totals["records"])
-            topic.sent_bytes.add(now_ms, topic.totals["sent_bytes"])
+            topic.records.add(now_ms, topic.totals.records)
+            topic.sent_bytes.add(now_ms, topic.totals.sent_bytes)
         for job in self._jobs.values():
             job.records.add(now_ms, _rows(job.counters))
             job.sent_bytes.add(now_ms, job.counters["sent_bytes"])
@@ -411,10 +412,9 @@ class ApplicationFigures:
         self._history.append((round(self._wall_s(), 1), round(rates[0], 1), round(rates[1], 1), latency_ms))
 
     def _observe_events(self, now_ms: float) -> None:
-        shown = [one for one in self._attempts.values() if one.figures.mutes]
         jobs = {key: (_label(key, job), job.state, job.cause) for key, job in self._jobs.items()}
         letters = int(sum(one["skipped"] for one in self._totals.values()))
-        self._events.observe(self._wall_s(), self._mutes(shown, now_ms), jobs, letters)
+        self._events.observe(self._wall_s(), self._mutes(now_ms), jobs, letters)
 
     def progress(self) -> tuple[int, float] | None:
         """Rows and rows per second of the batch jobs that run. None where none runs."""
@@ -428,9 +428,10 @@ class ApplicationFigures:
 
     def snapshot(self, now_ms: float) -> dict[str, Any]:
         """Everything that the page and the metrics show, as plain values. Times are seconds."""
-        gone_ms = self._gone_ms
+        self._attempts.expire(now_ms - self._gone_ms)
+        silent_before_ms = now_ms - self._silent_ms
+        mutes = self._mutes(now_ms)
         opened = self._open_by_job()
-        shown = [one for one in self._attempts.values() if now_ms - one.reported_ms <= gone_ms]
         return {
             "application": self._application,
             "time": self._wall_s(),
@@ -438,60 +439,46 @@ class ApplicationFigures:
             "rates": {"records": self._records.per_second, "sent_bytes": self._sent_bytes.per_second},
             "history": list(self._history),
             "events": self._events.shown(),
-            "clusters": [self._cluster(name, shown, now_ms) for name in self._names()],
-            "jobs": [
-                self._shown_job(key, job, shown, opened, now_ms) for key, job in reversed(self._jobs.items())
-            ],
+            "clusters": [self._cluster(name, silent_before_ms, now_ms) for name in self._names()],
+            "jobs": [self._shown_job(key, job, opened, now_ms) for key, job in reversed(self._jobs.items())],
             "topics": [
                 {
                     "cluster": cluster,
                     "topic": name,
-                    **{one: topic.totals[one] for one in ("records", "sent_bytes", "raw_bytes", "batches")},
+                    **topic.totals._asdict(),
                     "records_rate": topic.records.per_second,
                     "sent_bytes_rate": topic.sent_bytes.per_second,
                 }
                 for (cluster, name), topic in sorted(self._topics.items())
             ],
-            "brokers": self._shown_brokers(shown, now_ms),
+            "brokers": self._shown_brokers(mutes, now_ms),
             "mutes": [
                 {**mute, **self._waiting.shown(mute["cluster"], mute["target"], now_ms)}
-                for mute in self._mutes(shown, now_ms)[:_MAX_MUTES_SHOWN]
+                for mute in mutes[:_MAX_MUTES_SHOWN]
             ],
-            "tasks": self._shown_tasks(shown, now_ms),
-            "tasks_running": len(shown),
+            "tasks": self._shown_tasks(silent_before_ms, now_ms),
+            "tasks_running": self._attempts.shown,
             "reports": self.reports,
         }
 
     def _names(self) -> list[str]:
         return sorted({*self._totals, *self._lookups})
 
-    def _cluster(self, name: str, shown: list[_AttemptFigures], now_ms: float) -> dict[str, Any]:
-        tasks = [one for one in shown if one.cluster == name]
-        silent_ms = self._silent_ms
-        gauges: Counter[str] = Counter()
-        states: Counter[str] = Counter()
-        for one in tasks:
-            gauges.update(one.figures.gauges)
-            states["silent" if now_ms - one.reported_ms > silent_ms else one.figures.state] += 1
+    def _cluster(self, name: str, silent_before_ms: float, now_ms: float) -> dict[str, Any]:
         lookups = self._lookups.get(name, Lookups())
         totals = self._totals.get(name, Counter())
         # Of tasks that run, then of those that are done.
-        open_since_ms = [
-            one.reported_ms - one.figures.transaction_ms
-            for one in self._attempts.values()
-            if one.cluster == name and one.figures.transaction_ms >= 0 and not one.figures.failed
-        ]
-        opened = len(open_since_ms)
+        opened, open_since_ms = self._attempts.transactions(name)
         for write in self._writes.values():
             if write.cluster == name and write.open_transactions:
                 opened += write.open_transactions
-                open_since_ms.append(write.open_since_ms)
+                open_since_ms = min(open_since_ms, write.open_since_ms)
         return {
             "cluster": name,
             "counters": dict(totals),
             "letters": [[*key, number] for key, number in self._letters.get(name, Counter()).most_common()],
-            "gauges": dict(gauges),
-            "states": dict(states),
+            "gauges": self._attempts.gauges(name),
+            "states": self._attempts.states(name, silent_before_ms),
             "lookups": {
                 "coordinator": lookups.made,
                 "tasks": totals["metadata_requests"],
@@ -499,7 +486,7 @@ class ApplicationFigures:
             },
             "transactions": {
                 "open": opened,
-                "oldest": (now_ms - min(open_since_ms, default=now_ms)) / 1000,
+                "oldest": max(0.0, now_ms - open_since_ms) / 1000,
                 **{one: self._transactions.get(name, Counter())[one] for one in TRANSACTION_OUTCOMES},
             },
             "transaction_seconds": {
@@ -517,14 +504,9 @@ class ApplicationFigures:
         return opened
 
     def _shown_job(
-        self,
-        key: str,
-        job: _JobFigures,
-        shown: list[_AttemptFigures],
-        opened: Mapping[str, tuple[int, float]],
-        now_ms: float,
+        self, key: str, job: _JobFigures, opened: Mapping[str, tuple[int, float]], now_ms: float
     ) -> dict[str, Any]:
-        tasks = [one for one in shown if (one.figures.identity.query or one.figures.identity.write) == key]
+        tasks = self._attempts.of_job[key]
         pauses = job.state == "running" and not tasks
         number, since_ms = opened.get(key, (0, now_ms))
         state = job.state
@@ -548,7 +530,7 @@ class ApplicationFigures:
             "started": job.started_s,
             "seconds": (job.ended_s or self._wall_s()) - job.started_s,
             "writes": job.writes,
-            "tasks": len(tasks),
+            "tasks": tasks,
             "tasks_done": job.tasks_done,
             "topics": sorted(job.topics)[:5],
             "topic_count": len(job.topics),
@@ -558,17 +540,9 @@ class ApplicationFigures:
             "sent_bytes_rate": job.sent_bytes.per_second if job.state == "running" else 0.0,
         }
 
-    def _shown_brokers(self, shown: list[_AttemptFigures], now_ms: float) -> list[dict[str, Any]]:
-        in_flight: Counter[tuple[str, int]] = Counter()
-        oldest_ms: dict[tuple[str, int], float] = {}
-        for one in shown:
-            for node, broker in one.figures.brokers.items():
-                key = (one.cluster, node)
-                in_flight[key] += broker.in_flight
-                if broker.in_flight:
-                    age_ms = broker.oldest_ms + now_ms - one.reported_ms
-                    oldest_ms[key] = max(oldest_ms.get(key, 0.0), age_ms)
-        muted = {(mute["cluster"], mute["target"]): mute for mute in self._mutes(shown, now_ms)}
+    def _shown_brokers(self, mutes: list[dict[str, Any]], now_ms: float) -> list[dict[str, Any]]:
+        requests = {key: self._attempts.requests(*key) for key in self._brokers}
+        muted = {(mute["cluster"], mute["target"]): mute for mute in mutes}
         return [
             {
                 "cluster": key[0],
@@ -576,8 +550,8 @@ class ApplicationFigures:
                 "address": broker.address,
                 "requests": broker.totals["requests"],
                 "failures": broker.totals["failures"],
-                "in_flight": in_flight[key],
-                "oldest": oldest_ms.get(key, 0.0) / 1000,
+                "in_flight": requests[key][0],
+                "oldest": max(0.0, now_ms - requests[key][1]) / 1000,
                 "latency_sum": broker.totals["latency_ms"] / 1000,
                 "latency_buckets": list(broker.buckets),
                 "latency": _recent_latency_s(broker),
@@ -588,43 +562,41 @@ class ApplicationFigures:
             for key, broker in sorted(self._brokers.items())
         ]
 
-    def _mutes(self, shown: list[_AttemptFigures], now_ms: float) -> list[dict[str, Any]]:
+    def _mutes(self, now_ms: float) -> list[dict[str, Any]]:
         """What the coordinator mutes for all, then what tasks mute for themselves. The longest first."""
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for cluster, sources in self._mute_sources.items():
             for muted in filter(None, (source() for source in sources)):
                 for mute in muted(now_ms):
                     found[cluster, mute.target] = _mute(cluster, mute, mute.age_ms, shared=True)
-        for one in shown:
-            for mute in one.figures.mutes:
-                age_ms = mute.age_ms + now_ms - one.reported_ms
-                found.setdefault((one.cluster, mute.target), _mute(one.cluster, mute, age_ms, shared=False))
+        for cluster, target, by_task in self._attempts.muted():
+            if (cluster, target) not in found:
+                since_ms, reason = min(by_task.values())
+                mute = MuteFigures(target, reason, 0.0)
+                found[cluster, target] = _mute(cluster, mute, max(0.0, now_ms - since_ms), shared=False)
         return sorted(found.values(), key=lambda mute: -mute["seconds"])
 
-    def _shown_tasks(self, shown: list[_AttemptFigures], now_ms: float) -> list[dict[str, Any]]:
-        silent_ms = self._silent_ms
+    def _shown_tasks(self, silent_before_ms: float, now_ms: float) -> list[dict[str, Any]]:
         tasks: list[dict[str, Any]] = []
-        for one in shown:
-            figures, waited_ms = one.figures, now_ms - one.reported_ms
+        for one, state in self._attempts.to_look_at(_MAX_TASKS_SHOWN, silent_before_ms):
+            figures = one.figures
             tasks.append(
                 {
                     "cluster": one.cluster,
-                    "job": figures.identity.query or figures.identity.write,
+                    "job": one.job,
                     "task": figures.identity.task,
                     "partition": figures.identity.partition,
                     "attempt": figures.identity.attempt,
                     "host": figures.identity.host,
-                    "state": "silent" if waited_ms > silent_ms else figures.state,
-                    "seconds": (figures.state_ms + waited_ms) / 1000,
-                    "elapsed": (figures.elapsed_ms + waited_ms) / 1000,
+                    "state": state,
+                    "seconds": (now_ms - one.state_since_ms) / 1000,
+                    "elapsed": (figures.elapsed_ms + now_ms - one.reported_ms) / 1000,
                     "records": one.counters.get("records", 0) + one.counters.get("unconfirmed", 0),
                     "buffer_used_bytes": figures.gauges.get("buffer_used_bytes", 0),
                     "buffer_total_bytes": figures.gauges.get("buffer_total_bytes", 0),
                 }
             )
-        # Those that wait longest are the ones to look at.
-        tasks.sort(key=lambda task: (task["state"] == "working", -task["seconds"]))
-        return tasks[:_MAX_TASKS_SHOWN]
+        return tasks
 
 
 # Counters of rows that brokers have.
@@ -674,12 +646,11 @@ def _recent_latency_s(broker: _Broker) -> float | None:
     return broker.latency_ms.increase / responses / 1000 if responses else None
 
 
-def _difference(now: TopicFigures, before: TopicFigures | None) -> dict[str, int]:
-    old = before or TopicFigures()
-    if now.records <= old.records:
-        return {}
-    return _missing(now, {name: getattr(old, name) for name in TopicFigures.__slots__})
+_NO_ROWS = TopicFigures()
+_NO_REQUESTS = BrokerFigures("", 0, 0, 0, 0.0, 0.0, (), 0.0, 0.0)
 
 
-def _missing(now: TopicFigures, before: Mapping[str, int]) -> dict[str, int]:
-    return {name: max(0, getattr(now, name) - before.get(name, 0)) for name in TopicFigures.__slots__}
+def _missing(now: TopicFigures, before: TopicFigures) -> TopicFigures:
+    return TopicFigures(
+        *[value - known if value > known else 0 for value, known in zip(now, before, strict=True)]
+    )

@@ -19,6 +19,7 @@ from kafka_sink.coordinator.figures.messages import (
     TopicFigures,
     encode_final,
     encode_task,
+    joined,
 )
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.channel import Channel
@@ -26,6 +27,8 @@ from kafka_sink.coordinator.transport.connection import CoordinatorConnection
 from kafka_sink.errors import KafkaSinkError
 
 _INTERVAL_MS, _MAX_INTERVAL_MS = 1000.0, 60_000.0
+# A task that ends sooner sends its last report only.
+_FIRST_MS = 300.0
 # Last reports that wait for a connection.
 _MAX_ENDED = 16
 # Bounds connecting and the reply. The coordinator mostly responds within milliseconds, but on a busy host, or
@@ -53,15 +56,20 @@ class FiguresChannel(Channel):
         super().__init__()
         self._lock = threading.Lock()  # guards all below
         self._identity: TaskIdentity | None = None
-        self._sent_ms = -math.inf
+        # When the present task reports, and when those that have ended do: of short tasks that follow one
+        # another, one report goes out in an interval.
+        self._due_ms = self._end_due_ms = -math.inf
+        self._has_reported = False
         self._sent_topics: Mapping[str, TopicFigures] = {}
-        # Last reports of tasks that have ended: the next task may begin before they are sent.
-        self._ended: deque[dict[str, Any]] = deque(maxlen=_MAX_ENDED)
+        # Last reports of tasks that have ended. Those of short tasks that have not reported are joined.
+        self._ended: deque[TaskFigures] = deque(maxlen=_MAX_ENDED)
+        self._joins = False
 
     def begin(self, identity: TaskIdentity) -> None:
-        """A task starts. Its first report is sent at once, so that the task is seen."""
+        """A task starts. It reports soon, so that it is seen, unless it ends before."""
         with self._lock:
-            self._identity, self._sent_ms, self._sent_topics = identity, -math.inf, {}
+            self._identity, self._has_reported, self._sent_topics = identity, False, {}
+            self._due_ms = max(self._due_ms, self._clock_ms() + _FIRST_MS)
         self._wake()
 
     def end(self, last: TaskFigures) -> None:
@@ -70,7 +78,12 @@ class FiguresChannel(Channel):
             if self._identity is None:
                 return
             self._identity = None
-            self._ended.append(encode_task(last))
+            may_join = not (self._has_reported or last.failed)
+            before = self._ended[-1] if self._ended and self._joins and may_join else None
+            if before is not None and before.may_be_joined_with(last):
+                last = joined(self._ended.pop(), last)
+            self._ended.append(last)
+            self._joins = may_join
         self._wake()
 
     @property
@@ -80,18 +93,21 @@ class FiguresChannel(Channel):
 
     def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
         with self._lock:
-            if self._ended:
-                return self._ended.popleft()
+            if self._ended and now_ms >= self._end_due_ms:
+                last = self._ended.popleft()
+                if not self._ended:
+                    self._end_due_ms = now_ms + self._interval_ms
+                return encode_task(last)
             identity = self._identity
-            if identity is None or now_ms < self._sent_ms + self._interval_ms:
+            if identity is None or now_ms < self._due_ms:
                 return None
-            self._sent_ms = now_ms
+            self._due_ms, self._has_reported = now_ms + self._interval_ms, True
             sent = self._sent_topics
         # Takes locks of the producer, so not under this one.
         figures = self._figures(identity)
         with self._lock:
             if self._identity is not identity:
-                return self._ended.popleft() if self._ended else None
+                return None
             self._sent_topics = figures.topics
         changed = {name: one for name, one in figures.topics.items() if sent.get(name) != one}
         body = encode_task(figures)
@@ -102,11 +118,16 @@ class FiguresChannel(Channel):
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         with self._lock:
-            if self._ended:
-                return 0.0
-            if self._identity is None:
-                return math.inf
-            return max(0.0, self._sent_ms + self._interval_ms - now_ms)
+            due_ms = math.inf if self._identity is None else self._due_ms
+            return max(0.0, min(due_ms, self._end_due_ms if self._ended else math.inf) - now_ms)
+
+    def left_delay_ms(self, now_ms: float) -> float:
+        with self._lock:
+            return max(0.0, self._end_due_ms - now_ms) if self._ended else math.inf
+
+    def close(self) -> None:
+        with self._lock:
+            self._end_due_ms = -math.inf
 
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
         """With many tasks the coordinator asks for fewer reports."""
@@ -117,7 +138,7 @@ class FiguresChannel(Channel):
     def on_connected(self, now_ms: float) -> None:
         """A new coordinator knows nothing of this task."""
         with self._lock:
-            self._sent_ms, self._sent_topics = -math.inf, {}
+            self._due_ms, self._sent_topics = -math.inf, {}
 
 
 def report_final(address: CoordinatorAddress, final: FinalFigures) -> None:

@@ -9,13 +9,25 @@ The driver reports a write's ``final`` figures when it commits or aborts. They r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
+from operator import add
+from typing import Any, NamedTuple
 
 from kafka_sink import counts
 from kafka_sink.coordinator.transport import message_format as fields
-from kafka_sink.coordinator.transport.message_format import amount, count, cut, decoding, list_of, text, whole
+from kafka_sink.coordinator.transport.message_format import (
+    amount,
+    count,
+    counts_of,
+    cut,
+    decoding,
+    list_of,
+    text,
+    whole,
+)
 from kafka_sink.counts import Number
 from kafka_sink.printable import printable
 from kafka_sink.task_activity import STATES
@@ -25,6 +37,8 @@ KIND = "figures"
 MAX_TOPICS = 100
 MAX_BROKERS = 200
 MAX_MUTES = 20
+# Tasks whose figures one report joins.
+MAX_OTHERS = 1_000
 # The driver's report names all topics of a write up to this number.
 MAX_FINAL_TOPICS = 5_000
 _MAX_BUCKETS = 32
@@ -75,8 +89,7 @@ class TaskIdentity:
     about: AboutJob | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TopicFigures:
+class TopicFigures(NamedTuple):
     """Acknowledged rows of one topic, their bytes as sent and uncompressed, and their batches."""
 
     records: int = 0
@@ -84,9 +97,12 @@ class TopicFigures:
     raw_bytes: int = 0
     batches: int = 0
 
+    def plus(self, other: TopicFigures) -> TopicFigures:
+        """The sums of both."""
+        return TopicFigures(*map(add, self, other))
 
-@dataclass(frozen=True, slots=True)
-class BrokerFigures:
+
+class BrokerFigures(NamedTuple):
     """Requests to one broker; see NodeMetrics. ``address``: host and port."""
 
     address: str
@@ -119,7 +135,11 @@ class MuteFigures:
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
-    """A task's report. ``state`` is one of task_activity.STATES, entered ``state_ms`` ago."""
+    """A task's report. ``state`` is one of task_activity.STATES, entered ``state_ms`` ago.
+
+    ``others``: numbers of tasks of the same write that ran before in the same worker, are done as well, and
+    have not reported; their figures are included.
+    """
 
     identity: TaskIdentity
     elapsed_ms: float = 0.0
@@ -135,6 +155,47 @@ class TaskFigures:
     transaction_ms: float = -1.0
     done: bool = False
     failed: bool = False
+    others: tuple[int, ...] = ()
+
+    def may_be_joined_with(self, last: TaskFigures) -> bool:
+        """Whether a report has room for both."""
+        return self.identity.write == last.identity.write and len(self.others) < MAX_OTHERS
+
+
+def joined(before: TaskFigures, last: TaskFigures) -> TaskFigures:
+    """One report of a task that is done and of earlier ones, of which nothing has been reported."""
+    counters, letters = Counter(before.counters), Counter(before.letters)
+    counters.update(last.counters)
+    letters.update(last.letters)
+    topics, brokers = dict(before.topics), dict(before.brokers)
+    for name, topic in last.topics.items():
+        topics[name] = topics.get(name, TopicFigures()).plus(topic)
+    for node, broker in last.brokers.items():
+        earlier = brokers.get(node)
+        brokers[node] = broker if earlier is None else _added(earlier, broker)
+    identity = replace(last.identity, about=last.identity.about or before.identity.about)
+    return replace(
+        last,
+        identity=identity,
+        counters=counters,
+        topics=dict(islice(topics.items(), MAX_TOPICS)),
+        brokers=dict(islice(brokers.items(), MAX_BROKERS)),
+        letters=dict(letters.most_common(MAX_LETTERS)),
+        transaction_ms=max(before.transaction_ms, last.transaction_ms),
+        others=(*before.others, before.identity.task),
+    )
+
+
+def _added(before: BrokerFigures, last: BrokerFigures) -> BrokerFigures:
+    buckets = zip_longest(before.latency_buckets, last.latency_buckets, fillvalue=0)
+    return last._replace(
+        requests=before.requests + last.requests,
+        failures=before.failures + last.failures,
+        latency_ms=before.latency_ms + last.latency_ms,
+        max_latency_ms=max(before.max_latency_ms, last.max_latency_ms),
+        latency_buckets=tuple(a + b for a, b in buckets),
+        throttle_ms=before.throttle_ms + last.throttle_ms,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +274,7 @@ def encode_task(figures: TaskFigures) -> dict[str, Any]:
         "letters": [[topic, cut(why), number] for (topic, why), number in figures.letters.items()],
         "transaction": round(figures.transaction_ms),
         "end": 2 if figures.failed else int(figures.done),
+        **({"others": list(figures.others)} if figures.others else {}),
     }
 
 
@@ -251,6 +313,7 @@ def decode_task(body: Mapping[str, Any]) -> TaskFigures:
             float(whole(body["transaction"])),
             end > 0,
             end == 2,
+            tuple(counts_of(list_of(body.get("others", []), MAX_OTHERS))),
         )
 
 
@@ -284,14 +347,15 @@ def _decode_mute(value: Any) -> MuteFigures:
 
 def _decode_broker(value: Any) -> tuple[int, BrokerFigures]:
     node, address, requests, failures, in_flight, latency, max_latency, buckets, throttle, oldest = value
+    requests, failures, in_flight = counts_of([requests, failures, in_flight])
     return whole(node), BrokerFigures(
         text(address),
-        count(requests),
-        count(failures),
-        count(in_flight),
+        requests,
+        failures,
+        in_flight,
         float(amount(latency)),
         float(amount(max_latency)),
-        tuple(count(one) for one in list_of(buckets, _MAX_BUCKETS)),
+        tuple(counts_of(list_of(buckets, _MAX_BUCKETS))),
         float(amount(throttle)),
         float(amount(oldest)),
     )
@@ -353,7 +417,7 @@ def _encode_topics(topics: Mapping[str, TopicFigures]) -> list[list[Any]]:
 def _decode_topics(value: Any, max_length: int) -> dict[str, TopicFigures]:
     found = {}
     for name, records, sent, raw, batches in list_of(value, max_length):
-        found[fields.topic(name)] = TopicFigures(count(records), count(sent), count(raw), count(batches))
+        found[fields.topic(name)] = TopicFigures(*counts_of([records, sent, raw, batches]))
     return found
 
 

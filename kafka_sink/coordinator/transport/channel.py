@@ -33,6 +33,13 @@ class Channel:
         """Milliseconds until ``next_message`` may have a message; infinite if only ``wake`` can bring one."""
         return math.inf
 
+    def left_delay_ms(self, now_ms: float) -> float:
+        """The same between tasks, for what a task has left to be sent."""
+        return math.inf
+
+    def close(self) -> None:
+        """The process ends: ``next_message`` must return what is left."""
+
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
         """Handle a reply. Raises ProtocolError for an invalid one, which closes the connection."""
 

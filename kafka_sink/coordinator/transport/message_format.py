@@ -152,6 +152,13 @@ def count(value: Any) -> int:
     return int(value)
 
 
+def counts_of(values: list[Any]) -> list[int]:
+    """Integers of at least 0. Reports have hundreds, so they are not checked one by one."""
+    if values and (set(map(type, values)) != {int} or min(values) < 0 or max(values) >= 1 << 63):
+        raise ValueError("not counts")
+    return values
+
+
 def amount(value: Any) -> Number:
     """A number of at least 0, such as an age in milliseconds."""
     # The bounds exclude infinities and NaN.

@@ -89,7 +89,7 @@ def test_sets_of_options_of_one_principal_share_the_mutes_of_a_cluster() -> None
     same.on_message(1, 1, _report("here", MUTE), 1_000.0)
     (reply, *_) = other.on_message(3, 1, _report("here"), 1_200.0)
     assert decode_update(reply.body, 10).added == {}, "another principal may be connected elsewhere"
-    (reply, *pushes) = renamed.on_message(2, 2, _report("here"), 1_200.0)
+    (reply, *_) = renamed.on_message(2, 2, _report("here"), 1_200.0)
     assert set(decode_update(reply.body, 10).added) == {1}
     # What one set of options has found out goes to the tasks of all, once.
     same.on_message(1, 2, encode_report(BreakerReport(unmuted=((1, "it responds"),))), 2_000.0)

@@ -373,28 +373,109 @@ class Channel:
         return sent
 
 
-def test_a_task_reports_at_once_then_every_second_and_at_its_end() -> None:
+def test_a_task_reports_soon_then_every_second_and_at_its_end() -> None:
     task = Channel()
     assert task.send() == []
     task.channel.begin(TASK)
-    assert len(task.send()) == 1
-    task.now_ms = 900.0
     assert task.send() == []
-    assert task.channel.next_message_delay_ms(900.0) == 100.0
-    task.now_ms, task.rows = 1_000.0, 5
+    assert task.channel.next_message_delay_ms(0.0) == 300.0
+    task.now_ms = 300.0
+    assert len(task.send()) == 1
+    task.now_ms = 1_200.0
+    assert task.send() == []
+    assert task.channel.next_message_delay_ms(1_200.0) == pytest.approx(100.0)
+    task.now_ms, task.rows = 1_300.0, 5
     assert [one.counters.get("records", 0) for one in task.send()] == [5]
     task.channel.end(report(9, done=True))
     # The next task begins before the last report has gone out.
     task.channel.begin(replace(TASK, task=8))
-    assert [(one.identity.task, one.done) for one in task.send()] == [(7, True), (8, False)]
+    assert [(one.identity.task, one.done) for one in task.send()] == [(7, True)]
+    task.now_ms = 2_300.0
+    assert [(one.identity.task, one.done) for one in task.send()] == [(8, False)]
+
+
+def test_short_tasks_of_a_worker_share_a_report_in_an_interval() -> None:
+    """Catches: 500 short tasks a second sent 1,000 reports a second."""
+    task, board, sent = Channel(), Board(), []
+    for number in range(100):
+        task.now_ms = 100.0 * number
+        task.channel.begin(replace(TASK, task=number))
+        task.channel.end(report(3, replace(TASK, task=number), brokers={0: broker(2, (1, 1))}, done=True))
+        sent += task.send()
+    assert len(sent) == 10
+    assert task.channel.left_delay_ms(task.now_ms) == pytest.approx(100.0)
+    # The process ends.
+    task.channel.close()
+    sent += task.send()
+    for one in sent:
+        board.report(one)
+    assert (board.total(), board.topic(), board.job()["tasks_done"]) == (300, 300, 100)
+    assert board.shown()["brokers"][0]["latency_buckets"] == [100, 100]
+    board.end(final(300, tasks=100))
+    assert (board.total(), board.job()["tasks_done"]) == (300, 100)
+
+
+def test_a_failed_task_and_one_that_has_reported_are_not_joined_with_others() -> None:
+    task = Channel()
+    task.channel.end(report(1, done=True))
+    assert task.send() == [], "no task has begun"
+    for number, failed in ((1, False), (2, True), (3, False), (4, False)):
+        task.channel.begin(replace(TASK, task=number, write=f"w{number // 4}"))
+        task.channel.end(
+            report(1, replace(TASK, task=number, write=f"w{number // 4}"), done=True, failed=failed)
+        )
+    assert [(one.identity.task, one.others) for one in task.send()] == [(1, ()), (2, ()), (3, ()), (4, ())]
+
+
+def test_so_many_reports_a_second_ask_for_fewer_whoever_sends_them() -> None:
+    """500 workers whose tasks take a second each: nobody runs for long, and 1,000 reports a second come."""
+    board = Board()
+    number = 0
+    for second in range(40):
+        board.figures.sample(1_000.0 * second)
+        for _ in range(round(1_000 * 1_000 / board.figures.interval_ms)):
+            number += 1
+            board.report(report(1, replace(TASK, task=number), done=True), 1_000.0 * second)
+    assert board.figures.interval_ms == pytest.approx(5_000.0, rel=0.1)
+    for second in range(40, 60):
+        board.figures.sample(1_000.0 * second)
+    assert board.figures.interval_ms == 1_000.0
+
+
+def test_sums_of_running_tasks_follow_what_they_report_last() -> None:
+    """Catches: sums that keep what a task reported before, or that is gone."""
+    board = Board()
+    mute = MuteFigures("t-3", "errors", 500.0)
+    for rows in (1, 2):
+        figures = report(
+            rows,
+            gauges={"buffer_used_bytes": 7},
+            brokers={0: broker(rows, (rows,))},
+            mutes=(mute,),
+            state="rows",
+        )
+        board.report(figures)
+    board.report(report(1, replace(TASK, task=8)))
+    shown = board.shown(1_000)
+    (cluster,) = shown["clusters"]
+    assert (cluster["gauges"], cluster["states"]) == ({"buffer_used_bytes": 7}, {"rows": 1, "working": 1})
+    assert (shown["brokers"][0]["in_flight"], board.job()["tasks"], len(shown["mutes"])) == (2, 2, 1)
+    # It comes back after it was gone.
+    assert board.shown(40_000)["tasks_running"] == 0
+    assert board.shown(40_000)["clusters"][0]["gauges"] == {}
+    board.report(report(3), 41_000.0)
+    shown = board.shown(41_000)
+    assert (shown["tasks_running"], shown["mutes"], shown["brokers"][0]["in_flight"]) == (1, [], 0)
+    assert board.total() == 4
 
 
 def test_topics_without_news_are_left_out_until_a_new_coordinator_needs_them() -> None:
     task = Channel()
     task.rows = 5
     task.channel.begin(TASK)
+    task.now_ms = 300.0
     assert list(task.send()[0].topics) == ["t"]
-    task.now_ms = 1_000.0
+    task.now_ms = 1_300.0
     assert list(task.send()[0].topics) == []
     task.channel.on_lost(task.now_ms)
     task.channel.on_connected(task.now_ms)
@@ -410,7 +491,8 @@ def test_many_tasks_are_asked_for_fewer_reports_and_are_not_called_silent() -> N
     assert board.shown(20_000)["clusters"][0]["states"] == {"working": 2_000}
     assert board.shown(26_000)["clusters"][0]["states"] == {"silent": 2_000}
     one = Channel()
-    one.channel.begin(TASK)
-    one.send()
     one.channel.on_reply(reply.body, True, 0.0)
-    assert one.channel.next_message_delay_ms(0.0) == 10_000.0
+    one.channel.begin(TASK)
+    one.now_ms = 300.0
+    assert one.send()
+    assert one.channel.next_message_delay_ms(300.0) == 10_000.0
