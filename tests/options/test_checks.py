@@ -173,7 +173,7 @@ def test_a_coordinator_gets_all_options_of_the_cluster_and_none_of_a_single_writ
         ("kafka.connections.max.idle.ms", "5", False),
         ("kafka.socket.connection.setup.timeout.ms", "5", False),
         ("kafka.send.buffer.bytes", "5", False),
-        ("kafka.sasl.login.read.timeout.ms", "5", False),
+        ("kafka.receive.buffer.bytes", "5", False),
         ("kafka.bootstrap.servers", "i:2,h:1,i:2", False),
         ("kafka.bootstrap.servers", "h:1", True),
         ("kafka.security.protocol", "SSL", True),

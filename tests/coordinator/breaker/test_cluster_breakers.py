@@ -92,9 +92,10 @@ def test_sets_of_options_of_one_principal_share_the_mutes_of_a_cluster() -> None
     (reply, *_) = renamed.on_message(2, 2, _report("here"), 1_200.0)
     assert set(decode_update(reply.body, 10).added) == {1}
     # What one set of options has found out goes to the tasks of all, once.
-    same.on_message(1, 2, encode_report(BreakerReport(unmuted=((1, "it responds"),))), 2_000.0)
-    told = [push.peer for handler in (same, renamed, other) for push in handler.on_time(2_100.0)]
-    assert sorted(told) == [1, 2]
+    over = encode_report(BreakerReport(unmuted=((1, "it responds"),)))
+    (_, *told) = same.on_message(1, 2, over, 2_000.0)
+    told += [push for handler in (same, renamed, other) for push in handler.on_time(2_100.0)]
+    assert sorted(one.peer for one in told) == [1, 2]
     renamed.on_disconnect(2, 3_000.0)
     assert not [one for one in same.on_time(9_000.0) if one.peer == 2]
 
