@@ -25,7 +25,7 @@ Convert = Callable[[pa.Array], pa.Array]
 _PARTS = ("topic", "key", "value", "headers", "partition", "timestamp")
 # Rows that are converted at once. Measured with 110-byte strings of Polars: 15 ns a row, and 58 for 65,536,
 # which fall out of the processor's caches.
-_CONVERTED_ROWS = 16_384
+CONVERTED_ROWS = 16_384
 _TEXT = "text or binary"
 _ACCEPTED = {
     "topic": "text",
@@ -79,7 +79,7 @@ class ArrowColumns:
             place.get("partition"),
             place.get("timestamp"),
         )
-        converts = tuple(_converter(name, schema.field(found[name]).type) for name in names)
+        converts = tuple(converter(name, schema.field(found[name]).type) for name in names)
         warnings = tuple(_ignored(schema.names, topic))
         return cls(plan, schema, warnings, names, tuple(found[name] for name in names), converts)
 
@@ -89,8 +89,8 @@ class ArrowColumns:
         if not any(self._converts):
             yield self._convert(batch)
             return
-        for start in range(0, max(1, batch.num_rows), _CONVERTED_ROWS):
-            yield self._convert(batch.slice(start, _CONVERTED_ROWS))
+        for start in range(0, max(1, batch.num_rows), CONVERTED_ROWS):
+            yield self._convert(batch.slice(start, CONVERTED_ROWS))
 
     def _convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = [batch.column(index) for index in self._indices]
@@ -144,7 +144,7 @@ def _ignored(names: Sequence[str], topic: str | None) -> Iterator[str]:
         )
 
 
-def _converter(name: str, kind: pa.DataType) -> Convert | None:
+def converter(name: str, kind: pa.DataType) -> Convert | None:
     """None where the column can be used as it is. Raises SchemaError for a type that cannot be used."""
     of_part = {"headers": _headers, "partition": _partition, "timestamp": _timestamp}.get(name, _bytes)
     try:

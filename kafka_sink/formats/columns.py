@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.formats.words import Int64s, Mask, Piece, join, spread
-from kafka_sink.records.arrays import indices, lengths, null_mask, offsets
+from kafka_sink.records.arrays import indices, lengths, narrow, null_mask, offsets
 
 
 class UnfitRowsError(KafkaSinkError):
@@ -36,8 +36,6 @@ def plain_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one a type
     """The type that ``plain`` gives a column, whose children are as they were."""
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
-    if pa.types.is_run_end_encoded(kind):
-        return plain_type(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     if pa.types.is_fixed_size_list(kind):
@@ -52,13 +50,15 @@ def plain_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one a type
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """The same entries without a dictionary, runs or views."""
+    """The same entries without a dictionary or views."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return plain(column.storage)
     if pa.types.is_dictionary(kind):
         return plain(column.dictionary_decode())
     wanted = plain_type(kind)
+    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        return narrow(column, wanted)
     return column if kind == wanted else column.cast(wanted)
 
 

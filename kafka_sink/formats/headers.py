@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from kafka_sink.records.arrays import binary_of, indices, lengths, null_mask
+from kafka_sink.records.arrays import as_binary, binary_of, indices, lengths, null_mask
 
 
 def with_header(own: pa.Array | None, name: str, contents: pa.Array, encoded: pa.Array) -> pa.Array:
     """Each row's own headers, and one more where ``encoded`` is not null: a tombstone has no schema.
 
-    ``own`` is a list of (key string, value binary) structs, or None; ``contents`` has the header's value.
+    ``own`` is a list of (key, value) structs of text or binary, or None; ``contents`` has the header's value.
     """
     rows = len(contents)
     held = np.zeros(rows, dtype=np.int64) if own is None else lengths(own).astype(np.int64)
@@ -30,7 +30,7 @@ def with_header(own: pa.Array | None, name: str, contents: pa.Array, encoded: pa
     entries = pa.StructArray.from_arrays(
         [
             pa.concat_arrays([keys, binary_of([name.encode()]).cast(keys.type)]).take(indices(key_at)),
-            pa.concat_arrays([values, contents.cast(values.type)]).take(indices(value_at)),
+            pa.concat_arrays([values, contents]).take(indices(value_at)),
         ],
         ["key", "value"],
     )
@@ -42,4 +42,4 @@ def _entries(own: pa.Array | None) -> tuple[pa.Array, pa.Array]:
     if own is None:
         return pa.nulls(0, pa.string()), pa.nulls(0, pa.binary())
     keys, values = own.flatten().flatten()
-    return keys, values
+    return keys, as_binary(values)

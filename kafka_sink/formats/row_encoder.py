@@ -39,7 +39,7 @@ class RowEncoder:
         kinds: pa.Schema,
         plan: ColumnPlan,
         refuse: Callable[[RefusedRows], None] | None,
-        convert: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
+        convert: Callable[[pa.RecordBatch], Iterator[pa.RecordBatch]] = lambda batch: iter((batch,)),
     ) -> None:
         self._encoding = encoding
         self._plan = plan
@@ -96,8 +96,7 @@ class RowEncoder:
         names = self._names[: len(columns)]
         if len(names) < len(self._names):
             columns.append(pa.nulls(rows.num_rows, _HEADERS))
-        letters = self._convert(pa.RecordBatch.from_arrays(columns, self._names))
-        table = pa.Table.from_batches([letters])
+        table = pa.Table.from_batches(self._convert(pa.RecordBatch.from_arrays(columns, self._names)))
         every = np.ones(rows.num_rows, dtype=np.bool_)
         return rows_of_table(self._plan, table, InvalidRowError(reason, every, reason))
 
@@ -183,7 +182,7 @@ class PartEncoder:
             return [*words.constant(self._prefixes[0]), *self._encoders[0].pieces(column, None)]
         if len(self._encoders) == 1 and all(len(prefix) <= 8 for prefix in self._prefixes):
             return [self._prefix_words(places), *self._encoders[0].pieces(column, None)]
-        return [self._by_schema(column, places)]
+        return [self._by_schema(column, places) if len(places) else binary_of(())]
 
     def _prefix_words(self, places: Int64s) -> Word:
         lead = np.array([int.from_bytes(prefix, "little") for prefix in self._prefixes], dtype=np.uint64)

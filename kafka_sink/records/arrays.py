@@ -151,22 +151,25 @@ def as_binary(array: pa.Array) -> pa.Array:
     """
     if array.type.id == _BINARY:
         return array
-    return _with_narrow_offsets(array) if _is_large(array.type) else array.cast(pa.binary())
+    return narrow(array, pa.binary()) if _is_large(array.type) else array.cast(pa.binary())
 
 
 def _is_large(kind: pa.DataType) -> bool:
     return kind.id in _LARGE
 
 
-def _with_narrow_offsets(array: pa.Array) -> pa.Array:
-    """Arrow's own cast keeps the absolute offsets, and so refuses a small slice that begins beyond 2^31."""
+def narrow(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A large_string or large_binary array as ``kind``, string or binary. Raises OverflowError as ``as_binary``.
+
+    Arrow's own cast keeps the absolute offsets, and so refuses a small slice that begins beyond 2^31.
+    """
     ends = offsets(array)
     first, size = int(ends[0]), int(ends[-1] - ends[0])
     if size > np.iinfo(np.int32).max:
         raise OverflowError(f"{len(array)} entries take {size} bytes; a table stays below 2 GiB")
     data = array.buffers()[2]
     return pa.Array.from_buffers(
-        pa.binary(),
+        kind,
         len(array),
         [
             _validity(null_mask(array)) if array.null_count else None,

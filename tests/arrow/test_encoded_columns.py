@@ -1,0 +1,180 @@
+"""Columns of all kinds are encoded, kept and refused, whatever the library that made them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from kafka_sink.arrow.encoded_columns import EncodedColumns
+from kafka_sink.dead_letters.refused_rows import RefusedRows
+from kafka_sink.errors import SchemaError
+from kafka_sink.formats import registry
+from kafka_sink.formats.columns import plain
+from kafka_sink.formats.registered import RegisteredSchema, Schema
+from kafka_sink.options import parse
+from kafka_sink.rows.column_plan import ColumnPlan
+
+GUID = uuid.UUID(int=7)
+_HEADER = {"key": "__value_schema_id", "value": b"\1" + GUID.bytes}
+_FRAME = 5
+
+
+class OneRegistry:
+    """Knows each schema as the first."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __enter__(self) -> OneRegistry:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def register(self, subject: str, schema: Schema) -> RegisteredSchema:
+        return RegisteredSchema(schema, 1, str(GUID), subject, 1)
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        name = subject.removesuffix("-value")
+        fields = [{"name": "x", "type": "long"}]
+        text = json.dumps({"type": "record", "name": name, "fields": fields})
+        return self.register(subject, Schema("AVRO", text))
+
+
+@pytest.fixture(autouse=True)
+def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "Registry", OneRegistry)
+
+
+def columns_of(
+    schema: pa.Schema, refuse: Callable[[RefusedRows, ColumnPlan], None] | None = None, **more: str
+) -> EncodedColumns:
+    given = {
+        "kafka.bootstrap.servers": "127.0.0.1:1",
+        "topic": "t",
+        "value.format": "json",
+        "schema.registry.url": "http://127.0.0.1:1",
+        **{name.replace("__", "."): text for name, text in more.items()},
+    }
+    return EncodedColumns(schema, parse({n: text for n, text in given.items() if text}).options, refuse)
+
+
+def encoded(batch: pa.RecordBatch, **more: str) -> list[dict[str, Any]]:
+    columns = columns_of(batch.schema, **more)
+    return [row for one in columns.converted(batch) for row in one.to_pylist()]
+
+
+def values(batch: pa.RecordBatch) -> list[Any]:
+    found = [row["value"] for row in encoded(batch)]
+    return [one if one is None else json.loads(one[_FRAME:]) for one in found]
+
+
+_VIEW = pa.string_view()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([{"a": "x"}, None, {"a": None}], pa.struct([("a", _VIEW)])),
+        pa.array([["x", None], None, []], pa.list_(_VIEW)),
+        pa.array([["x", None], None, []], pa.large_list(_VIEW)),
+        pa.array([["x", None], None, ["", "y"]], pa.list_(_VIEW, 2)),
+        pa.array([{"a": [{"b": ["x"]}]}, None, {"a": None}]).cast(
+            pa.struct([("a", pa.list_(pa.struct([("b", pa.large_list(_VIEW))])))])
+        ),
+        pa.DictionaryArray.from_arrays(pa.array([0, None, 1]), pa.array(["x", "y"]).cast(_VIEW)),
+        pa.array(["x", None, "a text that is no short one"]).cast(_VIEW),
+    ],
+)
+def test_views_are_encoded_beside_nulls(column: pa.Array) -> None:
+    """Catches: errors of Arrow, which takes no entries of views."""
+    batch = pa.record_batch([column], ["value"])
+    assert values(batch) == column.to_pylist()
+    assert values(batch.slice(1)) == column.to_pylist()[1:]
+
+
+def test_maps_with_views() -> None:
+    column = pa.array([[("k", "v")], None, []], pa.map_(_VIEW, _VIEW))
+    assert values(pa.record_batch([column], ["value"])) == [{"k": "v"}, None, {}]
+
+
+def test_a_small_slice_beyond_2_gib() -> None:
+    """Catches: Arrow's cast to 32-bit offsets, which counts what the slice leaves out."""
+    data = np.zeros((1 << 31) + 100, dtype=np.uint8)
+    data[-6:] = list(b"abcdef")
+    ends = np.array([0, len(data) - 6, len(data) - 3, len(data)], dtype=np.int64)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
+    for kind, narrow in ((pa.large_string(), pa.string()), (pa.large_binary(), pa.binary())):
+        found = plain(pa.Array.from_buffers(kind, 3, buffers).slice(1))
+        assert found.type == narrow
+        assert found.cast(pa.binary()).to_pylist() == [b"abc", b"def"]
+
+
+def _structs(**kinds: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.struct(kinds.items()))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        _structs(key=pa.string(), value=pa.binary()),
+        _structs(value=pa.binary(), key=pa.string()),
+        _structs(key=pa.string(), value=pa.string()),
+        _structs(key=pa.large_string(), value=pa.large_binary()),
+        _structs(key=_VIEW, value=_VIEW),
+        pa.large_list(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+        pa.map_(pa.string(), pa.binary()),
+    ],
+)
+def test_a_schemas_header_follows_headers_of_all_types(kind: pa.DataType) -> None:
+    """Catches: a key and a value that change places, and types that cannot be put together."""
+    entry: Any = ("k", b"v") if pa.types.is_map(kind) else {"key": "k", "value": b"v"}
+    headers = pa.array([[entry], None], kind)
+    batch = pa.record_batch([pa.array([1, 2]), headers], ["id", "headers"])
+    found = [row["headers"] for row in encoded(batch, schema__id__location="header")]
+    mine = {"key": "k", "value": b"v"}
+    shown = [[{**one, "key": _text(one["key"])} for one in row] for row in found]
+    assert shown == [[mine, _HEADER], [_HEADER]]
+
+
+def _text(key: str | bytes) -> str:
+    return key if isinstance(key, str) else key.decode()
+
+
+def test_headers_of_another_type_are_refused_at_planning() -> None:
+    with pytest.raises(SchemaError, match="headers attribute unsupported type int64"):
+        columns_of(pa.schema([("id", pa.int64()), ("headers", pa.int64())]), schema__id__location="header")
+
+
+def test_every_refused_row_has_its_letter() -> None:
+    """Catches: letters of the first rows only, where a column beside the value is converted in slices."""
+    count = 20_000
+    refused: list[RefusedRows] = []
+    schema = pa.schema([("x", pa.float64()), ("timestamp", pa.timestamp("ns", "UTC"))])
+    columns = columns_of(schema, lambda rows, _: refused.append(rows), errors__tolerance="all")
+    instants = pa.array(np.arange(count) * 1_000_000).cast(schema.field("timestamp").type)
+    batch = pa.RecordBatch.from_arrays([pa.array(np.full(count, np.nan)), instants], schema=schema)
+    assert sum(one.num_rows for one in columns.converted(batch)) == 0
+    assert sum(rows.count for rows in refused) == count
+
+
+def test_null_values_of_topics_with_schemas_of_their_own() -> None:
+    """Catches: a batch of tombstones alone, which fails."""
+    kind = pa.struct([("x", pa.int64())])
+    schema = pa.schema([("topic", pa.string()), ("value", kind)])
+    given = {"topic": "", "schema__registry__topics": "a,b", "use__latest__version": "true"}
+    columns = columns_of(schema, value__format="avro", **given)
+    cases: list[tuple[list[str], list[Any]]] = [(["a", "b"], [None, None]), ([], []), (["b"], [{"x": 1}])]
+    for topics, rows in cases:
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(topics, pa.string()), pa.array(rows, kind)], schema=schema
+        )
+        found = [row["value"] for one in columns.converted(batch) for row in one.to_pylist()]
+        assert [one is None for one in found] == [one is None for one in rows]
