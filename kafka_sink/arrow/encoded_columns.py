@@ -21,9 +21,16 @@ Refuse = Callable[["RefusedRows", "ColumnPlan"], None]
 
 def columns_of(schema: pa.Schema, options: SinkOptions, refuse: Refuse) -> ArrowColumns | EncodedColumns:
     """The columns of a schema. With a format, the registry is asked. Raises RegistryError, SchemaError."""
+    return check_early(schema, options) or EncodedColumns(
+        schema, options, refuse if options.errors_tolerance == "all" else None
+    )
+
+
+def check_early(schema: pa.Schema, options: SinkOptions) -> ArrowColumns | None:
+    """The columns, as far as they need no registry: None with a format. Raises SchemaError."""
     if (options.value_format, options.key_format) == ("bytes", "bytes"):
         return ArrowColumns.of(schema, options.topic)
-    return EncodedColumns(schema, options, refuse if options.errors_tolerance == "all" else None)
+    return None
 
 
 class EncodedColumns:

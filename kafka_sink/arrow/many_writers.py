@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_sink.arrow.columns import ArrowColumns
+from kafka_sink.arrow.encoded_columns import check_early
 from kafka_sink.arrow.planning import checked
 from kafka_sink.arrow.producer import ArrowProducer
 from kafka_sink.coordinator.process.planning import PlannedCoordinator
@@ -53,7 +53,7 @@ class ManyWriters:
     def start(self, schema: pa.Schema | None = None) -> None:
         """On the driver, before tasks. Raises SchemaError, and what ``prepare_topic`` raises."""
         if schema is not None:
-            ArrowColumns.of(schema, self.options.topic)
+            check_early(schema, self.options)
         prepare_topic(self.options)
 
     def write(self, tables: Iterable[Any]) -> TaskResult:

@@ -7,22 +7,20 @@ from contextlib import nullcontext
 from typing import Any
 
 from kafka_sink.arrow import progress as terminal
-from kafka_sink.arrow.columns import ArrowColumns
+from kafka_sink.arrow.encoded_columns import check_early
 from kafka_sink.arrow.producer import ArrowProducer
 from kafka_sink.arrow.sources import record_batches
 from kafka_sink.errors import DeliveryError
 from kafka_sink.reports.written import Written
-
-_BYTES = ("bytes", "bytes")
 
 
 def write_arrow(data: Any, options: Mapping[str, Any], *, progress: bool | None = None) -> Written:
     """See ``kafka_sink.write_arrow``."""
     producer = ArrowProducer(options)
     schema, batches = record_batches(data)
-    if schema is not None and (producer.options.value_format, producer.options.key_format) == _BYTES:
+    if schema is not None:
         # Before any broker is asked. With a format, the registry is asked when the rows come.
-        ArrowColumns.of(schema, producer.options.topic)
+        check_early(schema, producer.options)
     is_shown = terminal.is_wanted() if progress is None else progress
     with producer:
         shown = terminal.LINE.shown(lambda: producer.acknowledged) if is_shown else nullcontext()

@@ -118,6 +118,13 @@ def test_tasks_report_and_the_driver_sums_up(
     assert caplog.text.count("10 rows acknowledged in t (1 partition) by 2 tasks") == 1
 
 
+def test_columns_that_a_format_makes_a_value_of_may_start(cluster: FakeCluster, tmp_path: Path) -> None:
+    """Catches: a demand for a column 'value' where each row is encoded."""
+    given = {"value.format": "json", "schema.registry.url": "http://127.0.0.1:1"}
+    writers = ManyWriters(options(cluster, tmp_path / "report", **given), "Ray Data")
+    writers.start(pa.schema([("id", pa.int64())]))
+
+
 def test_no_password_is_shown() -> None:
     login = {
         "kafka.security.protocol": "SASL_SSL",
