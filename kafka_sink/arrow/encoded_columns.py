@@ -94,10 +94,13 @@ def _converts(schema: pa.Schema) -> Iterator[tuple[int, Convert]]:
             yield place, partial(pa.Array.cast, target_type=wanted)
 
 
-def _without_views(kind: pa.DataType) -> pa.DataType:
+_OF_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one a type
     """The type with offsets in place of views, of which Arrow takes no entries, at any depth."""
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        return pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary()
+    if kind in _OF_VIEWS:
+        return _OF_VIEWS[kind]
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
     if pa.types.is_struct(kind):

@@ -187,9 +187,8 @@ class _Union:
         if self.null is None:
             wrong = own if nulls is None else own & ~nulls
             raise UnfitRowsError(wrong, self.path, "is null, and the schema takes no null there")
-        # No union has more than 63 branches in practice, so either is one byte.
-        branches = np.where(own, varint.scalar(self.null)[0], value[0]).astype(np.uint64)
-        return [words.fixed(branches, 1, nulls), *self.value.pieces(column, own)]
+        branches = words.zigzag(np.where(own, self.null, self.branch))
+        return [*words.varint(branches, nulls), *self.value.pieces(column, own)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +253,24 @@ class _Integer:
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
         return [*words.varint(words.zigzag(self.numbers(column)), nulls)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Finer:
+    """Instants in a finer unit than the column's: ``factor`` to one, of which the latest have no number."""
+
+    factor: int
+    path: str
+
+    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+        given = arrays.numbers(column, np.int64)
+        last = np.iinfo(np.int64).max // self.factor
+        wrong = (given > last) | (given < -last)
+        if nulls is not None:
+            wrong &= ~nulls
+        if wrong.any():
+            raise UnfitRowsError(wrong, self.path, "is too far from 1970 for the unit that the schema wants")
+        return [*words.varint(words.zigzag(given * self.factor), nulls)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +357,7 @@ def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:  # no
     if pa.types.is_decimal(kind):
         return _decimal(schema, kind, path) if logical == "decimal" else None
     if name in ("int", "long"):
-        numbers = _whole_numbers(name, logical, kind)
-        return None if numbers is None else _Integer(numbers)
+        return _whole(name, logical, kind, path)
     if kind == pa.string():
         if name == "enum":
             return _Enum(_strings(schema["symbols"]), path)
@@ -402,6 +418,13 @@ def _bits(column: pa.Array) -> UInt64s:
     return arrays.numbers(column.cast(pa.uint8()), np.uint8).astype(np.uint64)
 
 
+def _whole(name: str, logical: str | None, kind: pa.DataType, path: str) -> Encoder | None:
+    if name == "long" and pa.types.is_timestamp(kind):
+        return _instants(logical, kind, path)
+    numbers = _whole_numbers(name, logical, kind)
+    return None if numbers is None else _Integer(numbers)
+
+
 def _whole_numbers(name: str, logical: str | None, kind: pa.DataType) -> Callable[[pa.Array], Any] | None:
     """How a column becomes numbers of int or long; None if it does not."""
     if kind in (_INTS if name == "int" else _LONGS):
@@ -414,8 +437,6 @@ def _whole_numbers(name: str, logical: str | None, kind: pa.DataType) -> Callabl
         wanted = 1000 if name == "int" else 1_000_000
         width = np.int32 if kind.bit_width == 32 else np.int64
         return lambda column: _scaled(arrays.numbers(column, width), unit, wanted)
-    if name == "long" and pa.types.is_timestamp(kind):
-        return _instants(logical, kind)
     if name == "long" and pa.types.is_duration(kind) and logical is None:
         return lambda column: arrays.numbers(column, np.int64)
     return None
@@ -425,13 +446,15 @@ _UNITS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 _INSTANTS = {"millis": 1000, "micros": 1_000_000, "nanos": 1_000_000_000}
 
 
-def _instants(logical: str | None, kind: pa.DataType) -> Callable[[pa.Array], Any] | None:
+def _instants(logical: str | None, kind: pa.DataType, path: str) -> Encoder | None:
     local = "" if kind.tz else "local-"
     wanted = next((per_s for unit, per_s in _INSTANTS.items() if logical == f"{local}timestamp-{unit}"), None)
     if wanted is None:
         return None
-    per_second = wanted
-    return lambda column: _scaled(arrays.numbers(column, np.int64), _UNITS[kind.unit], per_second)
+    unit, per_second = _UNITS[kind.unit], wanted
+    if per_second > unit:
+        return _Finer(per_second // unit, path)
+    return _Integer(lambda column: _scaled(arrays.numbers(column, np.int64), unit, per_second))
 
 
 def _scaled(numbers: Any, unit: int, wanted: int) -> Any:

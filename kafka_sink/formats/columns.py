@@ -32,7 +32,7 @@ class Encoder(Protocol):
         ...
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one a type
+def plain_type(kind: pa.DataType) -> pa.DataType:
     """The type that ``plain`` gives a column, whose children are as they were."""
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)

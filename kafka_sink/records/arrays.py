@@ -159,7 +159,7 @@ def _is_large(kind: pa.DataType) -> bool:
 
 
 def narrow(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A large_string or large_binary array as ``kind``, string or binary. Raises OverflowError as ``as_binary``.
+    """A large_string or large_binary array as ``kind``, which has 32-bit offsets. Raises OverflowError.
 
     Arrow's own cast keeps the absolute offsets, and so refuses a small slice that begins beyond 2^31.
     """

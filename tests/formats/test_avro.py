@@ -187,6 +187,13 @@ def test_what_does_not_fit_is_named_at_planning(schema: str, kind: list[Any], sa
             [None, [("a", [1]), ("b", [2, None])]],
             r"field 'x\{\}\[\]' is null",
         ),
+        # The end of time in a finer unit.
+        (
+            _record(_field("x", ["null", {"type": "long", "logicalType": "timestamp-nanos"}])),
+            [("x", pa.timestamp("us", "UTC"))],
+            [None, 253402214400000000],
+            "field 'x' is too far from 1970",
+        ),
     ],
 )
 def test_rows_that_do_not_fit_are_marked(schema: str, kind: list[Any], rows: list[Any], said: str) -> None:
@@ -194,6 +201,14 @@ def test_rows_that_do_not_fit_are_marked(schema: str, kind: list[Any], rows: lis
     with pytest.raises(UnfitRowsError, match=said) as caught:
         _encoded(schema, column)
     assert caught.value.rows.tolist() == [False, True]
+
+
+def test_a_null_beside_a_branch_behind_many() -> None:
+    """Catches: branches whose number takes two bytes."""
+    records = [{"type": "record", "name": f"R{number}", "fields": []} for number in range(70)]
+    schema = _record(_field("x", [*records, "string", "null"]))
+    rows = [{"x": "a"}, {"x": None}]
+    assert _encoded(schema, pa.array(rows)) == _by_fastavro(schema, rows)
 
 
 def test_references_define_names() -> None:
