@@ -59,6 +59,7 @@ class _Compiler:
         null = next((at for at, one in enumerate(branches) if one["type"] == "null"), None)
         problems = []
         for at, branch in enumerate(branches):
+            self.schema.steps.take()
             if at == null and not pa.types.is_null(plain_type(kind)):
                 continue
             try:

@@ -9,16 +9,22 @@ from kafka_sink.errors import SchemaError
 from kafka_sink.formats.avro_schema import AvroSchema, Schema
 from kafka_sink.records import varint
 
+_WRONG = (KeyError, TypeError, ValueError, AttributeError, struct.error, IndexError)
+
 
 def encoded(schema: AvroSchema, kind: Schema, value: Any, path: str) -> bytes:
     """A default as the schema has it in JSON, by the type of its field. Raises SchemaError."""
     try:
         return _encoded(schema, kind, value)
-    except (KeyError, TypeError, ValueError, AttributeError, struct.error, IndexError):
+    except SchemaError:
+        raise
+    except (*_WRONG, RecursionError):
         raise SchemaError(f"the schema's default of field '{path}' is no value of its type") from None
 
 
 def _encoded(schema: AvroSchema, kind: Schema, value: Any) -> bytes:
+    # A text may be written as often as what has it.
+    schema.steps.take(1 + len(value) if isinstance(value, str) else 1)
     name = kind["type"]
     if name == "named":
         return _encoded(schema, schema.named[kind["full_name"]], value)
@@ -43,7 +49,7 @@ def _of_union(schema: AvroSchema, branches: list[Schema], value: Any) -> bytes:
     for at, branch in enumerate(branches):
         try:
             return varint.scalar(at) + _encoded(schema, branch, value)
-        except (KeyError, TypeError, ValueError, AttributeError, struct.error, IndexError):
+        except _WRONG:
             continue
     raise ValueError("fits no branch")
 

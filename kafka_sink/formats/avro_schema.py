@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats.columns import plain_type
+from kafka_sink.formats.registered import Steps
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _NAMED = frozenset({"record", "error", "enum", "fixed"})
@@ -29,6 +30,7 @@ class AvroSchema:
 
     root: Schema
     named: Mapping[str, Schema]
+    steps: Steps
 
     @property
     def full_name(self) -> str:
@@ -42,10 +44,14 @@ def read(text: str, references: Iterable[str] = ()) -> AvroSchema:
 
     Raises SchemaError."""
     named: dict[str, Schema] = {}
-    for reference in references:
-        _Reader(named).read(_parsed(reference), "", 0)
-    root = _Reader(named).read(_parsed(text), "", 0)
-    return AvroSchema(root, named)
+    try:
+        for reference in references:
+            _Reader(named).read(_parsed(reference), "", 0)
+        return AvroSchema(_Reader(named).read(_parsed(text), "", 0), named, Steps())
+    except SchemaError:
+        raise
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise SchemaError(f"the Avro schema cannot be read ({error}): {text[:100]!r}") from None
 
 
 def _parsed(text: str) -> Any:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats.columns import plain_type
+from kafka_sink.formats.registered import Steps
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _MAX_DEPTH = 100
@@ -30,7 +31,7 @@ def parsed(text: str) -> Schema:
     """Raises SchemaError."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise SchemaError(f"the JSON schema is no JSON: {text[:100]!r}") from None
     if not isinstance(found, dict | bool):
         raise SchemaError("the JSON schema is neither an object nor true or false")
@@ -99,15 +100,20 @@ def check(text: str, references: Sequence[tuple[str, str]], kind: pa.DataType, p
     """Raises SchemaError, naming the field, where no row of this type fits the schema."""
     root = parsed(text)
     others = {name: parsed(own) for name, own in references}
-    _Checker(root, others).check(root, kind, path, 0)
+    try:
+        _Checker(root, others).check(root, kind, path, 0)
+    except (TypeError, AttributeError) as error:
+        raise SchemaError(f"the JSON schema cannot be read ({error}): {text[:100]!r}") from None
 
 
 class _Checker:
     def __init__(self, root: Schema, others: Mapping[str, Schema]) -> None:
         self._root = root
         self._others = others
+        self._steps = Steps()
 
     def check(self, schema: Schema, kind: pa.DataType, path: str, depth: int) -> None:
+        self._steps.take()
         if depth > _MAX_DEPTH:
             raise SchemaError(f"the JSON schema is nested more than {_MAX_DEPTH} deep at '{path}'")
         kind = plain_type(kind)
@@ -129,7 +135,10 @@ class _Checker:
     def _check_inside(self, schema: Mapping[str, Any], kind: pa.DataType, path: str, depth: int) -> None:
         if pa.types.is_struct(kind):
             self._check_object(schema, kind, path, depth)
-        elif (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and "items" in schema:
+        elif (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and isinstance(
+            schema.get("items"), dict | bool
+        ):
+            # A list of schemas is by place: only values decide which it is.
             self.check(schema["items"], kind.value_type, f"{path}[]", depth + 1)
         elif pa.types.is_map(kind) and "additionalProperties" in schema:
             self.check(schema["additionalProperties"], kind.item_type, f"{path}{{}}", depth + 1)

@@ -216,7 +216,24 @@ class _Printed:
             wrong = ~np.isfinite(_floats(column))
             if wrong.any():
                 raise UnfitRowsError(wrong, self.path, "is NaN or infinite, and JSON has no such number")
+        if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
+            days = _days(column)
+            wrong = (days < _FIRST_DAY) | (days > _LAST_DAY)
+            if wrong.any():
+                raise UnfitRowsError(wrong, self.path, "is not of the years 1 to 9999, as JSON's dates are")
         return [as_binary(self.texts(column))]
+
+
+# The first of January of year 1 and the last of December of 9999, since 1970.
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+
+
+def _days(column: pa.Array) -> npt.NDArray[np.signedinteger[Any]]:
+    if pa.types.is_date32(column.type):
+        return numbers(column, np.int32)
+    unit = "ms" if pa.types.is_date64(column.type) else column.type.unit
+    return numbers(column, np.int64) // _PER_DAY[unit]
 
 
 def _floats(column: pa.Array) -> npt.NDArray[Any]:

@@ -22,5 +22,13 @@ def letter_values(column: pa.Array) -> pa.Array:
     except (UnfitRowsError, SchemaError):
         # One row at a time: errors.max bounds how many there are.
         return binary_of(
-            [str(entry).encode(errors="replace") if entry.is_valid else None for entry in column]
+            [_shown(entry).encode(errors="replace") if entry.is_valid else None for entry in column]
         )
+
+
+def _shown(entry: pa.Scalar) -> str:
+    try:
+        return str(entry)
+    except (OverflowError, ValueError):
+        # Python's dates end with the year 9999.
+        return str(pa.repeat(entry, 1).to_string())

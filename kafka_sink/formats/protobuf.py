@@ -398,7 +398,9 @@ def _float(size: int, kind: pa.DataType) -> _Value | None:
 
 
 def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Mask | None], Int64s] | None:
-    """How a column becomes numbers of a type; None if it may not fit."""
+    """How a column becomes numbers of a type; None if it may not fit, or the type has none."""
+    if not name.endswith(("32", "64")):
+        return None
     dtype = _SIGNED.get(kind) or _UNSIGNED.get(kind)
     bits = 64 if name.endswith("64") else 32
     is_unsigned = name in ("uint32", "uint64", "fixed32", "fixed64")

@@ -118,7 +118,7 @@ def _add(schema: ProtobufSchema, text: str) -> None:
 
 def _resolve(schema: ProtobufSchema, message: Message, one: Field) -> None:
     """Finds the type that a field names, from the innermost scope outwards."""
-    if not one.type_name:
+    if not one.type_name or one.kind == "group":
         return
     name = one.type_name.removeprefix(".")
     scope = "" if one.type_name.startswith(".") else message.full_name
@@ -261,7 +261,9 @@ def _packed(kind: str, said: bool | None, *, is_proto3: bool) -> bool:
 # -- text --------------------------------------------------------------------------------------------------
 
 _TOKEN = re.compile(
-    r"\s+|//[^\n]*|/\*.*?\*/|(?P<text>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')|(?P<word>[\w.+-]+)|(?P<sign>[^\s\w])",
+    # What does not end goes to the end: it is read once, not again for each sign in it.
+    r"\s+|//[^\n]*|/\*.*?(?:\*/|\Z)|(?P<text>\"(?:[^\"\\]|\\.)*(?:\"|\\?\Z)|'(?:[^'\\]|\\.)*(?:'|\\?\Z))"
+    r"|(?P<word>[\w.+-]+)|(?P<sign>[^\s\w])",
     re.DOTALL,
 )
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kafka_sink.errors import SchemaError
+
 # Of schemas, by format.
 KINDS = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
+# A second's work, and far more than real schemas need.
+_MAX_STEPS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,19 @@ class Schema:
     kind: str
     text: str
     references: tuple[tuple[str, str], ...] = ()
+
+
+class Steps:
+    """What may be spent on one schema: a short one can name its parts so often that they never end."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_STEPS
+
+    def take(self, count: int = 1) -> None:
+        """Raise SchemaError once they are used up, from then on always."""
+        self._left -= count
+        if self._left < 0:
+            raise SchemaError("the schema names its own parts too often to be followed: make it simpler")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +24,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 GUID = uuid.UUID(int=7)
 _HEADER = {"key": "__value_schema_id", "value": b"\1" + GUID.bytes}
 _FRAME = 5
+_IN_HEADER = {"schema.id.location": "header"}
 
 
 class OneRegistry:
@@ -54,25 +55,27 @@ def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def columns_of(
-    schema: pa.Schema, refuse: Callable[[RefusedRows, ColumnPlan], None] | None = None, **more: str
+    schema: pa.Schema,
+    more: Mapping[str, str],
+    refuse: Callable[[RefusedRows, ColumnPlan], None] | None = None,
 ) -> EncodedColumns:
     given = {
         "kafka.bootstrap.servers": "127.0.0.1:1",
         "topic": "t",
         "value.format": "json",
         "schema.registry.url": "http://127.0.0.1:1",
-        **{name.replace("__", "."): text for name, text in more.items()},
+        **more,
     }
     return EncodedColumns(schema, parse({n: text for n, text in given.items() if text}).options, refuse)
 
 
-def encoded(batch: pa.RecordBatch, **more: str) -> list[dict[str, Any]]:
-    columns = columns_of(batch.schema, **more)
+def encoded(batch: pa.RecordBatch, more: Mapping[str, str]) -> list[dict[str, Any]]:
+    columns = columns_of(batch.schema, more)
     return [row for one in columns.converted(batch) for row in one.to_pylist()]
 
 
 def values(batch: pa.RecordBatch) -> list[Any]:
-    found = [row["value"] for row in encoded(batch)]
+    found = [row["value"] for row in encoded(batch, {})]
     return [one if one is None else json.loads(one[_FRAME:]) for one in found]
 
 
@@ -138,7 +141,7 @@ def test_a_schemas_header_follows_headers_of_all_types(kind: pa.DataType) -> Non
     entry: Any = ("k", b"v") if pa.types.is_map(kind) else {"key": "k", "value": b"v"}
     headers = pa.array([[entry], None], kind)
     batch = pa.record_batch([pa.array([1, 2]), headers], ["id", "headers"])
-    found = [row["headers"] for row in encoded(batch, schema__id__location="header")]
+    found = [row["headers"] for row in encoded(batch, _IN_HEADER)]
     mine = {"key": "k", "value": b"v"}
     shown = [[{**one, "key": _text(one["key"])} for one in row] for row in found]
     assert shown == [[mine, _HEADER], [_HEADER]]
@@ -150,7 +153,7 @@ def _text(key: str | bytes) -> str:
 
 def test_headers_of_another_type_are_refused_at_planning() -> None:
     with pytest.raises(SchemaError, match="headers attribute unsupported type int64"):
-        columns_of(pa.schema([("id", pa.int64()), ("headers", pa.int64())]), schema__id__location="header")
+        columns_of(pa.schema([("id", pa.int64()), ("headers", pa.int64())]), _IN_HEADER)
 
 
 def test_every_refused_row_has_its_letter() -> None:
@@ -158,7 +161,7 @@ def test_every_refused_row_has_its_letter() -> None:
     count = 20_000
     refused: list[RefusedRows] = []
     schema = pa.schema([("x", pa.float64()), ("timestamp", pa.timestamp("ns", "UTC"))])
-    columns = columns_of(schema, lambda rows, _: refused.append(rows), errors__tolerance="all")
+    columns = columns_of(schema, {"errors.tolerance": "all"}, lambda rows, _: refused.append(rows))
     instants = pa.array(np.arange(count) * 1_000_000).cast(schema.field("timestamp").type)
     batch = pa.RecordBatch.from_arrays([pa.array(np.full(count, np.nan)), instants], schema=schema)
     assert sum(one.num_rows for one in columns.converted(batch)) == 0
@@ -169,8 +172,8 @@ def test_null_values_of_topics_with_schemas_of_their_own() -> None:
     """Catches: a batch of tombstones alone, which fails."""
     kind = pa.struct([("x", pa.int64())])
     schema = pa.schema([("topic", pa.string()), ("value", kind)])
-    given = {"topic": "", "schema__registry__topics": "a,b", "use__latest__version": "true"}
-    columns = columns_of(schema, value__format="avro", **given)
+    given = {"topic": "", "schema.registry.topics": "a,b", "use.latest.version": "true"}
+    columns = columns_of(schema, {"value.format": "avro", **given})
     cases: list[tuple[list[str], list[Any]]] = [(["a", "b"], [None, None]), ([], []), (["b"], [{"x": 1}])]
     for topics, rows in cases:
         batch = pa.RecordBatch.from_arrays(

@@ -203,6 +203,31 @@ def test_rows_that_do_not_fit_are_marked(schema: str, kind: list[Any], rows: lis
     assert caught.value.rows.tolist() == [False, True]
 
 
+def _doubling(levels: int) -> dict[str, Any]:
+    """A record whose default has twice the parts with each level."""
+    kind: dict[str, Any] = {"type": "record", "name": "R0", "fields": [_field("a", "int", default=1)]}
+    for level in range(1, levels):
+        fields = [_field("a", kind, default={}), _field("b", f"R{level - 1}", default={})]
+        kind = {"type": "record", "name": f"R{level}", "fields": fields}
+    return kind
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("[" * 100_000, "cannot be read"),
+        (_record(1), "cannot be read"),
+        (_record(_field("x", {"type": "fixed", "name": "F", "size": "many"})), "cannot be read"),
+        (_record(_field("x", "int"), _field("y", "Row", default={"x": 1})), "no value of its type"),
+        (_record(_field("x", "int"), _field("y", _doubling(30), default={})), "too often"),
+    ],
+)
+def test_no_schema_costs_more_than_a_second(schema: str, said: str) -> None:
+    """Catches: errors of Python, and defaults without an end."""
+    with pytest.raises(SchemaError, match=said):
+        _encoded(schema, pa.array([{"x": 1}], pa.struct([("x", pa.int32())])))
+
+
 def test_a_null_beside_a_branch_behind_many() -> None:
     """Catches: branches whose number takes two bytes."""
     records = [{"type": "record", "name": f"R{number}", "fields": []} for number in range(70)]

@@ -16,6 +16,7 @@ from hypothesis import assume, given
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import json_schema, json_values, words
 from kafka_sink.formats.columns import UnfitRowsError
+from kafka_sink.formats.letters import letter_values
 from tests.support.avro_cases import tables
 
 
@@ -82,6 +83,24 @@ def test_texts_are_those_of_json_dumps() -> None:
     assert [text.decode() for text in _encoded(schema, column)] == expected
 
 
+@pytest.mark.parametrize("kind", [pa.date32(), pa.date64(), pa.timestamp("us", "UTC"), pa.timestamp("s")])
+def test_dates_that_the_formats_have_not(kind: pa.DataType) -> None:
+    """Catches: Arrow's text for what it cannot print, and years that no reader takes."""
+    day = {"day": 1, "ms": 86_400_000, "us": 86_400_000_000, "s": 86_400}
+    unit = day["day" if kind == pa.date32() else "ms" if kind == pa.date64() else kind.unit]
+    width = pa.int32() if kind == pa.date32() else pa.int64()
+    bounds = pa.array([-719_162 * unit, 2_932_896 * unit], width)
+    first, last = _encoded("true", bounds.cast(kind))
+    assert (first[:11], last[:11]) == (b'"0001-01-01', b'"9999-12-31')
+    for wrong in (-719_163, 2_932_897, 20_000_000):
+        with pytest.raises(UnfitRowsError, match="of the years 1 to 9999") as caught:
+            _encoded("true", pa.array([wrong * unit, 0], width).cast(kind))
+        assert caught.value.rows.tolist() == [True, False]
+        # Its letter has what there is.
+        row = pa.StructArray.from_arrays([pa.array([wrong * unit], width).cast(kind)], ["x"])
+        assert letter_values(row)[0].as_py()
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_a_number_that_json_has_not_is_an_error_of_its_row(wrong: float) -> None:
     column = pa.array([{"x": [1.0]}, {"x": [2.0, wrong]}])
@@ -106,6 +125,15 @@ def test_a_number_that_json_has_not_is_an_error_of_its_row(wrong: float) -> None
         ),
         ({"properties": {"x": {"$ref": "#/definitions/n"}}, "definitions": {}}, "refers to"),
         ({"properties": {"x": {"$ref": "#/properties/x"}}}, "nested more than"),
+        ({"properties": {"x": {"allOf": 5}}}, "cannot be read"),
+        (
+            {
+                "properties": {"x": {"$ref": "#/d/40"}},
+                "d": {"0": {}}
+                | {str(one): {"allOf": [{"$ref": f"#/d/{one - 1}"}] * 2} for one in range(1, 41)},
+            },
+            "too often",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_at_planning(schema: dict[str, Any], said: str) -> None:
