@@ -6,20 +6,17 @@ KAFKA_CHUNKED_SCREENSHOTS=1 writes the pictures to docs/images; without it, they
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
-from selenium.webdriver.chrome.service import Service
 
 from kafka_sink.coordinator.figures.channel import report_final
 from kafka_sink.coordinator.figures.messages import TaskIdentity
@@ -31,48 +28,14 @@ from kafka_sink.options import parse
 from kafka_sink.reports.write_reports import final_figures
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
+from tests.browser.conftest import DRAWS, Page
 from tests.support.application import Application
 from tests.support.fake_broker import FakeCluster
 from tests.support.live_view_client import figures
 
 DOCS = Path(__file__).parents[2] / "docs" / "images"
-# Pictures for the documentation show curves that have gone on for a while.
-DRAWS = os.environ.get("KAFKA_CHUNKED_SCREENSHOTS") == "1"
 PLAN = ColumnPlan.of([("key", "string"), ("value", "string")], "orders")
 ROWS = 2_000
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    """Chromium without a window. It fails, and says what to do, where Chromium is missing."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    driver = shutil.which("chromedriver")
-    if found is None or driver is None:
-        pytest.fail("Chromium or chromedriver is missing: run tools/ensure_chromium.sh")
-    options = webdriver.ChromeOptions()
-    options.binary_location = found
-    for argument in (
-        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-        *("--disable-dev-shm-usage", "--hide-scrollbars", "--lang=en-US"),
-        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    made = webdriver.Chrome(options=options, service=Service(driver))
-    made.set_page_load_timeout(30)
-    try:
-        yield made
-    finally:
-        made.quit()
-
-
-@pytest.fixture
-def browser(chromium: webdriver.Chrome) -> webdriver.Chrome:
-    """Chromium without the former test's page, which polls a server that is gone, and without its errors."""
-    chromium.get("about:blank")
-    errors_of(chromium)
-    return chromium
 
 
 @pytest.fixture
@@ -81,63 +44,6 @@ def pictures(tmp_path: Path) -> Path:
         return tmp_path
     DOCS.mkdir(exist_ok=True)
     return DOCS
-
-
-def errors_of(browser: webdriver.Chrome) -> list[str]:
-    """The errors in the console since the last call."""
-    return [
-        one["message"]
-        for one in browser.execute("getLog", {"type": "browser"})["value"]
-        if one["level"] == "SEVERE"
-    ]
-
-
-class Page:
-    """The page in the browser."""
-
-    def __init__(self, browser: webdriver.Chrome, url: str) -> None:
-        self.browser = browser
-        self.url = url
-        browser.get(url)
-        self.eventually(lambda: self.text("status") == "live")
-
-    def text(self, element: str) -> str:
-        try:
-            return str(self.browser.find_element("id", element).text)
-        except StaleElementReferenceException:
-            return ""
-
-    def eventually(self, condition: Callable[[], object], within_s: float = 60.0) -> None:
-        until = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < until, self.browser.find_element("tag name", "body").text
-            time.sleep(0.2)
-
-    def rows(self) -> int:
-        return int(re.findall(r"Rows acknowledged\n([\d,]+)", self.text("tiles"))[0].replace(",", ""))
-
-    def look(self, width: int, *, dark: bool) -> None:
-        self.browser.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia",
-            {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]},
-        )
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    def picture(self, path: Path, width: int = 1200, *, dark: bool = False) -> None:
-        """The whole page. Nothing may stick out of it to the right."""
-        self.look(width, dark=dark)
-        time.sleep(1.2 if DRAWS else 0.2)
-        size = "return [document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
-        wide, high = self.browser.execute_script(size)
-        assert wide <= width
-        metrics = {"width": width, "height": high, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        time.sleep(0.3 if DRAWS else 0)
-        assert self.browser.save_screenshot(str(path))
-
-    def errors(self) -> list[str]:
-        return errors_of(self.browser)
 
 
 class Job:
@@ -252,10 +158,12 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
         cluster.freeze(1)
         stack.callback(cluster.thaw, 1)
         page.eventually(lambda: "broker 1" in page.text("mutes"))
-        assert re.search(r"broker 1 [\d.]+ m?s .+ all tasks", page.text("mutes").replace("\n", " "))
+        assert re.search(
+            r"broker 1 [\d.]+ m?s .+ all tasks .+ Rows wait in orders-", page.text("mutes").replace("\n", " ")
+        )
         page.eventually(lambda: "muted" in page.text("brokers"))
-        page.eventually(lambda: page.text("verdict").startswith("1 broker muted for "))
-        page.eventually(lambda: browser.title.startswith("1 broker muted for "))
+        page.eventually(lambda: page.text("verdict").startswith("broker 1 muted for "))
+        page.eventually(lambda: browser.title.startswith("broker 1 muted for "))
         page.eventually(lambda: "broker 1 muted: " in page.text("events"))
         time.sleep(4 if DRAWS else 0)
         page.picture(pictures / "live-view-muted.png")

@@ -122,7 +122,7 @@ class _JobFigures:
     writes: int = 0
     topics: set[str] = field(default_factory=set)
     schemas: tuple[str, ...] = ()
-    about: AboutJob = field(default_factory=AboutJob)
+    about: AboutJob | None = None
     # Why it was aborted, or else why a task of it failed.
     cause: str = ""
     # When brokers last acknowledged rows of it.
@@ -168,6 +168,8 @@ class ApplicationFigures:
         self.reports = 0
         # How often the driver has reported the end of a write. Read from any thread.
         self.writes_ended = 0
+        # The port of Spark's own UI on this host, where it is known.
+        self.spark_ui: int | None = None
         # Called when a write has ended, before the driver goes on.
         self.on_end: Callable[[], None] = lambda: None
 
@@ -436,6 +438,7 @@ class ApplicationFigures:
             "application": self._application,
             "time": self._wall_s(),
             "started": self._started_s,
+            "spark_ui": self.spark_ui,
             "rates": {"records": self._records.per_second, "sent_bytes": self._sent_bytes.per_second},
             "history": list(self._history),
             "events": self._events.shown(),
@@ -519,9 +522,9 @@ class ApplicationFigures:
             "query": job.query,
             "batch": job.batch,
             "state": state,
-            "name": job.about.name,
-            "options": dict(job.about.options),
-            "execution": job.about.execution,
+            "name": job.about.name if job.about else "",
+            "options": dict(job.about.options) if job.about else None,
+            "execution": job.about.execution if job.about else -1,
             "cause": job.cause,
             "open": number,
             "open_seconds": (now_ms - since_ms) / 1000,
@@ -621,7 +624,7 @@ def _rows(counters: Mapping[str, Number]) -> int:
 
 
 def _label(key: str, job: _JobFigures) -> str:
-    name = job.about.name or (job.query or key)[:8]
+    name = (job.about.name if job.about else "") or (job.query or key)[:8]
     return f"{'query' if job.query else 'write'} {name}"
 
 

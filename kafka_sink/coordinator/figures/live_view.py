@@ -113,7 +113,7 @@ class LivePages:
         self._made: dict[str, tuple[_Snapshot, Response]] = {}
         self.by_path: dict[str, Callable[[], Awaitable[Response]]] = {
             "/": self._page,
-            "/figures.json": lambda: self._shared("figures", _figures),
+            "/figures.json": lambda: self._shared("figures", as_json),
             "/metrics": lambda: self._shared("metrics", _metrics),
         }
 
@@ -158,7 +158,8 @@ async def _snapshot_of(figures: ApplicationFigures) -> _Snapshot:
     return _Snapshot(now_ms, figures.writes_ended, figures.snapshot(now_ms))
 
 
-def _figures(snapshot: dict[str, Any]) -> Response:
+def as_json(snapshot: Mapping[str, Any]) -> Response:
+    """What the page reads."""
     body = json.dumps({**snapshot, "version": __version__}, separators=(",", ":")).encode()
     return Response(body, "application/json")
 

@@ -41,7 +41,7 @@ from kafka_sink.coordinator.transport.connections import ServerBounds
 from kafka_sink.coordinator.transport.handlers import Handler, HandlerFactory
 from kafka_sink.coordinator.transport.server import CoordinatorServer
 from kafka_sink.coordinator.writes.handler import write_handler
-from kafka_sink.coordinator.writes.running_jobs import JobWatch, RunningJobs
+from kafka_sink.coordinator.writes.running_jobs import JobWatch, RunningJobs, find_ui
 from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions, parse
@@ -75,9 +75,15 @@ class _Display:
         is_wanted = console_marker(folder, token).exists
         self._terminal = TerminalProgress(driver.pid, self.figures.progress, is_wanted)
         self.figures.on_end = self._terminal.update
+        self._has_looked = False
 
     def update(self) -> None:
         """Once a second."""
+        if self.figures.reports and not self._has_looked:
+            # Reads the JVM's open files: once.
+            self._has_looked = True
+            ui = find_ui(self._driver)
+            self.figures.spark_ui = ui[1] if ui else None
         self.figures.sample(monotonic_ms())
         self._terminal.update()
 

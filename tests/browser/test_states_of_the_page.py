@@ -1,0 +1,183 @@
+"""What the page says at three in the morning: is something wrong, since when, who suffers, what to do?
+
+Figures as tasks report them, without brokers. KAFKA_CHUNKED_STATES=folder keeps the pictures.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+
+from kafka_sink.coordinator.figures.http_server import HttpServer, Response
+from kafka_sink.coordinator.figures.live_view import as_json, page
+from kafka_sink.coordinator.figures.messages import AboutJob, BrokerFigures, MuteFigures, TaskFigures
+from kafka_sink.coordinator.figures.messages import TaskIdentity as Identity
+from tests.browser.conftest import Page
+from tests.support.reported_figures import Board, final, report
+
+OPTIONS = {"topic": "orders", "kafka.compression.type": "lz4", "kafka.linger.ms": "50"}
+EXACTLY = {**OPTIONS, "delivery.guarantee": "exactly-once"}
+BATCH = Identity("6f1d22aa", 1, 0, 0, "worker-1", application="nightly", about=AboutJob("orders", 7, OPTIONS))
+STREAM = replace(BATCH, write="c/41", query="0f3c9a1e", batch=41, about=AboutJob("clicks", -1, EXACTLY))
+MINUTE = 60
+
+
+class Night(Board):
+    """A board with a clock: tasks that have reported each second for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = 0
+        self.figures._wall_s = lambda: 1_790_000_000.0 + self.second
+
+    def run(self, seconds: int, tasks: int = 4, rate: int = 360, **changes: Any) -> None:
+        """``changes``: of each report; a function gets the task's number and the second."""
+        for _ in range(seconds):
+            self.second += 1
+            for task in range(tasks):
+                self.report(self.task(task, rate, changes), self.now_ms)
+            self.figures.sample(self.now_ms)
+
+    def task(self, task: int, rate: int, changes: Mapping[str, Any]) -> TaskFigures:
+        of: Identity = changes.get("of", BATCH)
+        identity = replace(of, task=of.task + task, partition=task, about=None if task else of.about)
+        sent = rate * self.second
+        latency = 4.0 * self.second * (1 + task)
+        brokers = {
+            node: BrokerFigures(
+                f"10.0.0.{node}:9092", self.second, 0, 1, latency, 30.0, (self.second,), 0, 8.0
+            )
+            for node in range(3)
+        }
+        given = {name: one(task, self.second) if callable(one) else one for name, one in changes.items()}
+        given.pop("of", None)
+        gauges = {
+            "buffer_total_bytes": 67_108_864,
+            "buffer_used_bytes": 1 << 22,
+            "buffer_allocated_bytes": 1 << 23,
+        }
+        return report(sent, identity, brokers=brokers, gauges=gauges, elapsed_ms=self.now_ms, **given)
+
+    @property
+    def now_ms(self) -> float:
+        return 1_000.0 * self.second
+
+    def pause(self, seconds: int) -> None:
+        self.run(seconds, tasks=0)
+
+
+def fine(night: Night) -> None:
+    night.run(4 * MINUTE)
+
+
+def frozen(night: Night) -> None:
+    def mute(task: int, second: int) -> tuple[MuteFigures, ...]:
+        age_ms = 1_000.0 * (second - 150)
+        why = "3 requests without a response, the first since 5 s"
+        return (
+            MuteFigures("1", why, age_ms, 40 * second, 120_000 - age_ms, 2, (f"orders-{task}", "orders-7")),
+        )
+
+    night.run(150)
+    night.run(40, mutes=mute)
+
+
+def stuck(night: Night) -> None:
+    night.run(2 * MINUTE, 6, of=STREAM, transaction_ms=lambda _, second: 1_000.0 * second)
+    night.run(1, 6, of=STREAM, done=True, transaction_ms=121_000.0)
+    night.pause(70)
+
+
+def letters(night: Night) -> None:
+    def counted(task: int, second: int) -> dict[tuple[str, str], int]:
+        return {("orders", "RecordTooLargeError"): second // 9 + 1, ("bills", "InvalidRowError"): task}
+
+    night.run(90)
+    night.run(
+        60, letters=counted, counters=lambda _, second: {"records": 360 * second, "skipped": second // 9 + 1}
+    )
+
+
+def limited(night: Night) -> None:
+    about = AboutJob("backfill", 7, {**OPTIONS, "max.rows.per.second": "1500"})
+    night.run(2 * MINUTE, 4, 359, of=replace(BATCH, about=about), state="limit", state_ms=800.0)
+
+
+def failed(night: Night) -> None:
+    cause = (
+        "task 3 on worker-7: of 41,200 rows 40,000 are written: topic 'orders' may not be written to "
+        "(TOPIC_AUTHORIZATION_FAILED): let user 'night' write to it, or set another topic"
+    )
+    night.run(MINUTE)
+    night.figures.note_failure(BATCH.write, cause)
+    night.run(20)
+    night.end(final(70_000, write=BATCH.write, outcome="aborted", cause=cause, tasks=3), night.now_ms)
+    night.pause(2 * MINUTE)
+
+
+def idle(night: Night) -> None:
+    night.run(20, 2, of=STREAM)
+    night.run(1, 2, of=STREAM, done=True)
+    night.end(final(2 * 360 * 21, write="c/41", query="0f3c9a1e", batch=41, tasks=2), night.now_ms)
+    night.pause(4 * MINUTE)
+
+
+# What the verdict says, and what the page's title begins with.
+STATES: dict[str, tuple[Callable[[Night], None], str, str]] = {
+    "fine": (fine, "Nothing is wrong: 1,440 rows/s", "nightly"),
+    "frozen": (
+        frozen,
+        "broker 1 muted for 40 s: 30,400 rows wait, the first for 1 min 20 s more until the job fails",
+        "broker 1 muted",
+    ),
+    "stuck": (
+        stuck,
+        "query clicks has been committing for 1 min 10 s: 6 transactions open, readers wait",
+        "query clicks has been committing",
+    ),
+    "letters": (letters, "68 dead letters, most of topic orders: RecordTooLargeError", "68 dead letters"),
+    "limited": (limited, "Nothing is wrong: 1,436 of 1,500 rows/s, the rate limit", "nightly"),
+    "failed": (failed, "write orders aborted 2 min 0 s ago: task 3 on worker-7: ", "write orders aborted"),
+    "idle": (idle, "query clicks waits for rows; its last micro-batch ended 4 min 0 s ago", "nightly"),
+}
+
+
+@contextmanager
+def served(responses: Mapping[str, Response]) -> Iterator[str]:
+    def responding(response: Response) -> Callable[[], Awaitable[Response]]:
+        async def respond() -> Response:
+            return response
+
+        return respond
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    server = HttpServer(listening, {path: responding(one) for path, one in responses.items()}, ())
+    server.start()
+    try:
+        yield url
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_the_page_says_what_is_wrong(name: str, browser: webdriver.Chrome, tmp_path: Path) -> None:
+    make, says, title = STATES[name]
+    night = Night()
+    make(night)
+    folder = Path(os.environ.get("KAFKA_CHUNKED_STATES", tmp_path))
+    with served({"/": page(), "/figures.json": as_json(night.figures.snapshot(night.now_ms))}) as url:
+        shown = Page(browser, url)
+        shown.eventually(lambda: shown.text("verdict").startswith(says), 10)
+        assert browser.title.startswith(title)
+        shown.picture(folder / f"{name}.png")
+        shown.picture(folder / f"{name}-phone.png", 390)
+        assert shown.errors() == []
