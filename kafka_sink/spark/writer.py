@@ -302,7 +302,7 @@ class PlannedWrite:
             about,
         )
 
-    def _end_attempts(self, batch_id: int | None, *, is_urgent: bool) -> str:
+    def _end_attempts(self, batch_id: int | None, *, is_urgent: bool, aborts: bool = False) -> str:
         """End attempts that still run: superseded speculative copies, and tasks of a cancelled job.
 
         Returns why the write failed, as far as a task has reported that.
@@ -314,7 +314,8 @@ class PlannedWrite:
         # A restarted query writes the micro-batch again, under the same name.
         again = batch_id is not None
         name = self._name_of(batch_id)
-        return end_attempts(self.coordinator.driver_address, name, again=again, is_urgent=is_urgent)
+        address = self.coordinator.driver_address
+        return end_attempts(address, name, again=again, is_urgent=is_urgent, aborts=aborts)
 
     def _ended(
         self,
@@ -405,7 +406,7 @@ class PlannedWrite:
 
         ``messages``: one for each task, unless ``has_all`` is false.
         """
-        cause = self._end_attempts(batch_id, is_urgent=True)
+        cause = self._end_attempts(batch_id, is_urgent=True, aborts=True)
         cause = application_markers.noted_within(self._failed_commit(batch_id), _COMMIT_FAILED_S) or cause
         in_transactions, note = dict[str, EndedTransactions](), ""
         if self.transactions is not None:

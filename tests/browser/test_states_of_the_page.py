@@ -93,6 +93,7 @@ def frozen(night: Night) -> None:
 def stuck(night: Night) -> None:
     night.run(2 * MINUTE, 6, of=STREAM, transaction_ms=lambda _, second: 1_000.0 * second)
     night.run(1, 6, of=STREAM, done=True, transaction_ms=121_000.0)
+    night.figures.note_over(STREAM.write, night.now_ms, aborts=False)
     night.pause(70)
 
 

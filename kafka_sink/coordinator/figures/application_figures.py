@@ -128,6 +128,8 @@ class _JobFigures:
     # When brokers last acknowledged rows of it.
     acknowledged_ms: float = -math.inf
     last_batch: _LastBatch | None = None
+    # What the driver does with a write that is over, and since when.
+    ending: tuple[str, float] | None = None
     counters: Counter[str] = field(default_factory=Counter)
     records: RateWindow = field(default_factory=RateWindow)
     sent_bytes: RateWindow = field(default_factory=RateWindow)
@@ -211,7 +213,9 @@ class ApplicationFigures:
         write = self._writes.setdefault(identity.write, _Write(identity.query or identity.write, cluster))
         if identity.task in write.done or identity.task in write.failed:
             return
-        write.attempts.add(identity.task)
+        if identity.task not in write.attempts:
+            write.attempts.add(identity.task)
+            job.ending = None
         write.began_ms = min(write.began_ms, now_ms - figures.elapsed_ms)
         job.about = identity.about or job.about
         attempt = self._attempts.report(cluster, figures, now_ms)
@@ -291,6 +295,12 @@ class ApplicationFigures:
             job.cause = cause
         self._events.note(self._wall_s(), "warn", f"a task failed: {cause}")
 
+    def note_over(self, write: str, now_ms: float, *, aborts: bool) -> None:
+        """The driver has begun to commit or abort a write."""
+        job = self._jobs.get(self._writes[write].job) if write in self._writes else None
+        if job is not None:
+            job.ending = ("aborting" if aborts else "committing", now_ms)
+
     def _add_topics(self, cluster: str, job: _JobFigures, write: _Write, attempt: RunningTask) -> None:
         for name, topic in attempt.figures.topics.items():
             before = attempt.topics.get(name, _NO_ROWS)
@@ -356,6 +366,7 @@ class ApplicationFigures:
         self._transactions.setdefault(cluster, Counter()).update(final.transactions)
         self._transactions_ms.setdefault(cluster, Counter()).update(final.transactions_ms)
         job.writes += 1
+        job.ending = None
         job.cause = final.cause or (job.cause if final.outcome == "aborted" else "")
         if job.query:
             took_ms = max(0.0, now_ms - write.began_ms)
@@ -510,11 +521,12 @@ class ApplicationFigures:
         self, key: str, job: _JobFigures, opened: Mapping[str, tuple[int, float]], now_ms: float
     ) -> dict[str, Any]:
         tasks = self._attempts.of_job[key]
-        pauses = job.state == "running" and not tasks
         number, since_ms = opened.get(key, (0, now_ms))
-        state = job.state
-        if pauses and (number or job.query):
-            state = "committing" if number else "waiting for rows"
+        state, ending_ms = job.state, 0.0
+        if job.ending is not None:
+            state, ending_ms = job.ending[0], now_ms - job.ending[1]
+        elif job.query and job.state == "running" and not tasks:
+            state = "waiting for rows"
         return {
             "job": key,
             "kind": "stream" if job.query else "batch",
@@ -526,6 +538,7 @@ class ApplicationFigures:
             "options": dict(job.about.options) if job.about else None,
             "execution": job.about.execution if job.about else -1,
             "cause": job.cause,
+            "ending": ending_ms / 1000,
             "open": number,
             "open_seconds": (now_ms - since_ms) / 1000,
             "acknowledged": _age_s(job.acknowledged_ms, now_ms),

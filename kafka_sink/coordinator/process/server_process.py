@@ -154,7 +154,7 @@ async def _serve(
 
 def _handlers(figures: ApplicationFigures, jobs: JobWatch | None = None) -> dict[str, HandlerFactory]:
     """The handlers of each cluster. Those with something for the live view share ``figures``."""
-    writes = partial(write_handler, jobs=jobs, failed=figures.note_failure)
+    writes = partial(write_handler, jobs=jobs, listener=figures)
     breakers: Breakers = WeakValueDictionary()
 
     def metadata(options: SinkOptions, wake: Callable[[], None]) -> Handler:

@@ -90,17 +90,22 @@ class WriteChannel(Channel):
 
 
 def end_attempts(
-    address: CoordinatorAddress, name: str, *, again: bool = False, is_urgent: bool = True
+    address: CoordinatorAddress,
+    name: str,
+    *,
+    again: bool = False,
+    is_urgent: bool = True,
+    aborts: bool = False,
 ) -> str:
     """Called on the driver: end the attempts of this write that still run. Raises nothing.
 
     ``again``: a later write may have this name. Attempts that begin later are not ended then.
     ``is_urgent``: wait until the coordinator has notified them. A commit of a stream, where only superseded
-    copies still run, need not wait.
+    copies still run, need not wait. ``aborts``: the write is not committed.
 
     Returns what the last attempt that reported a failure said; "" if none did, or where it does not wait.
     """
-    body = {"over": name, "again": again}
+    body = {"over": name, "again": again, "aborts": aborts}
     if is_urgent:
         return str(_asked(address, body).get("cause", ""))
     with suppress(OSError, KafkaSinkError):

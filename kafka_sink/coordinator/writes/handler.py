@@ -13,6 +13,7 @@ unfinished_writes.
             "transactions": {...}              of a write in transactions, the fields of WriteTransactions
     task -> {"failed": name, "cause": text}    reply {}
     driver -> {"over": name, "again": false}   reply {} or {"cause": text}, of the last task that failed
+              "aborts": false                  whether the driver aborts the write
 
 ``again``: a later write may have this name, so it is not remembered. Where the end of a stage's job is the
 reason, reply and push name the ``stage``, too: a task that runs the micro-batch again has the same name.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kafka_sink.coordinator.transport import message_format as fields
 from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage
@@ -44,11 +45,21 @@ _MAX_PREFIX, _MAX_OPEN = 32_767, 1000
 _MAX_FAILED = 100
 
 
+class WriteListener(Protocol):
+    """The live view."""
+
+    def note_failure(self, write: str, cause: str) -> None:
+        """A task of the write has failed."""
+
+    def note_over(self, write: str, now_ms: float, *, aborts: bool) -> None:
+        """The driver has begun to commit or abort the write."""
+
+
 class WriteHandler(Handler):
     """``jobs``: reports when the job of a stage has ended; it then calls ``wake``.
 
-    ``end``: called with the transactions that nobody commits; it does not block. ``failed``: called with a
-    write's name when a task of it has failed, and why.
+    ``end``: called with the transactions that nobody commits; it does not block. ``listener``: hears of
+    failed tasks, and that the driver ends a write.
     """
 
     def __init__(
@@ -56,9 +67,9 @@ class WriteHandler(Handler):
         jobs: JobWatch | None = None,
         wake: Callable[[], None] = lambda: None,
         end: Callable[[WriteTransactions], None] = lambda _: None,
-        failed: Callable[[str, str], None] = lambda _write, _cause: None,
+        listener: WriteListener | None = None,
     ) -> None:
-        self._failed = failed
+        self._listener = listener
         self._jobs = jobs
         self._wake = wake
         self._end = end
@@ -88,6 +99,8 @@ class WriteHandler(Handler):
             if not body.get("again"):
                 self._remember(name)
             self._unwatch(name)
+            if self._listener is not None:
+                self._listener.note_over(name, now_ms, aborts=bool(body.get("aborts")))
             cause = self._causes.pop(name, "")
             pushes = [Push(peer, _over(name)) for peer, (write, _) in self._writing.items() if write == name]
             return [Reply(peer, request, {"cause": cause} if cause else {}), *pushes]
@@ -122,7 +135,8 @@ class WriteHandler(Handler):
                 self._jobs.unwatch(stage)
 
     def _note_failure(self, name: str, cause: str) -> None:
-        self._failed(name, cause)
+        if self._listener is not None:
+            self._listener.note_failure(name, cause)
         self._causes[name] = cause
         self._causes.move_to_end(name)
         if len(self._causes) > _MAX_FAILED:
@@ -209,7 +223,7 @@ def write_handler(
     options: SinkOptions,
     wake: Callable[[], None],
     jobs: JobWatch | None = None,
-    failed: Callable[[str, str], None] = lambda _write, _cause: None,
+    listener: WriteListener | None = None,
 ) -> WriteHandler:
     """The handler of one cluster."""
-    return WriteHandler(jobs, wake, UnfinishedWrites(options).end, failed)
+    return WriteHandler(jobs, wake, UnfinishedWrites(options).end, listener)

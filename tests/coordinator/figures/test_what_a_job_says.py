@@ -74,13 +74,12 @@ def test_an_aborted_write_keeps_its_cause_and_a_committed_one_has_none() -> None
 def test_a_commit_that_takes_long_is_told_from_a_query_that_waits_for_rows() -> None:
     board = Board()
     board.report(report(1, STREAM, done=True, transaction_ms=2_000.0), 1_000.0)
+    assert board.shown(11_000.0)["jobs"][0]["state"] == "waiting for rows"
+    board.figures.note_over("c/3", 11_000.0, aborts=False)
+    board.figures.note_over("unknown", 11_000.0, aborts=True)
     job = board.shown(61_000.0)["jobs"][0]
-    assert (job["state"], job["open"], job["open_seconds"], job["acknowledged"]) == (
-        "committing",
-        1,
-        62.0,
-        60.0,
-    )
+    assert (job["state"], job["ending"], job["open"], job["open_seconds"]) == ("committing", 50.0, 1, 62.0)
+    assert job["acknowledged"] == 60.0
     board.end(final(1, write="c/3", query="0f3c", batch=3), 61_000.0)
     job = board.shown(71_000.0)["jobs"][0]
     assert (job["state"], job["open"]) == ("waiting for rows", 0)
