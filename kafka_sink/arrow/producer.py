@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ class ArrowProducer:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options, self._texts = checked(options)
+        self._process = os.getpid()
         self.result: Written | None = None
         # The same with all counts, for one task of several.
         self.task_result: TaskResult | None = None
@@ -94,6 +96,9 @@ class ArrowProducer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._process:
+            # The write is that of the process that was forked: it goes on there.
+            return
         try:
             if error is None:
                 self._finish()
@@ -142,6 +147,9 @@ class ArrowProducer:
     @contextmanager
     def _turn(self) -> Iterator[Producer]:
         """One thread's use of the producer. What it raises fails the write: part of a batch may be taken."""
+        if os.getpid() != self._process:
+            # A fork copies no threads, and may copy a lock that is held.
+            raise ProducerClosedError("the producer belongs to the process before the fork: make one in each")
         with self._lock:
             if self._failure is not None:
                 raise self._failure_again()

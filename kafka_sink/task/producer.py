@@ -81,6 +81,8 @@ class Producer:
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
         self._rows = 0
+        # Apart, as the thread that reads a task's rows refuses some while the task's thread sends others.
+        self._refused_rows = 0
         self._largest_record = 0
         self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
         self._started_ms = 0.0
@@ -153,7 +155,7 @@ class Producer:
         if hints is not None:
             self._cluster.import_hints(hints, monotonic_ms())
         self._use_coordinator(coordinator)
-        self._rows = self._largest_record = 0
+        self._rows = self._refused_rows = self._largest_record = 0
         self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
         if self._dead_letters is not None:
             self._dead_letters.begin(str(task.number))
@@ -284,7 +286,7 @@ class Producer:
     def refuse(self, rows: RefusedRows) -> None:
         """Rows that could not be encoded, with errors.tolerance=all. Raises TooManyDeadLettersError."""
         assert self._dead_letters is not None
-        self._rows += rows.count
+        self._refused_rows += rows.count
         self._dead_letters.add(rows)
 
     def write_letters(self) -> bool:
@@ -382,9 +384,9 @@ class Producer:
         self._send_all()
         counts = self._figures.counts()
         written = counts.records + counts.unconfirmed
-        if written + counts.skipped != self._rows:
+        if written + counts.skipped != self.rows:
             # Guards the first invariant: no row is lost in silence. No known path leads here.
-            raise DeliveryError(f"of {self._rows} rows {written + counts.skipped} are accounted for")
+            raise DeliveryError(f"of {self.rows} rows {written + counts.skipped} are accounted for")
         now = monotonic_ms()
         self._end_figures()
         return TaskResult(
@@ -412,7 +414,7 @@ class Producer:
     @property
     def rows(self) -> int:
         """Rows of this task so far."""
-        return self._rows
+        return self._rows + self._refused_rows
 
     @property
     def acknowledged(self) -> int:
@@ -435,7 +437,7 @@ class Producer:
         ended = not self._sender.is_alive()
         if self._sender.deliveries.has_failed:
             self._sender.deliveries.raise_failure(
-                self._rows, self._accumulator.unacknowledged_records(), self._skipped
+                self.rows, self._accumulator.unacknowledged_records(), self._skipped
             )
         if ended:
             raise DeliveryError("the sender thread has ended")
@@ -449,7 +451,7 @@ class Producer:
         unacknowledged = self._accumulator.unacknowledged_records()
         self._sender.abort(cause)
         written = self._sender.deliveries.counts().written_records
-        skipped, rows = self._skipped, self._rows + held
+        skipped, rows = self._skipped, self.rows + held
         _log.warning(
             "%s. Sending has stopped: of %d rows %d are acknowledged, %d were sent and have no response, "
             "%d are skipped, and %d are dropped",

@@ -27,6 +27,7 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.task.producer import LIVE_PRODUCERS
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
+from tests.support.forked import in_a_fork
 from tests.support.scripted_cluster import TOPIC, rows, sender_threads, task_options, until, written
 
 MESSAGE_TOO_LARGE, TOPIC_AUTHORIZATION_FAILED = 10, 29
@@ -299,3 +300,21 @@ def test_options_of_spark_are_named_with_the_reason(caplog: pytest.LogCaptureFix
         in caplog.text
     )
     assert "These options of Spark have no effect without it: checkpointLocation" in caplog.text
+
+
+def test_a_fork_leaves_the_write_to_its_process(cluster: FakeCluster) -> None:
+    """Catches: a child that ends, and with it aborts its parent's write."""
+
+    def in_child() -> bool:
+        with suppress(ProducerClosedError):
+            writing.send(rows(2, 1))
+            return False
+        writing.__exit__(SystemExit, SystemExit(), None)
+        return True
+
+    with producer(cluster) as writing:
+        writing.send(rows(0, 2))
+        writing.flush()
+        assert in_a_fork(in_child)
+        writing.send(rows(2, 3))
+    assert written(cluster) == [0, 1, 2, 3, 4]

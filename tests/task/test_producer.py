@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import kafka_sink
+from kafka_sink.dead_letters.refused_rows import RefusedRows
 from kafka_sink.errors import BrokerVersionError, DeliveryError, KafkaSinkError
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import parse
@@ -24,7 +26,7 @@ from kafka_sink.spark import executor_connection
 from kafka_sink.spark.executor_connection import watched
 from kafka_sink.spark.writer import PlannedWrite
 from kafka_sink.task.producer import LIVE_PRODUCERS, Producer
-from kafka_sink.task.producer_cache import PRODUCERS
+from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from kafka_sink.task_activity import BROKER, MEMORY, METADATA
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
@@ -36,6 +38,7 @@ from tests.support.scripted_cluster import (
     send,
     sender_threads,
     task,
+    task_options,
     until,
     written,
 )
@@ -524,3 +527,29 @@ def test_an_error_says_what_was_acknowledged_failed_unacknowledged_and_never_sen
         cluster.thaw(1)
     counts = "[7 rows acknowledged, 5 failed, 6 sent without a response, 4 never sent]"
     assert counts in str(caught.value)
+
+
+def test_rows_refused_while_others_are_sent_are_counted(cluster: FakeCluster) -> None:
+    """Catches: a count that two threads change, so that the task fails though each row is accounted for."""
+    options = parse({**task_options(cluster), "errors.tolerance": "all"}).options
+    with task_producer(
+        options, ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
+    ) as producer:
+
+        class Meanwhile(RefusedRows):
+            """The task's thread sends in the middle of a count."""
+
+            @property
+            def count(self) -> int:
+                if not producer._rows:
+                    producer.send(rows(0, 5))
+                return super().count
+
+        value = pa.array([b"x"])
+        row = Meanwhile(
+            None, value, None, TOPIC, -1, -1, np.ones(1, np.int64), "no reason", "InvalidRowError"
+        )
+        producer.refuse(row)
+        assert producer.rows == 6
+        result = producer.finish()
+    assert (result.records, result.skipped) == (5, 1)
