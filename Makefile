@@ -26,7 +26,7 @@ IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= 3.10 3.13
 
-.PHONY: help venv java chromium screenshots demo test full full-sample chaos exactly-once fuzz faults matrix engines endurance check check-pythons pins format audit bench plots scale docs site broker clean
+.PHONY: help venv java chromium screenshots demo test full chaos exactly-once fuzz faults matrix engines endurance check check-types check-pythons pins format audit bench plots scale docs site broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,11 +41,6 @@ test: $(STAMP) java chromium  ## run all tests, on real brokers, three at a time
 
 full: $(STAMP) java chromium  ## run all tests under kafka.buffer.memory.allocation.strategy=full
 	@$(BIN)/python -m pytest --allocation-strategy full $(IN_LANES) $(ARGS)
-
-# One way through every layer that the strategy can reach: rows in and out of a real broker, and of Spark's workers.
-full-sample: $(STAMP) java  ## a sample of make full, short enough for every change
-	@$(BIN)/python -m pytest --allocation-strategy full -m "not both_strategies" \
-		tests/delivery/test_round_trip.py tests/spark/test_batch.py $(ARGS)
 
 chaos: $(STAMP) java  ## kill, freeze and restart brokers, break connections, check every row (ROUNDS=100 SEED=1)
 	@$(BIN)/python -m tests.chaos --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
@@ -63,20 +58,24 @@ endurance: export KAFKA_CHUNKED_TEST_EFFORT := 25
 endurance: $(STAMP) java  ## 2,000 cycles of producers with faults, 1,000 micro-batches: that nothing is left of them
 	@$(BIN)/python -m pytest -s tests/endurance $(ARGS)
 
-check: $(STAMP)  ## ruff, mypy strict, import layers, names in docs, the documentation's site
+check: check-types  ## ruff, mypy strict, import layers, names in docs, the documentation's site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_names_in_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-check-pythons:  ## make check on the oldest and the newest Python (PYTHONS="3.10 3.13")
+check-types: $(STAMP)  ## of make check what depends on the Python: mypy strict, and names in docs, which imports much
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_names_in_docs.py
+
+# Also shows that constraints.txt can be installed there.
+check-pythons: $(STAMP)  ## make check-types on the oldest and the newest Python (PYTHONS="3.10 3.13")
 	@for version in $(PYTHONS); do \
 		python=$$(tools/find_python.sh "$$version") || { \
 			echo "error: there is no Python $$version here; name others, as in PYTHONS=3.11" >&2; exit 1; }; \
 		echo "Checking on Python $$version ..."; \
-		$(MAKE) --no-print-directory check PYTHON="$$python" VENV="$(VENV)-$$version" || exit 1; \
+		UV="$(abspath $(BIN)/uv)" $(MAKE) --no-print-directory check-types PYTHON="$$python" \
+			VENV="$(VENV)-$$version" || exit 1; \
 	done
 
 pins: $(STAMP)  ## renew constraints.txt: the newest versions of all that the checks and tests run with

@@ -1,6 +1,7 @@
 #!/bin/sh
 # setup_venv.sh PYTHON FOLDER [REQUIREMENT ...]: a virtual environment with this project, editable, and all that its
 # development needs, in the versions of constraints.txt; a REQUIREMENT may fix another version of a package.
+# UV: a uv to install with, which is quicker than pip and shares its files with other environments.
 set -eu
 python=$1
 venv=$2
@@ -29,12 +30,17 @@ fi
 
 echo "Setting up $venv (once; PySpark alone is 450 MB, so some minutes on a slow line) ..."
 "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --upgrade pip
 constraints="$venv/constraints.txt"
 cat constraints.txt > "$constraints"
 for requirement in "$@"; do
     sed "/^${requirement%%[=<>~!]*}==/d" "$constraints" > "$constraints.rest"
     cat "$constraints.rest" > "$constraints"
 done
-"$venv/bin/python" -m pip install --quiet --progress-bar off --constraint "$constraints" --editable '.[dev]' "$@"
+set -- --quiet --constraint "$constraints" --editable '.[dev]' "$@"
+if [ -n "${UV:-}" ]; then
+    "$UV" pip install --python "$venv/bin/python" "$@"
+else
+    "$venv/bin/python" -m pip install --quiet --upgrade pip
+    "$venv/bin/python" -m pip install --progress-bar off "$@"
+fi
 echo "$venv is ready."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -209,10 +210,29 @@ def test_make_help_lists_every_target() -> None:
     assert {"demo", "test", "check", "bench", "docs", "broker", "clean"} <= set(listed)
 
 
-def test_ci_runs_check_and_all_tests() -> None:
-    lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert lines[-3:] == ["make check", "make full-sample", "make test"]
-    assert "set -euo pipefail" in lines
+@pytest.mark.parametrize("fails", ["", "test", "check"])
+def test_ci_runs_checks_and_all_tests(tmp_path: Path, fails: str) -> None:
+    """With a ``make`` that only says what it is asked for. Tests that run when a check fails are ended."""
+    fake, ended = tmp_path / "make", tmp_path / "ended"
+    fake.write_text(
+        f"""#!/bin/sh
+        [ "$1" = "{fails}" ] && exit 2
+        [ "$1" = test ] && [ "{fails}" = check ] && {{ trap 'touch {ended}; exit' INT; sleep 200 & wait; }}
+        echo "done: $1"
+        """
+    )
+    fake.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [ROOT / ".ci" / "run"], env=environ, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == (2 if fails else 0), done.stderr
+    said = re.findall("^done: (.*)$", done.stdout, re.MULTILINE)
+    assert said[0] == "venv"
+    if not fails:
+        assert said[1] == "check"
+        assert done.stdout.splitlines()[-1] == "done: test"
+    assert ended.exists() == (fails == "check")
 
 
 def test_this_python_is_one_that_is_promised() -> None:

@@ -60,9 +60,9 @@ COLUMNS = """
 """
 
 
-@pytest.mark.parametrize("large", ["true", "false"])
+@pytest.mark.parametrize(("large", "strategy"), [("true", "full"), ("false", "incremental")])
 def test_every_column_arrives(
-    spark: SparkSession, broker: LocalBroker, write: Write, topic: str, large: str
+    spark: SparkSession, broker: LocalBroker, write: Write, topic: str, large: str, strategy: str
 ) -> None:
     frame = spark.sql(COLUMNS).selectExpr(
         "'nobody reads this' AS extra",
@@ -75,7 +75,7 @@ def test_every_column_arrives(
     )
     spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", large)
     try:
-        write(frame).save()
+        write(frame, **{"kafka.buffer.memory.allocation.strategy": strategy}).save()
     finally:
         spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
     assert sorted(read_topic(broker, topic)) == [
