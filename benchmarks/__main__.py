@@ -39,6 +39,7 @@ BENCHMARKS = {
     "many_partitions": Benchmark(with_jvm_sink=True, is_drawn=True),
     "throughput": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
     "throughput_shapes": Benchmark(with_jvm_sink=True, is_drawn=True),
+    "value_sizes": Benchmark(with_jvm_sink=True, is_drawn=True),
     "streaming": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
     "frozen_broker": Benchmark(with_jvm_sink=True, is_drawn=True),
     "muted_together": Benchmark(),

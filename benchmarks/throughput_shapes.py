@@ -32,12 +32,20 @@ ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 KEY = "format_string('k%09d', (id * 7919) % 1000000007) as key"
 JSON = """format_string('{"id":%012d,"user":"u%06d","event":"click","page":"/item/%08d","ms":%06d,"ok":true}',
     id, id % 999983, (id * 31) % 99999989, (id * 17) % 999983)"""
+
+
+def _digests(size: int) -> str:
+    """Hexadecimal digests in a frame of text: lz4 makes two thirds of it."""
+    return f"""rpad(array_join(transform(sequence(1, {size // 71}), n -> concat('{{"part":', n, ',"digest":"',
+        substring(sha2(concat(id, n), 256), 1, 40), '","ok":true}}')), ','), {size}, ' ')"""
+
+
 VALUES = {
     20: "format_string('%012d-%07d', id, id % 9999991)",
     110: f"rpad({JSON}, 110, ' ')",
-    # Hexadecimal digests in a frame of text: lz4 makes two thirds of it.
-    10_000: """rpad(array_join(transform(sequence(1, 140), n -> concat('{"part":', n, ',"digest":"',
-        substring(sha2(concat(id, n), 256), 1, 40), '","ok":true}')), ','), 10000, ' ')""",
+    1_000: _digests(1_000),
+    10_000: _digests(10_000),
+    100_000: _digests(100_000),
 }
 HEADERS = """array(named_struct('key', 'trace', 'value', cast(lpad(hex(id), 16, '0') as binary)),
     named_struct('key', 'source', 'value', cast('bench' as binary))) as headers"""

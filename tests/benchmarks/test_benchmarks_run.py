@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 FROM_COMMAND_LINE = ("encoder",)
 ALONE = ("allocation", "metadata_simulation")
 ON_ONE_BROKER = ("mixed_memory", "partition_growth", "breaker_cost", "many_topics", "arrow_clients")
-ON_SPARK = ("many_partitions", "throughput", "throughput_shapes", "streaming", "tls", "rate_limit")
+ON_SPARK = (
+    "many_partitions",
+    "throughput",
+    "throughput_shapes",
+    "value_sizes",
+    "streaming",
+    "tls",
+    "rate_limit",
+)
 ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "moved_leader", "exactly_once")
 # Their brokers have listeners and certificates of their own.
 WITH_ITS_OWN_BROKER = ("throughput_shapes", "tls")
