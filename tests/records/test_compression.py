@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
+import lz4.block
 import pytest
 import zstandard
 
@@ -11,7 +13,7 @@ from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.model import CompressionType, TopicPartition
-from kafka_sink.records.compression import codec_for
+from kafka_sink.records.compression import BlockCodec, codec_for
 
 
 def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +51,37 @@ def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.Monk
     for batch in batches[100:]:
         batch.seal()
     assert len(made) == 2
+
+
+def _lz4(raw: bytes, acceleration: int) -> bytes:
+    packed: bytes = lz4.block.compress(raw, mode="fast", acceleration=acceleration, store_size=False)
+    return packed
+
+
+def test_lz4_searches_coarsely_only_where_that_loses_little() -> None:
+    draw = random.Random(1)
+    digests = b"".join(b'{"digest":"%040x","ok":true},' % draw.getrandbits(160) for _ in range(2000))[:65536]
+    words = [draw.randbytes(draw.randint(2, 9)) for _ in range(3000)]
+    prose = b" ".join(draw.choice(words) for _ in range(20_000))[:65536]
+    shrinking = b"".join(b'{"id":%09d,"event":"click"}' % number for number in range(4000))[:65536]
+    assert len(_lz4(digests, 3)) <= 1.02 * len(_lz4(digests, 1))
+    assert len(_lz4(prose, 3)) > 1.05 * len(_lz4(prose, 1))
+
+    codec = codec_for(CompressionType.LZ4, None)
+    assert isinstance(codec, BlockCodec)
+
+    def packed(raw: bytes) -> bytes:
+        return bytes(codec.compress_block(raw)[1])
+
+    assert packed(digests) == _lz4(digests, 1)
+    assert [packed(digests) for _ in range(63)] == [_lz4(digests, 3)] * 63
+    # A part of a block is compressed as blocks are, and decides nothing.
+    assert packed(shrinking[:1000]) == _lz4(shrinking[:1000], 3)
+    # Other rows come: the next trial finds out.
+    assert packed(prose) == _lz4(prose, 3)
+    assert [packed(prose) for _ in range(63)] == [_lz4(prose, 1)] * 63
+    for _ in range(65):
+        assert packed(shrinking) == _lz4(shrinking, 1)
+    high = codec_for(CompressionType.LZ4, 12)
+    assert isinstance(high, BlockCodec)
+    assert len({bytes(high.compress_block(digests)[1]) for _ in range(3)}) == 1
