@@ -119,8 +119,7 @@ def _bytes(value: Any) -> bytes | None:
 
 def line_of(row: Mapping[str, Any]) -> str:
     """A row for the terminal: on one line, its texts made safe and cut."""
-    at = datetime.fromtimestamp(row["timestamp"] / 1000, timezone.utc).isoformat(timespec="milliseconds")
-    parts = [f"{row['topic']}-{row['partition']} @ {row['offset']}", at.replace("+00:00", "Z")]
+    parts = [f"{row['topic']}-{row['partition']} @ {row['offset']}", _instant(row["timestamp"])]
     parts += [f"{name}={_shown(row[name])}" for name in ("key", "value")]
     own = [f"{name}={_shown(value)}" for name, value in row["headers"] if not name.startswith(_CONTEXT)]
     if own:
@@ -128,6 +127,15 @@ def line_of(row: Mapping[str, Any]) -> str:
     if "origin" in row:
         parts.append(f"refused by {_shown(row['origin'])}: {_shown(row['reason'])}")
     return "  ".join(parts)
+
+
+def _instant(timestamp_ms: int) -> str:
+    try:
+        at = datetime.fromtimestamp(timestamp_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        # Brokers take any number, such as microseconds.
+        return f"{timestamp_ms} ms"
+    return at.replace("+00:00", "Z")
 
 
 def _shown(value: Any) -> str:
@@ -148,19 +156,25 @@ def write_back(producer: Any, lines: Sequence[str], to: str | None) -> int:
             records.append(_record(json.loads(line), to))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(f"line {number}: {printable(str(error))}. Nothing was written") from None
-    sent = [producer.send(topic, **record) for topic, record in records]
-    failed = []
-    for number, one in enumerate(sent, 1):
+    failed: dict[int, Exception] = {}
+    sent = {}
+    for number, (topic, record) in enumerate(records, 1):
+        try:
+            sent[number] = producer.send(topic, **record)
+        except Exception as error:  # noqa: BLE001 - kafka-python's, told below: letters before it are written
+            failed[number] = error
+    for number, one in sent.items():
         try:
             one.get(_DELIVERY_S)
         except Exception as error:  # noqa: BLE001 - kafka-python's, told below
-            failed.append(f"line {number}: {type(error).__name__}: {error}")
+            failed[number] = error
     if failed:
+        told = (f"line {number}: {type(error).__name__}: {error}" for number, error in sorted(failed.items()))
         raise DeliveryError(
-            f"{len(failed)} of {len(sent)} letters were not acknowledged; the others are written. Delete "
-            f"their lines before a second run. {printable('; '.join(failed))}"
+            f"{len(failed)} of {len(records)} letters were not acknowledged; the others are written. Delete "
+            f"their lines before a second run. {printable('; '.join(told))}"
         )
-    return len(sent)
+    return len(records)
 
 
 def _record(row: Mapping[str, Any], to: str | None) -> tuple[str, dict[str, Any]]:
@@ -202,7 +216,10 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
                 if number >= args.count and not args.follow and args.start != "end":
                     break
     except KeyboardInterrupt:
-        return 0
+        if args.write_back is None:
+            return 0
+        print("error: interrupted: some letters may be written, and others not", file=sys.stderr)
+        return 1
     except KafkaSinkError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -225,6 +242,12 @@ def _write_back(settings: Mapping[str, Any], args: argparse.Namespace, out: Text
     return 0
 
 
+def _place(given: str) -> str:
+    if given in ("beginning", "end") or given.isdecimal():
+        return given
+    raise argparse.ArgumentTypeError(f"{given!r} is neither 'beginning', 'end' nor an offset")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kafka_sink.peek",
@@ -238,7 +261,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--partition", type=int)
     parser.add_argument(
-        "--from", dest="start", default="end", metavar="beginning|OFFSET", help="default: the last --count"
+        "--from",
+        dest="start",
+        type=_place,
+        default="end",
+        metavar="beginning|OFFSET",
+        help="default: the last --count",
     )
     parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds to wait for a row")

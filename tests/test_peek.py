@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from kafka_sink.errors import ConfigurationError
+from kafka_sink import peek
+from kafka_sink.errors import ConfigurationError, DeliveryError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.peek import line_of, main, write_back
 
@@ -98,3 +99,43 @@ def test_a_letter_that_cannot_be_written_keeps_all_from_being_written(
 def test_a_line_holds_no_control_characters() -> None:
     row = {"topic": "t", "partition": 0, "offset": 1, "timestamp": 0, "key": "\x1b[2J", "value": "a\nb"}
     assert line_of({**row, "headers": []}) == "t-0 @ 1  1970-01-01T00:00:00.000Z  key= [2J  value=a b"
+
+
+def test_a_line_shows_an_instant_that_is_no_date() -> None:
+    """Catches: an end of the whole output at one row with microseconds in place of milliseconds."""
+    row = {"topic": "t", "partition": 0, "offset": 1, "key": None, "value": None, "headers": []}
+    assert "  1700000000000000 ms  " in line_of({**row, "timestamp": 1_700_000_000_000_000})
+
+
+def test_a_letter_that_the_client_refuses_does_not_hide_those_that_are_written() -> None:
+    class Sent:
+        def get(self, timeout: float) -> None: ...
+
+    class Producer:
+        def send(self, topic: str, **_: object) -> Sent:
+            if " " in topic:
+                raise ValueError("a topic has no spaces")
+            return Sent()
+
+    letters = [
+        json.dumps({"key": None, "value": "v", "headers": [], "origin": name}) for name in ("t", "t t")
+    ]
+    with pytest.raises(DeliveryError, match=r"^1 of 2 letters .*the others are written.*line 2: ValueError"):
+        write_back(Producer(), letters, None)
+
+
+def test_a_place_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["t", "--bootstrap-servers", "h:1", "--from", "begining"])
+    assert "'begining' is neither 'beginning', 'end' nor an offset" in capsys.readouterr().err
+
+
+def test_an_interrupted_write_back_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(peek, "_write_back", interrupt)
+    assert main(["--write-back", str(tmp_path), "--bootstrap-servers", "h:1"]) == 1
+    assert "some letters may be written" in capsys.readouterr().err
