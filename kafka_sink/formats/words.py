@@ -1,15 +1,15 @@
 """Bytes of rows, put together for whole columns.
 
 A row is a sequence of pieces: words of up to eight bytes, for numbers, and binary arrays, for texts and for
-what was encoded before. Words are written one over the end of the other, so that a number of three bytes
-costs no more than one of eight, and no mask drops the bytes that it does not need.
+what was encoded before. Neighbouring words go to a slot, which has room for the widest row. They are written
+one over the end of the other, a column at a time, so that a number of three bytes costs no more than one of
+eight, and no mask drops the bytes that it does not need. Arrow then gathers slots and texts in one pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink.records.arrays import binary_of, indices, lengths, offsets, with_nulls
+from kafka_sink.records.arrays import binary_of, indices, lengths, offsets, values_buffer, with_nulls
 
 _WORD = 8
 _MAX_BYTES = int(np.iinfo(np.int32).max)
@@ -93,29 +93,34 @@ def varint(numbers: UInt64s, nulls: Mask | None = None) -> list[Word]:
     """Varints of Protocol Buffers and Avro: seven bits a byte, the lowest first."""
     if nulls is not None:
         numbers = np.where(nulls, np.uint64(0), numbers)
-    high = int(numbers.max(initial=0))
-    widest = max(1, (high.bit_length() + 6) // 7)
-    low_size = _varint_sizes(numbers, min(widest, _WORD), nulls)
+    low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+    narrowest, widest = (max(1, (bound.bit_length() + 6) // 7) for bound in (low, high))
+    sizes = _varint_sizes(numbers, min(narrowest, _WORD), min(widest, _WORD))
+    if nulls is not None:
+        sizes = sizes * ~nulls
     if widest <= _WORD:
-        return [Word(_spread_septets(numbers, low_size, widest), low_size, widest)]
+        return [Word(_spread_septets(numbers, sizes, widest), sizes, widest)]
     # The rest goes to a word of its own: at most eight bits, in two bytes.
     rest = numbers >> np.uint64(_SEPTETS_BITS)
     has_rest = rest > 0
-    sizes = has_rest * np.int64(1) + (rest > np.uint64(0x7F))
-    low = _spread_septets(numbers & np.uint64((1 << _SEPTETS_BITS) - 1), low_size, _WORD)
-    low |= has_rest.astype(np.uint64) << np.uint64(63)
-    return [Word(low, low_size, _WORD), Word(_spread_septets(rest, sizes, 2), sizes, 2)]
+    rest_sizes = has_rest * np.int64(1) + (rest > np.uint64(0x7F))
+    first = _spread_septets(numbers & np.uint64((1 << _SEPTETS_BITS) - 1), sizes, _WORD)
+    first |= has_rest.astype(np.uint64) << np.uint64(63)
+    return [Word(first, sizes, _WORD), Word(_spread_septets(rest, rest_sizes, 2), rest_sizes, 2)]
 
 
-def _varint_sizes(numbers: UInt64s, widest: int, nulls: Mask | None) -> Int64s | int:
-    """Bytes of each number, at most ``widest``."""
-    if nulls is None and widest == 1:
-        return 1
-    sizes = np.ones(len(numbers), dtype=np.int64)
-    for width in range(1, widest):
+def _varint_sizes(numbers: UInt64s, narrowest: int, widest: int) -> Int64s | int:
+    """Bytes of each number, at most ``widest``; one number if all have as many."""
+    if narrowest == widest:
+        return widest
+    if widest - narrowest > 2:
+        # A float's exponent counts the bits, up to those that it holds exactly.
+        floats = np.minimum(numbers, np.uint64(_FLOATS_BITS)).astype(np.float64)
+        found: Int64s = _SIZES.take(floats.view(np.int64) >> 52)
+        return found
+    sizes = np.full(len(numbers), narrowest, dtype=np.int64)
+    for width in range(narrowest, widest):
         sizes += numbers >= np.uint64(1 << (7 * width))
-    if nulls is not None:
-        sizes[nulls] = 0
     return sizes
 
 
@@ -124,20 +129,27 @@ def _spread_septets(numbers: UInt64s, sizes: Int64s | int, widest: int) -> UInt6
     if widest == 1:
         return numbers
     spread = numbers
-    for keep, move, bits in (
-        (0x000000000FFFFFFF, 0x00FFFFFFF0000000, 4),
-        (0x00003FFF00003FFF, 0x0FFFC0000FFFC000, 2),
-        (0x007F007F007F007F, 0x3F803F803F803F80, 1),
+    for above, keep, move, bits in (
+        (4, 0x000000000FFFFFFF, 0x00FFFFFFF0000000, 4),
+        (2, 0x00003FFF00003FFF, 0x0FFFC0000FFFC000, 2),
+        (1, 0x007F007F007F007F, 0x3F803F803F803F80, 1),
     ):
-        if widest * 8 > {4: 32, 2: 16, 1: 8}[bits]:
-            spread = (spread & np.uint64(keep)) | (spread & np.uint64(move)) << np.uint64(bits)
-    return spread | _CONTINUED.take(sizes)
+        if widest > above:
+            moved = spread & np.uint64(move)
+            moved <<= np.uint64(bits)
+            spread = spread & np.uint64(keep)
+            spread |= moved
+    spread |= _CONTINUED[sizes] if isinstance(sizes, int) else _CONTINUED.take(sizes)
+    return spread
 
 
 # By the size of a varint: the high bits of all of its bytes but the last.
 _CONTINUED = np.array(
     [sum(0x80 << (8 * byte) for byte in range(size - 1)) for size in range(_WORD + 1)], dtype=np.uint64
 )
+_FLOATS_BITS = (1 << 53) - 1
+# By the exponent of a float: the size of the varint of a number with as many bits. Zero has the exponent 0.
+_SIZES = np.array([max(1, (exponent - 1023 + 7) // 7) for exponent in range(1023 + 53)], dtype=np.int64)
 
 
 def nothing_where(nulls: Mask, pieces: Iterable[Word]) -> list[Word]:
@@ -169,19 +181,78 @@ def grouped(array: pa.Array, counts: Int64s) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(counts), [None, pa.py_buffer(bounds), array.buffers()[2]])
 
 
-def join(pieces: Sequence[Piece], rows: int, nulls: Mask | None = None) -> pa.Array:
+def join(pieces: Iterable[Piece], rows: int, nulls: Mask | None = None) -> pa.Array:
     """Each row's pieces as one entry of a binary array, null where ``nulls`` is true.
 
     Raises OverflowError where they take 2 GiB or more.
     """
     if not rows:
         return binary_of(())
-    parts: list[pa.Array] = []
-    for is_word, run in groupby(pieces, lambda piece: isinstance(piece, Word)):
-        found = list(run)
-        parts += [_joined_words(_packed(found), rows)] if is_word else found
-    joined = parts[0] if len(parts) == 1 else _interleaved(parts, rows)
+    parts: list[list[Word] | pa.Array] = []
+    for piece in pieces:
+        if not isinstance(piece, Word):
+            parts.append(piece)
+        elif parts and isinstance(parts[-1], list):
+            parts[-1].append(piece)
+        else:
+            parts.append([piece])
+    is_one = len(parts) == 1 and isinstance(parts[0], pa.Array)
+    joined = parts[0] if is_one else _gathered(parts or [[]], rows)
     return joined if nulls is None else with_nulls(joined, nulls)
+
+
+def _gathered(parts: Sequence[list[Word] | pa.Array], rows: int) -> pa.Array:
+    # What a word writes beyond its size, the next one overwrites; the last one needs room for it.
+    stride = sum(word.widest for part in parts if isinstance(part, list) for word in part) + _WORD
+    size = stride * rows + sum(_size(part) for part in parts if not isinstance(part, list))
+    if size > _MAX_BYTES:
+        raise OverflowError(f"rows encode to {size} bytes; a table stays below 2 GiB")
+    data = np.empty(size, dtype=np.uint8)
+    slots = np.arange(0, stride * rows, stride)
+    # Each part's bytes of each row, and what lies between them and those of the next part.
+    bounds = np.empty((rows, len(parts), 2), dtype=np.int32)
+    at, text_at = 0, stride * rows
+    for number, part in enumerate(parts):
+        starts, ends = bounds[:, number, 0], bounds[:, number, 1]
+        if isinstance(part, list):
+            # The same bytes in all rows are in the first one's slot only.
+            is_same = all(isinstance(word.value, int) and isinstance(word.size, int) for word in part)
+            own = slots[:1] if is_same else slots
+            starts[:], ends[:] = own + at, _write(part, data, at, own)
+            at += sum(word.widest for word in part)
+        else:
+            first, size = int(offsets(part)[0]), _size(part)
+            data[text_at : text_at + size] = values_buffer(part)[first : first + size]
+            np.add(offsets(part)[:-1], text_at - first, out=starts, casting="same_kind")
+            np.add(starts, lengths(part), out=ends, casting="same_kind")
+            text_at += size
+    return _taken(data, bounds)
+
+
+def _size(text: pa.Array) -> int:
+    """Bytes of an array's entries."""
+    ends = offsets(text)
+    return int(ends[-1]) - int(ends[0])
+
+
+def _write(words: Sequence[Word], data: npt.NDArray[np.uint8], at: int, slots: Int64s) -> Int64s:
+    """Write the words of each row, from the place ``at`` of its slot on; the places where they end."""
+    rows, stride = len(slots), int(slots[-1]) // max(1, len(slots) - 1)
+    rest = iter(words)
+    for word in rest:
+        np.ndarray((rows,), "<u8", data.data, at, (stride,))[:] = word.value
+        if not isinstance(word.size, int):
+            break
+        at += word.size
+    else:
+        return slots + at
+    ends = slots + at
+    ends += word.size
+    anywhere: npt.NDArray[np.uint64] = np.ndarray((len(data) - _WORD + 1,), "<u8", data.data, 0, (1,))
+    for word in _packed(rest):
+        anywhere[ends] = word.value
+        ends += word.size
+    return ends
 
 
 def _packed(words: Iterable[Word]) -> list[Word]:
@@ -195,67 +266,12 @@ def _packed(words: Iterable[Word]) -> list[Word]:
     return packed
 
 
-def _joined_words(words: list[Word], rows: int) -> pa.Array:
-    if all(isinstance(word.size, int) for word in words):
-        return _in_columns(words, rows)
-    sizes = np.empty((rows, len(words)), dtype=np.int64)
-    values = np.empty((rows, len(words)), dtype=np.uint64)
-    for place, word in enumerate(words):
-        sizes[:, place] = word.size
-        values[:, place] = word.value
-    flat = sizes.reshape(-1)
-    ends = np.cumsum(flat)
-    data = _buffer(int(ends[-1]))
-    # numpy assigns in order: what a word writes beyond its size, the next one overwrites.
-    np.ndarray((len(data) - _WORD + 1,), "<u8", data.data, 0, (1,))[ends - flat] = values.reshape(-1)
-    bounds = np.zeros(rows + 1, dtype=np.int32)
-    bounds[1:] = ends[len(words) - 1 :: len(words)]
-    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
-
-
-def _in_columns(words: list[Word], rows: int) -> pa.Array:
-    """Where each word has the same size in all rows, rows are as long, and no position need be computed."""
-    width = sum(int(word.size) for word in words)
-    data = _buffer(width * rows)
-    at = 0
-    for word in words:
-        # In this order, for the same reason.
-        for place in _byte_runs(int(word.size)):
-            column: npt.NDArray[Any] = np.ndarray((rows,), place[1], data.data, at + place[0], (width,))
-            column[:] = _shifted_down(word.value, 8 * place[0])
-        at += int(word.size)
-    bounds = (
-        np.arange(0, (rows + 1) * width, width, dtype=np.int32) if width else np.zeros(rows + 1, np.int32)
-    )
-    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
-
-
-def _byte_runs(size: int) -> list[tuple[int, str]]:
-    """Numbers of eight, four, two and one bytes that make up so many, each with its place."""
-    found, at = [], 0
-    for width in (8, 4, 2, 1):
-        if size - at >= width:
-            found.append((at, f"<u{width}"))
-            at += width
-    return found
-
-
-def _shifted_down(value: UInt64s | int, bits: int) -> UInt64s | np.uint64:
-    return np.uint64(value >> bits) if isinstance(value, int) else value >> np.uint64(bits)
-
-
-def _buffer(size: int) -> npt.NDArray[np.uint8]:
-    """Room for so many bytes and the rest of a last word."""
-    if size + _WORD > _MAX_BYTES:
-        raise OverflowError(f"rows encode to {size} bytes; a table stays below 2 GiB")
-    return np.empty(size + _WORD, dtype=np.uint8)
-
-
-def _interleaved(parts: list[pa.Array], rows: int) -> pa.Array:
-    count = len(parts)
-    places = np.arange(rows, dtype=np.int32)[:, None] + np.arange(count, dtype=np.int32) * np.int32(rows)
-    if sum(int(offsets(part)[-1]) - int(offsets(part)[0]) for part in parts) > _MAX_BYTES:
-        raise OverflowError(f"{rows} rows encode to 2 GiB or more")
-    taken = pc.take(pa.concat_arrays(parts), indices(places.reshape(-1)), boundscheck=False)
-    bounds = np.ascontiguousarray(offsets(taken)[::count], dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(bounds), taken.buffers()[2]])
+def _taken(data: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int32]) -> pa.Array:
+    """For each row the bytes between its bounds of each part, one part after the other."""
+    rows, count, _ = bounds.shape
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    entries = pa.Array.from_buffers(pa.binary(), 2 * rows * count - 1, buffers)
+    every_second = indices(np.arange(0, 2 * rows * count, 2, dtype=np.int32))
+    taken = pc.take(entries, every_second, boundscheck=False)
+    ends = np.ascontiguousarray(offsets(taken)[::count], dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(ends), taken.buffers()[2]])
