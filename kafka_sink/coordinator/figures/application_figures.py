@@ -172,6 +172,8 @@ class ApplicationFigures:
         self.writes_ended = 0
         # The port of Spark's own UI on this host, where it is known.
         self.spark_ui: int | None = None
+        # What the coordinator says of itself.
+        self.coordinator: Callable[[], Mapping[str, Any]] = dict
         # Called when a write has ended, before the driver goes on.
         self.on_end: Callable[[], None] = lambda: None
 
@@ -473,6 +475,7 @@ class ApplicationFigures:
             "tasks": self._shown_tasks(silent_before_ms, now_ms),
             "tasks_running": self._attempts.shown,
             "reports": self.reports,
+            "coordinator": self.coordinator(),
         }
 
     def _names(self) -> list[str]:

@@ -101,6 +101,17 @@ TRANSACTION_SECONDS = MetricSpec(
 OPEN_TRANSACTIONS = _gauge("open_transactions", "", "Transactions of tasks whose write has not ended")
 OLDEST_TRANSACTION = _gauge("oldest_open_transaction_age_seconds", "", "Age of the oldest of them")
 REPORTS = MetricSpec("task_reports", "counter", "Reports of tasks that the coordinator received", ())
+OF_COORDINATOR: tuple[MetricSpec, ...] = tuple(
+    MetricSpec(f"coordinator_{name}", kind, doc, (), source)
+    for name, kind, source, doc in (
+        ("tasks", "gauge", "tasks", "Tasks that are connected to the coordinator"),
+        ("messages", "counter", "messages", "Messages of tasks that it has handled"),
+        ("late_replies", "counter", "late", "Messages that may have waited for more than a second"),
+        ("busy_seconds", "counter", "busy", "Time for which its loop was at work"),
+        ("longest_turn_seconds", "gauge", "longest_turn", "Longest turn of its loop in the last minutes"),
+    )
+)
+CONNECTIONS = MetricSpec("coordinator_connections", "gauge", "Connections to the coordinator", ("kind",))
 BUILD = MetricSpec("build_info", "gauge", "Version of the sink", ("version",))
 
 METRICS: tuple[MetricSpec, ...] = (
@@ -110,6 +121,7 @@ METRICS: tuple[MetricSpec, ...] = (
     *OF_BROKER,
     *(LATENCY, MUTED, MUTED_COUNT, TASKS, WRITES, METADATA, METADATA_AVOIDED),
     *(TRANSACTIONS, TRANSACTION_SECONDS, OPEN_TRANSACTIONS, OLDEST_TRANSACTION, REPORTS, BUILD),
+    *(*OF_COORDINATOR, CONNECTIONS),
 )
 _FAMILIES: Mapping[str, type[CounterMetricFamily] | type[GaugeMetricFamily]] = {
     "counter": CounterMetricFamily,
@@ -192,6 +204,10 @@ class _Collector:
         for spec, name in ((OPEN_TRANSACTIONS, "open"), (OLDEST_TRANSACTION, "oldest")):
             yield _family(spec, (([one["cluster"]], one["transactions"][name]) for one in clusters))
         yield _family(REPORTS, [([], self._snapshot["reports"])])
+        state = self._snapshot["coordinator"]
+        for spec in OF_COORDINATOR:
+            yield _family(spec, [([], state[spec.source])] if state else ())
+        yield _family(CONNECTIONS, (([kind], count) for kind, count in state.get("connections", {}).items()))
         yield _family(BUILD, [([__version__], 1)])
 
 

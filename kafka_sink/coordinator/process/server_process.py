@@ -39,6 +39,7 @@ from kafka_sink.coordinator.process.terminal_progress import TerminalProgress
 from kafka_sink.coordinator.rates.handler import rate_handler
 from kafka_sink.coordinator.transport.connections import ServerBounds
 from kafka_sink.coordinator.transport.handlers import Handler, HandlerFactory
+from kafka_sink.coordinator.transport.loop_watch import LoopWatch
 from kafka_sink.coordinator.transport.server import CoordinatorServer
 from kafka_sink.coordinator.writes.handler import write_handler
 from kafka_sink.coordinator.writes.running_jobs import JobWatch, RunningJobs, find_ui
@@ -95,7 +96,11 @@ class _Display:
 
 
 async def _serve(
-    settings: Mapping[str, Any], first: Iterable[Mapping[str, Any]], commands: CommandPipe, report_fd: int
+    settings: Mapping[str, Any],
+    first: Iterable[Mapping[str, Any]],
+    commands: CommandPipe,
+    report_fd: int,
+    watch: LoopWatch,
 ) -> None:
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(report_fd, "wb"))
@@ -137,7 +142,9 @@ async def _serve(
         _bounds(settings["bounds"]),
         look=read_commands,
         forgotten=forgotten,
+        watch=watch,
     )
+    display.figures.coordinator = server.state
     obey(first)
     listening = socket.socket(fileno=int(settings["listening"]))
     await server.start(listening)
@@ -215,6 +222,9 @@ def serve(
     settings: Mapping[str, Any], clusters: Iterable[Mapping[str, Any]], commands: CommandPipe, report_fd: int
 ) -> None:
     """Serve until the application ends. Never returns."""
-    asyncio.run(_serve(settings, clusters, commands, report_fd))
+    watch = LoopWatch(monotonic_ms)
+    loop = watch.new_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(_serve(settings, clusters, commands, report_fd, watch))
     # The threads that fetch metadata are daemons. They hold nothing worth waiting for.
     os._exit(0)

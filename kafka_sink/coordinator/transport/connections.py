@@ -62,6 +62,8 @@ class ConnectionLog:
 
 
 _SWEEP_MS = 1000.0
+# Shared by an executor's tasks, of one task, without a task that has said something, without proof.
+KINDS = ("executor", "task", "idle", "unproved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Connections:
         self._unproved_of: Counter[str] = Counter()
         self._new_of: Counter[str] = Counter()
         self._unfinished = 0
+        # As of the last sweep.
+        self.of_kind = Counter(dict.fromkeys(KINDS, 0))
         # Those that have not read all they were sent.
         self._behind: set[PeerConnection] = set()
 
@@ -173,6 +177,17 @@ class Connections:
         for peer in list(self._peers.values()):
             self.remove(peer)
 
+    def _kind(self, peer: PeerConnection) -> str:
+        if peer.number in self._unproved:
+            return "unproved"
+        if not peer.tasks:
+            return "idle"
+        return "task" if None in peer.tasks else "executor"
+
+    def described(self) -> str:
+        """How many there are of each kind, as of the last sweep."""
+        return ", ".join(f"{count} {kind}" for kind, count in self.of_kind.items())
+
     # -- bytes that wait ----------------------------------------------------------------------------
 
     def note_unfinished(self, peer: PeerConnection, now_ms: float) -> None:
@@ -201,9 +216,11 @@ class Connections:
         """Drop the connections whose time is over."""
         bounds = self._bounds
         self._new_of.clear()
+        self.of_kind = Counter(dict.fromkeys(KINDS, 0))
         for peer in [one for one in self._unproved.values() if now_ms - one.opened_ms > bounds.challenge_ms]:
             self.drop(peer, Dropped.NO_PROOF)
         for peer in list(self._peers.values()):
+            self.of_kind[self._kind(peer)] += 1
             if now_ms - peer.begun_ms > bounds.frame_ms:
                 self.drop(peer, Dropped.STALLED)
             elif now_ms - peer.heard_ms > bounds.silence_ms:

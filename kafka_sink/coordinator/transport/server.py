@@ -13,11 +13,13 @@ import math
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from kafka_sink.clock import Clock
 from kafka_sink.coordinator.transport.cluster_registry import ClusterRegistry
 from kafka_sink.coordinator.transport.connections import Connections, Dropped, ServerBounds
 from kafka_sink.coordinator.transport.handlers import HandlerFactory, Reply, ServerMessage
+from kafka_sink.coordinator.transport.loop_watch import LoopWatch
 from kafka_sink.coordinator.transport.message_format import Line, prefixed, split_lines
 from kafka_sink.coordinator.transport.peer_connection import PeerConnection, encode_message
 from kafka_sink.coordinator.transport.session import Message, Session, parse
@@ -38,9 +40,9 @@ _DEFAULT_BOUNDS = ServerBounds()
 class CoordinatorServer:
     """Serves clusters that were added, each known by its key. All methods belong to the loop's thread.
 
-    ``factories``: a handler's factory by kind of message. ``look``: called when a peer names an unknown
-    cluster, which may be announced but not read yet. ``forgotten``: called with the key of a cluster
-    that had to make room.
+    ``watch``: of the loop that it runs on. ``factories``: a handler's factory by kind of message. ``look``:
+    called when a peer names an unknown cluster, which may be announced but not read yet. ``forgotten``:
+    called with the key of a cluster that had to make room.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class CoordinatorServer:
         bounds: ServerBounds = _DEFAULT_BOUNDS,
         look: Callable[[], None] = lambda: None,
         forgotten: Callable[[str], None] = lambda key: None,
+        watch: LoopWatch | None = None,
     ) -> None:
+        self._watch = watch or LoopWatch(clock_ms)
         self._secret = secret
         self._clock_ms = clock_ms
         self._bounds = bounds
@@ -78,6 +82,14 @@ class CoordinatorServer:
     def connections(self) -> int:
         """How many there are now."""
         return len(self._connections)
+
+    def state(self) -> Mapping[str, Any]:
+        """For metrics: how late the loop is, tasks, and connections by kind."""
+        return {
+            **self._watch.state(),
+            "tasks": len(self._tasks),
+            "connections": dict(self._connections.of_kind),
+        }
 
     def add_cluster(self, key: str, options: SinkOptions) -> None:
         """Serve another cluster. Beyond the bound, one without tasks makes room. A known one stays."""
@@ -225,17 +237,20 @@ class CoordinatorServer:
             self._connections.proved(peer)
             return
         outgoing: list[tuple[str, ServerMessage]] = []
+        lines = 0
         try:
             for line in split_lines(session.payload(frame)):
                 if peer.is_gone:
                     break
                 peer.allowance -= 1
+                lines += 1
                 if peer.cluster is None:
                     self._greet(peer, parse(line.message))
                 else:
                     outgoing += self._take_line(peer, peer.cluster, line)
         finally:
             self._send(outgoing)
+            self._watch.handled(lines, self._clock_ms())
             if outgoing and peer.cluster is not None:
                 self._arm(peer.cluster)
 
@@ -410,9 +425,9 @@ class CoordinatorServer:
     def _sweep(self) -> None:
         now_ms = self._clock_ms()
         self._connections.sweep(now_ms)
-        line = self._connections.log.line(now_ms)
-        if line is not None:
-            _log.warning("%s", line)
+        for line in (self._connections.log.line(now_ms), self._watch.line(now_ms)):
+            if line is not None:
+                _log.warning("%s; connections: %s", line, self._connections.described())
         for key in self._clusters.stop_idle(now_ms):
             timer = self._timers.pop(key, None)
             if timer is not None:
