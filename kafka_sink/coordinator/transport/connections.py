@@ -8,6 +8,7 @@ and for a peer to read.
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class ServerBounds:
     """
 
     connections: int = 10_000
-    unproved: int = 256
+    unproved: int = 1_024
     tasks: int = 100_000
     tasks_of_one: int = 1_024
     new_of_one_address: int = 2_000
@@ -111,9 +112,9 @@ class Connections:
         self._bounds = bounds
         self._on_removed = on_removed
         self._peers: dict[int, PeerConnection] = {}
-        # Those without proof, the oldest first, and how many of them each address has.
+        # Those without proof, and those of each address.
         self._unproved: dict[int, PeerConnection] = {}
-        self._unproved_of: Counter[str] = Counter()
+        self._unproved_of: dict[str, list[PeerConnection]] = {}
         self._new_of: Counter[str] = Counter()
         self._unfinished = 0
         # As of the last sweep.
@@ -129,8 +130,8 @@ class Connections:
     def refusal(self, source: str) -> Dropped | None:
         """Why a new connection of this address is refused; None where it is taken.
 
-        Cheap, because a flood comes through here. To make room it drops a connection without proof: the
-        oldest one of the address that has most of them.
+        Cheap, because a flood comes through here. To make room it drops a connection without proof: any one
+        of the address that has most of them. The oldest may be an executor's, in the middle of its challenge.
         """
         self._new_of[source] += 1
         if self._new_of[source] > self._bounds.new_of_one_address:
@@ -139,22 +140,24 @@ class Connections:
         if full and not self._unproved:
             return Dropped.FULL
         if full or len(self._unproved) >= self._bounds.unproved:
-            ((worst, _),) = self._unproved_of.most_common(1)
-            self.drop(
-                next(peer for peer in self._unproved.values() if peer.source == worst), Dropped.MADE_ROOM
-            )
+            self.drop(random.choice(max(self._unproved_of.values(), key=len)), Dropped.MADE_ROOM)
         return None
 
     def add(self, peer: PeerConnection) -> None:
         """A new connection, without proof so far."""
         self._peers[peer.number] = self._unproved[peer.number] = peer
-        self._unproved_of[peer.source] += 1
+        of_source = self._unproved_of.setdefault(peer.source, [])
+        peer.place = len(of_source)
+        of_source.append(peer)
 
     def proved(self, peer: PeerConnection) -> None:
         """The peer has shown that it knows the secret."""
         if self._unproved.pop(peer.number, None) is not None:
-            self._unproved_of[peer.source] -= 1
-            if not self._unproved_of[peer.source]:
+            of_source = self._unproved_of[peer.source]
+            last = of_source.pop()
+            if last is not peer:
+                of_source[peer.place], last.place = last, peer.place
+            if not of_source:
                 del self._unproved_of[peer.source]
 
     def drop(self, peer: PeerConnection, why: Dropped) -> None:

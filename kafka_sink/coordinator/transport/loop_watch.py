@@ -74,8 +74,8 @@ class LoopWatch:
         if longest_ms < _LONG_MS and not late:
             return None
         return (
-            f"in the last minute the coordinator was busy, or stood still, for {longest_ms / 1000:.1f} s at most, "
-            f"and replied to {late} messages after more than {LATE_MS / 1000:.0f} s"
+            f"in the last minute the coordinator was busy, or stood still, for {longest_ms / 1000:.1f} s "
+            f"at most, and replied to {late} messages after more than {LATE_MS / 1000:.0f} s"
         )
 
     def state(self) -> Mapping[str, Any]:

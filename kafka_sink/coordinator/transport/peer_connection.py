@@ -53,6 +53,8 @@ class PeerConnection(asyncio.Protocol):
         self.allowed_ms = now_ms
         self.unfinished = 0
         self.is_gone = False
+        # Among the connections of its address without proof.
+        self.place = 0
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._is_writable = True

@@ -52,7 +52,7 @@ def test_a_line_is_logged_once_a_minute_where_a_bound_was_passed() -> None:
     scene.turn(1.0, waited_ms=0.0)
     line = scene.watch.line(120_000.0)
     assert line is not None
-    assert "2.5 s at most" in line
+    assert "for 2.5 s at most" in line
     assert "6 messages" in line
     assert scene.watch.line(120_001.0) is None
     assert scene.watch.state()["longest_turn"] == 2.5, "of the minute before"
