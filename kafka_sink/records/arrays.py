@@ -132,11 +132,15 @@ def _validity(nulls: npt.NDArray[np.bool_]) -> pa.Buffer | None:
 
 
 def is_utf8(array: pa.Array) -> bool:
-    """Whether all entries of a string array are UTF-8. Spark's cast of binary to string keeps any bytes."""
+    """Whether all entries of a string or binary array are UTF-8. Spark's cast of binary to string keeps any
+    bytes."""
     ends = offsets(array)
     if values_buffer(array)[int(ends[0]) : int(ends[-1])].max(initial=0) < _FIRST_NOT_ASCII:
         # Nearly always, and a tenth of the work.
         return True
+    if array.type in (pa.binary(), pa.large_binary()):
+        # Arrow looks at the content of strings only.
+        array = array.view(pa.string() if array.type == pa.binary() else pa.large_string())
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
