@@ -857,6 +857,14 @@ class SinkOptions:
         `spark.kafka-chunked.ui.bind.address` override it.""",
         planning_only=True,
     )
+    ui_history_path: str = _option(
+        "ui.history.path", values.text(), "", LIVE_VIEW, "medium",
+        """Absolute path of an existing folder on the driver's host, where the live view keeps what it showed:
+        a file for each application, of 32 MiB at most, and those of the last 20. `python -m kafka_sink.view
+        FOLDER` opens the last one's page. Needs `ui.port`. `KAFKA_CHUNKED_UI_HISTORY_PATH` and
+        `spark.kafka-chunked.ui.history.path` override it.""",
+        planning_only=True,
+    )
     delivery_report_path: str = _option(
         "delivery.report.path", values.text(), "", LIVE_VIEW, "medium",
         """Absolute path of a file on the driver's host. Each job or micro-batch appends one line of JSON with

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import CompressionType
 from kafka_sink.secret import Secret
 
@@ -306,3 +309,18 @@ KAFKA_PREFIX = "kafka."
 BREAKER_PREFIX = "producer.circuit.breaker."
 # Settings of a topic that topic.create creates.
 TOPIC_CONFIG_PREFIX = "topic.config."
+
+
+def local_path(value: str, option: str) -> str:
+    """The path that the option names: an absolute one, or a ``file:`` URI. Raises ConfigurationError."""
+    parts = urlsplit(value)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return unquote(parts.path)
+    if parts.scheme:
+        raise ConfigurationError(
+            f"Option '{option}' = {value}: only files on the driver's host are supported. Write to one, "
+            "and copy it from there"
+        )
+    if not os.path.isabs(value):
+        raise ConfigurationError(f"Option '{option}' = {value} must be an absolute path")
+    return value

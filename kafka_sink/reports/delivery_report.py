@@ -8,10 +8,10 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TaskResult
+from kafka_sink.options.values import local_path
 
 _OPTION = "delivery.report.path"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
@@ -19,25 +19,10 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK |
 _MODE = 0o640
 
 
-def local_path(value: str) -> str:
-    """The path that the option names: an absolute one, or a ``file:`` URI. Raises ConfigurationError."""
-    parts = urlsplit(value)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return unquote(parts.path)
-    if parts.scheme:
-        raise ConfigurationError(
-            f"Option '{_OPTION}' = {value}: only files on the driver's host are supported. Write to one, "
-            "and copy it from there"
-        )
-    if not os.path.isabs(value):
-        raise ConfigurationError(f"Option '{_OPTION}' = {value} must be an absolute path")
-    return value
-
-
 def check(value: str) -> None:
     """At planning: raises ConfigurationError if the file cannot be appended to."""
     try:
-        os.close(_opened(local_path(value)))
+        os.close(_opened(local_path(value, _OPTION)))
     except OSError as error:
         raise ConfigurationError(
             f"Option '{_OPTION}' = {value} cannot be written on the driver's host: {error.strerror}"
@@ -51,7 +36,7 @@ def append(value: str, line: Mapping[str, Any]) -> None:
     could hold it, and so keep a line out.
     """
     content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-    handle = _opened(local_path(value))
+    handle = _opened(local_path(value, _OPTION))
     try:
         written = os.write(handle, content)
         if written < len(content):

@@ -65,9 +65,8 @@ class Page:
 
     def __init__(self, browser: webdriver.Chrome, url: str) -> None:
         self.browser = browser
-        self.url = url
         browser.get(url)
-        self.eventually(lambda: self.text("status") == "live")
+        self.eventually(lambda: self.text("status") in ("live", "recorded"))
 
     def text(self, element: str) -> str:
         try:

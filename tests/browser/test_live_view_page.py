@@ -28,6 +28,7 @@ from kafka_sink.options import parse
 from kafka_sink.reports.write_reports import final_figures
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
+from kafka_sink.view import Recorded
 from tests.browser.conftest import DRAWS, Page
 from tests.support.application import Application
 from tests.support.fake_broker import FakeCluster
@@ -210,12 +211,18 @@ def starved_rows(url: str) -> int:
 
 
 def test_a_page_whose_application_has_ended_says_so(
-    application: Path, cluster: FakeCluster, browser: webdriver.Chrome
+    application: Path, cluster: FakeCluster, browser: webdriver.Chrome, tmp_path: Path
 ) -> None:
-    job = Job(cluster, "short", 1)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    job = Job(cluster, "short", 1, ui_history_path=str(kept))
     page = Page(browser, url_of(application))
-    job.end()
+    total = job.end()
     shutil.rmtree(application / "kafka-chunked-coordinator")
     page.eventually(lambda: page.text("status").startswith("no answer"), within_s=30)
+    # What was shown last is kept.
+    (path,) = kept.iterdir()
+    page.eventually(lambda: Recorded(path).last()["jobs"][0]["state"] == "committed")
+    assert Recorded(path).last()["clusters"][0]["counters"]["records"] == total
     # The console does show errors: the other test relies on it.
     page.eventually(page.errors, within_s=30)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 from selenium import webdriver
 
-from kafka_sink.coordinator.figures.http_server import HttpServer, Response
+from kafka_sink.coordinator.figures.history import History
+from kafka_sink.coordinator.figures.http_server import HttpServer
+from kafka_sink.coordinator.figures.http_server import Page as Served
 from kafka_sink.coordinator.figures.live_view import as_json, page
 from kafka_sink.coordinator.figures.messages import AboutJob, BrokerFigures, MuteFigures, TaskFigures
 from kafka_sink.coordinator.figures.messages import TaskIdentity as Identity
+from kafka_sink.view import Recorded, fixed, pages_of
 from tests.browser.conftest import Page
 from tests.support.reported_figures import Board, final, report
 
@@ -36,7 +39,11 @@ class Night(Board):
     def __init__(self) -> None:
         super().__init__()
         self.second = 0
-        self.figures._wall_s = lambda: 1_790_000_000.0 + self.second
+        self.figures._wall_s = self.wall_s
+        self.each_second: Callable[[float], None] = lambda _: None
+
+    def wall_s(self) -> float:
+        return 1_790_000_000.0 + self.second
 
     def run(self, seconds: int, tasks: int = 4, rate: int = 360, **changes: Any) -> None:
         """``changes``: of each report; a function gets the task's number and the second."""
@@ -45,6 +52,7 @@ class Night(Board):
             for task in range(tasks):
                 self.report(self.task(task, rate, changes), self.now_ms)
             self.figures.sample(self.now_ms)
+            self.each_second(self.wall_s())
 
     def task(self, task: int, rate: int, changes: Mapping[str, Any]) -> TaskFigures:
         of: Identity = changes.get("of", BATCH)
@@ -152,16 +160,10 @@ STATES: dict[str, tuple[Callable[[Night], None], str, str]] = {
 
 
 @contextmanager
-def served(responses: Mapping[str, Response]) -> Iterator[str]:
-    def responding(response: Response) -> Callable[[], Awaitable[Response]]:
-        async def respond() -> Response:
-            return response
-
-        return respond
-
+def serving(pages: Mapping[str, Served]) -> Iterator[str]:
     listening = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    server = HttpServer(listening, {path: responding(one) for path, one in responses.items()}, ())
+    server = HttpServer(listening, pages, ())
     server.start()
     try:
         yield url
@@ -175,10 +177,38 @@ def test_the_page_says_what_is_wrong(name: str, browser: webdriver.Chrome, tmp_p
     night = Night()
     make(night)
     folder = Path(os.environ.get("KAFKA_CHUNKED_STATES", tmp_path))
-    with served({"/": page(), "/figures.json": as_json(night.figures.snapshot(night.now_ms))}) as url:
+    with serving(
+        {"/": fixed(page), "/figures.json": fixed(lambda: as_json(night.figures.snapshot(night.now_ms)))}
+    ) as url:
         shown = Page(browser, url)
         shown.eventually(lambda: shown.text("verdict").startswith(says), 10)
         assert browser.title.startswith(title)
         shown.picture(folder / f"{name}.png")
         shown.picture(folder / f"{name}-phone.png", 390)
+        assert shown.errors() == []
+
+
+def test_the_page_of_an_application_that_has_ended(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    night = Night()
+    history = History(night.figures, tmp_path)
+
+    def recorded(now_s: float) -> None:
+        history.record(night.now_ms, now_s)
+
+    night.each_second = recorded
+    frozen(night)
+    failed(night)
+    history.close(night.now_ms, night.wall_s())
+    with serving(pages_of(Recorded(history.path))) as url:
+        shown = Page(browser, url)
+        shown.eventually(lambda: shown.text("verdict").startswith("write orders aborted 2 min 0 s ago"), 10)
+        assert shown.text("status") == "recorded"
+        shown.picture(Path(os.environ.get("KAFKA_CHUNKED_STATES", tmp_path)) / "recorded.png")
+        # Back to the moment when the broker was frozen.
+        browser.execute_script(
+            "const one = document.getElementById('recorded');"
+            "one.value = 3; one.dispatchEvent(new Event('input'));"
+        )
+        shown.eventually(lambda: "broker 1 muted for" in shown.text("verdict"), 10)
+        shown.picture(Path(os.environ.get("KAFKA_CHUNKED_STATES", tmp_path)) / "recorded-earlier.png")
         assert shown.errors() == []

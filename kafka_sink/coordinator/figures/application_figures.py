@@ -426,6 +426,15 @@ class ApplicationFigures:
         latency_ms = round(waited_ms / responses, 1) if responses else None
         self._history.append((round(self._wall_s(), 1), round(rates[0], 1), round(rates[1], 1), latency_ms))
 
+    @property
+    def last_sample(self) -> tuple[float, float, float, float | None] | None:
+        """Time, rows and bytes per second, latency; None before the first report."""
+        return self._history[-1] if self._history else None
+
+    def events_since(self, seen: int) -> list[dict[str, Any]]:
+        """Events but the first ``seen``, as far as they are kept, the oldest first."""
+        return self._events.since(seen)
+
     def _observe_events(self, now_ms: float) -> None:
         jobs = {key: (_label(key, job), job.state, job.cause) for key, job in self._jobs.items()}
         letters = int(sum(one["skipped"] for one in self._totals.values()))

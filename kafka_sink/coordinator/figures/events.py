@@ -34,6 +34,7 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._mutes: dict[str, float] = {}
         self._jobs: dict[str, str] = {}
+        self._count = 0
         self._letters = 0
         self._letters_s = -_QUIET_S
 
@@ -72,7 +73,12 @@ class EventLog:
 
     def note(self, time_s: float, level: str, text: str) -> None:
         """Something else has happened."""
+        self._count += 1
         self._events.append(Event(time_s, level, printable(text, _MAX_TEXT)))
+
+    def since(self, seen: int) -> list[dict[str, Any]]:
+        """Events but the first ``seen`` of all, as far as they are kept, the oldest first."""
+        return self.shown()[: max(0, self._count - seen)][::-1]
 
     def shown(self) -> list[dict[str, Any]]:
         """The events, the last first."""

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,7 @@ from typing import Any
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
+from kafka_sink.coordinator.figures.history import History
 from kafka_sink.coordinator.figures.http_server import HttpServer, Response
 from kafka_sink.coordinator.transport.address import ANY_ADDRESSES
 from kafka_sink.version import __version__
@@ -41,9 +43,11 @@ class LiveView:
         self._figures = figures
         self._marker = marker
         self._server: HttpServer | None = None
+        self._history: History | None = None
 
     def open(self, where: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Listen on ``where``'s address and port, and return the same with the port chosen.
+        """Listen on ``where``'s address and port, and return the same with the port chosen. ``history``: the
+        folder for a file that keeps what was shown; "" for none.
 
         Raises nothing: planning reads the marker.
         """
@@ -64,8 +68,15 @@ class LiveView:
         self._server = HttpServer(listening, pages.by_path, hosts)
         self._server.start()
         shown = f"[{name}]" if ":" in name else name
+        folder = str(where.get("history") or "")
+        self._history = History(self._figures, Path(folder)) if folder else None
         self._write({"url": f"http://{shown}:{port}/", "address": address, "port": port})
-        return {"address": address, "port": port}
+        return {"address": address, "port": port, "history": folder}
+
+    def record(self) -> None:
+        """Once a second."""
+        if self._history is not None:
+            self._history.record(monotonic_ms(), time.time())
 
     def _write(self, content: dict[str, Any]) -> None:
         try:
@@ -77,7 +88,9 @@ class LiveView:
             _log.warning("The address of the live view could not be written: %s", error)
 
     def close(self) -> None:
-        """End the server."""
+        """End the server and the history."""
+        if self._history is not None:
+            self._history.close(monotonic_ms(), time.time())
         if self._server is not None:
             self._server.close()
 

@@ -18,7 +18,13 @@ from dataclasses import dataclass
 
 from kafka_sink import application_markers, libraries, spark_application
 from kafka_sink.coordinator.process.application_files import pause_s
-from kafka_sink.coordinator.process.placement import Placement, is_enabled, placement, ui_placement
+from kafka_sink.coordinator.process.placement import (
+    Placement,
+    is_enabled,
+    placement,
+    ui_history,
+    ui_placement,
+)
 from kafka_sink.coordinator.process.rendezvous_directory import (
     RendezvousDirectory,
     RunningCoordinator,
@@ -108,6 +114,7 @@ def _find_or_start(
         return None
     where = placement(options, environ, conf)
     view = ui_placement(options, environ, conf)
+    history = ui_history(options, environ, conf) if view is not None else ""
     place = RendezvousDirectory.make(local_dirs)
     with place.lock(_LOCK_MS):
         found = place.found()
@@ -123,7 +130,7 @@ def _find_or_start(
         if not place.has_cluster(found, key):
             place.add_cluster(found, key, options.of_cluster(), _NEW_READS_MS if is_new else _READS_MS)
         if view is not None and place.live_view(found) is None:
-            _open_live_view(place, found, view)
+            _open_live_view(place, found, view, history)
     return _located(place, found, key, is_new=is_new)
 
 
@@ -148,9 +155,11 @@ def _former_port(
     return Placement(view.address, former["port"])
 
 
-def _open_live_view(place: RendezvousDirectory, found: RunningCoordinator, view: Placement) -> None:
+def _open_live_view(
+    place: RendezvousDirectory, found: RunningCoordinator, view: Placement, history: str
+) -> None:
     """Open the live view, wait until it serves, and log where. Only under the lock."""
-    place.open_live_view(view.address, view.port, _LIVE_VIEW_MS)
+    place.open_live_view({"address": view.address, "port": view.port, "history": history}, _LIVE_VIEW_MS)
     until_s = time.monotonic() + _LIVE_VIEW_MS / 1000
     while (opened := place.live_view(found)) is None and time.monotonic() < until_s:
         time.sleep(0.01)
@@ -159,7 +168,8 @@ def _open_live_view(place: RendezvousDirectory, found: RunningCoordinator, view:
     elif "error" in opened:
         driver_log.warn(f"kafka-chunked: there is no live view: {opened['error']}")
     elif application_markers.first_time(f"{_LIVE_VIEW} {opened['url']}"):
-        driver_log.report(f"kafka-chunked: the live view is at {opened['url']}")
+        kept = f", and its history in {history}" if history else ""
+        driver_log.report(f"kafka-chunked: the live view is at {opened['url']}{kept}")
         if not view.is_loopback:
             driver_log.warn(
                 f"kafka-chunked: ui.bind.address={view.address}: everybody who can connect to the live view "

@@ -8,6 +8,7 @@ configuration (``spark.kafka-chunked.coordinator.port``). These override the job
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from kafka_sink.driver.driver_conf import OWN_PREFIX
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.table import SPECS
+from kafka_sink.options.values import local_path
 
 _ENABLED, _PORT, _ADDRESS = "coordinator.enabled", "coordinator.port", "coordinator.bind.address"
-_UI_PORT, _UI_ADDRESS = "ui.port", "ui.bind.address"
-_ADMINISTERED = (_ENABLED, _PORT, _ADDRESS, _UI_PORT, _UI_ADDRESS)
+_UI_PORT, _UI_ADDRESS, _UI_HISTORY = "ui.port", "ui.bind.address", "ui.history.path"
+_ADMINISTERED = (_ENABLED, _PORT, _ADDRESS, _UI_PORT, _UI_ADDRESS, _UI_HISTORY)
 _KINDS = {spec.name: spec.kind for spec in SPECS if spec.name in _ADMINISTERED}
 # An address reserved for documentation. Nothing is sent to it; the system only looks up its route.
 _REMOTE_ADDRESS = ("192.0.2.1", 9)
@@ -77,6 +79,18 @@ def ui_placement(
         return None
     address = _administered(_UI_ADDRESS, environ, conf) or options.ui_bind_address
     return Placement(without_brackets(address), port)
+
+
+def ui_history(options: SinkOptions, environ: Mapping[str, str], conf: Mapping[str, str] = _NO_CONF) -> str:
+    """The folder in which the live view keeps what it showed; "" for none. Raises as ``placement``."""
+    given = _administered(_UI_HISTORY, environ, conf) or options.ui_history_path
+    folder = local_path(given, _UI_HISTORY) if given else ""
+    if folder and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+        raise ConfigurationError(
+            f"Option '{_UI_HISTORY}' = {given} must be a folder on the driver's host that it may write to: "
+            "make it, or let the driver's user write to it"
+        )
+    return folder
 
 
 def _administered(name: str, environ: Mapping[str, str], conf: Mapping[str, str]) -> Any:

@@ -217,11 +217,12 @@ class RendezvousDirectory:
             return None
         return view if isinstance(view, dict) else None
 
-    def open_live_view(self, address: str, port: int, timeout_ms: float) -> None:
-        """Have the coordinator serve the live view. Only under the lock. Raises as ``add_cluster``."""
+    def open_live_view(self, where: Mapping[str, Any], timeout_ms: float) -> None:
+        """Have the coordinator serve the live view, as LiveView opens it. Only under the lock. Raises as
+        ``add_cluster``."""
         handle = self._open_pipe()
         try:
-            write_all(handle, json_line({"ui": {"address": address, "port": port}}), timeout_ms)
+            write_all(handle, json_line({"ui": dict(where)}), timeout_ms)
         finally:
             os.close(handle)
 

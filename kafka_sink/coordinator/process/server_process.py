@@ -86,6 +86,7 @@ class _Display:
             ui = find_ui(self._driver)
             self.figures.spark_ui = ui[1] if ui else None
         self.figures.sample(monotonic_ms())
+        self.live_view.record()
         self._terminal.update()
 
     def close(self) -> None:
