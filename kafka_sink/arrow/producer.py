@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # How often refused rows are looked for while nothing is sent: they would expire without their letters.
 _LETTERS_MS = 100.0
+# As many may come in turns, as those of several topics, without a look at the registry for each batch.
+_SCHEMAS = 16
 # Connections of idle producers are closed before the interpreter ends their threads.
 atexit.register(PRODUCERS.close)
 
@@ -64,7 +66,9 @@ class ArrowProducer:
         self._producer: Producer | None = None
         self._transaction: WriteTransaction | None = None
         self._failure: BaseException | None = None
-        self._columns: ArrowColumns | EncodedColumns | None = None
+        # Those of the schemas that were used last, the last one first.
+        self._columns: tuple[ArrowColumns | EncodedColumns, ...] = ()
+        self._schemas: dict[str, None] = {}
         self._warned: set[str] = set()
         # Rows wait for others here, for kafka.linger.ms at most, with the plan of their columns.
         self._rebatcher = Rebatcher((), linger_ms=0)
@@ -167,13 +171,19 @@ class ArrowProducer:
         return DeliveryError(f"the write was interrupted before ({type(self._failure).__name__})")
 
     def _columns_of(self, schema: pa.Schema) -> ArrowColumns | EncodedColumns:
-        found = self._columns
-        if found is None or not found.schema.equals(schema):
-            self._columns = found = columns_of(schema, self.options, self._refuse)
+        known = self._columns
+        found = next((one for one in known if one.schema.equals(schema)), None)
+        if found is None:
+            found = columns_of(schema, self.options, self._refuse)
+            if isinstance(found, EncodedColumns):
+                self._schemas |= dict.fromkeys(found.schemas)
             for warning in found.warnings:
                 if warning not in self._warned:
                     self._warned.add(warning)
                     driver_log.warn(f"kafka-chunked: {warning}")
+        if not known or found is not known[0]:
+            # Another thread may do the same: at worst one of the two is asked for again.
+            self._columns = (found, *(one for one in known if one is not found))[:_SCHEMAS]
         return found
 
     def _refuse(self, rows: RefusedRows, plan: ColumnPlan) -> None:
@@ -281,7 +291,7 @@ class ArrowProducer:
     ) -> None:
         if self._write is None:
             return
-        schemas = self._columns.schemas if isinstance(self._columns, EncodedColumns) else ()
+        schemas = tuple(self._schemas)
         ended = EndedWrite(
             self._write.name, outcome, "", None, 1, results, in_transactions, note, schemas=schemas
         )

@@ -6,12 +6,13 @@ import json
 import uuid
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+import kafka_sink
 from kafka_sink.arrow.encoded_columns import EncodedColumns
 from kafka_sink.dead_letters.refused_rows import RefusedRows
 from kafka_sink.errors import SchemaError
@@ -20,6 +21,8 @@ from kafka_sink.formats.columns import plain
 from kafka_sink.formats.registered import RegisteredSchema, Schema
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
+from tests.support.fake_broker import FakeCluster
+from tests.support.scripted_cluster import TOPIC, task_options
 
 GUID = uuid.UUID(int=7)
 _HEADER = {"key": "__value_schema_id", "value": b"\1" + GUID.bytes}
@@ -29,6 +32,8 @@ _IN_HEADER = {"schema.id.location": "header"}
 
 class OneRegistry:
     """Knows each schema as the first."""
+
+    asked: ClassVar[list[Schema]] = []
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -40,7 +45,8 @@ class OneRegistry:
     ) -> None: ...
 
     def register(self, subject: str, schema: Schema) -> RegisteredSchema:
-        return RegisteredSchema(schema, 1, str(GUID), subject, 1)
+        self.asked.append(schema)
+        return RegisteredSchema(schema, 1, str(GUID), subject, len(set(self.asked)))
 
     def latest(self, subject: str) -> RegisteredSchema:
         name = subject.removesuffix("-value")
@@ -52,6 +58,7 @@ class OneRegistry:
 @pytest.fixture(autouse=True)
 def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "Registry", OneRegistry)
+    monkeypatch.setattr(OneRegistry, "asked", [])
 
 
 def columns_of(
@@ -166,6 +173,23 @@ def test_every_refused_row_has_its_letter() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(np.full(count, np.nan)), instants], schema=schema)
     assert sum(one.num_rows for one in columns.converted(batch)) == 0
     assert sum(rows.count for rows in refused) == count
+
+
+def test_batches_of_two_kinds_in_turns_ask_the_registry_twice(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches: a request for each batch, and a summary that names the last schema only."""
+    with FakeCluster({TOPIC: 1}) as cluster:
+        given = {"value.format": "json", "schema.registry.url": "http://127.0.0.1:1"}
+        with caplog.at_level("INFO"), kafka_sink.producer({**task_options(cluster), **given}) as writing:
+            for number in range(3):
+                writing.send(pa.table({"a": [number]}))
+                writing.send(pa.table({"b": [str(number)]}))
+        data = b"".join(batch.data for batch in cluster.batches(TOPIC, 0))
+    assert len(OneRegistry.asked) == 2
+    assert f"value as json by {TOPIC}-value version 1 (id 1)" in caplog.text
+    assert f"value as json by {TOPIC}-value version 2 (id 1)" in caplog.text
+    rows = [text for number in range(3) for text in (b'{"a":%d}' % number, b'{"b":"%d"}' % number)]
+    places = [data.index(row) for row in rows]
+    assert places == sorted(places)
 
 
 def test_null_values_of_topics_with_schemas_of_their_own() -> None:
