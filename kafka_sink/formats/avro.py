@@ -15,17 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats import avro_default, words
+from kafka_sink.formats import avro_default, columns, words
 from kafka_sink.formats.avro_schema import AvroSchema, Schema
-from kafka_sink.formats.columns import (
-    Encoder,
-    UnfitRowsError,
-    entries,
-    of_rows,
-    plain,
-    plain_type,
-    present_only,
-)
+from kafka_sink.formats.columns import Encoder, UnfitRowsError
 from kafka_sink.formats.decimals import big_endian, minimal
 from kafka_sink.formats.words import Mask, Piece, UInt64s, Word
 from kafka_sink.records import arrays, varint
@@ -60,7 +52,7 @@ class _Compiler:
         problems = []
         for at, branch in enumerate(branches):
             self.schema.steps.take()
-            if at == null and not pa.types.is_null(plain_type(kind)):
+            if at == null and not pa.types.is_null(columns.plain_type(kind)):
                 continue
             try:
                 value = self._of_value(self._named(branch), kind, path)
@@ -68,18 +60,20 @@ class _Compiler:
                 problems.append(str(error))
                 continue
             return _Union(value, at, null, path)
-        raise SchemaError(problems[0] if len(problems) == 1 else _refused(path, kind, _shown(branches)))
+        raise (
+            SchemaError(problems[0]) if len(problems) == 1 else columns.refused(path, kind, _shown(branches))
+        )
 
     def _of_value(self, schema: Schema, kind: pa.DataType, path: str) -> Encoder:
         """For a type that is no union; the caller looks after nulls."""
         name = schema["type"]
-        plain_kind = plain_type(kind)
+        plain_kind = columns.plain_type(kind)
         if name == "record" and pa.types.is_struct(plain_kind):
             return self._of_record(schema, plain_kind, path)
         if name == "array" and (pa.types.is_list(plain_kind) or pa.types.is_large_list(plain_kind)):
             return _Array(self.of(schema["items"], plain_kind.value_type, f"{path}[]"))
         if name == "map" and pa.types.is_map(plain_kind):
-            if plain_type(plain_kind.key_type) != pa.string():
+            if columns.plain_type(plain_kind.key_type) != pa.string():
                 raise SchemaError(
                     f"column '{path}' is a map with keys of {plain_kind.key_type}, and Avro's maps have "
                     "strings: cast them"
@@ -87,7 +81,7 @@ class _Compiler:
             return _Map(self.of(schema["values"], plain_kind.item_type, f"{path}{{}}"))
         leaf = _leaf(schema, plain_kind, path)
         if leaf is None:
-            raise SchemaError(_refused(path, kind, _shown(schema)))
+            raise columns.refused(path, kind, _shown(schema))
         return leaf
 
     def _of_record(self, schema: Schema, kind: pa.StructType, path: str) -> Encoder:
@@ -143,13 +137,6 @@ def _shown(schema: Schema | Sequence[Schema]) -> str:
     return f"{name} ({logical})" if logical else name
 
 
-def _refused(path: str, kind: pa.DataType, wanted: str) -> str:
-    return (
-        f"column '{path}' has the type {kind}, and the schema wants {wanted}: cast it to what fits, or "
-        "register another schema"
-    )
-
-
 # -- around values -----------------------------------------------------------------------------------------
 
 
@@ -162,9 +149,8 @@ class _Required:
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
         if column.null_count and not pa.types.is_null(column.type):
-            wrong = null_mask(column) if nulls is None else null_mask(column) & ~nulls
-            if wrong.any():
-                raise UnfitRowsError(wrong, self.path, "is null, and the schema takes no null there")
+            own = null_mask(column)
+            columns.refuse_nulls(own if nulls is None else own & ~nulls, self.path)
         return self.value.pieces(column, nulls)
 
 
@@ -186,9 +172,8 @@ class _Union:
             return [*lead, *self.value.pieces(column, nulls)]
         own = null_mask(column)
         if self.null is None:
-            wrong = own if nulls is None else own & ~nulls
-            raise UnfitRowsError(wrong, self.path, "is null, and the schema takes no null there")
-        branches = words.zigzag(np.where(own, self.null, self.branch))
+            columns.refuse_nulls(own if nulls is None else own & ~nulls, self.path)
+        branches = words.zigzag(np.where(own, self.null or 0, self.branch))
         return [*words.varint(branches, nulls), *self.value.pieces(column, own)]
 
 
@@ -200,12 +185,12 @@ class _Record:
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
         if nulls is not None:
-            return present_only(column, nulls, lambda present: self.pieces(present, None))
+            return columns.present_only(column, nulls, lambda present: self.pieces(present, None))
         children = column.flatten()
         found: list[Piece] = []
         for field in self.fields:
             if isinstance(field, tuple):
-                found += field[1].pieces(plain(children[field[0]]), None)
+                found += field[1].pieces(columns.plain(children[field[0]]), None)
             else:
                 found += field
         return found
@@ -216,8 +201,10 @@ class _Array:
     items: Encoder
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
-        counts, (items,) = entries(column)
-        encoded = of_rows(counts, lambda: words.join(self.items.pieces(plain(items), None), len(items)))
+        counts, (items,) = columns.entries(column)
+        encoded = columns.of_rows(
+            counts, lambda: words.join(self.items.pieces(columns.plain(items), None), len(items))
+        )
         return _block(counts, encoded, nulls)
 
 
@@ -226,14 +213,14 @@ class _Map:
     values: Encoder
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
-        counts, (keys, values) = entries(column)
-        keys = plain(keys)
+        counts, (keys, values) = columns.entries(column)
+        keys = columns.plain(keys)
 
         def encode() -> pa.Array:
-            pieces = [*_TEXT.pieces(keys, None), *self.values.pieces(plain(values), None)]
+            pieces = [*_TEXT.pieces(keys, None), *self.values.pieces(columns.plain(values), None)]
             return words.join(pieces, len(keys))
 
-        return _block(counts, of_rows(counts, encode), nulls)
+        return _block(counts, columns.of_rows(counts, encode), nulls)
 
 
 def _block(counts: words.Int64s, encoded: pa.Array, nulls: Mask | None) -> list[Piece]:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from kafka_sink.errors import KafkaSinkError
+from kafka_sink.errors import KafkaSinkError, SchemaError
 from kafka_sink.formats.words import Int64s, Mask, Piece, join, spread
 from kafka_sink.records.arrays import indices, lengths, narrow, null_mask, offsets
 
@@ -19,6 +19,20 @@ class UnfitRowsError(KafkaSinkError):
     def __init__(self, rows: Mask, path: str, problem: str) -> None:
         super().__init__(f"field '{path}' {problem}" if path else problem)
         self.rows = rows
+
+
+def refused(path: str, kind: pa.DataType, wanted: object) -> SchemaError:
+    """That no column of this type fits what the schema wants."""
+    return SchemaError(
+        f"column '{path}' has the type {kind}, and the schema wants {wanted}: cast it to what fits, or "
+        "register another schema"
+    )
+
+
+def refuse_nulls(nulls: Mask, path: str) -> None:
+    """Raise UnfitRowsError for a field that takes none."""
+    if nulls.any():
+        raise UnfitRowsError(nulls, path, "is null, and the schema takes no null there")
 
 
 class Encoder(Protocol):

@@ -17,16 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats import json_schema, words
-from kafka_sink.formats.columns import (
-    Encoder,
-    UnfitRowsError,
-    entries,
-    of_rows,
-    plain,
-    plain_type,
-    present_only,
-)
+from kafka_sink.formats import columns, json_schema, words
+from kafka_sink.formats.columns import Encoder, UnfitRowsError
 from kafka_sink.formats.words import Int64s, Mask, Piece
 from kafka_sink.records.arrays import (
     as_binary,
@@ -59,14 +51,14 @@ def of_type(kind: pa.DataType, path: str) -> Encoder:
 
 
 def _of_value(kind: pa.DataType, path: str) -> Encoder:
-    kind = plain_type(kind)
+    kind = columns.plain_type(kind)
     if pa.types.is_struct(kind):
         fields = [kind.field(index) for index in range(kind.num_fields)]
         return _Object([(one.name, of_type(one.type, json_schema.joined(path, one.name))) for one in fields])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _List(of_type(kind.value_type, f"{path}[]"))
     if pa.types.is_map(kind):
-        if plain_type(kind.key_type) != pa.string():
+        if columns.plain_type(kind.key_type) != pa.string():
             raise SchemaError(
                 f"column '{path}' is a map with keys of {kind.key_type}, and JSON's objects have strings: "
                 "cast them"
@@ -88,11 +80,11 @@ class _OrNull:
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
         if nulls is not None:
-            return present_only(column, nulls, lambda present: self.pieces(present, None))
+            return columns.present_only(column, nulls, lambda present: self.pieces(present, None))
         if not column.null_count:
             return self.value.pieces(column, None)
         own = null_mask(column)
-        found = present_only(column, own, lambda present: self.value.pieces(present, None))
+        found = columns.present_only(column, own, lambda present: self.value.pieces(present, None))
         return [*words.nothing_where(~own, words.constant(_NULL)), *found]
 
 
@@ -105,7 +97,7 @@ class _Object:
         before = "{"
         for (name, encode), child in zip(self.fields, column.flatten(), strict=True):
             found += words.constant(f"{before}{json.dumps(name, ensure_ascii=False)}:".encode())
-            found += encode.pieces(plain(child), None)
+            found += encode.pieces(columns.plain(child), None)
             before = ","
         return [*found, *words.constant(b"}" if self.fields else b"{}")]
 
@@ -115,13 +107,17 @@ class _List:
     items: Encoder
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
-        counts, (items,) = entries(column)
+        counts, (items,) = columns.entries(column)
 
         def encode() -> pa.Array:
-            found = self.items.pieces(plain(items), None)
+            found = self.items.pieces(columns.plain(items), None)
             return words.join([*words.constant(b","), *found], len(items))
 
-        return [*words.constant(b"["), _separated(counts, of_rows(counts, encode)), *words.constant(b"]")]
+        return [
+            *words.constant(b"["),
+            _separated(counts, columns.of_rows(counts, encode)),
+            *words.constant(b"]"),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +126,18 @@ class _Map:
     values: Encoder
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
-        counts, (keys, values) = entries(column)
+        counts, (keys, values) = columns.entries(column)
 
         def encode() -> pa.Array:
-            found = [*self.keys.pieces(plain(keys), None), *words.constant(b":")]
-            found += self.values.pieces(plain(values), None)
+            found = [*self.keys.pieces(columns.plain(keys), None), *words.constant(b":")]
+            found += self.values.pieces(columns.plain(values), None)
             return words.join([*words.constant(b","), *found], len(keys))
 
-        return [*words.constant(b"{"), _separated(counts, of_rows(counts, encode)), *words.constant(b"}")]
+        return [
+            *words.constant(b"{"),
+            _separated(counts, columns.of_rows(counts, encode)),
+            *words.constant(b"}"),
+        ]
 
 
 def _separated(counts: Int64s, encoded: pa.Array) -> pa.Array:

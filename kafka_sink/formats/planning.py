@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_sink import application_markers
 from kafka_sink.driver import driver_log
-from kafka_sink.errors import ConfigurationError, RegistryError, SchemaError
+from kafka_sink.errors import RegistryError, SchemaError
 from kafka_sink.formats import subjects
 from kafka_sink.formats.registered import RegisteredSchema, Schema
 from kafka_sink.formats.row_encoding import ID_HEADERS, PartFormat, RowEncoding, layout
@@ -198,8 +198,4 @@ def _of_part(options: SinkOptions, registry: Registry, part: str, field: pa.Fiel
         found[topic] = replace(one, schema=known.setdefault(one.schema, one.schema))
     for schema in dict.fromkeys(one.schema for one in found.values()):
         encoders.encoder(format_name, schema, field.type, field.name, wanted.message)
-    if options.schema_id_location == "header" and not all(one.guid for one in found.values()):
-        raise ConfigurationError(
-            "schema.id.location=header needs GUIDs of schemas, which this registry has not: use prefix"
-        )
     return tuple(found.items())

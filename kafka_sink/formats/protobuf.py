@@ -15,16 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats import words
-from kafka_sink.formats.columns import (
-    Encoder,
-    UnfitRowsError,
-    entries,
-    of_rows,
-    plain,
-    plain_type,
-    present_only,
-)
+from kafka_sink.formats import columns, words
+from kafka_sink.formats.columns import Encoder, UnfitRowsError
 from kafka_sink.formats.protobuf_schema import KNOWN, Field, Message, ProtobufSchema
 from kafka_sink.formats.words import Int64s, Mask, Piece, UInt64s, Word
 from kafka_sink.records import arrays, varint
@@ -42,7 +34,7 @@ _ALL = (1 << 64) - 1
 def encoder(schema: ProtobufSchema, name: str, kind: pa.DataType, path: str) -> Encoder:
     """Encode struct columns as the message of this name. Raises SchemaError, naming the field."""
     message = schema.message(name)
-    kind = plain_type(kind)
+    kind = columns.plain_type(kind)
     if not pa.types.is_struct(kind):
         raise SchemaError(f"column '{path}' has the type {kind}, and a Protobuf message is made of a struct")
     return _Compiler(schema).message(message, kind, path)
@@ -96,7 +88,7 @@ class _Compiler:
         return _Message(fields, tuple(oneofs.items()), path)
 
     def _field(self, one: Field, kind: pa.DataType, path: str) -> Encoder:
-        kind = plain_type(kind)
+        kind = columns.plain_type(kind)
         is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         if one.is_repeated:
             entry = self.schema.messages.get(one.type_name)
@@ -104,8 +96,8 @@ class _Compiler:
                 key = self._entry(entry.fields[0], kind.key_type, path)
                 return _Map(one.number, key, self._entry(entry.fields[1], kind.item_type, f"{path}{{}}"))
             if not is_list:
-                raise SchemaError(_refused(path, kind, f"repeated {one.type_name or one.kind}"))
-            value_of = self._value(one, plain_type(kind.value_type), f"{path}[]")
+                raise columns.refused(path, kind, f"repeated {one.type_name or one.kind}")
+            value_of = self._value(one, columns.plain_type(kind.value_type), f"{path}[]")
             if one.is_packed and value_of.wire != _BYTES:
                 return _Packed(one.number, value_of, f"{path}[]")
             return _Repeated(_Single(one.number, value_of, f"{path}[]", has_presence=True, is_required=True))
@@ -114,7 +106,7 @@ class _Compiler:
 
     def _entry(self, one: Field, kind: pa.DataType, path: str) -> _Single:
         """Both parts of a map's entry are always written."""
-        value = self._value(one, plain_type(kind), path)
+        value = self._value(one, columns.plain_type(kind), path)
         return _Single(one.number, value, path, has_presence=True, is_required=True)
 
     def _value(self, one: Field, kind: pa.DataType, path: str) -> _Value:
@@ -126,7 +118,7 @@ class _Compiler:
         else:
             found = _scalar(one.kind, kind, path)
         if found is None:
-            raise SchemaError(_refused(path, kind, one.type_name or one.kind))
+            raise columns.refused(path, kind, one.type_name or one.kind)
         return found
 
     def _message_value(self, message: Message, kind: pa.DataType, path: str) -> _Value | None:
@@ -141,13 +133,6 @@ class _Compiler:
             inner = self._field(message.fields[0], kind, path)
             return _Value(_BYTES, _Nested(inner))
         return None
-
-
-def _refused(path: str, kind: pa.DataType, wanted: str) -> str:
-    return (
-        f"column '{path}' has the type {kind}, and the schema wants {wanted}: cast it to what fits, or "
-        "register another schema"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +156,8 @@ class _Message:
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
         if nulls is not None:
-            return present_only(column, nulls, lambda present: self.pieces(present, None))
-        children = [plain(child) for child in column.flatten()]
+            return columns.present_only(column, nulls, lambda present: self.pieces(present, None))
+        children = [columns.plain(child) for child in column.flatten()]
         for name, places in self.oneofs:
             held = np.zeros(len(column), dtype=np.int64)
             for place in places:
@@ -200,8 +185,8 @@ class _Single:
         absent = nulls
         if pa.types.is_null(column.type):
             absent = np.ones(len(column), dtype=np.bool_)
-        if self.is_required and absent is not None and absent.any():
-            raise UnfitRowsError(absent, self.path, "is null, and the schema takes no null there")
+        if self.is_required and absent is not None:
+            columns.refuse_nulls(absent, self.path)
         if not self.has_presence and self.value.zeros is not None:
             zeros = self.value.zeros(column)
             absent = zeros if absent is None else absent | zeros
@@ -218,7 +203,7 @@ class _Nested:
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
         if nulls is not None:
-            return present_only(column, nulls, lambda present: self.pieces(present, None))
+            return columns.present_only(column, nulls, lambda present: self.pieces(present, None))
         encoded = words.join(self.message.pieces(column, None), len(column))
         return [*words.varint(lengths(encoded).astype(np.uint64)), encoded]
 
@@ -228,12 +213,12 @@ class _Repeated:
     item: _Single
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
-        counts, (items,) = entries(column)
-        return [words.grouped(of_rows(counts, lambda: _each(self.item, items)), counts)]
+        counts, (items,) = columns.entries(column)
+        return [words.grouped(columns.of_rows(counts, lambda: _each(self.item, items)), counts)]
 
 
 def _each(item: _Single, items: pa.Array) -> pa.Array:
-    items = plain(items)
+    items = columns.plain(items)
     return words.join(item.pieces(items, null_mask(items) if items.null_count else None), len(items))
 
 
@@ -246,17 +231,15 @@ class _Packed:
     path: str
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
-        counts, (items,) = entries(column)
+        counts, (items,) = columns.entries(column)
 
         def encode() -> pa.Array:
-            numbers = plain(items)
+            numbers = columns.plain(items)
             if numbers.null_count:
-                raise UnfitRowsError(
-                    null_mask(numbers), self.path, "is null, and the schema takes no null there"
-                )
+                columns.refuse_nulls(null_mask(numbers), self.path)
             return words.join(self.value.encode.pieces(numbers, None), len(numbers))
 
-        content = words.grouped(of_rows(counts, encode), counts)
+        content = words.grouped(columns.of_rows(counts, encode), counts)
         empty = counts == 0
         size = words.varint(lengths(content).astype(np.uint64), empty)
         return [*words.nothing_where(empty, _tag(self.number, _BYTES)), *size, content]
@@ -271,7 +254,7 @@ class _Map:
     value: _Single
 
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
-        counts, (keys, values) = entries(column)
+        counts, (keys, values) = columns.entries(column)
 
         def encode() -> pa.Array:
             parts = [_each(self.key, keys), _each(self.value, values)]
@@ -279,7 +262,7 @@ class _Map:
             size = words.varint(lengths(content).astype(np.uint64))
             return words.join([*_tag(self.number, _BYTES), *size, content], len(keys))
 
-        return [words.grouped(of_rows(counts, encode), counts)]
+        return [words.grouped(columns.of_rows(counts, encode), counts)]
 
 
 # -- scalars -----------------------------------------------------------------------------------------------

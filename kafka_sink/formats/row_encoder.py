@@ -128,14 +128,12 @@ class PartEncoder:
         indexes = [
             encoders.message_indexes(part.format, schema.schema, part.message) for schema in registered
         ]
-        self._prefixes = [
-            b"" if part.in_header else _MAGIC_ID + schema.id.to_bytes(4, "big") + own
+        named = [
+            _name(schema, in_header=part.in_header) + own
             for schema, own in zip(registered, indexes, strict=True)
         ]
-        self._guids = [
-            _guid(schema) + own if part.in_header else b""
-            for schema, own in zip(registered, indexes, strict=True)
-        ]
+        nothing = [b""] * len(named)
+        self._prefixes, self._header_values = (nothing, named) if part.in_header else (named, nothing)
 
     def column_of(self, batch: pa.RecordBatch) -> pa.Array:
         """What is encoded: a column, or several as a struct."""
@@ -156,10 +154,10 @@ class PartEncoder:
         return words.join(pieces, len(column), nulls)
 
     def ids(self, topics: pa.Array | None, rows: int) -> pa.Array:
-        """The GUID for the header of each row."""
+        """What the header of each row has."""
         places = self._places(topics)
         choice = np.zeros(rows, dtype=np.int32) if places is None else places
-        return binary_of(self._guids).take(indices(choice))
+        return binary_of(self._header_values).take(indices(choice))
 
     def _places(self, topics: pa.Array | None) -> Int64s | None:
         """Which schema each row has; None: all have the first."""
@@ -209,5 +207,8 @@ class PartEncoder:
         return pa.concat_arrays(parts).take(indices(back))
 
 
-def _guid(schema: RegisteredSchema) -> bytes:
-    return _MAGIC_GUID + uuid.UUID(schema.guid).bytes
+def _name(schema: RegisteredSchema, *, in_header: bool) -> bytes:
+    """How deserializers know the schema. Those that look into headers take both forms there."""
+    if in_header and schema.guid:
+        return _MAGIC_GUID + uuid.UUID(schema.guid).bytes
+    return _MAGIC_ID + schema.id.to_bytes(4, "big")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Of the sink itself: the parts of a record beside its value.
 OWN = ("key", "topic", "headers", "partition", "timestamp")
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
-# Of the schema's GUID, as newer deserializers look for it.
+# Of the schema's GUID or id, as newer deserializers look for it.
 ID_HEADERS = {"value": "__value_schema_id", "key": "__key_schema_id"}
 
 

@@ -210,7 +210,10 @@ def _gathered(parts: Sequence[list[Word] | pa.Array], rows: int) -> pa.Array:
     data = np.empty(size, dtype=np.uint8)
     slots = np.arange(0, stride * rows, stride)
     # Each part's bytes of each row, and what lies between them and those of the next part.
-    bounds = np.empty((rows, len(parts), 2), dtype=np.int32)
+    edges = np.empty(2 * rows * len(parts) + 1, dtype=np.int32)
+    # Parts lie in any order, but Arrow wants the last edge behind the first.
+    edges[-1] = size
+    bounds = edges[:-1].reshape(rows, len(parts), 2)
     at, text_at = 0, stride * rows
     for number, part in enumerate(parts):
         starts, ends = bounds[:, number, 0], bounds[:, number, 1]
@@ -226,7 +229,9 @@ def _gathered(parts: Sequence[list[Word] | pa.Array], rows: int) -> pa.Array:
             np.add(offsets(part)[:-1], text_at - first, out=starts, casting="same_kind")
             np.add(starts, lengths(part), out=ends, casting="same_kind")
             text_at += size
-    return _taken(data, bounds)
+    taken = _every_second(edges, data)
+    own = np.ascontiguousarray(offsets(taken)[:: len(parts)], dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(own), taken.buffers()[2]])
 
 
 def _size(text: pa.Array) -> int:
@@ -266,12 +271,8 @@ def _packed(words: Iterable[Word]) -> list[Word]:
     return packed
 
 
-def _taken(data: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int32]) -> pa.Array:
-    """For each row the bytes between its bounds of each part, one part after the other."""
-    rows, count, _ = bounds.shape
-    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
-    entries = pa.Array.from_buffers(pa.binary(), 2 * rows * count - 1, buffers)
-    every_second = indices(np.arange(0, 2 * rows * count, 2, dtype=np.int32))
-    taken = pc.take(entries, every_second, boundscheck=False)
-    ends = np.ascontiguousarray(offsets(taken)[::count], dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(ends), taken.buffers()[2]])
+def _every_second(edges: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> pa.Array:
+    """What lies between the edges 0 and 1, 2 and 3 ..."""
+    count = len(edges) - 1
+    entries = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(edges), pa.py_buffer(data)])
+    return pc.take(entries, indices(np.arange(0, count, 2, dtype=np.int32)), boundscheck=False)

@@ -726,9 +726,9 @@ class SinkOptions:
     )
     schema_id_location: str = _option(
         "schema.id.location", values.words("prefix", "header"), "prefix", FORMATS, "medium",
-        """Where a record has the id of its schema: in five bytes before the value (`prefix`), or as the
-        schema's GUID in the header `__value_schema_id` or `__key_schema_id` (`header`), which newer
-        deserializers read. The second needs a registry that has GUIDs (Confluent Platform 8).""",
+        """Where a record has the id of its schema: in five bytes before the value (`prefix`), or in the
+        header `__value_schema_id` or `__key_schema_id` (`header`), which newer deserializers read: as the
+        schema's GUID, or as its id where the registry has no GUIDs (all but Confluent Platform 8).""",
     )
     schema_registry_topics: tuple[str, ...] = _option(
         "schema.registry.topics", values.names(), (), FORMATS, "medium",
