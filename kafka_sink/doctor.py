@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from kafka_sink.driver.command_line import add_options, given_options
 from kafka_sink.driver.findings import Finding, Level
@@ -60,20 +60,21 @@ print(json.dumps([sys.version_info[:2], version("pyspark"), missing]))
 _OWN_MODULES = ("kafka_sink", "pyspark_kafka_chunked")
 
 
-def examine(environ: Mapping[str, str], options: Mapping[str, str]) -> Iterator[Finding]:
-    """All findings, in the order of a job's start. Without ``options``, no broker is asked."""
+def examine(environ: Mapping[str, str], options: Mapping[str, str], spark: Any = None) -> Iterator[Finding]:
+    """All findings, in the order of a job's start. Without ``options``, no broker is asked. ``spark``: a
+    SparkSession whose settings are looked at, too."""
     yield _python()
     yield from _libraries()
-    spark = _spark_version(environ)
-    yield from _spark(spark, environ)
-    if spark is not None:
-        yield _java(environ, _JAVA if _numbers(spark) >= _WITH_DATA_SOURCES else _JAVA_OF_3)
-        yield from _workers(environ, spark)
+    version = _spark_version(environ)
+    yield from _spark(version, environ)
+    if version is not None:
+        yield _java(environ, _JAVA if _numbers(version) >= _WITH_DATA_SOURCES else _JAVA_OF_3)
+        yield from _workers(environ, version)
         yield from _driver_python(environ)
         yield _folders(environ)
     yield from _shared_import_folders()
     if options:
-        yield from _job(options)
+        yield from _job(options, environ, spark)
     else:
         yield Finding(
             Level.NOTE,
@@ -318,7 +319,7 @@ def _shared_import_folders() -> Iterator[Finding]:
             )
 
 
-def _job(options: Mapping[str, str]) -> Iterator[Finding]:
+def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> Iterator[Finding]:
     from kafka_sink.driver.cluster_findings import of_cluster
     from kafka_sink.options import parse
 
@@ -341,6 +342,11 @@ def _job(options: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(Level.NOTE, "no broker was asked, because of the problems with options")
         return
     yield from (Finding(Level.NOTE, warning) for warning in parsed.warnings)
+    if spark is not None:
+        from kafka_sink.coordinator.process.placement import ADMINISTERED
+        from kafka_sink.driver.session_findings import of_session
+
+        yield from of_session(spark, options, parsed.options, environ, ADMINISTERED)
     try:
         yield from of_cluster(parsed.options)
     except KafkaSinkError as error:
@@ -366,9 +372,12 @@ def _registry(options: SinkOptions) -> Iterator[Finding]:
             yield Finding(Level.PROBLEM, f"schema registry: {error}")
 
 
-def check(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    """All findings for a job with these options, for notebooks: ``print(*check(options), sep="\\n")``."""
-    return list(examine(environ, options))
+def check(
+    options: Mapping[str, str], environ: Mapping[str, str] = os.environ, spark: Any = None
+) -> list[Finding]:
+    """All findings for a job with these options, for notebooks: ``print(*check(options, spark=spark),
+    sep="\\n")``. With the SparkSession it looks at the session's settings, too."""
+    return list(examine(environ, options, spark))
 
 
 def _version(distribution: str) -> str | None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kafka_sink import doctor
+from kafka_sink.coordinator.process.placement import ADMINISTERED
 from kafka_sink.doctor import examine, main
 from kafka_sink.driver import cluster_findings, planning_client
 from kafka_sink.driver.findings import Finding, Level
+from kafka_sink.driver.session_findings import of_session
 from kafka_sink.local_broker import LocalBroker
+from kafka_sink.options import parse
 from tests.support.fake_broker import FakeCluster
 from tests.support.ports import refusing_port
 
@@ -244,11 +249,56 @@ def test_a_cluster_is_looked_at_without_a_change(cluster3: LocalBroker) -> None:
     assert "an address of kafka.bootstrap.servers is dead: could not connect to any broker within" in text
     assert f"{dead}: connecting by TCP failed: Connection refused" in text
     assert "3 brokers" in text
+    assert re.search(r"all brokers have the APIs of Kafka 4\.\d", text)
     assert "topic 'doctor-orders': 3 partitions, 2 replicas, min.insync.replicas=2" in text
     assert "has as many replicas as min.insync.replicas=2" in text
     assert "PROBLEM" not in text
     assert "there is no topic 'doctor-order'" in misspelt
     assert "There is 'doctor-orders'" in misspelt
+
+
+def test_brokers_of_different_versions_are_named() -> None:
+    versions = {0: (3, 9), 1: (4, 1)}
+    admin = SimpleNamespace(
+        get_broker_version_data=lambda broker: SimpleNamespace(broker_version=versions[broker])
+    )
+    (one,) = cluster_findings._versions([0, 1], admin)
+    assert one.text.endswith("different versions of Kafka: broker 0: 3.9, broker 1: 4.1")
+    assert list(cluster_findings._versions([], admin)) == []
+
+
+def test_the_settings_of_a_session_are_looked_at() -> None:
+    """Catches: settings that a program made in code, which planning does not see."""
+    settings = {
+        "spark.sql.execution.pyspark.udf.idleTimeoutSeconds": "30",
+        "spark.sql.execution.pyspark.udf.killOnIdleTimeout": "true",
+        "spark.redaction.regex": "nothing",
+        "spark.speculation": "true",
+        "spark.kafka-chunked.ui.port": "4050",
+        "spark.kafka-chunked.kafka.sasl.password": "hunter2",
+    }
+    session = SimpleNamespace(version="4.3.0", conf=settings)
+    given = {
+        "kafka.bootstrap.servers": "b:9092",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.username": "u",
+        "kafka.sasl.password": "hunter2",
+    }
+    options = parse(given).options
+    seen = list(
+        of_session(session, given, options, {"KAFKA_CHUNKED_COORDINATOR_ENABLED": "false"}, ADMINISTERED)
+    )
+    text = "\n".join(map(str, seen))
+    assert "PROBLEM  spark.sql.execution.pyspark.udf.idleTimeoutSeconds = 30 with killOnIdleTimeout" in text
+    assert "Spark may show the secret option 'kafka.sasl.password'" in text
+    assert "spark.speculation=true" in text
+    assert "spark.kafka-chunked.ui.port=4050 overrides the option 'ui.port'" in text
+    assert "KAFKA_CHUNKED_COORDINATOR_ENABLED=false overrides the option 'coordinator.enabled'" in text
+    assert "spark.kafka-chunked.kafka.sasl.password has no effect" in text
+    assert "hunter2" not in text
+    quiet = list(of_session(SimpleNamespace(version="4.3.0", conf={}), given, options, {}, ADMINISTERED))
+    assert [one.level for one in quiet] == [Level.OK]
 
 
 def test_all_mistakes_in_options_are_told_at_once() -> None:

@@ -73,23 +73,43 @@ def _looked_at(
         yield from (_of_missing(options, *one, known) for one in missing)
         brokers = cluster["brokers"]
         yield Finding(Level.OK, f"cluster {printable(str(cluster['cluster_id']))}: {len(brokers)} brokers")
-        yield from _dead_brokers(options, brokers)
+        dead = {int(broker["broker_id"]): finding for broker, finding in _dead_brokers(options, brokers)}
+        yield from dead.values()
+        yield from _versions(
+            [one for broker in brokers if (one := int(broker["broker_id"])) not in dead], admin
+        )
         absent = {topic for topic, _, _ in missing}
         for topic in (name for name in named_topics(options) if name not in absent):
             yield from _of_topic(options, topic, admin)
 
 
-def _dead_brokers(options: SinkOptions, brokers: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _versions(brokers: Sequence[int], admin: Any) -> Iterator[Finding]:
+    """As the APIs of each broker tell, which have no field for it."""
+    found = {broker: admin.get_broker_version_data(broker).broker_version for broker in brokers}
+    named = {broker: ".".join(map(str, version)) for broker, version in found.items()}
+    if len(set(named.values())) == 1:
+        yield Finding(Level.OK, f"all brokers have the APIs of Kafka {next(iter(named.values()))}")
+    elif named:
+        which = printable_list(f"broker {broker}: {version}" for broker, version in sorted(named.items()))
+        yield Finding(Level.NOTE, f"brokers have the APIs of different versions of Kafka: {which}")
+
+
+def _dead_brokers(
+    options: SinkOptions, brokers: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], Finding]]:
     for broker in brokers:
         one = replace(options, bootstrap_servers=((str(broker["host"]), int(broker["port"])),))
         try:
             with PlanningClient(one, _ONE_BROKER_MS) as client:
                 client.connect()
         except KafkaSinkError as error:
-            yield Finding(
-                Level.PROBLEM,
-                f"broker {broker['broker_id']} cannot be reached at its own address, so rows for its "
-                f"partitions wait until kafka.delivery.timeout.ms: {error}",
+            yield (
+                broker,
+                Finding(
+                    Level.PROBLEM,
+                    f"broker {broker['broker_id']} cannot be reached at its own address, so rows for its "
+                    f"partitions wait until kafka.delivery.timeout.ms: {error}",
+                ),
             )
 
 

@@ -18,6 +18,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from kafka_sink.coordinator.metadata.fetcher import MetadataFetcher
 from kafka_sink.driver import driver_log
+from kafka_sink.driver.cluster_findings import of_cluster
+from kafka_sink.driver.findings import Level
 from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.errors import (
     AuthenticationError,
@@ -339,6 +341,18 @@ def test_one_good_address_of_several_is_enough_and_all_bad_ones_are_named_in_tim
     assert "127.0.0.1:1: connecting by TCP failed: Connection refused" in text
     assert re.search(f"{mute}: [^;]*(the TLS handshake|connecting by TCP) did not end", text), text
     assert "it is not a TLS listener" in text
+
+
+@pytest.mark.parametrize("way", ["PLAIN", "mutual TLS", "SCRAM-SHA-512", "OAUTHBEARER from a file"])
+def test_the_doctor_looks_at_a_secured_cluster(secured: Secured, way: str) -> None:
+    given = {"topic": "secured", "topic.create": "true", **WAYS[way](secured)}
+    prepare_topic(parse(given).options)
+    findings = list(of_cluster(parse(given).options))
+    text = "\n".join(map(str, findings))
+    assert not [one for one in findings if one.level is not Level.OK], text
+    assert "brokers, login and topic: usable" in text
+    assert "all brokers have the APIs of Kafka" in text
+    assert "topic 'secured': " in text
 
 
 def test_rights_that_are_missing_are_named(secured: Secured) -> None:

@@ -23,8 +23,8 @@ from kafka_sink.options.values import local_path
 
 _ENABLED, _PORT, _ADDRESS = "coordinator.enabled", "coordinator.port", "coordinator.bind.address"
 _UI_PORT, _UI_ADDRESS, _UI_HISTORY = "ui.port", "ui.bind.address", "ui.history.path"
-_ADMINISTERED = (_ENABLED, _PORT, _ADDRESS, _UI_PORT, _UI_ADDRESS, _UI_HISTORY)
-_KINDS = {spec.name: spec.kind for spec in SPECS if spec.name in _ADMINISTERED}
+ADMINISTERED = (_ENABLED, _PORT, _ADDRESS, _UI_PORT, _UI_ADDRESS, _UI_HISTORY)
+_KINDS = {spec.name: spec.kind for spec in SPECS if spec.name in ADMINISTERED}
 # An address reserved for documentation. Nothing is sent to it; the system only looks up its route.
 _REMOTE_ADDRESS = ("192.0.2.1", 9)
 _NO_CONF: Mapping[str, str] = {}
