@@ -113,6 +113,7 @@ plots: $(STAMP)  ## draw the benchmarks' plots again from benchmarks/results (AR
 
 scale: $(STAMP)  ## what the coordinator costs with up to 10,000 modelled tasks, and plots of it (ARGS="1000x12" picks a case)
 	@$(BIN)/python -m benchmarks.coordinator_scale $(ARGS)
+	@[ -n "$(ARGS)" ] || $(BIN)/python -m benchmarks.coordinator_storms
 
 docs: $(STAMP)  ## generate docs/options.md and docs/migration.md from the options table
 	$(BIN)/python -m kafka_sink.options > docs/options.md.part

@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import charts
-from benchmarks.modelled_tasks import KEY, SECRET, Case, Model
+from benchmarks.modelled_tasks import SECRET, SETS, Case, Model, key_of
 from benchmarks.surroundings import RESULTS, ROOT, environment
 from tests.support.fake_broker import FakeCluster
 
@@ -88,40 +89,71 @@ class Result:
 # -- the server's process ---------------------------------------------------------------------------
 
 
-def serve(fd: int, bootstrap: str) -> None:
+def serve(fd: int, bootstrap: str, view: str) -> None:
+    from kafka_sink.clock import monotonic_ms
     from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
+    from kafka_sink.coordinator.figures.live_view import LiveView
     from kafka_sink.coordinator.process.server_process import _handlers
-    from kafka_sink.coordinator.transport.connections import ServerBounds
+    from kafka_sink.coordinator.transport.loop_watch import LoopWatch
     from kafka_sink.coordinator.transport.server import CoordinatorServer
     from kafka_sink.options import parse
 
+    watch = LoopWatch(monotonic_ms)
+
     async def main() -> None:
-        bounds = ServerBounds(connections=20_000)
-        server = CoordinatorServer(
-            SECRET, _handlers(ApplicationFigures()), lambda: time.monotonic() * 1000, bounds
-        )
-        server.add_cluster(KEY, parse({"kafka.bootstrap.servers": bootstrap}).options)
+        figures = ApplicationFigures()
+        server = CoordinatorServer(SECRET, _handlers(figures), monotonic_ms, watch=watch)
+        figures.coordinator = server.state
+        for number in range(SETS):
+            # Options that make another set of the same Kafka.
+            given = {"kafka.bootstrap.servers": bootstrap, "kafka.metadata.max.age.ms": str(300_000 - number)}
+            server.add_cluster(key_of(number), parse(given).options)
         await server.start(socket.socket(fileno=fd))
+        LiveView(figures, Path(view)).open({"address": "127.0.0.1", "port": 0})
         done = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, done.set)
-        await done.wait()
+        while not done.is_set():
+            figures.sample(monotonic_ms())
+            await asyncio.sleep(1.0)
 
-    _allow_files()
-    asyncio.run(main())
+    allow_files()
+    loop = watch.new_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(main())
     os._exit(0)
 
 
-def _allow_files() -> None:
+def allow_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Server:
-    """The process as seen from outside."""
+    """The process as seen from outside. ``listening`` outlives it, as its supervisor's does."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
-        self.process = process
-        self.port = port
+    def __init__(self, listening: socket.socket, bootstrap: str, folder: Path) -> None:
+        self.port = listening.getsockname()[1]
+        self._listening = listening
+        self._view = folder / "view"
+        self._command = [sys.executable, "-m", "benchmarks.coordinator_scale", "--serve"]
+        self._command += [str(listening.fileno()), bootstrap, str(self._view)]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self._command, cwd=ROOT, env=environment(), pass_fds=(self._listening.fileno(),)
+        )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+    def view_port(self) -> int:
+        """Of the live view, once it serves."""
+        until = time.monotonic() + 30
+        while not self._view.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        return int(json.loads(self._view.read_text())["port"])
 
     def cpu_s(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -134,16 +166,17 @@ class Server:
 
 @contextmanager
 def serving(bootstrap: str) -> Iterator[Server]:
-    with socket.create_server(("127.0.0.1", 0), backlog=4096) as listening:
-        command = [sys.executable, "-m", "benchmarks.coordinator_scale", "--serve", str(listening.fileno())]
-        process = subprocess.Popen(
-            [*command, bootstrap], cwd=ROOT, env=environment(), pass_fds=(listening.fileno(),)
-        )
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=4096) as listening,
+        tempfile.TemporaryDirectory(prefix="kafka-chunked-bench-") as folder,
+    ):
+        server = Server(listening, bootstrap, Path(folder))
         try:
-            yield Server(process, listening.getsockname()[1])
+            yield server
         finally:
-            process.terminate()
-            process.wait(10)
+            server.process.send_signal(signal.SIGCONT)
+            server.process.terminate()
+            server.process.wait(10)
 
 
 def measure(model: Model, server: Server, seconds: float) -> Phase:
@@ -342,7 +375,7 @@ def main() -> int:
     parser.add_argument("--flood", action="store_true")
     parser.add_argument("--plot", action="store_true")
     arguments = parser.parse_args()
-    _allow_files()
+    allow_files()
     kept = json.loads(FILE.read_text()) if FILE.exists() else {}
     is_all = not (arguments.names or arguments.sweeps or arguments.flood or arguments.plot)
 
@@ -369,7 +402,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(int(sys.argv[2]), sys.argv[3])
+        serve(int(sys.argv[2]), sys.argv[3], sys.argv[4])
     if sys.argv[1:2] == ["--flooder"]:
         flood(int(sys.argv[2]))
     sys.exit(main())

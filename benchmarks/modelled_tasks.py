@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
+import random
 import re
 import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kafka_sink.breaker.states import Target
@@ -27,14 +29,24 @@ from kafka_sink.coordinator.breaker.messages import (
     decode_update,
     encode_report,
 )
+from kafka_sink.coordinator.figures.channel import FiguresChannel
+from kafka_sink.coordinator.figures.messages import (
+    GAUGES,
+    BrokerFigures,
+    TaskFigures,
+    TaskIdentity,
+    TopicFigures,
+)
 from kafka_sink.coordinator.metadata.messages import in_parts
 from kafka_sink.coordinator.transport.message_format import prefixed, split_lines, unpacked
 from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES, FrameReader, Session, parse
+from kafka_sink.counts import NAMES
 from kafka_sink.model import TopicPartition
-from kafka_sink.timing_bounds import HEALTHY_REPORT_MS, next_beat_ms
+from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS, HEALTHY_REPORT_MS, next_beat_ms
 
 SECRET = bytes(range(32))
-KEY = "modelled"
+# Sets of options for one Kafka.
+SETS = 70
 NODES = 3
 SICK = 1
 INTERVAL_MS, HEARTBEAT_MS, GATHER_MS = 500.0, 6000.0, 5.0
@@ -82,6 +94,21 @@ class Host:
     lines: list[bytes] = field(default_factory=list)
     stage: int = 0
     is_lost: bool = False
+    cluster: str = ""
+    source: str = "127.0.0.1"
+    # Of the last task.
+    number: int = 0
+
+    def add(self, task: Task) -> None:
+        """A task enters, with the next number."""
+        self.number += 1
+        self.tasks[self.number] = task
+        task.host = self
+
+
+def key_of(number: int) -> str:
+    """The key of a set of options."""
+    return f"modelled-{number}"
 
 
 class Model:
@@ -144,11 +171,12 @@ class Model:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The golden ratio spreads them evenly, however many there are.
-        host = Host(sock, (len(self.hosts) * 0.618034 % 1) * HEALTHY_REPORT_MS)
-        for number in range(tasks):
-            task = Task(len(self.tasks), host)
-            self.tasks.append(task)
-            host.tasks[number + 1] = task
+        host = Host(
+            sock, (len(self.hosts) * 0.618034 % 1) * HEALTHY_REPORT_MS, cluster=key_of(0), source=source
+        )
+        for _ in range(tasks):
+            self.tasks.append(Task(len(self.tasks), host))
+            host.add(self.tasks[-1])
         self.hosts.append(host)
         self.selector.register(sock, selectors.EVENT_READ, host)
         return host
@@ -223,7 +251,7 @@ class Model:
         elif host.stage == 1:
             host.session.verify_proof(frame)
             host.stage = 2
-            self._write(host, host.session.encode({"cluster": KEY}))
+            self._write(host, host.session.encode({"cluster": host.cluster}))
             for task in host.tasks.values():
                 self._begin(task)
         else:
@@ -234,7 +262,8 @@ class Model:
                 if message["kind"] == "breaker" and message["body"]:
                     update = decode_update(message["body"], MAX_MUTES)
                 for number in line.tasks or (1,):
-                    self._on_message(host.tasks[number], message, update)
+                    if number in host.tasks:
+                        self._on_message(host.tasks[number], message, update)
 
     def _on_message(self, task: Task, message: Mapping[str, Any], update: BreakerUpdate | None) -> None:
         now = time.monotonic()
@@ -297,7 +326,8 @@ class Model:
                 for one in failing
                 if isinstance(one, TopicPartition)
             ),
-            failed=tuple((target, "no response") for target in task.leased),
+            failed=() if self.sick_responds else tuple((target, "no response") for target in task.leased),
+            unmuted=tuple((target, "it responds") for target in task.leased) if self.sick_responds else (),
         )
         task.leased = []
         if bool(task.muted) == task.holds:
@@ -354,3 +384,227 @@ def _head(message: bytes) -> dict[str, Any] | None:
         return None
     number, last = found.groups()
     return {"kind": "metadata", "id": number and int(number), "last": last == b"true", "body": {}}
+
+
+# -- storms -----------------------------------------------------------------------------------------
+
+# A task that has waited for a reply for so long leaves, and comes back within so much; after a failure later.
+_GIVE_UP_S, _BACK_S, _LOOK_S = COORDINATOR_SILENCE_MS / 1000, 0.1, 0.25
+_SILENCE_S, _OWN_EVIDENCE_S = 2.5, 2.0
+_WRITTEN_TOPICS, _BROKERS = 20, 10
+
+
+class StormModel(Model):
+    """Tasks that also leave and come back, mute by themselves, and report figures to the live view.
+
+    Their hosts report at random moments, and belong to ``SETS`` sets of options of one Kafka.
+    """
+
+    def __init__(self, case: Case, port: int, chance: random.Random) -> None:
+        super().__init__(case, port)
+        self.chance = chance
+        self.gave_up = self.lost_hosts = self.runs = 0
+        self.told_from = math.inf
+        self.free_at: dict[int, float] = {}
+        self.answered_at: dict[int, float] = {}
+        self.entering: set[int] = set()
+        self.failures: dict[int, int] = {}
+        self.by_source: dict[str, Host] = {}
+        self.live: dict[int, FiguresChannel] = {}
+        self.pumping: set[int] = set()
+        self.at(time.monotonic() + _LOOK_S, self._look)
+
+    @property
+    def lost(self) -> int:
+        """How many connections the server has closed."""
+        return self.lost_hosts
+
+    def add_host(self, tasks: int, source: str = "127.0.0.1") -> Host:
+        host = super().add_host(tasks, source)
+        host.phase_ms = self.chance.random() * HEALTHY_REPORT_MS
+        host.cluster = key_of(len(self.hosts) % SETS)
+        self.by_source[source] = host
+        return host
+
+    def tell(self, task: Task, kind: str, body: Mapping[str, Any]) -> None:
+        if task.number not in self.entering and task.host.stage == 2:
+            super().tell(task, kind, body)
+
+    # -- leaving and entering -----------------------------------------------------------------------
+
+    def _lose(self, host: Host) -> None:
+        if not host.is_lost:
+            self.lost_hosts += 1
+            self._end(host)
+
+    def _end(self, host: Host) -> None:
+        super()._lose(host)
+        self.at(time.monotonic() + self.chance.random() * _BACK_S, lambda: self._connect_again(host))
+
+    def _connect_again(self, lost: Host) -> None:
+        """One of its tasks becomes the relay."""
+        try:
+            host = self.add_host(0, lost.source)
+        except OSError:
+            self.at(time.monotonic() + 1.0, lambda: self._connect_again(lost))
+            return
+        host.cluster = lost.cluster
+        self.hosts.remove(lost)
+        for task in lost.tasks.values():
+            self._forget(task)
+            host.add(task)
+
+    def _forget(self, task: Task) -> None:
+        task.asked.clear()
+        task.muted, task.leased, task.questions, task.holds = set(), [], [], False
+        self.answered_at.pop(task.number, None)
+
+    def _enter(self, task: Task, delay_s: float) -> None:
+        """A task leaves its relay, and it or the next one in its place enters a moment later."""
+        host = task.host
+        if host.is_lost or host.stage < 2 or task.number in self.entering:
+            return
+        number = next(number for number, one in host.tasks.items() if one is task)
+        del host.tasks[number]
+        if not host.lines:
+            self.at(time.monotonic() + GATHER_MS / 1000, lambda: self._send(host))
+        host.lines.append(prefixed((number,), b""))
+        self._forget(task)
+        self.entering.add(task.number)
+
+        def enter() -> None:
+            self.entering.discard(task.number)
+            # Its relay may have been replaced meanwhile.
+            now_with = self.by_source[host.source]
+            now_with.add(task)
+            if now_with.stage == 2:
+                self._begin(task)
+
+        self.at(time.monotonic() + delay_s, enter)
+
+    def _look(self) -> None:
+        """Tasks that have waited for too long give up, and come back to their relay, which responds."""
+        now = time.monotonic()
+        self.at(now + _LOOK_S, self._look)
+        for task in self.tasks:
+            asked = task.asked
+            if asked and not task.host.is_lost and (first := min(asked.values())) < now - _GIVE_UP_S:
+                self.gave_up += 1
+                self.latencies.append(1000 * (now - first))
+                failures = self.failures[task.number] = self.failures.get(task.number, -1) + 1
+                self._enter(task, 2.0 ** min(failures - 1, 4) if failures else self.chance.random() * _BACK_S)
+
+    def _on_message(self, task: Task, message: Mapping[str, Any], update: BreakerUpdate | None) -> None:
+        if message.get("last") and message["id"] not in task.asked:
+            return  # to a task that had this place before
+        super()._on_message(task, message, update)
+        if message.get("last"):
+            self.answered_at[task.number] = time.monotonic()
+            self.failures.pop(task.number, None)
+            if message["kind"] == "figures":
+                self.live[task.number].on_reply(message["body"], True, 0.0)
+        if self.sick_responds and not task.muted:
+            self.free_at.setdefault(task.number, time.monotonic())
+
+    def run_until_answered(self, since: float, seconds: float) -> float | None:
+        """When the last task was answered for the first time after ``since``. None: not within so long."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if all(self.answered_at.get(one.number, 0.0) >= since for one in self.tasks):
+                return time.monotonic()
+            self.run(0.05)
+        return None
+
+    # -- what a task does ---------------------------------------------------------------------------
+
+    def _begin(self, task: Task) -> None:
+        if task.number not in self.live:
+            super()._begin(task)
+            self.live[task.number] = FiguresChannel(self._figures, lambda: time.monotonic() * 1000)
+            self._run_next(task)
+        else:
+            for names in in_parts(self.topics):
+                self.tell(task, "metadata", {"ask": names})
+        self.tell(task, "breaker", encode_report(BreakerReport(rows=1, cluster_id="modelled-kafka")))
+
+    def _figures(self, identity: TaskIdentity) -> TaskFigures:
+        """Of a task that writes to all topics and brokers: each report has more than the one before."""
+        count = int(time.monotonic() * 10)
+        return TaskFigures(
+            identity,
+            counters=dict.fromkeys(NAMES[:25], count),
+            gauges=dict.fromkeys(GAUGES, 1000),
+            topics={f"topic-{one}": TopicFigures(count, count, count, 1) for one in range(_WRITTEN_TOPICS)},
+            brokers={
+                one: BrokerFigures(f"b{one}:9092", count, 0, 2, 5.0, 9.0, (count,) * 12, 0.0, 3.0)
+                for one in range(_BROKERS)
+            },
+        )
+
+    def _run_next(self, task: Task) -> None:
+        """The task in this place ends, if there is one, and the next one begins."""
+        channel = self.live[task.number]
+        if channel.identity is not None:
+            channel.end(replace(self._figures(channel.identity), done=True))
+        self.runs += 1
+        channel.begin(TaskIdentity("storm", self.runs, host=task.host.source))
+        self._pump(task)
+
+    def _pump(self, task: Task) -> None:
+        now_ms = time.monotonic() * 1000
+        channel = self.live[task.number]
+        if task.number not in self.entering and task.host.stage == 2 and not task.host.is_lost:
+            while (body := channel.next_message(now_ms)) is not None:
+                self.tell(task, "figures", body)
+        if task.number not in self.pumping:
+            self.pumping.add(task.number)
+            delay_s = max(0.1, channel.next_message_delay_ms(now_ms) / 1000)
+            self.at(now_ms / 1000 + delay_s, lambda: self._pump_later(task))
+
+    def _pump_later(self, task: Task) -> None:
+        self.pumping.discard(task.number)
+        self._pump(task)
+
+    # -- causes of storms ---------------------------------------------------------------------------
+
+    def freeze(self, share: float) -> None:
+        """A broker freezes. So many of the tasks mute it by themselves, when it has been silent."""
+        self.is_muted, self.sick_responds = True, False
+        self.heard_at.clear()
+        begin = time.monotonic() + _SILENCE_S
+        self.told_from = begin
+        report = encode_report(BreakerReport(muted=(MuteReport(SICK, "silent", 2000.0),)))
+        for task in self.tasks:
+            if self.chance.random() < share:
+                at = begin + self.chance.random() * _OWN_EVIDENCE_S
+                self.at(at, lambda task=task: self.tell(task, "breaker", report))
+
+    def thaw(self) -> None:
+        """The broker responds again: the next probe is a success."""
+        self.sick_responds, self.is_muted = True, False
+        self.free_at.clear()
+
+    def told_s(self) -> float | None:
+        """From the first to know of a mute, or of its end, to the last; None where somebody does not."""
+        found = self.free_at if self.sick_responds else self.heard_at
+        if len(found) < len(self.tasks):
+            return None
+        first = min(found.values())
+        return round(max(found.values()) - (first if self.sick_responds else self.told_from), 2)
+
+    def cut(self, share: float) -> None:
+        """Relays are killed: their connections end."""
+        for host in list(self.hosts):
+            if not host.is_lost and self.chance.random() < share:
+                self._end(host)
+
+    def churn(self, per_s: int, seconds: float) -> None:
+        """Tasks end and others begin in their places, in workers of their own."""
+        begin = time.monotonic()
+        for number in range(int(per_s * seconds)):
+            task = self.chance.choice(self.tasks)
+            self.at(begin + number / per_s, lambda task=task: self._replace(task))
+
+    def _replace(self, task: Task) -> None:
+        self._run_next(task)
+        self._enter(task, 0.01)
