@@ -63,12 +63,13 @@ class ClusterBreakers(Handler):
             if unnamed is not None:
                 # Where others know the cluster, these tasks learn what is muted there with their next report.
                 self._clusters = {} if known else dict.fromkeys(self._clusters, cluster_id)
+            # Walks over all tasks, so only where there is one more.
+            used = {cluster_id, *self._clusters.values()}
+            unused = [one for one in self._breakers if one not in used]
+            for one in unused[: max(0, len(unused) - _MAX_UNUSED)]:
+                del self._breakers[one]
         self._breakers.move_to_end(cluster_id)
         self._clusters[peer] = cluster_id
-        used = set(self._clusters.values())
-        unused = [one for one in self._breakers if one not in used]
-        for one in unused[: max(0, len(unused) - _MAX_UNUSED)]:
-            del self._breakers[one]
 
     def _leave(self, peer: int, now_ms: float) -> None:
         if peer in self._clusters:

@@ -219,6 +219,8 @@ class ProbeLeases:
 
 # After a mute one task sends again, a step later two more, then four, and so on.
 _RAMP_STEP_MS = 100.0
+# Delays are multiples of this.
+_DELAY_MS = 5.0
 
 
 class MutePushes:
@@ -266,13 +268,14 @@ class MutePushes:
             return [Push(peer, update) for peer in tasks]
         # Tasks that hold rows for these targets go first. For the others the moment does not matter yet.
         order = sorted(tasks, key=lambda peer: (not tasks.holds_any(peer, removed), self._random()))
-        # Hundreds of targets may end together: all tasks share their list, and each has a delay of its own.
-        return [
-            Push(peer, with_facts({"delay": self._delay_ms(turn)}, update)) for turn, peer in enumerate(order)
-        ]
+        # Hundreds of targets may end together, and thousands of tasks wait: all share the list of targets, and
+        # those with the same delay, which follow one another, share a message.
+        delays = sorted((self._delay_ms(turn), peer) for turn, peer in enumerate(order))
+        bodies = {delay_ms: with_facts({"delay": delay_ms}, update) for delay_ms, _ in delays}
+        return [Push(peer, bodies[delay_ms]) for delay_ms, peer in delays]
 
     def _delay_ms(self, turn: int) -> float:
         if turn == 0:
             return 0.0
         step = (turn + 1).bit_length() - 2 + self._random()
-        return min(step * _RAMP_STEP_MS, self._max_delay_ms)
+        return min(step * _RAMP_STEP_MS // _DELAY_MS * _DELAY_MS, self._max_delay_ms)

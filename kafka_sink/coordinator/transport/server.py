@@ -344,11 +344,17 @@ class CoordinatorServer:
         # Consecutive pushes of one body: a connection gets one line for all its tasks.
         same: tuple[bytes, bytes] | None = None
         receivers: dict[PeerConnection, list[int]] = {}
+        pushed: Mapping[str, Any] | None = None
         for kind, one in outgoing:
             found = self._tasks.get(one.peer)
             if found is None:
                 continue
             peer, task = found
+            is_reply = isinstance(one, Reply)
+            if one.body is pushed and same is not None and task is not None and not is_reply:
+                # To the next of thousands of tasks.
+                receivers.setdefault(peer, []).append(task)
+                continue
             head: Message = {"kind": kind}
             if isinstance(one, Reply):
                 head |= {"id": one.request, "last": one.last}
@@ -358,10 +364,10 @@ class CoordinatorServer:
                 same = None
             if task is None:
                 self._enqueue(peer, start, shared)
-            elif isinstance(one, Reply) or not shared:
+            elif is_reply or not shared:
                 self._enqueue(peer, prefixed((task,), start), shared)
             else:
-                same = start, shared
+                same, pushed = (start, shared), one.body
                 receivers.setdefault(peer, []).append(task)
         if same is not None:
             self._push(receivers, *same)
