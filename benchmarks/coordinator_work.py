@@ -3,8 +3,8 @@
     python -m benchmarks.coordinator_work [--tasks 1000,10000,100000]
 
 All that its server does with a frame is done (decrypting, decoding, deciding, encoding, encrypting), in this
-process and with a clock that the benchmark sets; bytes go nowhere. So system calls are missing: some 20 to 40 us
-for a frame and its reply. Eight tasks share a connection, and hold batches for what is muted, as the worst do.
+process and with a clock that the benchmark sets; bytes go nowhere. So system calls are missing. Eight tasks
+share a connection, and hold batches for what is muted, as the worst do.
 
 - an interval of 2 s at rest: a report of each task, and a third of the checks that come every 6 s
 - a broker freezes: 40 % of the tasks mute it by themselves within 2 s, and all report again what they hold
@@ -106,7 +106,7 @@ class Work:
         self, kind: str, body: Mapping[str, Any], every: int = 1
     ) -> list[tuple[PeerConnection, bytes]]:
         """A frame of each executor, or of one in ``every``."""
-        said = {number: (kind, body) for number in range(1, PER_HOST + 1)}
+        said = dict.fromkeys(range(1, PER_HOST + 1), (kind, body))
         return [self.frame(host, said) for host in range(0, len(self.peers), every)]
 
     async def take(self, frames: Iterable[tuple[PeerConnection, bytes]], over_ms: float) -> dict[str, float]:

@@ -268,8 +268,8 @@ class MutePushes:
             return [Push(peer, update) for peer in tasks]
         # Tasks that hold rows for these targets go first. For the others the moment does not matter yet.
         order = sorted(tasks, key=lambda peer: (not tasks.holds_any(peer, removed), self._random()))
-        # Hundreds of targets may end together, and thousands of tasks wait: all share the list of targets, and
-        # those with the same delay, which follow one another, share a message.
+        # Hundreds of targets may end together, and thousands of tasks wait: all share the list of targets,
+        # and those with the same delay, which follow one another, share a message.
         delays = sorted((self._delay_ms(turn), peer) for turn, peer in enumerate(order))
         bodies = {delay_ms: with_facts({"delay": delay_ms}, update) for delay_ms, _ in delays}
         return [Push(peer, bodies[delay_ms]) for delay_ms, peer in delays]
