@@ -6,7 +6,8 @@ Each client gets the same Arrow table of keyed rows, has one process, compresses
 brokers have acknowledged all rows. Each measurement is a process of its own, in an order drawn anew for each
 round, and does a short write first. Processor time is of all threads of the client, and not the broker's.
 Beside them stands the bound: LZ4, CRC and one copy of the same bytes, and nothing else. Slow clients write a
-share of the rows. A client that is not installed is left out, which the output says.
+share of the rows. A client that is not installed is left out, which the output says. Daft has no sink for Kafka
+of its own (0.7).
 """
 
 from __future__ import annotations
@@ -163,6 +164,15 @@ def arrow_kafka(table: pa.Table, bootstrap: str, topic: str) -> None:
         sink.close()
 
 
+def ray_data(table: pa.Table, bootstrap: str, topic: str) -> None:
+    """Its sink alone, without Ray around it. It writes whole rows as JSON."""
+    from ray.data._internal.datasource.kafka_datasink import KafkaDatasink
+
+    queue = {"queue.buffering.max.messages": 1_000_000}
+    config = {"compression.type": "lz4", **queue, **TUNED}
+    KafkaDatasink(topic, bootstrap, key_field="key", producer_config=config).write([table], None)
+
+
 class registry:  # noqa: N801 - a context manager
     """As much of a schema registry as a client needs to register one schema."""
 
@@ -219,6 +229,7 @@ CLIENTS = {
     "confluent-kafka produce_batch": Client(produce_batch, "confluent_kafka", 0.5),
     "confluent-kafka produce": Client(produce, "confluent_kafka", 0.25),
     "arrow-kafka-pyo3, as Avro": Client(arrow_kafka, "arrow_kafka_pyo3", 0.25),
+    "Ray Data's sink, rows as JSON": Client(ray_data, "ray", 0.05),
     "aiokafka": Client(aiokafka, "aiokafka", 0.05),
     "kafka-python": Client(kafka_python, "kafka", 0.05),
     BOUND: Client(bound, writes=False),

@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 
 _COMMIT_MODULE = "python_streaming_sink_runner"
 _READ = "kafka-chunked cannot read. Use Spark's own source to read: format('kafka') of spark-sql-kafka-0-10"
+_SCHEMA = (
+    f"{_READ}. To write in SQL, name the columns: CREATE TEMPORARY VIEW orders (key STRING, value STRING) "
+    "USING `kafka-chunked` OPTIONS (...), then INSERT INTO orders"
+)
+# Spark hands over what stands at the INSERT, and nothing of what CREATE TABLE has kept.
+_NO_OPTIONS = (
+    "Option 'kafka.bootstrap.servers' must be specified, and there are no options at all: Spark does not "
+    "pass those of a table to a data source in Python. In SQL, write INSERT INTO orders WITH "
+    "('kafka.bootstrap.servers' = 'host:port', 'topic' = 'orders') SELECT ..., or give them to a temporary "
+    "view: CREATE TEMPORARY VIEW orders (key STRING, value STRING) USING `kafka-chunked` OPTIONS (...). In "
+    "Python, saveAsTable and writeTo(...).append() pass options, insertInto does not"
+)
 
 
 class KafkaChunkedDataSource(DataSource):
@@ -50,6 +62,8 @@ class KafkaChunkedDataSource(DataSource):
             raise ConfigurationError(
                 "mode('overwrite') is not supported: Kafka topics only take appends. Use mode('append')."
             )
+        if not self.options:
+            raise ConfigurationError(_NO_OPTIONS)
         planning_warnings.warn_of_shown_secrets(self.options)
         if not _is_of_spark(schema):
             schema = self._of_sail(schema)
@@ -85,7 +99,7 @@ class KafkaChunkedDataSource(DataSource):
         return from_arrow_schema(schema)
 
     def schema(self) -> NoReturn:
-        raise ConfigurationError(_READ)
+        raise ConfigurationError(_SCHEMA)
 
     @logged_on_driver
     def reader(self, schema: StructType) -> DataSourceReader:

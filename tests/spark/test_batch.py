@@ -186,6 +186,36 @@ def test_other_threads_write_once_they_have_registered(
     assert values(read_topic(broker, topic)) == [b"a", b"b"]
 
 
+def test_sql_writes_by_a_view_and_by_a_table_whose_options_stand_at_the_insert(
+    spark: SparkSession, broker: LocalBroker, topic: str
+) -> None:
+    given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic}
+    view, at_insert = (
+        ", ".join(f"'{name}'{between}'{value}'" for name, value in given.items()) for between in (" ", " = ")
+    )
+    spark.sql(f"CREATE TEMPORARY VIEW orders (value STRING) USING `kafka-chunked` OPTIONS ({view})")
+    spark.sql(f"CREATE TABLE orders_table (value STRING) USING `kafka-chunked` OPTIONS ({view})")
+    try:
+        spark.sql("INSERT INTO orders VALUES ('by view')")
+        spark.sql(f"INSERT INTO orders_table WITH ({at_insert}) VALUES ('by table')")
+        message = failure(lambda: spark.sql("INSERT INTO orders_table VALUES ('lost')"))
+        assert "write INSERT INTO orders WITH ('kafka.bootstrap.servers' = 'host:port'" in message
+        message = failure(lambda: spark.sql("CREATE TEMPORARY VIEW other USING `kafka-chunked`"))
+        assert "name the columns: CREATE TEMPORARY VIEW" in message
+    finally:
+        spark.catalog.dropTempView("orders")
+        spark.sql("DROP TABLE orders_table")
+    assert values(read_topic(broker, topic)) == [b"by table", b"by view"]
+
+
+def test_scala_and_java_write_by_the_jvms_own_writer(
+    spark: SparkSession, broker: LocalBroker, topic: str
+) -> None:
+    writer = spark.sql("SELECT 'a' AS value")._jdf.write().format("kafka-chunked").mode("append")
+    writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).option("topic", topic).save()
+    assert values(read_topic(broker, topic)) == [b"a"]
+
+
 def test_overwrite_is_refused(spark: SparkSession, write: Write) -> None:
     message = failure(lambda: write(spark.sql("SELECT 'a' AS value"), topic="t").mode("overwrite").save())
     assert "ConfigurationError: mode('overwrite') is not supported" in message
