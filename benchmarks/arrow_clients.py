@@ -6,8 +6,8 @@ Each client gets the same Arrow table of keyed rows, has one process, compresses
 brokers have acknowledged all rows. Each measurement is a process of its own, in an order drawn anew for each
 round, and does a short write first. Processor time is of all threads of the client, and not the broker's.
 Beside them stands the bound: LZ4, CRC and one copy of the same bytes, and nothing else. Slow clients write a
-share of the rows. A client that is not installed is left out, which the output says. Daft has no sink for Kafka
-of its own (0.7).
+share of the rows. A client that is not installed is left out, which the output says. Daft 0.7 has no sink of
+its own for Kafka.
 """
 
 from __future__ import annotations
