@@ -18,15 +18,19 @@ Lengths = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 # By id: to compare or hash a type, Arrow prints it first.
 _BYTES = {kind.id for kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())}
 _BINARY = pa.binary().id
+_NULL = pa.null().id
 _FIRST_NOT_ASCII = 0x80
 _LARGE = {kind.id for kind in (pa.large_binary(), pa.large_string(), pa.large_list(pa.null()))}
 
 
 def null_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
     """True where an entry is null; for types that keep a validity bitmap (all but null, union, run-end)."""
+    if array.type.id == _NULL:
+        # What ``take`` returns of one has a bitmap that says otherwise.
+        return np.ones(len(array), dtype=np.bool_)
     bitmap = array.buffers()[0]
     if bitmap is None:
-        return np.full(len(array), array.type == pa.null(), dtype=np.bool_)
+        return np.zeros(len(array), dtype=np.bool_)
     first, skipped = divmod(array.offset, 8)
     size = (skipped + len(array) + 7) // 8
     bits = np.unpackbits(np.frombuffer(bitmap, np.uint8, size, first), bitorder="little")

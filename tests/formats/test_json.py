@@ -83,6 +83,18 @@ def test_texts_are_those_of_json_dumps() -> None:
     assert [text.decode() for text in _encoded(schema, column)] == expected
 
 
+def test_a_column_of_nothing_but_nulls_beside_a_null_row() -> None:
+    """Catches: an object with nothing behind a name, which is no JSON."""
+    column = pa.array(
+        [{"n": None, "a": [{"n": None}]}, None], pa.struct([("n", pa.null()), ("a", _NOTHINGS)])
+    )
+    found = json_values.of_type(column.type, "")
+    assert words.join(found.pieces(column, None), 2).to_pylist() == [b'{"n":null,"a":[{"n":null}]}', b"null"]
+
+
+_NOTHINGS = pa.list_(pa.struct([("n", pa.null())]))
+
+
 @pytest.mark.parametrize("kind", [pa.date32(), pa.date64(), pa.timestamp("us", "UTC"), pa.timestamp("s")])
 def test_dates_that_the_formats_have_not(kind: pa.DataType) -> None:
     """Catches: Arrow's text for what it cannot print, and years that no reader takes."""
