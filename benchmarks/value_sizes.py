@@ -5,7 +5,8 @@
 Keyed rows from Parquet, lz4, four partitions, local[2], a real broker on the same machine. Beside both sinks,
 at their defaults and tuned: Spark's ``noop`` sink, which takes rows in the JVM, and a sink that only counts,
 which takes them in Python. Contenders take turns, in an order drawn anew for each round; the first round is
-apart, since caches are cold in it. Needs pyspark 4.1.1 for the JVM sink.
+apart, since caches are cold in it. "tune" is with the settings of ``kafka_sink.tune``. Needs pyspark 4.1.1
+for the JVM sink.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import os
 import random
 import shutil
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import kafka_sink
 from benchmarks import charts, peers
 from benchmarks.surroundings import RESULTS
 from benchmarks.throughput import PARTITIONS, Job, medians, run_job, session
@@ -30,6 +32,8 @@ ROWS = {20: 4_000_000, 110: 3_000_000, 1_000: 500_000, 10_000: 50_000, 100_000: 
 NOOP, COUNTING = "noop", "counting sink"
 OURS, OURS_TUNED = "kafka-chunked", "kafka-chunked, tuned"
 JVM, JVM_TUNED = "JVM sink", "JVM sink, tuned"
+IN_PYTHON = (COUNTING, OURS, OURS_TUNED)
+KEY_BYTES = 10
 Jobs = dict[str, list[Job]]
 
 
@@ -51,6 +55,20 @@ def contenders(with_jvm: bool) -> list[peers.Contender]:
             peers.Contender(JVM_TUNED, peers.sink("kafka", peers.TUNED)),
         ]
     return found
+
+
+def with_tune(one: peers.Contender, row_bytes: int) -> peers.Contender:
+    """The same in a session with the settings of ``kafka_sink.tune``."""
+
+    def write(frame: Any, bootstrap: str, topic: str) -> None:
+        made = kafka_sink.tune(frame.sparkSession, row_bytes)
+        try:
+            one.write(frame, bootstrap, topic)
+        finally:
+            for name in made:
+                frame.sparkSession.conf.unset(name)
+
+    return replace(one, name=f"{one.name}, tune", write=write)
 
 
 def measure(
@@ -105,7 +123,7 @@ def plot(shown: dict[str, dict[str, list[dict[str, float]]]], file: Any) -> None
     for (rates, costs), (size, jobs) in zip(all_axes, steady.items(), strict=True):
         peer = jobs[JVM_TUNED]
         names = list(jobs)
-        colours = [charts.OURS if name in (OURS, OURS_TUNED) else charts.OTHER for name in names]
+        colours = [charts.OURS if name.startswith(OURS) else charts.OTHER for name in names]
         speed = [job.rows_per_s / peer.rows_per_s for job in jobs.values()]
         charts.label(
             rates,
@@ -147,7 +165,9 @@ def main() -> None:
             for size in chosen:
                 rows = int(ROWS[size] * share)
                 frame = Case("", rows, size).frame(spark, folder)
-                everything[size] = measure(broker, frame, size, rows, repeats, contenders(with_jvm))
+                everyone = contenders(with_jvm)
+                everyone += [with_tune(one, size + KEY_BYTES) for one in everyone if one.name in IN_PYTHON]
+                everything[size] = measure(broker, frame, size, rows, repeats, everyone)
                 report(size, everything[size])
         spark.stop()
     finally:

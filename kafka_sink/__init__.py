@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from kafka_sink.arrow.producer import ArrowProducer
     from kafka_sink.reports.written import Written
 
-__all__ = ["__version__", "foreach_batch", "producer", "producer_metrics", "register", "write", "write_arrow"]
+__all__ = [
+    "__version__",
+    "foreach_batch",
+    "producer",
+    "producer_metrics",
+    "register",
+    "tune",
+    "write",
+    "write_arrow",
+]
 
 
 def write_arrow(data: Any, options: Mapping[str, Any], *, progress: bool | None = None) -> Written:
@@ -71,6 +80,18 @@ def register(spark: SparkSession) -> None:
     from kafka_sink.spark import registration
 
     registration.register(spark)
+
+
+def tune(spark: SparkSession, row_bytes: int) -> dict[str, str]:
+    """Set how this session hands rows to Python, for rows of about ``row_bytes`` bytes (key and value).
+
+    Arrow batches then have 4 MB at most, and Spark adds up no bytes of small rows. Both settings are of the
+    session, so other Python code in it gets such batches, too. What is set already stays. Returns the
+    settings that it made, and logs them; ``spark.conf.unset`` takes them back.
+    """
+    from kafka_sink.spark import tuning
+
+    return tuning.tune(spark, row_bytes)
 
 
 def write(df: DataFrame, options: Mapping[str, Any]) -> Written:

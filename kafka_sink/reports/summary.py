@@ -14,7 +14,7 @@ _TOPICS_NAMED = 3
 _MANY_TASKS = 50
 # Bytes. Larger Arrow batches leave the processor's caches, and each needs fresh pages of memory.
 _LARGE_ARROW_BATCH = 16_000_000
-_GOOD_ARROW_BATCH = 1_000_000
+_GOOD_ARROW_BATCH = 4_000_000
 
 
 def summarise(results: Sequence[TaskResult]) -> str:
@@ -54,14 +54,19 @@ def about_large_arrow_batches(results: Sequence[TaskResult]) -> str | None:
     if largest < _LARGE_ARROW_BATCH or not rows:
         return None
     row_bytes = max(1.0, sum(result.raw_bytes for result in results) / rows)
-    fitting = max(1, int(_GOOD_ARROW_BATCH / row_bytes))
-    # The first digit alone: 83 becomes 80.
-    magnitude = 10 ** (len(str(fitting)) - 1)
     return (
         f"Spark handed rows over in Arrow batches of up to {size(largest)}, which costs time and memory. "
-        f"Set spark.sql.execution.arrow.maxRecordsPerBatch={fitting // magnitude * magnitude}, so that a "
-        "batch has about 1 MB"
+        f"Set spark.sql.execution.arrow.maxRecordsPerBatch={rows_of_good_batch(row_bytes)}, so that a "
+        "batch has about 4 MB"
     )
+
+
+def rows_of_good_batch(row_bytes: float) -> int:
+    """How many rows of this size an Arrow batch should have."""
+    fitting = max(1, int(_GOOD_ARROW_BATCH / row_bytes))
+    # The first digit alone: 83 becomes 80.
+    magnitude = int("1".ljust(len(str(fitting)), "0"))
+    return fitting // magnitude * magnitude
 
 
 def summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:

@@ -83,10 +83,10 @@ def test_large_arrow_batches_have_advice() -> None:
     task = TaskResult(records=1000, raw_bytes=12_000_000, arrow_batch_bytes_max=64_000_000)
     assert about_large_arrow_batches([task, TaskResult(arrow_batch_bytes_max=10)]) == (
         "Spark handed rows over in Arrow batches of up to 64.0 MB, which costs time and memory. "
-        "Set spark.sql.execution.arrow.maxRecordsPerBatch=80, so that a batch has about 1 MB"
+        "Set spark.sql.execution.arrow.maxRecordsPerBatch=300, so that a batch has about 4 MB"
     )
     huge = about_large_arrow_batches(
-        [TaskResult(unconfirmed=2, raw_bytes=9_000_000, arrow_batch_bytes_max=30_000_000)]
+        [TaskResult(unconfirmed=2, raw_bytes=18_000_000, arrow_batch_bytes_max=30_000_000)]
     )
     assert huge is not None
     assert "maxRecordsPerBatch=1," in huge
