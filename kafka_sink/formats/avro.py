@@ -339,31 +339,31 @@ class _Decimal:
 _TEXT = _Bytes()
 
 
-def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:  # noqa: PLR0911 - one a type
+def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
     """None where the two do not go together."""
     name, logical = schema["type"], schema.get("logicalType")
+    found: Encoder | None = None
     if pa.types.is_decimal(kind):
-        return _decimal(schema, kind, path) if logical == "decimal" else None
-    if name in ("int", "long"):
-        return _whole(name, logical, kind, path)
-    if kind == pa.string():
-        if name == "enum":
-            return _Enum(_strings(schema["symbols"]), path)
-        return _TEXT if name == "string" else None
-    if kind == pa.binary():
-        if name == "fixed":
-            return _FixedBytes(schema["size"], path)
-        return _TEXT if name == "bytes" else None
-    if name == "null":
-        return _Nothing() if pa.types.is_null(kind) else None
-    if name == "boolean":
-        return _Fixed(1, _bits) if kind == pa.bool_() else None
-    if name in ("float", "double") and kind in _FLOATS:
-        return _Fixed(*_floats(name, kind)) if _FLOATS[kind] <= (24 if name == "float" else 53) else None
-    return None
+        found = _decimal(schema, kind, path) if logical == "decimal" else None
+    elif name in ("int", "long"):
+        found = _whole(name, logical, kind, path)
+    elif (name, kind) in (("string", pa.string()), ("bytes", pa.binary())):
+        found = _TEXT
+    elif name == "enum" and kind == pa.string():
+        found = _Enum(_strings(schema["symbols"]), path)
+    elif name == "fixed" and kind == pa.binary():
+        found = _FixedBytes(schema["size"], path)
+    elif name == "null" and pa.types.is_null(kind):
+        found = _Nothing()
+    elif name == "boolean" and kind == pa.bool_():
+        found = _Fixed(1, _bits)
+    elif name in _EXACT and kind in _FLOATS and _FLOATS[kind] <= _EXACT[name]:
+        found = _Fixed(*_floats(name, kind))
+    return found
 
 
 # The bits of a whole number that each holds exactly.
+_EXACT = {"float": 24, "double": 53}
 _FLOATS = {
     pa.float16(): 11,
     pa.float32(): 24,

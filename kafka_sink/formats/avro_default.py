@@ -40,7 +40,9 @@ def _encoded(schema: AvroSchema, kind: Schema, value: Any) -> bytes:
     if name == "array":
         return _block([_encoded(schema, kind["items"], item) for item in value])
     if name == "map":
-        return _block([_text(key) + _encoded(schema, kind["values"], item) for key, item in value.items()])
+        return _block(
+            [_text(key.encode()) + _encoded(schema, kind["values"], item) for key, item in value.items()]
+        )
     return _scalar(name, kind, value)
 
 
@@ -58,29 +60,29 @@ def _block(items: list[bytes]) -> bytes:
     return (varint.scalar(len(items)) + b"".join(items) if items else b"") + b"\0"
 
 
-def _text(value: Any) -> bytes:
-    content: bytes = value.encode()
+def _text(content: bytes) -> bytes:
     return varint.scalar(len(content)) + content
 
 
-def _scalar(name: str, kind: Schema, value: Any) -> bytes:  # noqa: PLR0911 - one a type
+def _scalar(name: str, kind: Schema, value: Any) -> bytes:
+    found: bytes | None = None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "null" and value is None:
-        return b""
-    if name == "boolean" and isinstance(value, bool):
-        return b"\1" if value else b"\0"
-    if name in ("int", "long") and is_number and value == int(value):
-        return varint.scalar(int(value))
-    if name in ("float", "double") and is_number:
-        return struct.pack("<f" if name == "float" else "<d", value)
-    if name == "string" and isinstance(value, str):
-        return _text(value)
-    if name == "bytes":
-        content: bytes = value.encode("iso-8859-1")
-        return varint.scalar(len(content)) + content
-    if name == "fixed" and len(value) == kind["size"]:
-        found: bytes = value.encode("iso-8859-1")
-        return found
-    if name == "enum":
-        return varint.scalar(kind["symbols"].index(value))
-    raise ValueError("no value of the type")
+        found = b""
+    elif name == "boolean" and isinstance(value, bool):
+        found = b"\1" if value else b"\0"
+    elif name in ("int", "long") and is_number and value == int(value):
+        found = varint.scalar(int(value))
+    elif name in ("float", "double") and is_number:
+        found = struct.pack("<f" if name == "float" else "<d", value)
+    elif name == "string" and isinstance(value, str):
+        found = _text(value.encode())
+    elif name == "bytes":
+        found = _text(value.encode("iso-8859-1"))
+    elif name == "fixed" and len(value) == kind["size"]:
+        found = value.encode("iso-8859-1")
+    elif name == "enum":
+        found = varint.scalar(kind["symbols"].index(value))
+    if found is None:
+        raise ValueError("no value of the type")
+    return found

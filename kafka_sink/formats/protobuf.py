@@ -326,18 +326,23 @@ class _Moment:
         return found
 
 
-def _scalar(name: str, kind: pa.DataType, path: str) -> _Value | None:  # noqa: PLR0911 - one a type
+def _scalar(name: str, kind: pa.DataType, path: str) -> _Value | None:
     """None where the two do not go together."""
-    if name in ("string", "bytes"):
-        if kind != (pa.string() if name == "string" else pa.binary()):
-            return None
-        return _Value(_BYTES, _Content(path, is_text=name == "string"), lambda column: lengths(column) == 0)
-    if name == "bool":
-        if kind != pa.bool_():
-            return None
-        return _Value(_VARINT, _Fixed(1, _bits), lambda column: _bits(column, None) == 0)
     if name in ("double", "float"):
         return _float(8 if name == "double" else 4, kind)
+    if name not in _KINDS:
+        return _integer(name, kind, path)
+    if kind != _KINDS[name]:
+        return None
+    if name == "bool":
+        return _Value(_VARINT, _Fixed(1, _bits), lambda column: _bits(column, None) == 0)
+    return _Value(_BYTES, _Content(path, is_text=name == "string"), lambda column: lengths(column) == 0)
+
+
+_KINDS = {"string": pa.string(), "bytes": pa.binary(), "bool": pa.bool_()}
+
+
+def _integer(name: str, kind: pa.DataType, path: str) -> _Value | None:
     whole = _whole(name, kind, path)
     if whole is None:
         return None
@@ -351,15 +356,13 @@ def _scalar(name: str, kind: pa.DataType, path: str) -> _Value | None:  # noqa: 
         return _Value(
             _64_BITS if size == 8 else _32_BITS, _Fixed(size, fixed), lambda column: fixed(column, None) == 0
         )
-    if name.startswith("sint"):
-        return _Value(
-            _VARINT,
-            _Varint(lambda column, nulls: words.zigzag(whole(column, nulls))),
-            lambda column: whole(column, None) == 0,
-        )
-    # A negative int32 is written as if it were an int64.
-    plain_numbers = _Varint(lambda column, nulls: whole(column, nulls).view(np.uint64))
-    return _Value(_VARINT, plain_numbers, lambda column: whole(column, None) == 0)
+
+    def numbers(column: pa.Array, nulls: Mask | None) -> UInt64s:
+        found = whole(column, nulls)
+        # Without zigzag, a negative int32 is written as if it were an int64.
+        return words.zigzag(found) if name.startswith("sint") else found.view(np.uint64)
+
+    return _Value(_VARINT, _Varint(numbers), lambda column: whole(column, None) == 0)
 
 
 def _bits(column: pa.Array, _: Mask | None) -> UInt64s:

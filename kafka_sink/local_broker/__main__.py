@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
 
-from kafka_sink.errors import LocalBrokerError
 from kafka_sink.local_broker import IVY_SETTINGS_ENV, KAFKA_HOME_ENV, KAFKA_VERSION, LocalBroker
 from kafka_sink.local_broker.jars import find_jars
 from kafka_sink.local_broker.java import find_java
+from kafka_sink.local_broker.processes import announce, run_until_stopped
 
 
 def _property(text: str) -> tuple[str, str]:
@@ -63,11 +61,11 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Print the bootstrap address on stdout, then wait for Ctrl-C or SIGTERM."""
     args = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
+
+    def run() -> None:
         if args.download_only:
             print(find_jars(find_java(), kafka_home=args.kafka_home, ivy_settings=args.ivy_settings))
-            return 0
+            return
         with LocalBroker(
             args.brokers,
             args.port,
@@ -77,15 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
             auto_create_topics=not args.no_auto_create,
             heap=args.heap,
         ) as broker:
-            print(broker.bootstrap_servers, flush=True)
-            print("Kafka is running. Ctrl-C stops it and deletes its data.", file=sys.stderr, flush=True)
-            threading.Event().wait()
-    except LocalBrokerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-    return 0
+            announce(broker.bootstrap_servers, "Kafka is running. Ctrl-C stops it and deletes its data.")
+
+    return run_until_stopped(run)
 
 
 if __name__ == "__main__":

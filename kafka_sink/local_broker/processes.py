@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +88,23 @@ class SupervisedProcesses:
         if "error" in reply:
             raise LocalBrokerError(f"{command['name']}: {command['do']} failed: {reply['error']}")
         return reply
+
+
+def run_until_stopped(command: Callable[[], None]) -> int:
+    """Carry out a command that Ctrl-C and SIGTERM may end; its exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        command()
+    except LocalBrokerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+    return 0
+
+
+def announce(address: str, said: str) -> None:
+    """Print the address on stdout, and what is said on stderr; then wait for Ctrl-C or SIGTERM."""
+    print(address, flush=True)
+    print(said, file=sys.stderr, flush=True)
+    threading.Event().wait()

@@ -9,12 +9,10 @@ import argparse
 import contextlib
 import hashlib
 import hmac
-import signal
 import socket
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -30,7 +28,7 @@ from kafka_sink.local_broker.jars import (
     print_progress,
 )
 from kafka_sink.local_broker.java import Java, find_java
-from kafka_sink.local_broker.processes import SupervisedProcesses
+from kafka_sink.local_broker.processes import SupervisedProcesses, announce, run_until_stopped
 
 # The last version for Java 17.
 VERSION = "2.6.13.Final"
@@ -169,18 +167,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--port", type=int, help="its port (default: a free one)")
     args = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
+
+    def run() -> None:
         with LocalRegistry(args.port) as registry:
-            print(registry.url, flush=True)
-            print("The schema registry is running. Ctrl-C stops it.", file=sys.stderr, flush=True)
-            threading.Event().wait()
-    except LocalBrokerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-    return 0
+            announce(registry.url, "The schema registry is running. Ctrl-C stops it.")
+
+    return run_until_stopped(run)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 import socket
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from kafka_sink import doctor
 from kafka_sink.errors import ConfigurationError, RegistryError, SchemaError
 from kafka_sink.formats import planning
-from kafka_sink.formats.registered import RegisteredSchema, Schema
+from kafka_sink.formats.registered import RegisteredSchema
 from kafka_sink.formats.row_encoder import RowEncoder
 from kafka_sink.formats.row_encoding import PartFormat, RowEncoding
 from kafka_sink.local_broker.schema_registry import LocalRegistry
@@ -190,39 +190,42 @@ def test_framing_is_that_of_confluents_serializer(registry: LocalRegistry) -> No
         assert _values(encoding, rows) == [serialize(row, context) for row in rows]
 
 
-def test_the_id_in_a_header_is_read_by_confluents_deserializer() -> None:
-    fields = [{"name": "id", "type": ["null", "long"]}, {"name": "name", "type": ["null", "string"]}]
-    text = json.dumps({"type": "record", "name": "Row", "fields": fields})
-    client = SchemaRegistryClient.new_client({"url": "mock://"})
-    registered = client.register_schema_full_response("t-value", ClientSchema(text, "AVRO"))
-    guid = registered.guid or str(uuid.uuid4())
-    schema = RegisteredSchema(Schema("AVRO", text), registered.schema_id or 0, guid, "t-value", 1)
+@pytest.mark.parametrize("has_guid", [True, False])
+def test_the_id_in_a_header_is_read_by_confluents_deserializer(
+    registry: LocalRegistry, *, has_guid: bool
+) -> None:
+    """Apicurio has no GUIDs: of it, the header has the id."""
+    made = options(schema__registry__url=registry.url, topic="headed", schema__id__location="header")
+    schema = planned(made).parts[0].schemas[0][1]
+    assert not schema.guid
+    with SchemaRegistryClient.new_client({"url": "mock://" if has_guid else registry.url}) as client:
+        if has_guid:
+            found = client.register_schema_full_response("t-value", ClientSchema(schema.schema.text, "AVRO"))
+            schema = replace(schema, id=found.schema_id or 0, guid=found.guid or "")
+        headers, values = _in_headers(schema)
+        content = b"\1" + uuid.UUID(schema.guid).bytes if has_guid else b"\0" + schema.id.to_bytes(4, "big")
+        last = ("__value_schema_id", content)
+        assert headers == [[("mine", b"1"), last], [last], [last]]
+        deserialize = AvroDeserializer(client, conf={"schema.id.deserializer": dual_schema_id_deserializer})
+        for number, (value, own_headers) in enumerate(zip(values, headers, strict=True)):
+            context = SerializationContext("t", MessageField.VALUE, own_headers)
+            assert deserialize(value, context) == {"id": number, "name": "somebody"}
+
+
+def _in_headers(schema: RegisteredSchema) -> tuple[list[list[tuple[str, str | bytes | None]]], list[bytes]]:
+    """Headers and values of three rows, of which the first has a header of its own."""
     part = PartFormat("value", "avro", ((0, "id"), (1, "name")), (("", schema),), in_header=True)
     encoding = RowEncoding((part,), (("headers", "", 2),))
     own = [[{"key": "mine", "value": b"1"}], None, []]
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     rows: list[dict[str, Any]] = [{"id": n, "name": "somebody"} for n in range(3)]
-    batch = pa.RecordBatch.from_arrays(
-        [
-            pa.array([row["id"] for row in rows]),
-            pa.array([row["name"] for row in rows]),
-            pa.array(own, kind),
-        ],
-        ["id", "name", "headers"],
-    )
+    batch = pa.RecordBatch.from_pylist(rows, KINDS).append_column("headers", pa.array(own, kind))
     plan = ColumnPlan.of(encoding.columns[:1], "t")
     (encoded,) = RowEncoder(encoding, batch.schema, plan, None).encoded(batch)
     headers = [
         [(one["key"], one["value"]) for one in entry] for entry in encoded.column("headers").to_pylist()
     ]
-    last = ("__value_schema_id", b"\x01" + uuid.UUID(guid).bytes)
-    assert headers == [[("mine", b"1"), last], [last], [last]]
-    if registered.guid:
-        conf = {"schema.id.deserializer": dual_schema_id_deserializer}
-        deserialize = AvroDeserializer(client, conf=conf)
-        for value, row, own_headers in zip(encoded.column("value").to_pylist(), rows, headers, strict=True):
-            context = SerializationContext("t", MessageField.VALUE, own_headers)
-            assert deserialize(value, context) == row
+    return headers, encoded.column("value").to_pylist()
 
 
 def _values(encoding: RowEncoding, rows: list[dict[str, Any]]) -> list[bytes]:
