@@ -26,7 +26,7 @@ _LARGE = {kind.id for kind in (pa.large_binary(), pa.large_string(), pa.large_li
 def null_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
     """True where an entry is null; for types that keep a validity bitmap (all but null, union, run-end)."""
     if array.type.id == _NULL:
-        # What ``take`` returns of one has a bitmap that says otherwise.
+        # One out of a struct that ``take`` has made has a bitmap, which says otherwise.
         return np.ones(len(array), dtype=np.bool_)
     bitmap = array.buffers()[0]
     if bitmap is None:
