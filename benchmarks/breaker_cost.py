@@ -23,9 +23,9 @@ from benchmarks.surroundings import RESULTS
 from kafka_sink.breaker import (
     FailureRateCircuitBreaker,
 )
+from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
-from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.sampler import Sampler
+from kafka_sink.accumulator.buffer_pool import PoolMetrics
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
-from kafka_sink.accumulator.pool_metrics import PoolMetrics
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.task.producer import Producer

@@ -18,11 +18,11 @@ from kafka_sink.coordinator.figures.channel import FiguresChannel
 from kafka_sink.coordinator.figures.handler import FiguresHandler
 from kafka_sink.coordinator.figures.messages import TaskIdentity
 from kafka_sink.coordinator.figures.metrics import exposition
+from kafka_sink.counts import ROWS, TaskActivity
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.sending.task_deliveries import Written
 from kafka_sink.task.producer import Producer
-from kafka_sink.task_activity import ROWS, TaskActivity
 
 TOPICS, BROKERS, TASKS, REPEATS = 100, 20, 100, 300
 

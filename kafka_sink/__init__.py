@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from kafka_sink.arrow.producer import ArrowProducer
-    from kafka_sink.reports.written import Written
+    from kafka_sink.reports.delivery_report import Written
 
 __all__ = [
     "__version__",

@@ -2,11 +2,19 @@
 
 Spark's planning workers know it by their environment and their ancestors. The driver's own Python does not:
 SPARK_LOCAL_DIRS may be the user's there, the same for many applications, and the JVM may be its child.
+
+Markers are state that planning and tasks keep for the whole application: files, most of them empty, in a
+local folder of Spark that lives as long as the application. Without such a folder, nothing is kept.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
+import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -51,3 +59,112 @@ def local_dirs(environ: Mapping[str, str] = os.environ) -> str:
     """Folders that live as long as the application, separated by commas. Empty if there are none."""
     application = _current.get()
     return environ.get("SPARK_LOCAL_DIRS", "") if application is None else application.local_dirs
+
+
+_MAX_NOTE = 1 << 20
+
+
+def first_time(key: str) -> bool:
+    """Whether this is the first call with this key in the Spark application on this host.
+
+    True if nothing is kept.
+    """
+    for path in _paths(key):
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return False
+        except OSError:
+            continue  # the next folder may be writable
+        return True
+    return True
+
+
+def only_once(key: str) -> bool:
+    """As ``first_time``, but False if nothing is kept: for lines that must not come with each micro-batch."""
+    return bool(folder()) and first_time(key)
+
+
+def remember(key: str) -> None:
+    """Record the event that ``happened_within`` checks, with the present time."""
+    for path in _paths(key):
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+            os.utime(path)
+        except OSError:
+            continue
+        return
+
+
+def forget(key: str) -> None:
+    """Remove the marker, so that the next ``first_time`` returns True again."""
+    for path in _paths(key):
+        try:
+            os.unlink(path)
+        except OSError:
+            continue
+        return
+
+
+def happened_within(key: str, seconds: float) -> bool:
+    """Whether ``remember`` was called with this key in the application, at most ``seconds`` ago.
+
+    For infinite ``seconds``, the clock does not matter.
+    """
+    for path in _paths(key):
+        try:
+            found = os.lstat(path)
+        except OSError:
+            continue
+        # Processes share the wall clock. A time in the future means that the clock was set back.
+        is_recent = seconds == math.inf or 0 <= time.time() - found.st_mtime <= seconds
+        return found.st_uid == os.getuid() and is_recent
+    return False
+
+
+def note(key: str, text: str) -> None:
+    """Store a text for ``noted_within``. Replaces the previous text."""
+    for path in _paths(key):
+        draft = f"{path}-{os.getpid()}-{threading.get_ident()}"
+        try:
+            with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+                file.write(text)
+            os.replace(draft, path)
+        except OSError:
+            continue  # the next folder may be writable
+        return
+
+
+def noted_within(key: str, seconds: float) -> str | None:
+    """The text that was stored in the application on this host, if at most ``seconds`` ago."""
+    if not happened_within(key, seconds):
+        return None
+    for path in _paths(key):
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+                return file.read(_MAX_NOTE)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def folder() -> str:
+    """A folder that is unique to the application. Empty if no markers are kept."""
+    return local_dirs().split(",")[0]
+
+
+def _paths(key: str) -> list[str]:
+    """The possible paths of a marker, best first.
+
+    The system's folder for temporary files comes last, for the case that Spark's folders are not writable
+    (full or read-only disk). Its file name contains a hash of the application.
+    """
+    folders = list(filter(None, local_dirs().split(",")))
+    if not folders:
+        return []
+    paths = [os.path.join(one, f"kafka-chunked-{_hash(key)}") for one in folders]
+    return [*paths, os.path.join(tempfile.gettempdir(), f"kafka-chunked-{_hash(folder() + key)}")]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings
-from kafka_sink.accumulator.size_estimates import SizeEstimates
 from kafka_sink.clock import Clock
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import BlockCodec, WholeCodec

@@ -12,7 +12,7 @@ from daft.recordbatch import MicroPartition
 
 from kafka_sink.arrow.many_writers import ManyWriters
 from kafka_sink.model import TaskResult
-from kafka_sink.reports.written import Written
+from kafka_sink.reports.delivery_report import Written
 
 _RESULT = pa.schema([("rows", pa.int64()), ("skipped", pa.int64()), ("dead_letters", pa.int64())])
 

@@ -11,7 +11,7 @@ from ray.data.block import BlockAccessor
 
 from kafka_sink.arrow.many_writers import ManyWriters
 from kafka_sink.model import TaskResult
-from kafka_sink.reports.written import Written
+from kafka_sink.reports.delivery_report import Written
 
 
 class KafkaDatasink(Datasink):  # type: ignore[misc]  # ray is optional

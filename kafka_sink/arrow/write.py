@@ -11,7 +11,7 @@ from kafka_sink.arrow.encoded_columns import check_early
 from kafka_sink.arrow.producer import ArrowProducer
 from kafka_sink.arrow.sources import record_batches
 from kafka_sink.errors import DeliveryError
-from kafka_sink.reports.written import Written
+from kafka_sink.reports.delivery_report import Written
 
 
 def write_arrow(data: Any, options: Mapping[str, Any], *, progress: bool | None = None) -> Written:

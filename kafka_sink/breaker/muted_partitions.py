@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from kafka_sink.breaker.local_mutes import LocalMutes
-from kafka_sink.breaker.states import Mute, Target
+from kafka_sink.breaker.states import LocalMutes, Mute, Target
 from kafka_sink.model import NO_LEADER, PartitionInfo, TopicMetadata, TopicPartition
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from kafka_sink.breaker.local_mutes import LocalMutes
 from kafka_sink.breaker.muted_partitions import MutedPartitions
 from kafka_sink.breaker.outcomes import Health, has_response, health_of
-from kafka_sink.breaker.states import BreakerState, Mute, ProbeLease, Target
+from kafka_sink.breaker.states import BreakerState, LocalMutes, Mute, ProbeLease, Target
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import HELD_MS
 

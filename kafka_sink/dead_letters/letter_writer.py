@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_sink.dead_letters.collector import DeadLetters
 from kafka_sink.dead_letters.refused_rows import (
     CUT_PREFIX,
     HEADER_OVERHEAD,
     NAME,
     PREFIX,
     STAGE,
+    DeadLetters,
     Int64s,
     OwnHeaders,
     RefusedLetter,

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from kafka_sink import timing_bounds
 from kafka_sink.clock import Clock
-from kafka_sink.dead_letters.collector import DeadLetters
 from kafka_sink.dead_letters.refused_rows import (
     HEADER_OVERHEAD,
+    DeadLetters,
     Int64s,
     OwnHeaders,
     RefusedLetter,

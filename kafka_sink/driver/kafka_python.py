@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_sink.options import SinkOptions
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
 from kafka_sink.security.tls_context import make_context
-from kafka_sink.security.token_source import token_source
+from kafka_sink.security.token import token_source
 
 if TYPE_CHECKING:
     from kafka_sink.security.settings import TokenSettings

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from kafka_sink import application_markers, libraries
+from kafka_sink import libraries, spark_application
 from kafka_sink.driver import driver_process
 from kafka_sink.driver.driver_process import DriverProcess
 
@@ -41,7 +41,7 @@ def leave(subject: str, line: str, environ: Mapping[str, str] = os.environ) -> N
 
     ``subject``: the checkpoint of a stream, "" for batch writes. Raises nothing.
     """
-    if sys.platform != "linux" or not application_markers.folder():
+    if sys.platform != "linux" or not spark_application.folder():
         return
     _end(_waiting())
     driver = driver_process.find_driver_process()
@@ -64,7 +64,7 @@ def leave(subject: str, line: str, environ: Mapping[str, str] = os.environ) -> N
         driver_process.leave_running(process)
         waiting = driver_process.process(process.pid)
         if waiting is not None:
-            application_markers.note(_NOTE, json.dumps([waiting.pid, waiting.started, subject]))
+            spark_application.note(_NOTE, json.dumps([waiting.pid, waiting.started, subject]))
         assert process.stdin is not None
         with process.stdin as pipe:
             pipe.write(line.encode())
@@ -79,7 +79,7 @@ def take_back(subject: str) -> None:
 
 def _waiting() -> tuple[int, str, str] | None:
     """Pid and start of the process that waits, and its subject."""
-    noted = application_markers.noted_within(_NOTE, math.inf)
+    noted = spark_application.noted_within(_NOTE, math.inf)
     with suppress(ValueError):
         return None if noted is None else tuple(json.loads(noted))
     return None
@@ -88,7 +88,7 @@ def _waiting() -> tuple[int, str, str] | None:
 def _end(noted: tuple[int, str, str] | None) -> None:
     if noted is None:
         return
-    application_markers.forget(_NOTE)
+    spark_application.forget(_NOTE)
     pid, started, _ = noted
     # Pids are reused.
     if DriverProcess(pid, started).is_alive():

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.driver import driver_log, driver_process
 from kafka_sink.driver.driver_conf import conf_of
 from kafka_sink.options import redaction
@@ -51,7 +51,7 @@ def _seconds(text: str) -> float:
 
 def warn_of_idle_timeout(delivery_timeout_ms: int) -> None:
     """Once in an application. Sees the settings that the driver was started with."""
-    if not application_markers.only_once("idle timeout checked"):
+    if not spark_application.only_once("idle timeout checked"):
         return
     driver = driver_process.find_driver_process()
     if driver is None:
@@ -69,7 +69,7 @@ def warn_of_shown_secrets(options: Mapping[str, str]) -> None:
     # Without any expression all secrets would be shown: most jobs have none, and need no look at the driver.
     if not redaction.shown_by_spark(
         options, dict.fromkeys(redaction.DEFAULTS, "")
-    ) or not application_markers.only_once("secrets checked"):
+    ) or not spark_application.only_once("secrets checked"):
         return
     driver = driver_process.find_driver_process()
     if driver is None:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.planning_client import PlanningClient
 from kafka_sink.errors import ConfigurationError, MetadataTimeoutError, MissingTopicError
@@ -275,15 +275,15 @@ def prepare_topic(options: SinkOptions, *, is_streaming: bool = False) -> None:
     """
     # The key contains the redacted security options, so that another login is checked at once.
     done = f"topics are there: {options.redacted()}"
-    if is_streaming and application_markers.happened_within(done, STREAM_RECHECK_S):
+    if is_streaming and spark_application.happened_within(done, STREAM_RECHECK_S):
         return
     from kafka_sink.driver.planning_client import CONNECT_BOUND_MS, PlanningClient
 
-    was_connected = is_streaming and application_markers.happened_within(done, math.inf)
+    was_connected = is_streaming and spark_application.happened_within(done, math.inf)
     bound_ms = options.max_block_ms if was_connected else min(CONNECT_BOUND_MS, options.max_block_ms)
     with PlanningClient(options, bound_ms) as client:
         TopicPreparation(options, client, named_topics(options)).run()
-    application_markers.remember(done)
+    spark_application.remember(done)
 
 
 def named_topics(options: SinkOptions) -> dict[str, str]:

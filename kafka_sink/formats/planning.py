@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import RegistryError, SchemaError
 from kafka_sink.formats import subjects
@@ -93,7 +93,7 @@ def _known_or_found(
     query: str | None,
 ) -> dict[str, Schemas]:
     key = _key(options, columns, query)
-    noted = application_markers.noted_within(key, math.inf)
+    noted = spark_application.noted_within(key, math.inf)
     if noted is not None and query is not None:
         return _read(noted)
     try:
@@ -105,7 +105,7 @@ def _known_or_found(
         return _read(noted)
     written = _written(found)
     if len(written) < _MAX_NOTE:
-        application_markers.note(key, written)
+        spark_application.note(key, written)
     return found
 
 

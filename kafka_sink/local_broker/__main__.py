@@ -6,8 +6,7 @@ import argparse
 import sys
 
 from kafka_sink.local_broker import IVY_SETTINGS_ENV, KAFKA_HOME_ENV, KAFKA_VERSION, LocalBroker
-from kafka_sink.local_broker.jars import find_jars
-from kafka_sink.local_broker.java import find_java
+from kafka_sink.local_broker.jars import find_jars, find_java
 from kafka_sink.local_broker.processes import announce, run_until_stopped
 
 

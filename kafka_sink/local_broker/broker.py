@@ -16,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kafka_sink.errors import LocalBrokerError
-from kafka_sink.local_broker.jars import Progress, find_jars, print_progress
-from kafka_sink.local_broker.java import Java, find_java
+from kafka_sink.local_broker.jars import Java, Progress, find_jars, find_java, print_progress
 from kafka_sink.local_broker.node_config import (
     BROKER_LISTENER,
     HOST,

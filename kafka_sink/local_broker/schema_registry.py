@@ -20,14 +20,15 @@ from types import TracebackType
 
 from kafka_sink.errors import LocalBrokerError
 from kafka_sink.local_broker.jars import (
+    Java,
     Progress,
     cache_root,
     download,
+    find_java,
     ivy_settings_file,
     only_one,
     print_progress,
 )
-from kafka_sink.local_broker.java import Java, find_java
 from kafka_sink.local_broker.processes import SupervisedProcesses, announce, run_until_stopped
 
 # The last version for Java 17.

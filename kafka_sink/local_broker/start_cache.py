@@ -20,8 +20,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from kafka_sink.local_broker.jars import cache_root
-from kafka_sink.local_broker.java import Java
+from kafka_sink.local_broker.jars import Java, cache_root
 
 _PREFIX = "starts-"
 # More than anyone's Javas and Kafkas at one time.

@@ -20,8 +20,13 @@ from dataclasses import replace
 
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE, DeadlineHeap, RefreshSchedule
-from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
-from kafka_sink.metadata.topic_state import ResponseMerger, TopicState, lacks_leader
+from kafka_sink.metadata.topic_state import (
+    MetadataSnapshot,
+    ResponseMerger,
+    TopicSnapshot,
+    TopicState,
+    lacks_leader,
+)
 from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 
 

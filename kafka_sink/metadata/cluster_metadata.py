@@ -1,9 +1,13 @@
-"""The metadata cache under a lock: the sender refreshes it, the task waits for topics it lacks."""
+"""The metadata cache under a lock: the sender refreshes it, the task waits for topics it lacks.
+
+Also the producer's own rack (KIP-1123).
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +21,7 @@ from kafka_sink.errors import (
 )
 from kafka_sink.kafka_errors import INVALID_TOPIC_EXCEPTION, TOPIC_AUTHORIZATION_FAILED, error_of
 from kafka_sink.metadata.cache import MetadataCache
-from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.timing_bounds import HINT_WAIT_MS
 
@@ -374,3 +378,35 @@ class ClusterMetadata:
 
 def _describe(code: int) -> str:
     return _FINAL_TOPIC_ERRORS.get(code) or error_of(code).name
+
+
+# As Kafka's EnvVarConfigProvider is written.
+_VARIABLE = re.compile(r"\$\{env:([^}]+)\}")
+
+
+class ClientRack:
+    """``rack`` is kafka.client.rack, ``nodes`` returns the brokers by id. ``name`` is "" without a rack."""
+
+    def __init__(
+        self, rack: str, nodes: Callable[[], Mapping[int, Node]], environ: Mapping[str, str]
+    ) -> None:
+        self._nodes = nodes
+        found = _VARIABLE.fullmatch(rack)
+        self.name = rack if found is None else environ.get(found[1], "")
+        if found is not None and not self.name:
+            _log.warning(
+                "kafka.client.rack=%s: this executor has no variable %s, so it prefers no rack",
+                rack,
+                found[1],
+            )
+
+    def brokers(self) -> frozenset[int]:
+        """The brokers in this rack."""
+        if not self.name:
+            return frozenset()
+        return frozenset(node.id for node in self._nodes().values() if node.rack == self.name)
+
+    def is_other(self, node_id: int) -> bool:
+        """Whether the broker is known to be in another rack."""
+        node = self._nodes().get(node_id)
+        return node is not None and node.rack is not None and node.rack != self.name

@@ -10,7 +10,7 @@ from kafka_sink.errors import AuthenticationError
 from kafka_sink.network.events import Buffer
 from kafka_sink.network.settings import NetworkSettings
 from kafka_sink.network.transport import PlaintextTransport, SocketAddress
-from kafka_sink.security.openssl_names import TLS13_SUITES, explain, is_final, split_suites
+from kafka_sink.security.tls_context import TLS13_SUITES, explain, is_final, split_suites
 
 # A TLS record holds up to 16 KiB. Smaller buffers are joined up to that size, because each record has a cost.
 _RECORD_BYTES = 16 * 1024

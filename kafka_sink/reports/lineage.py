@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.printable import printable
@@ -47,7 +47,7 @@ def check() -> None:
 
 def emit(options: SinkOptions, ended: EndedWrite) -> None:
     """Send the event of a write. It takes openlineage.timeout.ms at most; what goes wrong is only logged."""
-    if application_markers.happened_within(_FAILED, _PAUSE_S):
+    if spark_application.happened_within(_FAILED, _PAUSE_S):
         driver_log.warn(
             f"{ended.label}no OpenLineage event, as one failed less than {_PAUSE_S:.0f} s ago in this "
             "application"
@@ -60,7 +60,7 @@ def emit(options: SinkOptions, ended: EndedWrite) -> None:
     except Empty:
         problem = f"it took longer than openlineage.timeout.ms={options.openlineage_timeout_ms}"
     if problem:
-        application_markers.remember(_FAILED)
+        spark_application.remember(_FAILED)
         driver_log.warn(
             f"{ended.label}the write is {ended.outcome}, but its OpenLineage event was not sent: {problem}"
         )

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.coordinator.figures.messages import FinalFigures, TopicFigures
 from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.counts import total
 from kafka_sink.driver import driver_log
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
-from kafka_sink.reports import stream_digest
+from kafka_sink.reports import summary
 from kafka_sink.reports.summary import about_empty_tasks, about_large_arrow_batches, summarise, summary_fields
 
 
@@ -84,7 +84,7 @@ def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWr
                 json.dumps({**fields, **_transaction_fields(ended)}, separators=(",", ":"))
             )
     elif ended.outcome == "committed" and options.log_summary:
-        is_due, digest = stream_digest.is_due(ended, time.time())
+        is_due, digest = summary.is_due(ended, time.time())
         if digest:
             driver_log.report(digest)
         if is_due:
@@ -119,7 +119,7 @@ def _advise(ended: EndedWrite) -> None:
         ("empty tasks", about_empty_tasks(ended.results)),
         ("large Arrow batches", about_large_arrow_batches(ended.results)),
     ):
-        if advice and (not ended.query or application_markers.only_once(f"{about} of {ended.query}")):
+        if advice and (not ended.query or spark_application.only_once(f"{about} of {ended.query}")):
             driver_log.report(ended.label + advice)
 
 

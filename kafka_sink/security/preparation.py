@@ -94,7 +94,7 @@ class Security:
 
         if settings.tokens is not None:
             # It brings Python's HTTP client, which other logins need not load.
-            from kafka_sink.security.token_source import token_source
+            from kafka_sink.security.token import token_source
 
             token = token_source(settings.tokens).get()
             return sasl.oauthbearer(token.text, dict(settings.tokens.extensions))

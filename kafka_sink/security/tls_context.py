@@ -1,17 +1,131 @@
-"""A TLS context from settings, built again when its files have changed."""
+"""A TLS context from settings, built again when its files have changed.
+
+Also what OpenSSL calls things: cipher suites, and errors of handshakes in words that say what to change.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.security.key_material import ClientKey, read_key, read_trust
-from kafka_sink.security.openssl_names import split_suites
 from kafka_sink.security.settings import Store, TlsSettings
+
+# OpenSSL has IANA's own names for these; the last two are off by default, and Python cannot switch them on.
+TLS13_SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+_IANA = re.compile(r"TLS_(?P<key>[A-Z_]+?)_WITH_(?P<cipher>[A-Z0-9_]+)")
+
+
+def split_suites(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(suites up to TLS 1.2, suites of TLS 1.3) by OpenSSL's names. Raises ConfigurationError for a name that
+    this OpenSSL does not have, or that protects nothing."""
+    known = _known()
+    older, newer = [], []
+    for name in names:
+        if name.upper() in TLS13_SUITES:
+            newer.append(name.upper())
+            continue
+        translated = openssl_name(name)
+        if translated not in known:
+            raise ConfigurationError(
+                f"Option 'kafka.ssl.cipher.suites' names {name!r}, which this Python's OpenSSL "
+                f"({ssl.OPENSSL_VERSION}) does not have"
+            )
+        older.append(translated)
+    return older, newer
+
+
+def openssl_name(name: str) -> str:
+    """``TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384`` is OpenSSL's ``ECDHE-RSA-AES256-GCM-SHA384``."""
+    match = _IANA.fullmatch(name.upper())
+    if match is None:
+        return name.upper()
+    key = match["key"].replace("_", "-")
+    cipher = re.sub(r"(AES|CAMELLIA|ARIA)_(128|256)", r"\1\2", match["cipher"])
+    cipher = cipher.removesuffix("_SHA256") if cipher.startswith("CHACHA20") else cipher
+    cipher = cipher.replace("_CBC_", "-").replace("_", "-")
+    return cipher if key == "RSA" else f"{key}-{cipher}"
+
+
+def _known() -> frozenset[str]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Without authentication or encryption (aNULL, eNULL) and what is broken by now.
+    context.set_ciphers("ALL:!aNULL:!eNULL:!EXPORT:!RC4:!DES:!3DES:!MD5:!PSK:!SRP")
+    return frozenset(str(suite["name"]) for suite in context.get_ciphers())
+
+
+# OpenSSL's codes of verification (x509_vfy.h).
+_EXPIRED, _NOT_YET = 10, 9
+_UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
+_HOST_MISMATCH, _ADDRESS_MISMATCH = 62, 64
+_REMEDY_TRUST = (
+    "name the authority that signed it, or the certificate itself, in kafka.ssl.truststore.location or "
+    "kafka.ssl.truststore.certificates"
+)
+_REMEDY_KEY = "set kafka.ssl.keystore.location, or .key and .certificate.chain"
+
+# Reasons by OpenSSL's names; alerts are what the broker said.
+_REASONS = {
+    "WRONG_VERSION_NUMBER": "the server at this port does not speak TLS: use a TLS listener's port, or "
+    "kafka.security.protocol=PLAINTEXT or SASL_PLAINTEXT",
+    "HTTP_REQUEST": "the server at this port speaks HTTP",
+    "UNSUPPORTED_PROTOCOL": "the broker speaks no version of TLS in kafka.ssl.enabled.protocols",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the broker speaks no version of TLS in kafka.ssl.enabled.protocols",
+    "NO_PROTOCOLS_AVAILABLE": "no version of TLS is left by kafka.ssl.enabled.protocols",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "the broker and this client have no cipher suite in common "
+    f"(kafka.ssl.cipher.suites), or it wants a client certificate: {_REMEDY_KEY}",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": f"the broker wants a client certificate: {_REMEDY_KEY}",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the broker refuses this client's certificate, or wants one: "
+    + _REMEDY_KEY,
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the broker refuses this client's certificate: its authority is not "
+    "one that the broker trusts, it has expired, or it is missing: check kafka.ssl.keystore.location",
+    "TLSV1_ALERT_UNKNOWN_CA": "the broker does not trust the authority of this client's certificate in "
+    "kafka.ssl.keystore",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "this client's certificate in kafka.ssl.keystore has expired",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": "this client's certificate in kafka.ssl.keystore is revoked",
+    "TLSV1_ALERT_ACCESS_DENIED": "the broker refuses this client's certificate",
+    "TLSV1_UNRECOGNIZED_NAME": "the broker knows no such host name (SNI)",
+}
+
+
+def is_final(error: ssl.SSLError) -> bool:
+    """Whether another try would end the same way; bytes that were damaged on the way would not."""
+    return isinstance(error, ssl.SSLCertVerificationError) or (error.reason or "") in _REASONS
+
+
+def explain(error: ssl.SSLError, host: str) -> str:
+    """One clause: what is wrong, and what to change where that is known."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _certificate(error, host)
+    reason = error.reason or ""
+    if reason in _REASONS:
+        return _REASONS[reason]
+    return f"OpenSSL says {reason or error.args[-1]}"
+
+
+def _certificate(error: ssl.SSLCertVerificationError, host: str) -> str:
+    code, message = error.verify_code, error.verify_message
+    if code in _UNKNOWN_AUTHORITY:
+        return f"the broker's certificate is not of a trusted authority ({message}): {_REMEDY_TRUST}"
+    if code == _EXPIRED:
+        return (
+            f"the broker's certificate, or one of its chain, has expired ({message}): renew it on the broker"
+        )
+    if code == _NOT_YET:
+        return f"the broker's certificate is not yet valid ({message}): check the clocks"
+    if code in (_HOST_MISMATCH, _ADDRESS_MISMATCH):
+        return (
+            f"the broker's certificate is not for {host} ({message}): connect by a name in the certificate "
+            "(kafka.bootstrap.servers, the brokers' advertised.listeners), or have it issued for this one; "
+            "kafka.ssl.endpoint.identification.algorithm switches the check off"
+        )
+    return f"the broker's certificate is not accepted: {message}"
+
 
 _log = logging.getLogger(__name__)
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}

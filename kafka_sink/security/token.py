@@ -1,16 +1,31 @@
-"""A token of OAUTHBEARER as a value, and when it runs out."""
+"""OAUTHBEARER's tokens: provided, or fetched once per worker, kept, and renewed before they run out.
+
+An endpoint grants them for client credentials (RFC 6749, 4.4; KIP-768).
+"""
 
 from __future__ import annotations
 
 import base64
+import http.client
 import importlib
 import json
+import os
+import random
+import socket
+import ssl
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote_plus, unquote, urlencode, urlsplit
 
 from kafka_sink.errors import AuthenticationError
-from kafka_sink.secret import Secret
+from kafka_sink.printable import printable
+from kafka_sink.secret import HIDDEN, Secret
+from kafka_sink.security.settings import TokenSettings
+from kafka_sink.security.tls_context import TlsContexts, explain
 
 _MAX_TOKEN_CHARACTERS = 256 * 1024
 
@@ -86,3 +101,289 @@ def _token(path: str, result: Any) -> Token:
     raise AuthenticationError(
         f"{_OPTION} = {path!r} returned neither a text nor a pair of a text and the time it expires"
     )
+
+
+_MAX_BYTES = 1024 * 1024
+# Status codes of RFC 6749 and of proxies after which no retry can help.
+_REFUSALS = (400, 401, 403, 404, 405)
+# A hundred years. NaN and infinity are numbers to Python's JSON; NaN is not below anything.
+_MAX_LIFETIME_S = 100 * 365 * 86_400
+
+
+class _Deadline:
+    """Ends an exchange on a socket. The socket's own timeout starts again with each byte, and http.client
+    reads any number of '100 Continue'. Raises TimeoutError at its end where it was exceeded."""
+
+    def __init__(self, sock: socket.socket, seconds: float) -> None:
+        self._sock = sock
+        self._seconds = seconds
+        self._exceeded = threading.Event()
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def _cut(self) -> None:
+        self._exceeded.set()
+        try:
+            # Not SSLSocket's, which takes the TLS state away from the thread that reads.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is closed already
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        if self._exceeded.is_set():
+            raise TimeoutError(
+                f"no response within {self._seconds:.0f} s; kafka.sasl.login.read.timeout.ms sets this bound"
+            ) from None
+
+
+class TokenEndpoint:
+    """Asks with a connection of its own each time: it happens once in a token's life.
+
+    Redirections are not followed, as the secret would go along, nor are proxies of the environment used.
+    """
+
+    def __init__(self, settings: TokenSettings) -> None:
+        self._settings = settings
+        self._contexts = TlsContexts(settings.tls)
+        parts = urlsplit(settings.url)
+        self._secure = parts.scheme.lower() == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._secure else 80)
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._shown = f"{self._host}:{self._port}{parts.path}"
+
+    def fetch(self) -> Token:
+        """Raise AuthenticationError where the endpoint refuses, TokenUnavailableError else."""
+        try:
+            status, body = self._ask()
+        except ssl.SSLError as error:
+            problem: Exception = AuthenticationError(
+                f"OAUTHBEARER: TLS with the token endpoint {self._shown} failed: {explain(error, self._host)}"
+            )
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            problem = TokenUnavailableError(
+                f"the token endpoint {self._shown} cannot be reached: {printable(reason)}"
+            )
+        else:
+            return self._read(status, body)
+        raise problem
+
+    def _ask(self) -> tuple[int, bytes]:
+        settings = self._settings
+        if self._secure:
+            context = self._contexts.current()
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=settings.connect_timeout_s, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(
+                self._host, self._port, timeout=settings.connect_timeout_s
+            )
+        try:
+            connection.connect()
+            connection.sock.settimeout(settings.read_timeout_s)
+            form = {"grant_type": "client_credentials"}
+            if settings.scope:
+                form["scope"] = settings.scope
+            headers = {
+                "Accept": "application/json",
+                "Cache-Control": "no-cache",
+                "Content-Type": "application/x-www-form-urlencoded",
+                "Authorization": f"Basic {self._credentials()}",
+            }
+            with _Deadline(connection.sock, settings.read_timeout_s):
+                connection.request("POST", self._path, urlencode(form), headers)
+                response = connection.getresponse()
+                return response.status, response.read(_MAX_BYTES)
+        finally:
+            connection.close()
+
+    def _credentials(self) -> str:
+        settings = self._settings
+        secret = settings.client_secret or Secret("")
+        pair = (settings.client_id, secret.reveal())
+        if settings.urlencode:
+            pair = (quote_plus(pair[0]), quote_plus(pair[1]))
+        return base64.b64encode(":".join(pair).encode()).decode("ascii")
+
+    def _read(self, status: int, body: bytes) -> Token:
+        response = _json(body)
+        if status != 200:
+            words = [str(response[name]) for name in ("error", "error_description") if response.get(name)]
+            text = f"the token endpoint {self._shown} responded {status}"
+            text += f" ({self._clean(': '.join(words))})" if words else ""
+            if status in _REFUSALS:
+                raise AuthenticationError(
+                    f"OAUTHBEARER: {text}: check client id, client secret, scope and URL"
+                )
+            raise TokenUnavailableError(text)
+        token = response.get("access_token")
+        if not isinstance(token, str):
+            raise AuthenticationError(f"OAUTHBEARER: the token endpoint {self._shown} gave no access_token")
+        found = from_text(token)
+        lifetime = response.get("expires_in")
+        if found.expires_at_s is not None or not isinstance(lifetime, int | float):
+            return found
+        if not abs(lifetime) < _MAX_LIFETIME_S:
+            return found
+        return Token(found.text, time.time() + float(lifetime))
+
+    def _clean(self, text: str) -> str:
+        """What the endpoint says, without the secret that it may repeat and without forged lines of a log."""
+        secret = self._settings.client_secret
+        if secret:
+            text = text.replace(secret.reveal(), HIDDEN)
+        return printable(text)
+
+
+def _json(body: bytes) -> dict[str, Any]:
+    try:
+        response = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return response if isinstance(response, dict) else {}
+
+
+_UNKNOWN_LIFETIME_S = 300.0
+_TRIES = 3
+# After a renewal that failed, while the token at hand is valid; as Java's login thread.
+_RENEW_AGAIN_S = 10.0
+
+
+Fetch = Callable[[], Token]
+
+
+class _Kept(NamedTuple):
+    token: Token
+    refresh_at_s: float
+    expires_at_s: float
+
+
+class TokenSource:
+    """The token of one set of options. Any thread; one at a time fetches, and the others use the token at
+    hand, or wait where it has run out.
+
+    ``wall_clock_s`` is seconds since 1970, as tokens have it; ``wait`` sleeps between tries.
+    """
+
+    def __init__(
+        self,
+        settings: TokenSettings,
+        fetch: Fetch,
+        wall_clock_s: Callable[[], float] = time.time,
+        wait: Callable[[float], None] = time.sleep,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        self._settings = settings
+        self._fetch = fetch
+        self._wall_clock_s = wall_clock_s
+        self._wait = wait
+        self._random = random
+        self._lock = threading.Lock()  # held while a token is fetched, and to set the one below
+        self._kept: _Kept | None = None
+
+    def get(self) -> Token:
+        """A token that is valid. Blocks while it is fetched.
+
+        Raises AuthenticationError where the endpoint refuses, TokenUnavailableError where it cannot be
+        reached and the token at hand, if any, has run out.
+        """
+        kept = self._kept
+        is_valid = kept is not None and self._wall_clock_s() < kept.expires_at_s
+        if not self._lock.acquire(blocking=not is_valid):
+            # An endpoint that hangs must not hold up connections that have what they need.
+            assert kept is not None
+            return kept.token
+        try:
+            return self._renewed()
+        finally:
+            self._lock.release()
+
+    def _renewed(self) -> Token:
+        kept = self._kept
+        if kept is not None and self._wall_clock_s() < kept.refresh_at_s:
+            return kept.token
+        try:
+            self._kept = self._keeping(self._fetched())
+        except (TokenUnavailableError, AuthenticationError):
+            if kept is None or self._wall_clock_s() >= kept.expires_at_s:
+                raise
+            again = self._wall_clock_s() + _RENEW_AGAIN_S
+            self._kept = kept._replace(refresh_at_s=min(again, kept.expires_at_s))
+        return self._kept.token
+
+    def _fetched(self) -> Token:
+        settings = self._settings
+        backoff = settings.retry_backoff_s
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._fetch()
+            except TokenUnavailableError:
+                if not left:
+                    raise
+            self._wait(backoff)
+            backoff = min(backoff * 2, max(settings.retry_backoff_max_s, settings.retry_backoff_s))
+        raise AssertionError("the last try returns or raises")
+
+    def _keeping(self, token: Token) -> _Kept:
+        """As Java's login thread reckons: a share of the lifetime, a buffer before its end, a least age."""
+        settings, now = self._settings, self._wall_clock_s()
+        expires = now + _UNKNOWN_LIFETIME_S if token.expires_at_s is None else token.expires_at_s
+        lifetime = expires - now
+        if lifetime <= 0:
+            raise AuthenticationError("OAUTHBEARER: the token that was fetched has run out already")
+        refresh = now + lifetime * (settings.refresh_factor + settings.refresh_jitter * self._random())
+        if lifetime > settings.refresh_buffer_s + settings.refresh_min_s:
+            refresh = min(refresh, expires - settings.refresh_buffer_s)
+            refresh = max(refresh, now + settings.refresh_min_s)
+        return _Kept(token, min(refresh, expires), expires)
+
+
+_lock = threading.Lock()  # guards the next one
+_sources: dict[TokenSettings, TokenSource] = {}
+
+
+def _after_fork() -> None:
+    """Another thread may have held the lock, or a source's."""
+    global _lock
+    _lock = threading.Lock()
+    _sources.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def token_source(settings: TokenSettings) -> TokenSource:
+    """The one of this process. Raises AuthenticationError where the provider cannot be imported."""
+    with _lock:
+        source = _sources.get(settings)
+        if source is None:
+            source = _sources[settings] = TokenSource(settings, _fetch_of(settings))
+        return source
+
+
+def _fetch_of(settings: TokenSettings) -> Fetch:
+    if settings.provider:
+        return provided_tokens(settings.provider)
+    if settings.url.lower().startswith("file:"):
+        path = unquote(urlsplit(settings.url).path)
+        return lambda: from_text(_read_file(path))
+    return TokenEndpoint(settings).fetch
+
+
+def _read_file(path: str) -> str:
+    file = Path(path)
+    try:
+        if file.is_fifo() or file.is_char_device():
+            # Reading one may never end.
+            reason = "it is a pipe or a device, not a file"
+        else:
+            return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no token"
+    raise TokenUnavailableError(f"the token file {path} cannot be read: {reason}")

@@ -8,7 +8,7 @@ from functools import partial
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator
-from kafka_sink.breaker.send_policy import SendPolicy
+from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.errors import DeliveryError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition

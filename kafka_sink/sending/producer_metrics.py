@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
 
-from kafka_sink.accumulator.pool_metrics import PoolMetrics
+from kafka_sink.accumulator.buffer_pool import PoolMetrics
 from kafka_sink.breaker.mute_control import BreakerMetrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
 

@@ -11,10 +11,15 @@ import numpy as np
 from kafka_sink import timing_bounds
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.breaker.send_policy import SendPolicy
+from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.dead_letters.collector import ROOM_BYTES, DeadLetters
-from kafka_sink.dead_letters.refused_rows import RefusedLetter, RefusedRecords, can_be_cut
+from kafka_sink.dead_letters.refused_rows import (
+    ROOM_BYTES,
+    DeadLetters,
+    RefusedLetter,
+    RefusedRecords,
+    can_be_cut,
+)
 from kafka_sink.errors import (
     BrokerRefusedError,
     DeliveryError,
@@ -30,10 +35,9 @@ from kafka_sink.printable import printable_list
 from kafka_sink.sending import response_classifier
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.new_partitions import NewPartitions
-from kafka_sink.sending.produce_requests import ProduceTag
 from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.requests import ProduceTag, SenderSettings
 from kafka_sink.sending.response_classifier import Action, AttemptFacts, Verdict
-from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.splitting import BatchSplitter, TakenRecords, content_of, take_out
 
 _log = logging.getLogger(__name__)

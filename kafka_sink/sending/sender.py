@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from kafka_sink.accumulator.batch_queues import PartitionQueue
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.breaker.send_policy import SendPolicy
+from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import Clock, ExponentialBackoff
-from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.dead_letters.refused_rows import DeadLetters
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.metadata.metadata_requests import MetadataRequests, MetadataTag
@@ -42,20 +42,22 @@ from kafka_sink.sending.batch_completion import (
     restart_sequences,
 )
 from kafka_sink.sending.nodes import NodeAvailability, NodeMetrics, NodeMetricsRecorder
-from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag, fill_request
 from kafka_sink.sending.producer_identity import (
     ProducerIdentity,
     TransactionalIdentity,
     TransactionPartitionsTag,
 )
-from kafka_sink.sending.requests_without_rows import (
+from kafka_sink.sending.requests import (
     BrokerProbes,
     BrokerProbeTag,
+    ProduceRequests,
     ProducerIdRequests,
     ProducerIdTag,
+    ProduceTag,
+    SenderSettings,
+    fill_request,
 )
 from kafka_sink.sending.response_handler import ResponseHandler
-from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.task_deliveries import TaskDeliveries
 from kafka_sink.sending.unsent_moves import UnsentMoves
 from kafka_sink.timing_bounds import MAX_POLL_MS

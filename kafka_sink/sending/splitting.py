@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from kafka_sink.accumulator.batch_buffer import Data
-from kafka_sink.accumulator.piece_buffer import put_pieces, share
+from kafka_sink.accumulator.batch_buffer import Data, put_pieces, share
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.dead_letters.refused_rows import Header

@@ -11,7 +11,7 @@ from collections.abc import Container, Sequence
 
 from kafka_sink.accumulator.batch_queues import PartitionQueue
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.breaker.send_policy import SendPolicy
+from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import TopicPartition
 from kafka_sink.network.client import NetworkClient

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_sink import spark_application
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse, texts
-from kafka_sink.reports.written import Written
+from kafka_sink.reports.delivery_report import Written
 from kafka_sink.spark import finished_tasks
 from kafka_sink.spark.planning import plan
 from kafka_sink.spark.short_tracebacks import short_tracebacks

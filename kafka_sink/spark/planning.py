@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.coordinator.process.planning import plan_coordinator
 from kafka_sink.driver import driver_log, planning_warnings
@@ -90,7 +90,7 @@ def _of_sink(columns: list[tuple[str, str]], options: SinkOptions) -> list[tuple
 
 def _warn(warnings: Sequence[str], query: str | None) -> None:
     """Log each once for a query, which is planned again and again."""
-    if warnings and (query is None or application_markers.first_time("\n".join((str(query), *warnings)))):
+    if warnings and (query is None or spark_application.first_time("\n".join((str(query), *warnings)))):
         for warning in warnings:
             driver_log.warn(f"kafka-chunked: {warning}")
 

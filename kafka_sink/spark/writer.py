@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyspark import TaskContext
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, without_brackets
+from kafka_sink.counts import ROWS, TaskActivity
 from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, KafkaSinkError, WriteOverError
-from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult, WriteTransactions
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
@@ -35,7 +36,6 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import worker_imports
 from kafka_sink.spark.pyspark_classes import WriterCommitMessage
 from kafka_sink.spark.short_tracebacks import log_failure, told
-from kafka_sink.task_activity import ROWS, TaskActivity
 
 # Planning and commit import this module, too, and few writes use transactions.
 if TYPE_CHECKING:
@@ -142,9 +142,7 @@ class PlannedWrite:
         if context is None or address is None:
             return
         name, attempt = self._name_in_task(is_streaming=is_streaming), context.attemptNumber()
-        if not application_markers.first_time(
-            f"failed: {name}, stage {context.stageId()}, attempt {attempt}"
-        ):
+        if not spark_application.first_time(f"failed: {name}, stage {context.stageId()}, attempt {attempt}"):
             return
         from kafka_sink.coordinator.writes.channel import report_failure
 
@@ -360,7 +358,7 @@ class PlannedWrite:
             ended = self._commit(messages, batch_id)
         except Exception as error:
             # Spark calls ``abort`` next, in another process.
-            application_markers.note(self._failed_commit(batch_id), told(error))
+            spark_application.note(self._failed_commit(batch_id), told(error))
             raise
         last_line.take_back(self.subject)
         return ended
@@ -407,7 +405,7 @@ class PlannedWrite:
         ``messages``: one for each task, unless ``has_all`` is false.
         """
         cause = self._end_attempts(batch_id, is_urgent=True, aborts=True)
-        cause = application_markers.noted_within(self._failed_commit(batch_id), _COMMIT_FAILED_S) or cause
+        cause = spark_application.noted_within(self._failed_commit(batch_id), _COMMIT_FAILED_S) or cause
         in_transactions, note = dict[str, EndedTransactions](), ""
         if self.transactions is not None:
             in_transactions, note = self._abort_transactions(self.transactions)

@@ -19,23 +19,21 @@ from kafka_sink.coordinator.figures.messages import (
     TaskIdentity,
     TopicFigures,
 )
-from kafka_sink.counts import Number, TaskCounts
+from kafka_sink.counts import LIMIT, MEMORY, Number, TaskCounts
 from kafka_sink.metadata.cluster_metadata import LookupCounts
 from kafka_sink.sending.task_deliveries import TopicCounts
-from kafka_sink.task_activity import LIMIT, MEMORY
 
 if TYPE_CHECKING:
     from kafka_sink.accumulator.batch_buffer import BufferAllocator
-    from kafka_sink.accumulator.pool_metrics import PoolMetrics
+    from kafka_sink.accumulator.buffer_pool import PoolMetrics
     from kafka_sink.accumulator.record_accumulator import RecordAccumulator
     from kafka_sink.accumulator.record_appender import RecordAppender
     from kafka_sink.breaker.producer_breaker import ProducerBreaker
     from kafka_sink.breaker.states import Target
-    from kafka_sink.metadata.client_rack import ClientRack
-    from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+    from kafka_sink.counts import TaskActivity
+    from kafka_sink.metadata.cluster_metadata import ClientRack, ClusterMetadata
     from kafka_sink.model import TopicPartition
     from kafka_sink.sending.sender import Sender
-    from kafka_sink.task_activity import TaskActivity
 
 
 @dataclass(slots=True)

@@ -13,14 +13,12 @@ from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.batch_limits import BatchSizeLimits
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
-from kafka_sink.accumulator.muted_memory_limit import MutedMemoryLimit
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
-from kafka_sink.accumulator.record_appender import RecordAppender
+from kafka_sink.accumulator.record_appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.accumulator.worker_pools import WorkerPools
-from kafka_sink.breaker.interface import load_breaker
+from kafka_sink.breaker.interface import SendPolicy, load_breaker
 from kafka_sink.breaker.mute_control import BreakerMetrics, MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
-from kafka_sink.breaker.send_policy import SendPolicy
 from kafka_sink.clock import ExponentialBackoff, monotonic_ms, wall_ms
 from kafka_sink.coordinator.breaker.channel import BreakerChannel
 from kafka_sink.coordinator.client.client import CoordinatorClient
@@ -31,15 +29,14 @@ from kafka_sink.coordinator.rates.channel import RateChannel
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.channel import Channel
 from kafka_sink.coordinator.writes.channel import WriteChannel
-from kafka_sink.dead_letters.collector import DeadLetters
+from kafka_sink.counts import BROKER, METADATA, TaskActivity
 from kafka_sink.dead_letters.letter_writer import LetterWriter
-from kafka_sink.dead_letters.refused_rows import RefusedRows
+from kafka_sink.dead_letters.refused_rows import DeadLetters, RefusedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.metadata.cache import MetadataCache
-from kafka_sink.metadata.client_rack import ClientRack
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata, HintSource
-from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.metadata.cluster_metadata import ClientRack, ClusterMetadata, HintSource
+from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import SparkTask, TaskResult, TopicMetadata, TopicPartition
 from kafka_sink.network.client import NetworkClient, NetworkSettings
 from kafka_sink.options import SinkOptions
@@ -53,11 +50,10 @@ from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.security.settings import SecuritySettings
 from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics, task_metrics
+from kafka_sink.sending.requests import SenderSettings
 from kafka_sink.sending.sender import Sender
-from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.task.figures import TaskFiguresReader
 from kafka_sink.task.rate_limit import RateLimit, limits_of
-from kafka_sink.task_activity import BROKER, METADATA, TaskActivity
 from kafka_sink.timing_bounds import HINT_WAIT_MS
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from kafka_sink.coordinator.figures.messages import TaskIdentity
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
-from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import SparkTask
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan

@@ -14,8 +14,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from kafka_sink.clock import Clock
+from kafka_sink.counts import LIMIT, TaskActivity
 from kafka_sink.options import SinkOptions
-from kafka_sink.task_activity import LIMIT, TaskActivity
 
 _log = logging.getLogger(__name__)
 # How often a task that waits looks whether it has been given up.

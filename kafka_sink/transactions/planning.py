@@ -13,18 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.clock import wall_ms
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import batch as batches
-from kafka_sink.transactions import checkpoint as checkpoints
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import BatchOutcome, Handover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import ProducerEpoch
-from kafka_sink.transactions.scope import Scope
+from kafka_sink.transactions.scope import Location, Scope, query_id
 
 if TYPE_CHECKING:
     from kafka_sink.transactions.client import TransactionClient
@@ -74,9 +73,6 @@ def plan(
         partitions = client.partitions(topic, options.max_block_ms)
         if not partitions:
             raise ConfigurationError(f"the topic '{topic}', which progress is recorded for, is not there")
-        # Imported here for the reason that client_of has.
-        from kafka_sink.transactions.verification import require_verified_writes
-
         require_verified_writes(client, str(options.bootstrap_servers), options.max_block_ms)
         scope = Scope(prefix, topic, partitions)
         groups = driver.take_over_groups(scope)
@@ -102,7 +98,7 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
         ids = (planned.scope.driver_id,)
         outcome = client.run(steps, options.delivery_timeout_ms, transactional_ids=ids)
     if planned.batch is not None:
-        application_markers.forget(_taken_key(planned.scope.prefix))
+        spark_application.forget(_taken_key(planned.scope.prefix))
     outcome = replace(outcome, ended_ms=wall_ms())
     # By two clocks, so it is for warning only.
     open_ms = outcome.transactions["committed"].oldest_ms
@@ -151,8 +147,8 @@ def _prefix(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool)
             "delivery.guarantee=exactly-once needs transactional.id.prefix, or the option "
             "checkpointLocation, which it is derived from"
         )
-    query = checkpoints.query_id(checkpoint)
-    names = ("query", query) if query is not None else checkpoints.Location.of(checkpoint)
+    query = query_id(checkpoint)
+    names = ("query", query) if query is not None else Location.of(checkpoint)
     return f"kafka-chunked-{_digits(*names)}"
 
 
@@ -161,9 +157,9 @@ def _job_prefix() -> str:
 
     A job that failed keeps it, as its transactions may be incomplete.
     """
-    application = application_markers.folder() or uuid.uuid4().hex
+    application = spark_application.folder() or uuid.uuid4().hex
     number = 0
-    while not application_markers.first_time(_taken_key(f"kafka-chunked-{_digits(application)}-{number}")):
+    while not spark_application.first_time(_taken_key(f"kafka-chunked-{_digits(application)}-{number}")):
         number += 1
     return f"kafka-chunked-{_digits(application)}-{number}"
 
@@ -187,13 +183,13 @@ def _job(options: SinkOptions) -> BatchIdentity:
 
 def _remember_claim(scope: Scope, claim: ProducerEpoch) -> None:
     """Only an abort without any task's report reads it, to know whether the prefix is still this driver's."""
-    application_markers.note(_claim_key(scope), json.dumps(list(claim)))
+    spark_application.note(_claim_key(scope), json.dumps(list(claim)))
 
 
 def _remembered_claim(planned: PlannedTransactions) -> ProducerEpoch | None:
     if planned.handover is not None:
         return planned.handover.claim
-    noted = application_markers.noted_within(_claim_key(planned.scope), math.inf)
+    noted = spark_application.noted_within(_claim_key(planned.scope), math.inf)
     try:
         producer_id, epoch = json.loads(noted or "")
     except ValueError:
@@ -208,7 +204,7 @@ def _claim_key(scope: Scope) -> str:
 def _report_names(scope: Scope) -> None:
     """Once in an application, for operators who look for transactions that it has left open."""
     key = f"transactional.id.prefix {scope.prefix} is reported"
-    if application_markers.only_once(key):
+    if spark_application.only_once(key):
         driver_log.report(
             f"kafka-chunked: writes exactly once under transactional.id.prefix '{scope.prefix}', and records "
             f"progress for topic '{scope.topic}'"
@@ -275,3 +271,42 @@ def client_of(options: SinkOptions) -> Iterator[TransactionClient]:
         _idle_clients[key] = client
     for one in surplus:
         one.close()
+
+
+# KIP-890's first part. On by default.
+VERIFICATION_SETTING = "transaction.partition.verification.enable"
+# It may be changed while brokers run.
+_ASK_AGAIN_S = 600.0
+
+
+def require_verified_writes(client: TransactionClient, bootstrap_servers: str, timeout_ms: float) -> None:
+    """Raise ConfigurationError where a broker does not refuse late writes of a transaction that has ended.
+
+    Exactly once depends on it with transaction protocol 1: see docs/exactly-once-proof.md.
+    It asks once in a while in an application, and warns where brokers do not let the principal know.
+    """
+    # Here for the reason that client_of has.
+    from kafka_sink.transactions.client import PROTOCOL_1
+
+    if client.protocol != PROTOCOL_1:
+        return
+    key = f"{VERIFICATION_SETTING} is on at {bootstrap_servers}"
+    if spark_application.happened_within(key, _ASK_AGAIN_S):
+        return
+    found = client.broker_settings(VERIFICATION_SETTING, timeout_ms)
+    off = sorted(node for node, value in found.items() if value == "false")
+    if off:
+        raise ConfigurationError(
+            f"delivery.guarantee=exactly-once needs {VERIFICATION_SETTING}=true on all brokers where "
+            f"transaction.version is below 2, and it is false on {'broker' if len(off) == 1 else 'brokers'} "
+            f"{', '.join(map(str, off))}: a late write of an aborted transaction could become part of a "
+            "committed one. Set it, or use delivery.guarantee=at-least-once"
+        )
+    spark_application.remember(key)
+    unknown = sorted(node for node, value in found.items() if value is None)
+    if unknown and spark_application.only_once(f"{key} is not known"):
+        driver_log.warn(
+            f"kafka-chunked: whether {VERIFICATION_SETTING} is on could not be read from {len(unknown)} of "
+            f"{len(found)} brokers, as this needs DescribeConfigs on the cluster. It is on by default. "
+            "With it off, a late write of an aborted transaction can become part of a committed one"
+        )

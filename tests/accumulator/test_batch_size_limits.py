@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.accumulator.batch_limits import BatchSizeLimits
 
 
@@ -71,13 +71,13 @@ def test_what_two_workers_learn_is_kept_together() -> None:
 def test_after_an_hour_batch_size_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     BatchSizeLimits(1_000, "a").refused("t", 900)
     now = time.time()
-    monkeypatch.setattr("kafka_sink.application_markers.time.time", lambda: now + 3_601)
+    monkeypatch.setattr("kafka_sink.spark_application.time.time", lambda: now + 3_601)
     assert BatchSizeLimits(1_000, "a").of("t") == 1_000
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"t": "9"}', '{"t": true}', '{"t": 0}', "\0"])
 def test_a_file_that_says_something_else_is_not_believed(text: str) -> None:
-    application_markers.note("batch size limits of a", text)
+    spark_application.note("batch size limits of a", text)
     assert BatchSizeLimits(1_000, "a").of("t") == 1_000
 
 

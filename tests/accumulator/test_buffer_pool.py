@@ -29,9 +29,8 @@ from hypothesis.stateful import (
 )
 
 from kafka_sink.accumulator import buffer_pool
-from kafka_sink.accumulator.buffer_pool import BufferPool, PoolClient, _Waiter
+from kafka_sink.accumulator.buffer_pool import BufferPool, PoolClient, WindowedRate, _Waiter
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
-from kafka_sink.accumulator.pool_metrics import WindowedRate
 from kafka_sink.errors import (
     BufferExhaustedError,
     BufferOwnershipError,

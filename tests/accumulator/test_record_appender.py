@@ -28,7 +28,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
-from kafka_sink.sending.produce_requests import fill_request
+from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
 from tests.support.queues import queues_of
 from tests.support.strategy import forced

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.failure_rate import UsualLatency
-from kafka_sink.breaker.in_flight_tracker import InFlightTracker
 from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.outcomes import OutcomeWindows
+from kafka_sink.breaker.producer_breaker import InFlightTracker
 from kafka_sink.errors import BrokerRefusedError, ConfigurationError, RecordTooLargeError
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster

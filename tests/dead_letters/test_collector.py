@@ -7,8 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from kafka_sink.dead_letters.collector import ROOM_BYTES, DeadLetters
-from kafka_sink.dead_letters.refused_rows import RefusedLetter, RefusedRecords
+from kafka_sink.dead_letters.refused_rows import ROOM_BYTES, DeadLetters, RefusedLetter, RefusedRecords
 from kafka_sink.errors import TooManyDeadLettersError
 
 

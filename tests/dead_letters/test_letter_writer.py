@@ -7,9 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kafka_sink.dead_letters.collector import UNLIMITED, DeadLetters
 from kafka_sink.dead_letters.letter_writer import LetterWriter
-from kafka_sink.dead_letters.refused_rows import RefusedRows
+from kafka_sink.dead_letters.refused_rows import UNLIMITED, DeadLetters, RefusedRows
 from kafka_sink.errors import BufferExhaustedError
 
 

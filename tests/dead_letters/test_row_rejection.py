@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.dead_letters.collector import DeadLetters
-from kafka_sink.dead_letters.refused_rows import RefusedRows
+from kafka_sink.dead_letters.refused_rows import DeadLetters, RefusedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
 from kafka_sink.rows.column_plan import ColumnPlan

@@ -18,7 +18,7 @@ from kafka_sink.coordinator.transport.handlers import HandlerFactory
 from kafka_sink.errors import DeliveryError, InvalidRowError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.metadata import cluster_metadata
-from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.driver import driver_process, last_line
 from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.local_broker import LocalBroker
@@ -75,7 +75,7 @@ def test_a_write_that_is_committed_later_takes_the_line_back(driver: Driver) -> 
 
 
 def test_a_pid_that_another_process_has_by_now_is_left_alone(driver: Driver) -> None:
-    application_markers.note(last_line._NOTE, json.dumps([driver.process.pid, "another start", ""]))
+    spark_application.note(last_line._NOTE, json.dumps([driver.process.pid, "another start", ""]))
     last_line.take_back("")
     assert driver.process.poll() is None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.driver import driver_log, planning_client
 from kafka_sink.driver.topic_preparation import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
@@ -415,8 +415,8 @@ def test_where_nothing_can_be_remembered_nothing_is(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tempfile, "tempdir", "/nor/here")
     for folder in ("", "/nowhere/at/all"):
         monkeypatch.setenv("SPARK_LOCAL_DIRS", folder)
-        application_markers.remember("x")
-        assert not application_markers.happened_within("x", 60)
+        spark_application.remember("x")
+        assert not spark_application.happened_within("x", 60)
 
 
 @pytest.mark.parametrize(

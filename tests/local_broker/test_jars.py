@@ -20,11 +20,11 @@ from kafka_sink.local_broker.jars import (
     IVY_SETTINGS_ENV,
     KAFKA_HOME_ENV,
     KAFKA_VERSION,
+    Java,
     cache_root,
     find_jars,
     pinned_checksums,
 )
-from kafka_sink.local_broker.java import Java
 from tests.support.interrupts import interruptible
 
 FINAL = f"kafka-{KAFKA_VERSION}"
@@ -177,7 +177,7 @@ import json
 from pathlib import Path
 from kafka_sink.local_broker import jars
 from kafka_sink.local_broker.jars import find_jars
-from kafka_sink.local_broker.java import Java
+from kafka_sink.local_broker.jars import Java
 jars.pinned_checksums = lambda: json.loads(sys.argv[3])
 print(find_jars(Java(sys.argv[1], 17), cache=Path(sys.argv[2])))
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.local_broker.java import Java
+from kafka_sink.local_broker.jars import Java
 from kafka_sink.local_broker.start_cache import CHECKPOINT, CLASSES, MAX_FOLDERS, StartCache
 
 # Without it, a Java that is not OpenJDK's does not start.

@@ -21,8 +21,7 @@ from types import TracebackType
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from kafka_sink.local_broker.jars import cache_root, ivy_jar
-from kafka_sink.local_broker.java import find_java
+from kafka_sink.local_broker.jars import cache_root, find_java, ivy_jar
 from kafka_sink.local_broker.node_config import HOST, TOOL_FLAGS, free_port, random_id
 from kafka_sink.local_broker.processes import SupervisedProcesses
 

@@ -6,7 +6,7 @@ import pytest
 
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
-from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
+from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.task.producer import Producer

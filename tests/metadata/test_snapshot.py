@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.metadata.cache import MetadataCache
-from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
+from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 
 MAX_AGE, IDLE = 300_000.0, 300_000.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kafka_sink.model import Node
-from kafka_sink.network import broker_connection, resolver
+from kafka_sink.network import broker_connection, transport
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState, RequestTimeoutError
 from kafka_sink.network.broker_protocol import Phase
 from tests.support.network_harness import SETTINGS, metadata_request
@@ -166,7 +166,7 @@ def test_closing_without_a_cause_is_no_failure() -> None:
 
 def test_a_hosts_further_addresses_are_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [(socket.AF_INET, ("10.0.0.1", 1)), (socket.AF_INET, ("10.0.0.2", 1))]
-    monkeypatch.setattr(resolver, "_resolve", lambda host, port, flags: list(places))
+    monkeypatch.setattr(transport, "_resolve", lambda host, port, flags: list(places))
     one = link()
     tried = []
     for now_ms in (0.0, 1.0):

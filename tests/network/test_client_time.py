@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_sink.model import Node
-from kafka_sink.network import resolver
+from kafka_sink.network import transport
 from kafka_sink.network.broker_connection import RequestTimeoutError
 from kafka_sink.network.client import NodeConnected, NodeDisconnected, RequestFailed, ResponseReceived
 from kafka_sink.secret import Secret
@@ -206,7 +206,7 @@ def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done(
 def test_all_addresses_of_a_name_are_tried(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with refusing_port() as refused, Driver("many.example:9092") as driver:
         places = [(socket.AF_INET, ("127.0.0.1", port)) for port in (refused, cluster.port(0))]
-        monkeypatch.setattr(resolver, "_resolve", lambda host, port, flags: list(places))
+        monkeypatch.setattr(transport, "_resolve", lambda host, port, flags: list(places))
         driver.connect()
         assert [type(event) for event in driver.events] == [NodeDisconnected, NodeConnected]
         assert driver.clock.now == 1_000_000.0, "no backoff between addresses"
@@ -214,7 +214,7 @@ def test_all_addresses_of_a_name_are_tried(cluster: FakeCluster, monkeypatch: py
 
 def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    direct = resolver._resolve
+    direct = transport._resolve
 
     def slow(host: str, port: int, flags: int) -> object:
         if host == "slow.example":
@@ -224,7 +224,7 @@ def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster, monkeypatch: py
             raise OSError("late")
         return direct(host, port, flags)
 
-    monkeypatch.setattr(resolver, "_resolve", slow)
+    monkeypatch.setattr(transport, "_resolve", slow)
     before = threading.active_count()
     with Driver(f"slow.example:9092,{cluster.bootstrap_servers}") as driver:
         started = time.monotonic()

@@ -70,7 +70,7 @@ def test_a_thread_that_holds_the_package_up_does_not_stop_another_for_ever() -> 
     code = """
         import threading
         import kafka_sink.network.client
-        import kafka_sink.network.lazy_kafka as lazy_kafka
+        import kafka_sink.network.apis as lazy_kafka
         import kafka
         lazy_kafka._MAX_WAIT_S = 0.1
         held, leave = threading.Event(), threading.Event()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.network.resolver import Lookup, start_lookup
+from kafka_sink.network.transport import Lookup, start_lookup
 
 
 def finished(host: str, canonical: bool = False) -> Lookup:
@@ -54,7 +54,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, response: Any) -> list[tuple[str, int]
             raise response
         return response
 
-    monkeypatch.setattr("kafka_sink.network.resolver.socket.getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("kafka_sink.network.transport.socket.getaddrinfo", getaddrinfo)
     return asked
 
 

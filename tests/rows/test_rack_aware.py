@@ -11,7 +11,7 @@ import pytest
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.local_broker import LocalBroker
-from kafka_sink.metadata.client_rack import ClientRack
+from kafka_sink.metadata.cluster_metadata import ClientRack
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan

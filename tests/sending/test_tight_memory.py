@@ -32,7 +32,7 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion
-from kafka_sink.sending.produce_requests import fill_request
+from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import BatchSplitter, content_of, take_out
 from tests.support.effort import tries
 from tests.support.queues import queues_of

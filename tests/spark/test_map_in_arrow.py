@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import kafka_sink
-from kafka_sink import application_markers, spark_application
+from kafka_sink import spark_application
 from kafka_sink.coordinator.process.rendezvous_directory import RendezvousDirectory
 from kafka_sink.driver import driver_process
 from kafka_sink.errors import ConfigurationError, SchemaError
@@ -105,7 +105,7 @@ def test_it_shares_the_application_with_the_data_source(
     kafka_sink.write(frame, options())
     assert place.found() == before
     with spark_application.planning_for(application):
-        assert application_markers.folder() in application.local_dirs
+        assert spark_application.folder() in application.local_dirs
         driver = driver_process.find_driver_process()
         assert driver is not None
         assert "org.apache.spark.deploy.SparkSubmit" in driver.arguments()

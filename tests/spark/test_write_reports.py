@@ -20,7 +20,7 @@ from unittest import mock
 
 import pytest
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.handler import FiguresHandler
 from kafka_sink.coordinator.figures.messages import KIND
@@ -417,7 +417,7 @@ def test_a_secret_option_that_spark_would_show_is_warned_of_once(
     monkeypatch.setattr(driver_process, "find_driver_process", lambda: driver)
     planning_warnings.warn_of_shown_secrets({"kafka.ssl.keystore.key": "k", "topic": "t"})
     assert caplog.messages == [], "the session's expression covers it"
-    application_markers.forget("secrets checked")
+    spark_application.forget("secrets checked")
     for _ in range(2):
         planning_warnings.warn_of_shown_secrets({"kafka.sasl.password": "hunter2", "topic": "t"})
     (line,) = caplog.messages

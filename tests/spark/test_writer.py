@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.coordinator.transport.address import Rendezvous
 from kafka_sink.driver import driver_log, last_line
@@ -399,12 +399,12 @@ def test_sail_hands_over_an_arrow_schema(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_once_per_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
-    assert application_markers.first_time("a")
-    assert application_markers.first_time("b")
-    assert not application_markers.first_time("a")
+    assert spark_application.first_time("a")
+    assert spark_application.first_time("b")
+    assert not spark_application.first_time("a")
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    assert application_markers.first_time("a")
-    assert application_markers.first_time("a")
+    assert spark_application.first_time("a")
+    assert spark_application.first_time("a")
 
 
 @pytest.mark.parametrize("local_dirs", ["/proc/none,{}", "/proc/none,/proc/nor/this"])
@@ -414,14 +414,14 @@ def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
     """Catches: a warning for every micro-batch."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("SPARK_LOCAL_DIRS", local_dirs.format(tmp_path))
-    assert application_markers.first_time("a")
-    assert not application_markers.first_time("a")
-    assert not application_markers.happened_within("b", 60)
-    application_markers.remember("b")
-    assert application_markers.happened_within("b", 60)
+    assert spark_application.first_time("a")
+    assert not spark_application.first_time("a")
+    assert not spark_application.happened_within("b", 60)
+    spark_application.remember("b")
+    assert spark_application.happened_within("b", 60)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/proc/another/application")
-    assert application_markers.first_time("a")
-    assert not application_markers.happened_within("b", 60)
+    assert spark_application.first_time("a")
+    assert not spark_application.happened_within("b", 60)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from kafka_sink.accumulator.batch_buffer import PieceBuffer
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.piece_buffer import PieceBuffer
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
-from kafka_sink.breaker.send_policy import SendPolicy
+from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.metadata.metadata_requests import MetadataRequestSettings
@@ -33,10 +33,9 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion, BatchExpiry, restart_sequences
-from kafka_sink.sending.produce_requests import ProduceRequests, ProduceTag, fill_request
 from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.requests import ProduceRequests, ProduceTag, SenderSettings, fill_request
 from kafka_sink.sending.response_handler import ResponseHandler
-from kafka_sink.sending.settings import SenderSettings
 from kafka_sink.sending.task_deliveries import Written
 from tests.support.fake_log import PartitionLog, numbers_in, parse_batch
 from tests.support.queues import queues_of

@@ -6,12 +6,11 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_sink.accumulator.append_planner import AppendPlan, AppendPlanner, Grant, RowCursor
-from kafka_sink.accumulator.batch_limits import BatchSizeLimits
+from kafka_sink.accumulator.batch_limits import BatchSizeLimits, SizeEstimates
 from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings
-from kafka_sink.accumulator.size_estimates import SizeEstimates
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_columns import RecordColumns

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import kafka_sink
+from kafka_sink.counts import BROKER, MEMORY, METADATA
 from kafka_sink.dead_letters.refused_rows import RefusedRows
 from kafka_sink.errors import BrokerVersionError, DeliveryError, KafkaSinkError
 from kafka_sink.network.client import NetworkClient
@@ -27,7 +28,6 @@ from kafka_sink.spark.executor_connection import watched
 from kafka_sink.spark.writer import PlannedWrite
 from kafka_sink.task.producer import LIVE_PRODUCERS, Producer
 from kafka_sink.task.producer_cache import PRODUCERS, task_producer
-from kafka_sink.task_activity import BROKER, MEMORY, METADATA
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.interrupts import interruptible

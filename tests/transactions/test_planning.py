@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
@@ -37,7 +37,7 @@ def _application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_jobs_of_an_application_take_its_names_in_turn_and_give_them_back() -> None:
     first, second = prefix(), prefix()
     assert first != second
-    application_markers.forget(planning._taken_key(first))
+    spark_application.forget(planning._taken_key(first))
     assert prefix() == first
     assert prefix() not in (first, second)
 

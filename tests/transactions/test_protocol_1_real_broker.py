@@ -20,7 +20,7 @@ from kafka_sink.options import SinkOptions, parse
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import ProducerEpoch
-from kafka_sink.transactions.verification import SETTING
+from kafka_sink.transactions.planning import VERIFICATION_SETTING
 from tests.support.raw_producer import RawProducer
 from tests.support.topics import read_to_end
 
@@ -38,12 +38,12 @@ def unverifying(old_broker: LocalBroker) -> Iterator[LocalBroker]:
 def _alter(broker: LocalBroker, how: AlterConfigOpType) -> None:
     """Until the broker has taken it."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    off = ConfigEntry(SETTING, "false", incremental_operation=how)
+    off = ConfigEntry(VERIFICATION_SETTING, "false", incremental_operation=how)
     admin.incremental_alter_configs([ConfigResource("broker", "0", incremental_configs=[off])])
     wanted = "false" if how is AlterConfigOpType.SET else "true"
     with closing(TransactionClient(_options(broker))) as client:
         deadline = time.monotonic() + 60
-        while client.broker_settings(SETTING, 60_000.0) != {0: wanted}:
+        while client.broker_settings(VERIFICATION_SETTING, 60_000.0) != {0: wanted}:
             assert time.monotonic() < deadline
 
 
@@ -152,7 +152,7 @@ def test_without_verification_an_epoch_for_each_transaction_is_not_enough(unveri
 
 def test_brokers_that_do_not_verify_are_refused_when_a_write_is_planned(unverifying: LocalBroker) -> None:
     unverifying.create_topic("unverified", 1)
-    with pytest.raises(ConfigurationError, match=rf"needs {SETTING}=true.*on broker 0"):
+    with pytest.raises(ConfigurationError, match=rf"needs {VERIFICATION_SETTING}=true.*on broker 0"):
         planning.plan(_options(unverifying), {}, is_streaming=True, for_tasks=True)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.clock import Clock, monotonic_ms
 from kafka_sink.coordinator.figures.messages import (
     KIND,
@@ -143,13 +143,13 @@ class FiguresChannel(Channel):
 
 def report_final(address: CoordinatorAddress, final: FinalFigures) -> None:
     """Called on the driver when a write commits or aborts: waits for the confirmation. Raises nothing."""
-    was_silent = application_markers.happened_within(_SILENT, _SILENT_S)
+    was_silent = spark_application.happened_within(_SILENT, _SILENT_S)
     timeout_ms = _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS
     with suppress(OSError):
         try:
             _confirmed(address, timeout_ms, final)
         except (TimeoutError, KafkaSinkError):
-            application_markers.remember(_SILENT)
+            spark_application.remember(_SILENT)
 
 
 def _confirmed(address: CoordinatorAddress, timeout_ms: float, final: FinalFigures) -> None:

@@ -28,9 +28,8 @@ from kafka_sink.coordinator.transport.message_format import (
     text,
     whole,
 )
-from kafka_sink.counts import Number
+from kafka_sink.counts import STATES, Number
 from kafka_sink.printable import printable
-from kafka_sink.task_activity import STATES
 
 KIND = "figures"
 # A task names this many topics. Rows of its other topics count under no name.

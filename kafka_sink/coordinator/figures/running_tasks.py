@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kafka_sink.coordinator.figures.messages import BrokerFigures, TaskFigures, TopicFigures
-from kafka_sink.counts import Number
-from kafka_sink.task_activity import STATES
+from kafka_sink.counts import STATES, Number
 
 # A write and the number of its task.
 AttemptKey = tuple[str, int]

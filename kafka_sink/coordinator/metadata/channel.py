@@ -19,7 +19,7 @@ from kafka_sink.coordinator.metadata.messages import (
 )
 from kafka_sink.coordinator.transport.channel import Channel
 from kafka_sink.metadata.cluster_metadata import HintSource
-from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import GATHER_STALE_MS, HINT_WAIT_MS, next_beat_ms
 

@@ -40,7 +40,7 @@ from kafka_sink.coordinator.transport.handlers import (
     with_facts,
 )
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION
-from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.timing_bounds import GIVE_UP_MS, PENDING_MS
 

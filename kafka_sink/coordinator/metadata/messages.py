@@ -10,7 +10,7 @@ from typing import Any
 
 from kafka_sink.coordinator.transport import message_format as fields
 from kafka_sink.coordinator.transport.message_format import decoding, int32, whole
-from kafka_sink.metadata.snapshot import MetadataSnapshot, TopicSnapshot
+from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import Node, Partitions, TopicMetadata, TopicPartition
 from kafka_sink.printable import is_host
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kafka_sink import application_markers, libraries, spark_application
+from kafka_sink import libraries, spark_application
 from kafka_sink.coordinator.process.application_files import pause_s
 from kafka_sink.coordinator.process.placement import (
     Placement,
@@ -85,7 +85,7 @@ def locate(options: SinkOptions, environ: Mapping[str, str] = os.environ) -> Loc
     try:
         return _find_or_start(options, local_dirs, environ)
     except (OSError, TimeoutError) as error:
-        application_markers.remember(UNAVAILABLE)
+        spark_application.remember(UNAVAILABLE)
         warn_of_no_coordinator(
             f"no coordinator could be started ({error}). Set coordinator.port or coordinator.bind.address "
             "where an address is in use or not this host's, or coordinator.enabled=false"
@@ -104,7 +104,7 @@ def _find_or_start(
         wants_view = ui_placement(options, environ) is not None and place.live_view(found) is None
         if place.has_cluster(found, key) and not wants_view:
             return _located(place, found, key, is_new=False)
-    if application_markers.happened_within(UNAVAILABLE, _AFTER_FAILURE_S):
+    if spark_application.happened_within(UNAVAILABLE, _AFTER_FAILURE_S):
         return None
     driver = driver_process.find_driver_process()
     if driver is None:
@@ -167,7 +167,7 @@ def _open_live_view(
         driver_log.warn("kafka-chunked: the live view has not started in time; see the coordinator's log")
     elif "error" in opened:
         driver_log.warn(f"kafka-chunked: there is no live view: {opened['error']}")
-    elif application_markers.first_time(f"{_LIVE_VIEW} {opened['url']}"):
+    elif spark_application.first_time(f"{_LIVE_VIEW} {opened['url']}"):
         kept = f", and its history in {history}" if history else ""
         driver_log.report(f"kafka-chunked: the live view is at {opened['url']}{kept}")
         if not view.is_loopback:

@@ -17,7 +17,7 @@ from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezv
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
 from kafka_sink.coordinator.transport.warnings import warn_once
 from kafka_sink.errors import ProtocolError
-from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.options import SinkOptions
 from kafka_sink.timing_bounds import PLANNING_RESPONSE_MS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from kafka_sink import application_markers
+from kafka_sink import spark_application
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.driver import driver_log
 
@@ -17,12 +17,12 @@ _warned: set[str] = set()
 
 def warn_of_no_coordinator(problem: str, about: str = "") -> None:
     """Warn once: for all workers that share a folder, or for each worker and ``about``."""
-    key = f"no coordinator: {application_markers.folder() or about}"
+    key = f"no coordinator: {spark_application.folder() or about}"
     with _warned_lock:
         if key in _warned:
             return
         _warned.add(key)
-    if application_markers.first_time(key):
+    if spark_application.first_time(key):
         driver_log.warn(f"kafka-chunked: {problem}. Writes go on without it: each task asks Kafka by itself")
 
 

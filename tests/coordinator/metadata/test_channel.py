@@ -22,7 +22,7 @@ from kafka_sink.coordinator.transport.session import FrameReader, Session
 from kafka_sink.errors import MetadataTimeoutError, ProtocolError
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata, HintSource
-from kafka_sink.metadata.snapshot import MetadataSnapshot
+from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.timing_bounds import GIVE_UP_MS, HINT_WAIT_MS
 

@@ -15,11 +15,18 @@ import pytest
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.secret import Secret
-from kafka_sink.security import token_source as token_sources
+from kafka_sink.security import token as token_sources
 from kafka_sink.security.settings import TokenSettings
-from kafka_sink.security.token import Token, TokenUnavailableError, from_text, jwt_expiry, provided_tokens
-from kafka_sink.security.token_endpoint import TokenEndpoint
-from kafka_sink.security.token_source import TokenSource, token_source
+from kafka_sink.security.token import (
+    Token,
+    TokenEndpoint,
+    TokenSource,
+    TokenUnavailableError,
+    from_text,
+    jwt_expiry,
+    provided_tokens,
+    token_source,
+)
 from tests.support.forked import in_a_fork
 from tests.support.security.secured_broker import TokenIssuer
 from tests.support.security.token_server import TokenServer

@@ -1,0 +1,258 @@
+"""The sender's requests: Produce with ready batches, producer ids, and probes of muted brokers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kafka_sink.accumulator.batch_queues import PartitionQueue
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.breaker.interface import SendPolicy
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+from kafka_sink.metadata.metadata_requests import MetadataRequestSettings
+from kafka_sink.model import TopicPartition
+from kafka_sink.network import apis, produce, requests
+from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
+from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.version import __version__
+
+if TYPE_CHECKING:
+    from kafka_sink.options import SinkOptions
+
+
+@dataclass(frozen=True, slots=True)
+class SenderSettings:
+    """The options of the same names; times in milliseconds, sizes in bytes.
+
+    ``availability_timeout_ms`` is 0 where partitioning does not adapt to slow brokers.
+    """
+
+    acks: int
+    max_request_size: int
+    request_timeout_ms: float
+    retries: int
+    retry_backoff_ms: float
+    retry_backoff_max_ms: float
+    batch_size: int
+    metadata: MetadataRequestSettings
+    availability_timeout_ms: float = 0.0
+
+    @classmethod
+    def from_options(cls, options: SinkOptions) -> SenderSettings:
+        """As the user set them."""
+        return cls(
+            acks=options.acks,
+            max_request_size=options.max_request_size,
+            request_timeout_ms=options.request_timeout_ms,
+            retries=options.retries,
+            retry_backoff_ms=options.retry_backoff_ms,
+            retry_backoff_max_ms=options.retry_backoff_max_ms,
+            batch_size=options.batch_size,
+            metadata=MetadataRequestSettings.from_options(options),
+            availability_timeout_ms=(
+                options.partitioner_availability_timeout_ms
+                if options.partitioner_adaptive_partitioning_enable
+                else 0
+            ),
+        )
+
+
+def fill_request(
+    accumulator: RecordAccumulator,
+    node: int,
+    queues: Sequence[PartitionQueue],
+    max_bytes: int,
+    may_send: Callable[[ProducerBatch], bool],
+    split_if_too_large: Callable[[ProducerBatch], bool],
+) -> list[ProducerBatch]:
+    """Sealed batches for one request to a broker: one for each partition, ``max_bytes`` in total.
+
+    Only the first batch may exceed that. An open batch is chosen by its estimated compressed size. Once it is
+    sealed, its true size decides whether more batches fit or the last ones go back to their queues.
+    ``split_if_too_large`` may put the pieces of a batch into its queue instead.
+    """
+    taken: dict[TopicPartition, ProducerBatch] = {}
+    filled = 0
+
+    def may_go(batch: ProducerBatch) -> bool:
+        return batch.partition not in taken and may_send(batch)
+
+    while filled < max_bytes:
+        more = accumulator.drain(node, queues, max_bytes, may_go, filled)
+        estimated = [batch for batch in more if batch.state is BatchState.CLOSED]
+        for batch in estimated:
+            batch.seal()
+        whole = [batch for batch in more if not split_if_too_large(batch)]
+        for at, batch in enumerate(whole):
+            if taken and filled + batch.size > max_bytes:
+                accumulator.put_back(whole[at:])
+                return list(taken.values())
+            taken[batch.partition] = batch
+            filled += batch.size
+        if not estimated and len(whole) == len(more):
+            break
+    return list(taken.values())
+
+
+@dataclass(slots=True)
+class ProduceTag:
+    """A Produce request's batches. ``names`` maps the ids of topics that were sent by id (from v13 on)."""
+
+    node_id: int
+    batches: dict[TopicPartition, ProducerBatch]
+    names: dict[bytes, str]
+
+
+class ProduceRequests:
+    """Used by the sender's thread only."""
+
+    def __init__(
+        self,
+        settings: SenderSettings,
+        cluster: ClusterMetadata,
+        network: NetworkClient,
+        identity: ProducerIdentity | None,
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._network = network
+        self._identity = identity
+
+    def build(self, node: int, taken: Sequence[ProducerBatch]) -> OutboundRequest:
+        """One request of sealed batches for a connected broker. The batches become in flight.
+
+        Raises BrokerVersionError where broker and sink have no version of Produce in common.
+        """
+        version = self._network.api_version(node, apis.PRODUCE, produce.VERSIONS)
+        if self._identity is not None and self._identity.adds_partitions:
+            version = min(version, produce.LAST_VERSION_OF_PROTOCOL_1)
+        names: dict[bytes, str] = {}
+        topics: dict[str, tuple[bytes | None, list[tuple[int, list[memoryview], int]]]] = {}
+        for batch in taken:
+            views = self._prepare(batch)
+            topic = batch.partition.topic
+            if topic not in topics:
+                metadata = self._cluster.topic(topic)
+                topic_id = None if metadata is None else metadata.topic_id
+                topics[topic] = (topic_id, [])
+                if topic_id is None:
+                    # Without an id the request must name its topics.
+                    version = min(version, produce.LAST_VERSION_WITH_NAMES)
+                else:
+                    names[topic_id] = topic
+            topics[topic][1].append((batch.partition.partition, views, batch.size))
+        body = produce.produce_body(
+            version,
+            self._settings.acks,
+            int(self._settings.request_timeout_ms),
+            None if self._identity is None else self._identity.transactional_id,
+            [(name, topic_id, parts) for name, (topic_id, parts) in topics.items()],
+        )
+        tag = ProduceTag(node, {batch.partition: batch for batch in taken}, names)
+        expects_response = self._settings.acks != 0
+        timeout = self._settings.request_timeout_ms
+        asked = len(topics) + len(taken)
+        return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag, asked)
+
+    def _prepare(self, batch: ProducerBatch) -> list[memoryview]:
+        """Complete a sealed batch's header; return the batch's bytes. Nothing else assigns a sequence."""
+        identity = self._identity
+        if identity is not None:
+            identity.assign(batch)
+        in_transaction = identity is not None and identity.transactional_id is not None
+        views = batch.write_header(transactional=in_transaction)
+        batch.move_to(BatchState.IN_FLIGHT)
+        batch.attempts += 1
+        return views
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdTag:
+    """Marks an InitProducerId request. One of an earlier ``generation`` went to another cluster."""
+
+    generation: int
+
+
+class ProducerIdRequests:
+    """Used by the sender's thread. Times are monotonic milliseconds."""
+
+    def __init__(self, identity: ProducerIdentity, network: NetworkClient, request_timeout_ms: float) -> None:
+        self._identity = identity
+        self._network = network
+        self._request_timeout_ms = request_timeout_ms
+
+    def refresh(self, now_ms: float) -> float:
+        """Ask for an id where it is missing; return the milliseconds until there may be something to do."""
+        identity = self._identity
+        if not identity.may_request(now_ms):
+            return identity.retry_delay_ms(now_ms)
+        # A bootstrap address may lead to another cluster by now, where another producer has the id.
+        node, delay = self._network.node_to_ask(now_ms, known_only=True)
+        if node is None:
+            return delay
+        api = apis.INIT_PRODUCER_ID
+        version = self._network.api_version(node, api, requests.INIT_PRODUCER_ID_VERSIONS)
+        body = requests.encode_init_producer_id(version, identity.producer_id, identity.producer_epoch)
+        tag = ProducerIdTag(identity.generation)
+        identity.requested()
+        request = OutboundRequest(api, version, [body], True, self._request_timeout_ms, tag)
+        self._network.send(node, request, now_ms)
+        return math.inf
+
+    def on_response(
+        self, event: ResponseReceived, tag: ProducerIdTag, now_ms: float
+    ) -> KafkaSinkError | None:
+        """Take the id; return an error where no retry can help."""
+        if tag.generation != self._identity.generation:
+            return None
+        return self._identity.on_response(event.response, now_ms)
+
+    def on_failure(self, event: RequestFailed, tag: ProducerIdTag, now_ms: float) -> None:
+        """The request will get no response."""
+        if tag.generation == self._identity.generation:
+            self._identity.on_failure(now_ms, event.cause)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProbeTag:
+    """Marks a probe."""
+
+
+class BrokerProbes:
+    """Used by the sender's thread. Times are monotonic milliseconds."""
+
+    def __init__(self, policy: SendPolicy, network: NetworkClient, request_timeout_ms: float) -> None:
+        self._policy = policy
+        self._network = network
+        self._request_timeout_ms = request_timeout_ms
+
+    def send_due(self, now_ms: float) -> float:
+        """Probe every broker that the policy names; return the milliseconds until another can be sent."""
+        delay = math.inf
+        for node in self._policy.brokers_to_probe():
+            if self._network.ready_for_any(node, now_ms):
+                self._send(node, now_ms)
+                self._policy.on_probe(node, now_ms)
+            elif not self._network.knows(node):
+                # The cluster no longer lists this broker, and its address is unknown until it is back.
+                self._policy.on_probe(node, now_ms)
+                self._policy.on_probe_done(node, ConnectionError("the cluster misses it"), now_ms)
+            else:
+                delay = min(delay, self._network.ready_delay_ms(node, now_ms))
+        return delay
+
+    def _send(self, node: int, now_ms: float) -> None:
+        """ApiVersions is the one request to which every broker responds at once, without a login too.
+
+        It takes the connection of Produce requests, behind those in flight, so that its response speaks for
+        them.
+        """
+        api = apis.API_VERSIONS
+        version = self._network.api_version(node, api, requests.API_VERSIONS_VERSIONS)
+        body = requests.encode_api_versions(version, __version__)
+        request = OutboundRequest(api, version, [body], True, self._request_timeout_ms, BrokerProbeTag())
+        self._network.send(node, request, now_ms)
