@@ -100,7 +100,6 @@ _VALUES = attrgetter(*NAMES)
 
 
 def total(counts: Iterable[TaskCounts]) -> TaskCounts:
-    """The sums over several tasks."""
     return TaskCounts(**dict(zip(NAMES, map(sum, zip(*map(_VALUES, counts), strict=True)), strict=False)))
 
 

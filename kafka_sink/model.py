@@ -17,8 +17,6 @@ NO_TIMESTAMP = -1
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic."""
-
     topic: str
     partition: int
 
@@ -121,7 +119,6 @@ class TopicMetadata:
 
     @classmethod
     def of(cls, name: str, topic_id: bytes | None, infos: Iterable[PartitionInfo]) -> TopicMetadata:
-        """Of partitions in the order of their numbers."""
         pairs = [(one.leader, one.leader_epoch) for one in infos]
         partitions = Partitions(name, (leader for leader, _ in pairs), (epoch for _, epoch in pairs))
         return cls(name, topic_id, partitions)

@@ -83,7 +83,6 @@ class AppendPlan:
     refusal: Refusal | None = None
 
     def add(self, batch: ProducerBatch, start: int, stop: int) -> None:
-        """Rows ``start`` to ``stop`` go to ``batch``."""
         batch.leased = True
         batch.free &= self.ordered.free
         self.segments.append(Segment(batch, start, stop, batch.record_count))
@@ -185,7 +184,6 @@ class AppendPlanner:
         return ends
 
     def _rows_in_memory_left(self, ordered: OrderedRows, start: int, stop: int, tail: ProducerBatch) -> int:
-        """First row that an open batch, which has room for rows up to ``stop``, cannot get memory for."""
         surplus = ordered.surplus(stop - start, tail.base_timestamp)
         limit = tail.buffer.capacity + self._allocator.growable_bytes(tail.buffer)
         return max(start, min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), stop))
@@ -298,7 +296,6 @@ class AppendPlanner:
         return self._allocator.try_open(size, self._first_record_bytes(ordered, start))
 
     def _first_record_bytes(self, ordered: OrderedRows, start: int) -> int:
-        """Bytes that a batch may hold with its first row alone."""
         return _FRAME_BYTES + ordered.bound(start, start + 1)
 
     def _add_new_batch(
@@ -332,7 +329,6 @@ class AppendPlanner:
     def _batch_in(
         self, buffer: BatchBuffer, plan: AppendPlan, queue: PartitionQueue, start: int
     ) -> ProducerBatch:
-        """A batch whose first row is ``start``."""
         batch = ProducerBatch(
             queue.partition,
             buffer,

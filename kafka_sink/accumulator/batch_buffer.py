@@ -80,7 +80,6 @@ class BufferAllocator(ABC):
 
     @property
     def queued(self) -> int:
-        """The number of requests that wait for memory."""
         return self._pool.queued
 
     @property
@@ -122,7 +121,6 @@ class BufferAllocator(ABC):
         """Whether a batch takes batch.size from the pool when it opens, and nothing later."""
 
     def metrics(self) -> PoolMetrics:
-        """The metrics of the pool, which the producers of a worker may share."""
         return self._pool.metrics()
 
     def begin(self) -> None:
@@ -201,7 +199,6 @@ class PieceBuffer:
             raise ValueError(f"{len(data)} bytes do not fit: {self.size} of {self.capacity} are written")
 
     def write_growing(self, *parts: Data) -> bool:
-        """See ``write``."""
         for part in parts:
             self.write(part)
         return False
@@ -255,7 +252,6 @@ def put_pieces(whole: PieceBuffer, pieces: Sequence[bytes | bytearray]) -> list[
 
 
 def _cut(free: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """Take ``size`` bytes from the start of ``free``."""
     taken: list[tuple[int, int]] = []
     while size:
         begin, end = free.pop(0)

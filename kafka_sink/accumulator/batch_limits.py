@@ -226,13 +226,11 @@ class SizeEstimates:
     # -- learning -----------------------------------------------------------------------------------
 
     def observe(self, batch: ProducerBatch) -> None:
-        """Learn the compression ratio of a sealed batch."""
         if self._codec is None:
             return
         self._ratios.observe(batch.partition.topic, batch.compression, batch.observed_ratio)
 
     def observe_packing(self, batch: ProducerBatch) -> None:
-        """Learn the ratio of a batch's packed blocks."""
         self._packed_ratios[batch.partition.topic] = batch.packed_ratio
 
     def learn_from(self, refused: list[TooLargeBatch]) -> None:
@@ -249,11 +247,9 @@ class SizeEstimates:
         return 1.0 if self._codec is None else self._ratios.estimate(topic, self._compression)
 
     def packed_ratio(self, topic: str) -> float:
-        """What PACKER's blocks of the topic's rows shrink to."""
         return self._packed_ratios.get(topic, 1.0)
 
     def limits_of(self, topic: str) -> BatchLimits:
-        """The limits of the topic's batches."""
         found = self._by_topic.get(topic)
         if found is None:
             limit = self._size_limits.of(topic)
@@ -277,7 +273,6 @@ class SizeEstimates:
         )
 
     def rows_for_new_batch(self, ordered: OrderedRows, start: int, stop: int, topic: str) -> int:
-        """First row from ``start`` on that a new batch does not take."""
         return self.limits_of(topic).rows_that_fit(
             ordered,
             start,
@@ -289,7 +284,6 @@ class SizeEstimates:
         )
 
     def is_full(self, batch: ProducerBatch) -> bool:
-        """Whether an open batch takes no further row, however small."""
         # Most batches are far from it: runs are short where partitions are many.
         if 2 * batch.raw_bytes < self._lowest_limit:
             return False
@@ -304,7 +298,6 @@ class SizeEstimates:
         )
 
     def room_in_new_batch(self, topic: str, row_bytes: float) -> float:
-        """Bytes of rows of about ``row_bytes`` that a new batch takes."""
         factor = self._factor(self.ratio(topic))
         return self.limits_of(topic).room(raw_bytes=0, factor=factor, row_bytes=row_bytes)
 

@@ -65,7 +65,6 @@ class BatchQueues:
         return found
 
     def enqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """Add a new batch as the partition's last."""
         queue.batches.append(batch)
         self.waiting[queue.partition] = queue
         self.live.add(batch)
@@ -104,7 +103,6 @@ class BatchQueues:
         self.by_partition[batch.partition].in_flight -= 1
 
     def remove(self, batch: ProducerBatch) -> None:
-        """Take a batch out of its queue, if it is in one."""
         queue = self.by_partition[batch.partition]
         if batch in queue.batches:
             queue.batches.remove(batch)
@@ -158,7 +156,6 @@ class BatchQueues:
         self.waiting[queue.partition] = queue
 
     def close(self, batch: ProducerBatch) -> None:
-        """An open batch takes no more rows."""
         batch.move_to(BatchState.CLOSED)
         if batch.counted_raw:
             self.uncount_raw(batch)
@@ -188,11 +185,9 @@ class BatchQueues:
         return tail if tail is not None and tail.state is BatchState.OPEN else None
 
     def open_batches(self) -> list[ProducerBatch]:
-        """Every batch that still takes rows."""
         tails = (queue.batches[-1] for queue in self.waiting.values())
         return [batch for batch in tails if batch.state is BatchState.OPEN]
 
     def queued(self) -> Iterator[ProducerBatch]:
-        """Every batch that waits to be sent."""
         for queue in self.waiting.values():
             yield from queue.batches

@@ -42,7 +42,6 @@ class WindowedRate:
         self._samples: list[tuple[float, float]] = []  # (start in ms, sum), oldest first
 
     def record(self, value: float, now_ms: float) -> None:
-        """Add ``value`` at ``now_ms``."""
         samples = self._samples
         if samples and now_ms - samples[-1][0] < _WINDOW_MS:
             start, total = samples[-1]
@@ -91,7 +90,6 @@ class PoolMetrics:
 
     @property
     def saved_bytes(self) -> int:
-        """What the incremental strategy spares now."""
         return max(0, self.full_strategy_bytes - self.used_bytes - self.heap_bytes)
 
     @property
@@ -517,7 +515,6 @@ class BufferPool:
 
 
 def _await(turn: threading.Lock, timeout_s: float, watch: Callable[[], None] | None) -> None:
-    """Wait until ``turn`` is free or the time is over."""
     if watch is None:
         turn.acquire(timeout=timeout_s)
         return

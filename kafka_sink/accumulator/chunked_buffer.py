@@ -28,7 +28,6 @@ _SHARE_OF_CHUNKS = 4
 
 
 def chunk_size(batch_size: int) -> int:
-    """Bytes of a chunk for a batch.size."""
     return max(MIN_CHUNK, min(MAX_CHUNK, batch_size))
 
 
@@ -297,7 +296,6 @@ class IncrementalAllocator(BufferAllocator):
         self._share = pool.total_bytes // _SHARE_OF_CHUNKS
 
     def _arena_for(self, projected: int) -> ChunkArena:
-        """The chunks for a new batch."""
         arenas = self._arenas
         open_batches = self._pool.open_batches
         for arena in arenas[:-1]:

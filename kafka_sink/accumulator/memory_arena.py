@@ -137,7 +137,6 @@ class ChunkArena:
 
     @property
     def lent(self) -> int:
-        """Chunks with an owner."""
         return len(self._lent)
 
     def discard_free(self, wanted: int | None = None) -> int:
@@ -194,7 +193,6 @@ class _SharedPages:
                 self._bare[place] = self._bare.get(place, 0) + part
 
     def used(self, chunks: Sequence[Chunk]) -> None:
-        """Bare chunks are taken."""
         for chunk in chunks:
             for page, part in self._parts(chunk):
                 self._bare[id(chunk.slab), page] -= part

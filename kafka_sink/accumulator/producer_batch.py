@@ -271,7 +271,6 @@ class ProducerBatch:
 
     @property
     def has_sequence(self) -> bool:
-        """Whether the batch has a sequence."""
         return self._sequence != NO_SEQUENCE
 
     @property
@@ -347,12 +346,10 @@ class ProducerBatch:
 
     @property
     def _block_ratio(self) -> float:
-        """The share that blocks are expected to shrink to."""
         return self.packed_ratio if self.packing else self.ratio
 
     @property
     def raw_tail(self) -> int:
-        """Bytes held raw."""
         return self.buffer.size - self._tail_at
 
     def projected_size_with(self, added: int) -> int:

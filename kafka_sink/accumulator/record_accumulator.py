@@ -386,7 +386,6 @@ class RecordAccumulator:
 
     @property
     def holds_memory(self) -> bool:
-        """Whether any batch still has memory."""
         return bool(self._queues.live)
 
     def held_bytes(self, muted: Container[TopicPartition]) -> int:
@@ -429,6 +428,5 @@ class RecordAccumulator:
         return found, delay
 
     def queued_batches_snapshot(self) -> list[ProducerBatch]:
-        """Every batch that waits to be sent, also those under a lease, which ``fail`` leaves alone."""
         with self._lock:
             return list(self._queues.queued())

@@ -103,7 +103,6 @@ class MutedMemoryLimit:
         return len(needs)
 
     def _say(self, partition: TopicPartition) -> None:
-        """Warn once per mute."""
         if self._said:
             return
         self._said = True
@@ -126,8 +125,6 @@ _WORTHWHILE = 4
 
 
 class RecordAppender:
-    """Appends rows to an accumulator; used by one task thread at a time."""
-
     def __init__(
         self,
         accumulator: RecordAccumulator,
@@ -342,7 +339,6 @@ class RunWriter:
         self._wake_sender = wake_sender
 
     def write(self, plan: AppendPlan) -> None:
-        """Write the planned rows, seal what is full, and end the leases."""
         if plan.segments:
             _encode(plan.ordered, plan.segments)
         is_full = self._estimates.is_full
@@ -390,7 +386,6 @@ class RunWriter:
 
 
 def _encode(ordered: OrderedRows, segments: list[Segment]) -> None:
-    """Encode the rows of all segments, which are neighbours, in one pass."""
     first, last = segments[0].start, segments[-1].stop
     timestamps = ordered.timestamps(first, last)
     runs = [

@@ -109,7 +109,6 @@ class SingleBuffer:
         return overflow
 
     def grow(self, projected: int) -> bool:
-        """Add heap chunks if their limit admits them."""
         if projected <= self.capacity:
             return True
         if self._released:

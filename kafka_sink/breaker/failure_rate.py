@@ -130,7 +130,6 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         return True
 
     def on_tick(self, context: ProducerStatusContext) -> bool:
-        """Look for silent brokers."""
         manager = self._manager
         if manager is None or not self._notices_silence or context.now < self._look_at_ms:
             return False
@@ -277,7 +276,6 @@ class UsualLatency:
         return self._means.get(node_id)
 
     def threshold_ms(self, node_id: int) -> float:
-        """The latency from which on a broker is suspicious."""
         mean, unknown = self._means.get(node_id), self._unknown_ms()
         wanted = unknown if mean is None else self._factor * mean
         if node_id in self._few:

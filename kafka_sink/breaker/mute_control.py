@@ -88,11 +88,9 @@ class CircuitBreakManager:
         return self._partitions.is_muted(what)
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
-        """A partition's leader as far as known."""
         return self._partitions.leader(partition)
 
     def available_nodes(self) -> set[int]:
-        """Brokers that lead partitions which are not muted."""
         return self._partitions.available_nodes()
 
     def ask(self, node_id: int) -> None:
@@ -105,12 +103,10 @@ class CircuitBreakManager:
         self.congested |= {node_id}
 
     def unmute_congested(self, node_id: int) -> None:
-        """End mute_congested."""
         if node_id in self.congested:
             self.congested -= {node_id}
 
     def forget_congested(self) -> None:
-        """End mute_congested for all brokers."""
         self.congested = frozenset()
 
     # -- the owner ----------------------------------------------------------------------------------
@@ -149,7 +145,6 @@ class MuteControl:
 
     @property
     def now_ms(self) -> float:
-        """The time of the present call."""
         return self.local.now_ms
 
     @now_ms.setter
@@ -158,11 +153,9 @@ class MuteControl:
 
     @property
     def view(self) -> MutedView:
-        """What was muted at the last refresh."""
         return self.partitions.view
 
     def refresh(self) -> MutedView:
-        """End lost probes and brings ``view`` up to date; return it."""
         self.manager.run_queued_calls()
         table = self.local.table
         trials = _NO_TRIALS
@@ -182,11 +175,9 @@ class MuteControl:
         self.probes.on_coordinator_lost()
 
     def next_change_ms(self) -> float:
-        """Milliseconds until a probe may go or counts as lost; infinite where nothing is muted."""
         return self.local.table.next_change_ms(self.local.now_ms)
 
     def targets(self) -> tuple[Target, ...]:
-        """Everything that is muted."""
         return tuple(self.local.table.mutes)
 
     def metrics(self) -> BreakerMetrics:
@@ -199,8 +190,6 @@ class MuteControl:
 
 @dataclass(frozen=True, slots=True)
 class BreakerMetrics:
-    """``muted-partitions``, ``breaker-trips-total`` and ``breaker-probes-total`` of one producer."""
-
     muted_partitions: int = 0
     breaker_trips_total: int = 0
     probes: int = 0
@@ -211,7 +200,6 @@ class BreakerMetrics:
         return BreakerMetrics(self.muted_partitions, trips, self.probes - before.probes)
 
     def by_name(self) -> dict[str, float]:
-        """By the names of docs/metrics.md."""
         return {
             "muted-partitions": self.muted_partitions,
             "breaker-trips-total": self.breaker_trips_total,

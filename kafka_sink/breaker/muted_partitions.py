@@ -83,13 +83,11 @@ class MutedPartitions:
         return [target for target in candidates if target in self._muted]
 
     def is_muted(self, what: int | TopicPartition | PartitionInfo) -> bool:
-        """Whether a broker is muted, or a partition by itself or with its leader."""
         if isinstance(what, PartitionInfo):
             return what.leader in self._muted or TopicPartition(what.topic, what.partition) in self._muted
         return bool(self.covering(what)) if isinstance(what, TopicPartition) else what in self._muted
 
     def has_muted_leader(self, partition: TopicPartition) -> bool:
-        """Whether a partition's leader is muted."""
         return self._leader_id(partition) in self._muted
 
     def mute_of(self, partition: TopicPartition) -> Mute | None:
@@ -98,7 +96,6 @@ class MutedPartitions:
         return self._muted.get(covering[0]) if covering else None
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
-        """A partition's leader as far as known."""
         return self._topology.leader(partition)
 
     def _leader_id(self, partition: TopicPartition) -> int:
@@ -115,11 +112,9 @@ class MutedPartitions:
     # -- many partitions ----------------------------------------------------------------------------
 
     def available_for_topic(self, topic: str) -> list[PartitionInfo]:
-        """Partitions of a topic that have a leader and are not muted."""
         return [info for info in self._infos(topic) if info.leader >= 0 and not self.is_muted(info)]
 
     def muted_for_topic(self, topic: str) -> list[PartitionInfo]:
-        """Muted partitions of a topic."""
         return [info for info in self._infos(topic) if self.is_muted(TopicPartition(topic, info.partition))]
 
     def for_node(self, node_id: int, *, muted: bool) -> dict[str, list[PartitionInfo]]:
@@ -138,7 +133,6 @@ class MutedPartitions:
         return self._leader_id(partition) == node_id and self.is_muted(partition) is muted
 
     def available_nodes(self) -> set[int]:
-        """Brokers that lead partitions which are not muted."""
         return {
             info.leader
             for name in self._topology.names()
@@ -147,7 +141,6 @@ class MutedPartitions:
         }
 
     def leaderless_topics(self) -> list[str]:
-        """Topics that have a partition without a leader."""
         return [name for name in self._topology.names() if any(info.leader < 0 for info in self._infos(name))]
 
     def _infos(self, topic: str) -> Sequence[PartitionInfo]:
@@ -168,7 +161,6 @@ class MutedPartitions:
         return self.view
 
     def close(self) -> None:
-        """Nothing is muted from now on."""
         self.view = NOTHING_MUTED
 
     def _build(self) -> MutedView:

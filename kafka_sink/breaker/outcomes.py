@@ -19,7 +19,6 @@ class Health(Enum):
 
 
 def has_response(exception: Exception | None) -> bool:
-    """Whether the broker responded at all."""
     return exception is None or isinstance(exception, BrokerRefusedError)
 
 
@@ -125,5 +124,4 @@ class OutcomeWindows:
         return self.counts(partition)
 
     def forget(self, partition: TopicPartition) -> None:
-        """Drop a partition's counts."""
         self._windows.pop(partition, None)

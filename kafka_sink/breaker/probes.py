@@ -46,7 +46,6 @@ class ProbePolicy:
     # -- the coordinator ----------------------------------------------------------------------------
 
     def grant(self, leases: Mapping[Target, ProbeLease]) -> None:
-        """The coordinator's new leases for this task."""
         for target, lease in leases.items():
             self._leases[target] = self._mutes.now_ms + lease.left_ms
             (self._trial_leases.add if lease.trial else self._trial_leases.discard)(target)
@@ -69,14 +68,12 @@ class ProbePolicy:
     # -- brokers: requests without rows ---------------------------------------------------------------
 
     def brokers_to_probe(self) -> list[int]:
-        """Brokers that should get a request without rows now: muted ones, and those that are to be asked."""
         if not self._table.mutes and not self._to_ask:
             return []
         due = [target for target in self._table.mutes if isinstance(target, int) and self._is_due(target)]
         return [node for node in {*due, *self._to_ask} if node not in self._awaited_brokers]
 
     def broker_probe_sent(self, node_id: int) -> None:
-        """A request without rows goes to a broker."""
         self._awaited_brokers.add(node_id)
         if node_id in self._to_ask:
             self._to_ask.discard(node_id)
@@ -111,7 +108,6 @@ class ProbePolicy:
     # -- partitions: record batches -------------------------------------------------------------------
 
     def may_probe(self, partition: TopicPartition) -> bool:
-        """Whether a batch of this muted partition may go now as its probe."""
         covering = self._partitions.covering(partition)
         self._waiting.note_held(covering)
         return covering == [partition] and self._is_due(partition)
@@ -182,7 +178,6 @@ class ProbePolicy:
         self._trial_leases.discard(target)
 
     def forget(self, target: Target) -> None:
-        """A target is no longer muted."""
         self._batch_probes.pop(target, None)
         self._leases.pop(target, None)
 
@@ -202,12 +197,10 @@ class WaitingRows:
         self._free_rows_ms: dict[str, float] = {}
 
     def note_free_rows(self, topics: Iterable[str]) -> None:
-        """The task has rows of these topics that may go to any partition. The task's thread."""
         for topic in topics:
             self._free_rows_ms[topic] = self._mutes.now_ms
 
     def note_held(self, targets: Iterable[Target]) -> None:
-        """A batch waits for these targets."""
         for target in targets:
             self._held_ms[target] = self._mutes.now_ms
 
@@ -221,11 +214,9 @@ class WaitingRows:
                 self.note_held(self._partitions.covering(partition))
 
     def is_held(self, target: Target) -> bool:
-        """Whether a batch waits for a target."""
         return self._mutes.now_ms - self._held_ms.get(target, -math.inf) <= HELD_MS
 
     def held(self) -> list[Target]:
-        """Muted targets that batches of this task wait for."""
         return [target for target in self._mutes.table.mutes if self.is_held(target)]
 
     def wanted(self) -> list[Target]:
@@ -237,5 +228,4 @@ class WaitingRows:
         return self._mutes.now_ms - self._free_rows_ms.get(target.topic, -math.inf) <= HELD_MS
 
     def forget(self, target: Target) -> None:
-        """A target is no longer muted."""
         self._held_ms.pop(target, None)

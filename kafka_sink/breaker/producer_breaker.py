@@ -45,7 +45,6 @@ class InFlightTracker:
         )
 
     def request_sent(self, node_id: int, now_ms: float) -> None:
-        """A Produce request goes to a broker."""
         self._sent.setdefault(node_id, deque()).append(now_ms)
         self._requests[node_id] = self._requests.get(node_id, 0) + 1
         self._oldest.setdefault(node_id, now_ms)
@@ -72,11 +71,9 @@ class InFlightTracker:
             self._oldest[node_id] = self._sent[node_id][0]
 
     def batch_sent(self, partition: TopicPartition) -> None:
-        """A batch goes out in a request."""
         self._batches[partition] = self._batches.get(partition, 0) + 1
 
     def batch_done(self, partition: TopicPartition) -> None:
-        """An attempt of a batch has ended."""
         left = self._batches.get(partition, 1) - 1
         if left:
             self._batches[partition] = left
@@ -183,7 +180,6 @@ class ProducerBreaker(SendPolicy):
 
     @property
     def mutes(self) -> MutedView:
-        """What is muted now."""
         return self.control.view
 
     @property
@@ -355,7 +351,6 @@ class ProducerBreaker(SendPolicy):
             self._log_change(change)
 
     def metrics(self) -> BreakerMetrics:
-        """This producer's metrics so far. Any thread."""
         return self.control.metrics()
 
     @property

@@ -145,7 +145,6 @@ class MuteTable:
         return self._close(target, BreakerEvent.SUCCESS)
 
     def reset(self, target: Target) -> bool:
-        """Unmute a target. True if it was muted."""
         return self._close(target, BreakerEvent.RESET)
 
     def _close(self, target: Target, event: BreakerEvent) -> bool:
@@ -158,7 +157,6 @@ class MuteTable:
         return True
 
     def fail(self, target: Target, error: str, now_ms: float) -> None:
-        """A probe failed. The next may go after the interval."""
         found = self.mutes.get(target)
         if found is not None:
             probed = found.state is BreakerState.HALF_OPEN
@@ -179,7 +177,6 @@ class MuteTable:
             self._schedule_retry(found, now_ms)
 
     def expire_late(self, now_ms: float) -> None:
-        """Expire the probes whose time is over."""
         for found in self.mutes.values():
             if found.state is BreakerState.HALF_OPEN and found.lease_ends_ms <= now_ms:
                 found.state = _next(found.state, BreakerEvent.EXPIRE)
@@ -191,7 +188,6 @@ class MuteTable:
         found.lease_ends_ms = math.inf
 
     def is_due(self, target: Target, now_ms: float) -> bool:
-        """Whether a probe of a target may go."""
         found = self.mutes.get(target)
         return found is not None and found.state is BreakerState.OPEN and found.retry_at_ms <= now_ms
 
@@ -281,7 +277,6 @@ class LocalMutes:
                 self._own[target] = change
 
     def unmute(self, target: Target, reason: str, *, own: bool) -> None:
-        """Unmute a target, if it is muted."""
         if self.table.reset(target):
             self._note_unmute(target, reason, own=own)
 
@@ -335,6 +330,5 @@ class LocalMutes:
         return changes
 
     def close(self) -> None:
-        """Unmute everything; later mutes have no effect."""
         self._closed = True
         self.table.mutes.clear()

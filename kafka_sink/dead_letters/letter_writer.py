@@ -199,7 +199,6 @@ def letter_table(rows: RefusedRows, max_bytes: int, task: str) -> pa.Table:
 
 
 def _known(rows: RefusedRows) -> list[tuple[bytes, bytes]]:
-    """The context of a letter that is written again."""
     return [(name, content or b"") for name, content in rows.context or ()]
 
 
@@ -225,7 +224,6 @@ def _context(rows: RefusedRows, task: str) -> list[_Header]:
 
 
 def _known_texts(numbers: Int64s | int, smallest: int) -> bytes | pa.Array | None:
-    """Numbers as texts; none for those below ``smallest``."""
     if isinstance(numbers, int):
         return b"%d" % numbers if numbers >= smallest else None
     return _texts(numbers, numbers < smallest)
@@ -250,7 +248,6 @@ def _cut(content: pa.Array, limits: Int64s) -> tuple[pa.Array, Int64s, Mask]:
 
 
 def _without(own: OwnHeaders, dropped: Mask) -> OwnHeaders:
-    """The headers without those of some rows."""
     kept = indices(np.flatnonzero(np.repeat(~dropped, own.held)))
     left = np.where(dropped, 0, own.held)
     return replace(own, held=left, keys=own.keys.take(kept), values=own.values.take(kept))

@@ -43,7 +43,6 @@ class OwnHeaders:
     values: pa.Array
 
     def slice(self, start: int, stop: int) -> OwnHeaders:
-        """Those of rows ``start`` to ``stop``."""
         first, last = int(self.held[:start].sum()), int(self.held[:stop].sum())
         return OwnHeaders(
             self.counts[start:stop],
@@ -77,16 +76,13 @@ class RefusedRows:
 
     @property
     def count(self) -> int:
-        """The number of rows."""
         return len(self.value)
 
     @property
     def held_bytes(self) -> int:
-        """About the memory that they take."""
         return int(self.sizes.sum()) + self.count * _ROW_BYTES
 
     def topic_of(self, row: int) -> str | None:
-        """The topic that a row was for."""
         if self.topic is None or isinstance(self.topic, str):
             return self.topic
         name = self.topic[row].as_py()
@@ -101,7 +97,6 @@ class RefusedRows:
         return list(zip(names, counted.field(1).to_pylist(), strict=True))
 
     def slice(self, start: int, stop: int) -> RefusedRows:
-        """Rows ``start`` to ``stop``."""
         by_row = not (self.topic is None or isinstance(self.topic, str))
         return replace(
             self,
@@ -132,16 +127,13 @@ class RefusedRecords:
 
     @property
     def count(self) -> int:
-        """The number of rows."""
         return len(self.ends)
 
     @property
     def held_bytes(self) -> int:
-        """About the memory that they take."""
         return len(self.bodies) + self.count * _ROW_BYTES
 
     def topic_of(self, row: int) -> str:
-        """The topic that a row was for."""
         return self.topic
 
     def counts_by_topic(self) -> list[tuple[str, int]]:
@@ -277,7 +269,6 @@ class DeadLetters:
 
     @property
     def max_bytes(self) -> int:
-        """The maximum size of a letter."""
         return self._max_bytes
 
     @property
@@ -302,7 +293,6 @@ class DeadLetters:
 
     @property
     def rows(self) -> int:
-        """Rows of this task that can never be written."""
         return self._rows
 
     def reasons(self) -> dict[str, int]:

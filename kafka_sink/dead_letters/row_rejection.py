@@ -152,7 +152,6 @@ class RowRejection:
         return {name: topic for name, topic in found.items() if topic is not None}
 
     def _age_ms(self, topic: str) -> float:
-        """How old the topic's metadata is."""
         known = self._cluster.snapshot([topic], self._clock_ms()).topics
         return known[0].age_ms if known else math.inf
 
@@ -212,7 +211,6 @@ def _untyped(column: pa.Array) -> pa.Array:
 
 
 def _numbers(column: pa.Array | None, kind: pa.DataType, missing: int) -> Int64s | int:
-    """The numbers of a column, or ``missing``."""
     if column is None:
         return missing
     dtype = np.int32 if kind == pa.int32() else np.int64
@@ -251,7 +249,6 @@ def _header_sizes(counts: Int64s, keys: pa.Array, values: pa.Array) -> Int64s:
 
 
 def rows_of_letter(letter: RefusedLetter) -> RefusedRows:
-    """A letter that its topic refused, as a row."""
     own = [header for header in letter.headers if not is_context(header)]
     counts = np.array([len(own)], dtype=np.int64)
     keys, values = binary_of([name for name, _ in own]), binary_of([content for _, content in own])

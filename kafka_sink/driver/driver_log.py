@@ -31,13 +31,11 @@ def report_json(line: str) -> None:
 
 
 def warn(line: str) -> None:
-    """Log a line that the user should look into."""
     with _visible():
         LOGGER.warning(line)
 
 
 def error(line: str) -> None:
-    """Log a failure: what, where, and what to do."""
     with _visible():
         LOGGER.error(line)
 

@@ -123,7 +123,6 @@ class PlanningClient:
         return False
 
     def api_version(self, node_id: int, api: int, versions: tuple[int, int]) -> int:
-        """The newest version that both sides support. Raises BrokerVersionError if there is none."""
         return self._network.api_version(node_id, api, versions)
 
     def ask(

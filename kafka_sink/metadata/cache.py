@@ -74,7 +74,6 @@ class MetadataCache:
     # -- what is known ----------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicMetadata | None:
-        """A topic's metadata, however old."""
         found = self._topics.get(name)
         return None if found is None else found.metadata
 
@@ -298,7 +297,6 @@ class MetadataCache:
         self._deferred_until_ms = until_ms
 
     def share_refreshes(self, shared: bool) -> None:
-        """Whether another cache refreshes topics before max.age and sends snapshots of them."""
         self._schedule.shared = shared
 
     def forget_nodes(self) -> None:

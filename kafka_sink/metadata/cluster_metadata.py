@@ -150,7 +150,6 @@ class ClusterMetadata:
     def _lacking_locked(
         self, topics: Iterable[str], partitions: Mapping[str, int]
     ) -> tuple[list[str], list[str]]:
-        """Topics without metadata, and those with fewer partitions than rows need."""
         missing: list[str] = []
         short: list[str] = []
         for name in topics:
@@ -230,34 +229,28 @@ class ClusterMetadata:
         self._wake_sender()
 
     def share_refreshes(self, shared: bool) -> None:
-        """Whether a source of hints refreshes the topics in use."""
         with self._lock:
             # What is dropped would not be refreshed.
             self._cache.share_refreshes(shared and not self.confirmed_nodes_only)
         self._wake_sender()
 
     def note_use(self, topics: Iterable[str], now_ms: float) -> None:
-        """These topics are written to; unknown ones become due for a request."""
         with self._lock:
             self._cache.note_use(topics, now_ms)
 
     def snapshot(self, names: Iterable[str], now_ms: float) -> MetadataSnapshot:
-        """What is known of these topics, for another cache."""
         with self._lock:
             return self._cache.snapshot(now_ms, names)
 
     def forget(self, name: str) -> None:
-        """Nothing waits for this topic any more."""
         with self._lock:
             self._cache.forget(name)
 
     def topic_error(self, name: str) -> int | None:
-        """The last error code of a topic without metadata."""
         with self._lock:
             return self._cache.topic_error(name)
 
     def describe_lookup_error(self, name: str) -> str | None:
-        """The error in this topic's last response, None where that brought metadata."""
         with self._lock:
             code = self._cache.lookup_error(name)
         return None if code is None else _describe(code)
@@ -265,7 +258,6 @@ class ClusterMetadata:
     # -- the sender's thread ----------------------------------------------------------------------
 
     def next_request(self, now_ms: float) -> tuple[str, ...] | None:
-        """The topics to request now, None when nothing is due."""
         with self._lock:
             topics = self._cache.next_request(now_ms)
             if topics is not None:
@@ -274,11 +266,9 @@ class ClusterMetadata:
 
     @property
     def lookups(self) -> LookupCounts:
-        """So far. Any thread."""
         return self._lookups
 
     def next_request_delay_ms(self, now_ms: float) -> float:
-        """Until next_request may have something."""
         with self._lock:
             return self._cache.next_request_delay_ms(now_ms)
 
@@ -308,12 +298,10 @@ class ClusterMetadata:
         return switched
 
     def on_failure(self, now_ms: float) -> None:
-        """A request failed; the cache backs off."""
         with self._lock:
             self._cache.on_failure(now_ms)
 
     def mark_stale(self, topic: str, now_ms: float) -> None:
-        """A response shows that this topic's metadata is old."""
         with self._lock:
             self._cache.mark_stale(topic, now_ms)
         self.hints.report_stale(topic)
@@ -334,21 +322,17 @@ class ClusterMetadata:
         return news
 
     def forget_nodes(self) -> None:
-        """Forget the known brokers; the bootstrap addresses are asked for others."""
         with self._lock:
             self._cache.forget_nodes()
 
     def is_wanting(self, now_ms: float) -> bool:
-        """Whether a request is in flight, is due, or would be due without the backoff."""
         with self._lock:
             return self._cache.is_wanting(now_ms)
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
-        """The partition's leader as far as known. One dict look-up under the GIL: no lock."""
         return self._cache.leader(partition)
 
     def topic(self, name: str) -> TopicMetadata | None:
-        """A topic's metadata as far as known."""
         return self._cache.topic(name)
 
     def age_ms(self) -> float:
@@ -356,23 +340,19 @@ class ClusterMetadata:
         return self._cache.age_ms(self._clock_ms())
 
     def names(self) -> tuple[str, ...]:
-        """The topics known."""
         with self._lock:
             return self._cache.names()
 
     def nodes(self) -> Mapping[int, Node]:
-        """The brokers by id."""
         with self._lock:
             return dict(self._cache.nodes())
 
     @property
     def cluster_id(self) -> str | None:
-        """The id of the cluster that responds, None where it is not known."""
         return self._cache.cluster_id
 
     @property
     def version(self) -> int:
-        """Rises at every change."""
         return self._cache.version
 
 
@@ -401,12 +381,10 @@ class ClientRack:
             )
 
     def brokers(self) -> frozenset[int]:
-        """The brokers in this rack."""
         if not self.name:
             return frozenset()
         return frozenset(node.id for node in self._nodes().values() if node.rack == self.name)
 
     def is_other(self, node_id: int) -> bool:
-        """Whether the broker is known to be in another rack."""
         node = self._nodes().get(node_id)
         return node is not None and node.rack is not None and node.rack != self.name

@@ -35,7 +35,6 @@ class MetadataRequestSettings:
 
     @classmethod
     def from_options(cls, options: SinkOptions) -> MetadataRequestSettings:
-        """As the user set them."""
         return cls(
             request_timeout_ms=options.request_timeout_ms,
             allow_auto_create_topics=options.allow_auto_create_topics,
@@ -93,7 +92,6 @@ class MetadataRequests:
         return self._cluster.on_response(event.response.update, tag.topics, now_ms)
 
     def on_failure(self, now_ms: float) -> None:
-        """The request will get no response."""
         self._cluster.on_failure(now_ms)
 
 
@@ -131,5 +129,4 @@ class RebootstrapTimer:
         return True
 
     def satisfied(self) -> None:
-        """A response came, or nothing is wanted any more."""
         self._since_ms = None

@@ -58,7 +58,6 @@ class RefreshSchedule:
             self._fresh.put(name, state.observed_ms)
 
     def drop(self, name: str) -> None:
-        """Forget a topic."""
         self._due = None
         for table in (self._missing, self._stale, self._fresh, self._aging):
             table.drop(name)
@@ -100,7 +99,6 @@ class RefreshSchedule:
         return (*(name for name, _ in urgent), *self._oldest(target - len(urgent)))
 
     def _makes_request(self) -> bool:
-        """Whether there are enough non-urgent topics for a request of their own."""
         return not self.shared and len(self._aging) >= self._target_size()
 
     def _oldest(self, limit: int) -> tuple[str, ...]:
@@ -138,7 +136,6 @@ class DeadlineHeap:
         return name in self._times
 
     def put(self, name: str, at_ms: float) -> None:
-        """Set a name's time."""
         if self._times.get(name) == at_ms:
             return
         self._times[name] = at_ms
@@ -148,11 +145,9 @@ class DeadlineHeap:
             heapq.heapify(self._heap)
 
     def drop(self, name: str) -> None:
-        """Forget a name's time, if it has one."""
         self._times.pop(name, None)
 
     def earliest_ms(self) -> float:
-        """The earliest time; infinite where there is none."""
         heap = self._heap
         while heap and self._times.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)

@@ -104,7 +104,6 @@ class Codec(Protocol):
 
 
 def codec_of(api_key: int) -> Codec:
-    """The codec module of this API. The first call may import it."""
     return cast(Codec, importlib.import_module(f"{__package__}.{APIS[api_key].module}"))
 
 

@@ -19,7 +19,7 @@ from kafka_sink.kafka_errors import (
 )
 from kafka_sink.network.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kafka_sink.network.events import Buffer
-from kafka_sink.network.wire import Reader, read_response, text_of
+from kafka_sink.network.wire import Reader, decoder, text_of
 from kafka_sink.printable import printable_list
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ _MAX_ROUNDS = 16
 
 @dataclass(frozen=True, slots=True)
 class HandshakeResponse:
-    """``mechanisms``: those that the broker offers."""
-
     error_code: int
     mechanisms: tuple[str, ...]
     throttle_time_ms: int = 0
@@ -81,14 +79,12 @@ class Login:
         self._rounds = 0
 
     def begin(self) -> LoginRequest:
-        """The first request."""
         version = self._version(SASL_HANDSHAKE, HANDSHAKE_VERSIONS)
         self._version(SASL_AUTHENTICATE, AUTHENTICATE_VERSIONS)
         request = SaslHandshakeRequest(version=version, mechanism=self._exchange.mechanism)
         return LoginRequest(SASL_HANDSHAKE, version, bytes(request.encode(version=version)))
 
     def on_response(self, response: HandshakeResponse | AuthenticateResponse) -> LoginRequest | LoggedIn:
-        """The step that follows a response."""
         if isinstance(response, HandshakeResponse):
             self._check_handshake(response)
             return self._authenticate(self._exchange.first())
@@ -151,22 +147,14 @@ class Login:
         return f"login at {self._name} failed: {refused}: {remedy}"
 
 
-def decode_handshake(version: int, payload: bytes, asked: int = 0) -> HandshakeResponse:
-    """``payload`` with its header. Raises ProtocolError."""
-    return read_response(SASL_HANDSHAKE, version, payload, _handshake, asked)
-
-
-def _handshake(reader: Reader) -> HandshakeResponse:
+@decoder(SASL_HANDSHAKE, asked=0)
+def decode_handshake(reader: Reader) -> HandshakeResponse:
     error = reader.short()
     return HandshakeResponse(error, tuple(reader.name_text() for _ in reader.elements("mechanisms")))
 
 
-def decode_authenticate(version: int, payload: bytes, asked: int = 0) -> AuthenticateResponse:
-    """``payload`` with its header. Raises ProtocolError."""
-    return read_response(SASL_AUTHENTICATE, version, payload, _authenticate, asked)
-
-
-def _authenticate(reader: Reader) -> AuthenticateResponse:
+@decoder(SASL_AUTHENTICATE, asked=0)
+def decode_authenticate(reader: Reader) -> AuthenticateResponse:
     error, message, data = reader.short(), text_of(reader.text()) or "", reader.data()
     lifetime_ms = max(0, reader.long()) if reader.version > 0 else 0
     reader.skip_tags()

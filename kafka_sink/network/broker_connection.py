@@ -161,7 +161,6 @@ class BrokerConnection:
         self.resolved()
 
     def resolved(self) -> None:
-        """Continue if the lookup is done. Raises OSError if it failed."""
         lookup = self._lookup
         if self.state is not ConnectionState.RESOLVING or lookup is None or not lookup.done:
             return
@@ -228,7 +227,6 @@ class BrokerConnection:
 
     @property
     def is_made(self) -> bool:
-        """Whether the connection is ready or reauthenticating."""
         return self.state in (ConnectionState.READY, ConnectionState.REAUTHENTICATING)
 
     @property
@@ -238,12 +236,10 @@ class BrokerConnection:
 
     @property
     def in_flight(self) -> int:
-        """Number of submitted requests that are not complete."""
         return self._protocol.in_flight
 
     @property
     def wants_write(self) -> bool:
-        """Whether the selector should report the socket as writable."""
         if self.transport is None:
             return False
         connecting = self.state is ConnectionState.CONNECTING
@@ -260,7 +256,6 @@ class BrokerConnection:
         self._last_used_ms = now_ms
 
     def flush(self) -> list[InFlightRequest]:
-        """Write until the stream is full. Returns written requests that expect no response."""
         send_buffer = self._protocol.send_buffer
         if self.transport is not None and self.state in _TALKING:
             self.transport.flush()
@@ -360,7 +355,6 @@ class BrokerConnection:
     # -- timeouts and closing -----------------------------------------------------------------------
 
     def next_deadline_ms(self) -> float:
-        """When to call ``overdue`` next."""
         state = self.state
         if state is ConnectionState.IDLE:
             return math.inf
@@ -408,7 +402,6 @@ class BrokerConnection:
         return _STEPS.get(self.state, "")
 
     def idle_too_long(self, now_ms: float) -> bool:
-        """Whether the connection was ready with nothing in flight for connections.max.idle.ms."""
         ready_and_quiet = self.state is ConnectionState.READY and not self._protocol.in_flight
         idle = self._settings.connections_max_idle_ms
         return ready_and_quiet and idle >= 0 and now_ms >= self._last_used_ms + idle

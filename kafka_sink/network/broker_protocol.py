@@ -132,7 +132,6 @@ class BrokerProtocol:
         return len(self._awaiting) + len(self._without_response)
 
     def oldest(self) -> InFlightRequest | None:
-        """The request that has waited longest."""
         if not self._without_response:
             return self._awaiting[0] if self._awaiting else None
         heads = [queue[0] for queue in (self._awaiting, self._without_response) if queue]
@@ -317,7 +316,6 @@ class SendBuffer:
         self._offset = 0
 
     def add(self, buffers: Sequence[Buffer]) -> None:
-        """Queue more buffers."""
         if self._index == len(self._buffers) or self._index >= _TRIM_AT:
             del self._buffers[: self._index]
             self._index = 0
@@ -326,18 +324,15 @@ class SendBuffer:
 
     @property
     def pending(self) -> bool:
-        """Whether anything is left."""
         return self.written_bytes < self.queued_bytes
 
     def next_buffers(self) -> list[Buffer]:
-        """The buffers for the next sendmsg."""
         part = self._buffers[self._index : self._index + MAX_BUFFERS_PER_SEND]
         if self._offset:
             part[0] = memoryview(part[0])[self._offset :]
         return part
 
     def advance(self, sent: int) -> None:
-        """``sent`` more bytes have been written."""
         self.written_bytes += sent
         left = sent + self._offset
         index = self._index

@@ -231,7 +231,6 @@ class NetworkClient:
         )
 
     def knows(self, node_id: int) -> bool:
-        """Whether a broker's address is known."""
         return node_id in self._connections
 
     def throttled_ms(self, node_id: int, now_ms: float) -> float:
@@ -280,12 +279,10 @@ class NetworkClient:
         return self._connections[node_id].features.get(name, 0)
 
     def in_flight(self, node_id: int) -> int:
-        """Requests submitted and not complete."""
         connection = self._connections.get(node_id)
         return 0 if connection is None else connection.in_flight
 
     def bootstrap_nodes(self) -> list[Node]:
-        """The addresses of bootstrap.servers."""
         return [self._connections[node].node for node in self._bootstrap]
 
     def connection_errors(self) -> dict[Node, Exception]:

@@ -65,8 +65,6 @@ class ProducePartitionResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProduceResponse:
-    """A whole Produce response."""
-
     partitions: tuple[ProducePartitionResponse, ...]
     throttle_time_ms: int
     node_endpoints: tuple[Node, ...]

@@ -19,7 +19,7 @@ from kafka.protocol.producer import InitProducerIdRequest
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Partitions, TopicMetadata
 from kafka_sink.network.apis import API_VERSIONS, INIT_PRODUCER_ID, METADATA, codec_of
-from kafka_sink.network.wire import ANY_NUMBER, Reader, broker_in, read_response, text_of
+from kafka_sink.network.wire import Reader, broker_in, decoder, read_response, text_of
 
 # The last versions are those that this package reads and kafka-python writes. Of Metadata, version 4 is the
 # first that can forbid auto-creation; 10 brings topic ids.
@@ -170,12 +170,8 @@ def encode_init_producer_id(
     return bytes(request.encode(version=version))
 
 
-def decode_init_producer_id(version: int, payload: bytes, asked: int = 0) -> ProducerIdResponse:
-    """``payload`` with its header. Raises ProtocolError."""
-    return read_response(INIT_PRODUCER_ID, version, payload, _producer_id, asked)
-
-
-def _producer_id(reader: Reader) -> ProducerIdResponse:
+@decoder(INIT_PRODUCER_ID, asked=0)
+def decode_init_producer_id(reader: Reader) -> ProducerIdResponse:
     throttle, error = reader.integer(), reader.short()
     found = ProducerIdResponse(error, reader.long(), reader.short(), throttle)
     if reader.version >= _FIRST_WITH_ONGOING:
@@ -223,12 +219,8 @@ class MetadataResponse:
     unwritable: tuple[str, ...] = ()
 
 
-def decode_metadata(version: int, payload: bytes, asked: int = ANY_NUMBER) -> MetadataResponse:
-    """``payload`` with its header. Raises ProtocolError, also for more topics than were ``asked`` for."""
-    return read_response(METADATA, version, payload, _metadata, asked)
-
-
-def _metadata(reader: Reader) -> MetadataResponse:
+@decoder(METADATA)
+def decode_metadata(reader: Reader) -> MetadataResponse:
     version = reader.version
     throttle = reader.integer()
     nodes = tuple(broker_in(reader) for _ in reader.elements_up_to(_MOST_BROKERS, "brokers"))

@@ -60,15 +60,12 @@ class TlsStream:
         self._incoming.write(data)
 
     def feed_end(self) -> None:
-        """Mark the end of the peer's bytes."""
         self._incoming.write_eof()
 
     def take(self) -> bytes:
-        """Return the bytes for the peer."""
         return self._outgoing.read()
 
     def handshake(self) -> bool:
-        """Continue the handshake; True once it is done."""
         if self.established:
             return True
         try:
@@ -105,7 +102,6 @@ class TlsStream:
         )
 
     def write(self, data: Buffer) -> None:
-        """Encrypt all of it."""
         try:
             self._tls.write(data)
         except ssl.SSLError as error:
@@ -162,19 +158,15 @@ class TlsTransport:
 
     @property
     def wants_write(self) -> bool:
-        """Whether encrypted bytes wait for the socket."""
         return bool(self._held) or self._stream.produced > 0
 
     def fileno(self) -> int:
-        """For the selector."""
         return self._socket.fileno()
 
     def connected(self) -> None:
-        """Raise OSError where the connect failed."""
         self._socket.connected()
 
     def handshake(self) -> bool:
-        """Continue the handshake; True once it is done. Raises as TlsStream.handshake."""
         if self._stream.established:
             self.flush()
             return True
@@ -188,7 +180,6 @@ class TlsTransport:
         return done
 
     def _flush_the_last(self) -> None:
-        """Try to send a last alert or close_notify."""
         try:
             self.flush()
         except OSError:
@@ -204,7 +195,6 @@ class TlsTransport:
         return count
 
     def flush(self) -> None:
-        """Write as many encrypted bytes as the socket accepts."""
         while self.wants_write:
             if not self._held:
                 self._held = memoryview(self._stream.take())
@@ -226,7 +216,6 @@ class TlsTransport:
         return taken
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """One read of decrypted bytes."""
         while (count := self._stream.read(buffer)) is None:
             received = self._receive()
             if received is None:
@@ -244,7 +233,6 @@ class TlsTransport:
         return count
 
     def close(self) -> None:
-        """Send close_notify if the socket accepts it at once, and close."""
         self._stream.close()
         self._flush_the_last()
         self._socket.close()

@@ -12,7 +12,7 @@ from kafka.protocol.admin import (
 )
 
 from kafka_sink.network.apis import CREATE_TOPICS, DESCRIBE_CONFIGS
-from kafka_sink.network.wire import Reader, read_response, text_of
+from kafka_sink.network.wire import Reader, decoder, text_of
 from kafka_sink.printable import printable
 
 CREATE_TOPICS_VERSIONS = (2, min(7, int(CreateTopicsRequest.max_version)))
@@ -68,12 +68,8 @@ def encode_create_topic(
     return bytes(request.encode(version=version))
 
 
-def decode_create_topic(version: int, payload: bytes, asked: int = 0) -> CreateTopicResponse:
-    """``payload`` with its header. Raises ProtocolError."""
-    return read_response(CREATE_TOPICS, version, payload, _create_topic, asked)
-
-
-def _create_topic(reader: Reader) -> CreateTopicResponse:
+@decoder(CREATE_TOPICS, asked=0)
+def decode_create_topic(reader: Reader) -> CreateTopicResponse:
     throttle = reader.integer()
     reader.only_element("topics")
     reader.skip_text()
@@ -115,12 +111,8 @@ def encode_describe_broker(version: int, node_id: int, names: Sequence[str]) -> 
     return bytes(request.encode(version=version))
 
 
-def decode_describe_broker(version: int, payload: bytes, asked: int = 0) -> BrokerConfigs:
-    """``payload`` with its header. Raises ProtocolError."""
-    return read_response(DESCRIBE_CONFIGS, version, payload, _configs, asked)
-
-
-def _configs(reader: Reader) -> BrokerConfigs:
+@decoder(DESCRIBE_CONFIGS, asked=0)
+def decode_describe_broker(reader: Reader) -> BrokerConfigs:
     throttle = reader.integer()
     reader.only_element("brokers")
     error = reader.short()

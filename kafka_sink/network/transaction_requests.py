@@ -35,7 +35,7 @@ from kafka_sink.network.apis import (
     OFFSET_FETCH,
     TXN_OFFSET_COMMIT,
 )
-from kafka_sink.network.wire import ANY_NUMBER, Reader, address_of, read_response, text_of
+from kafka_sink.network.wire import Reader, address_of, decoder, text_of
 from kafka_sink.printable import printable
 
 # Version 4 looks up many keys at once (KIP-699).
@@ -72,15 +72,13 @@ class FoundCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorsResponse:
-    """The coordinators by key."""
-
     found: Mapping[str, FoundCoordinator]
     throttle_time_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class AddPartitionsResponse:
-    """Error codes by partition."""
+class PartitionErrors:
+    """The response to AddPartitionsToTxn (up to version 3), and to TxnOffsetCommit."""
 
     errors: Mapping[TopicPartition, int]
     throttle_time_ms: int = 0
@@ -106,14 +104,6 @@ class EndTxnResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class TxnOffsetCommitResponse:
-    """Error codes by partition."""
-
-    errors: Mapping[TopicPartition, int]
-    throttle_time_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class CommittedOffset:
     """A group's committed offset for a partition; ``offset`` is -1 if it has committed none."""
 
@@ -124,8 +114,6 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class OffsetFetchResponse:
-    """Error code and offsets of each group."""
-
     groups: Mapping[str, tuple[int, Mapping[TopicPartition, CommittedOffset]]]
     throttle_time_ms: int = 0
 
@@ -145,8 +133,6 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class DescribeTransactionsResponse:
-    """Descriptions by transactional id."""
-
     transactions: Mapping[str, TransactionDescription]
     throttle_time_ms: int = 0
 
@@ -171,12 +157,8 @@ def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: boo
     return bytes(request.encode(version=version))
 
 
-def decode_find_coordinator(version: int, payload: bytes, asked: int = ANY_NUMBER) -> CoordinatorsResponse:
-    """``payload`` includes its header. Raises ProtocolError, as all decoders here do."""
-    return read_response(FIND_COORDINATOR, version, payload, _coordinators, asked)
-
-
-def _coordinators(reader: Reader) -> CoordinatorsResponse:
+@decoder(FIND_COORDINATOR)
+def decode_find_coordinator(reader: Reader) -> CoordinatorsResponse:
     throttle = reader.integer()
     found: dict[str, FoundCoordinator] = {}
     for _ in reader.elements("coordinators"):
@@ -215,14 +197,7 @@ def encode_add_partitions(
     return bytes(request.encode(version=version))
 
 
-def decode_add_partitions(version: int, payload: bytes, asked: int = ANY_NUMBER) -> AddPartitionsResponse:
-    return AddPartitionsResponse(
-        *read_response(ADD_PARTITIONS_TO_TXN, version, payload, _errors_of_partitions, asked)
-    )
-
-
-def _errors_of_partitions(reader: Reader) -> tuple[dict[TopicPartition, int], int]:
-    """With the throttle time. AddPartitionsToTxn (up to version 3) and TxnOffsetCommit have one format."""
+def _partition_errors(reader: Reader) -> PartitionErrors:
     throttle = reader.integer()
     errors: dict[TopicPartition, int] = {}
     for _ in reader.elements("topics"):
@@ -233,7 +208,11 @@ def _errors_of_partitions(reader: Reader) -> tuple[dict[TopicPartition, int], in
             reader.skip_tags()
         reader.skip_tags()
     reader.skip_tags()
-    return errors, throttle
+    return PartitionErrors(errors, throttle)
+
+
+decode_add_partitions = decoder(ADD_PARTITIONS_TO_TXN)(_partition_errors)
+decode_txn_offset_commit = decoder(TXN_OFFSET_COMMIT)(_partition_errors)
 
 
 def encode_add_offsets(
@@ -250,11 +229,8 @@ def encode_add_offsets(
     return bytes(request.encode(version=version))
 
 
-def decode_add_offsets(version: int, payload: bytes, asked: int = 0) -> AddOffsetsResponse:
-    return read_response(ADD_OFFSETS_TO_TXN, version, payload, _add_offsets, asked)
-
-
-def _add_offsets(reader: Reader) -> AddOffsetsResponse:
+@decoder(ADD_OFFSETS_TO_TXN, asked=0)
+def decode_add_offsets(reader: Reader) -> AddOffsetsResponse:
     throttle, error = reader.integer(), reader.short()
     reader.skip_tags()
     return AddOffsetsResponse(error, throttle)
@@ -277,11 +253,8 @@ def encode_end_txn(
     return bytes(request.encode(version=version))
 
 
-def decode_end_txn(version: int, payload: bytes, asked: int = 0) -> EndTxnResponse:
-    return read_response(END_TXN, version, payload, _end_txn, asked)
-
-
-def _end_txn(reader: Reader) -> EndTxnResponse:
+@decoder(END_TXN, asked=0)
+def decode_end_txn(reader: Reader) -> EndTxnResponse:
     throttle, error = reader.integer(), reader.short()
     is_next = reader.version >= END_TXN_VERSIONS[0]
     producer_id, epoch = (reader.long(), reader.short()) if is_next else (-1, -1)
@@ -328,14 +301,6 @@ def encode_txn_offset_commit(
     return bytes(request.encode(version=version))
 
 
-def decode_txn_offset_commit(
-    version: int, payload: bytes, asked: int = ANY_NUMBER
-) -> TxnOffsetCommitResponse:
-    return TxnOffsetCommitResponse(
-        *read_response(TXN_OFFSET_COMMIT, version, payload, _errors_of_partitions, asked)
-    )
-
-
 def encode_offset_fetch(
     version: int, group: str, partitions: Sequence[TopicPartition] | None, *, stable: bool
 ) -> bytes:
@@ -360,11 +325,8 @@ def encode_offset_fetch(
     return bytes(request.encode(version=version))
 
 
-def decode_offset_fetch(version: int, payload: bytes, asked: int = ANY_NUMBER) -> OffsetFetchResponse:
-    return read_response(OFFSET_FETCH, version, payload, _offset_fetch, asked)
-
-
-def _offset_fetch(reader: Reader) -> OffsetFetchResponse:
+@decoder(OFFSET_FETCH)
+def decode_offset_fetch(reader: Reader) -> OffsetFetchResponse:
     throttle = reader.integer()
     groups: dict[str, tuple[int, Mapping[TopicPartition, CommittedOffset]]] = {}
     for _ in reader.elements("groups"):
@@ -399,13 +361,8 @@ def encode_describe_transactions(version: int, ids: Sequence[str]) -> bytes:
     return bytes(request.encode(version=version))
 
 
-def decode_describe_transactions(
-    version: int, payload: bytes, asked: int = ANY_NUMBER
-) -> DescribeTransactionsResponse:
-    return read_response(DESCRIBE_TRANSACTIONS, version, payload, _describe_transactions, asked)
-
-
-def _describe_transactions(reader: Reader) -> DescribeTransactionsResponse:
+@decoder(DESCRIBE_TRANSACTIONS)
+def decode_describe_transactions(reader: Reader) -> DescribeTransactionsResponse:
     throttle = reader.integer()
     found: dict[str, TransactionDescription] = {}
     for _ in reader.elements("transactions"):
@@ -444,11 +401,8 @@ def encode_list_transactions(version: int, states: Sequence[str], pattern: str, 
     return bytes(request.encode(version=version))
 
 
-def decode_list_transactions(version: int, payload: bytes, asked: int = 0) -> ListTransactionsResponse:
-    return read_response(LIST_TRANSACTIONS, version, payload, _list_transactions, asked)
-
-
-def _list_transactions(reader: Reader) -> ListTransactionsResponse:
+@decoder(LIST_TRANSACTIONS, asked=0)
+def decode_list_transactions(reader: Reader) -> ListTransactionsResponse:
     throttle, error = reader.integer(), reader.short()
     for _ in reader.elements("unknown filters"):
         reader.skip_text()

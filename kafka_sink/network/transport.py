@@ -97,11 +97,9 @@ class PlaintextTransport:
             raise
 
     def fileno(self) -> int:
-        """For the selector."""
         return self._socket.fileno()
 
     def connected(self) -> None:
-        """Raise OSError where the connect failed."""
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
@@ -121,18 +119,15 @@ class PlaintextTransport:
             return 0
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """One read."""
         try:
             return self._socket.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
             return None
 
     def close(self) -> None:
-        """Close without waiting. The system still sends the bytes that it holds."""
         self._socket.close()
 
     def abort(self) -> None:
-        """Drop the bytes that the system still holds and resets the connection."""
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._socket.close()

@@ -70,6 +70,23 @@ def read_response(
     raise ProtocolError(f"a response to {reader.name} cannot be read: {problem}")
 
 
+def decoder(
+    api_key: int, asked: int = ANY_NUMBER
+) -> Callable[[Callable[[Reader], Value]], Callable[..., Value]]:
+    """Make of a function, which reads a response behind its header, a codec's decoder (``apis.Codec``).
+
+    ``asked``: where the caller does not say. The decoder raises ProtocolError.
+    """
+
+    def made(convert: Callable[[Reader], Value]) -> Callable[..., Value]:
+        def decode(version: int, payload: bytes, asked: int = asked) -> Value:
+            return read_response(api_key, version, payload, convert, asked)
+
+        return decode
+
+    return made
+
+
 class Reader:
     """A place in a response. Raises struct.error or IndexError behind its end, ValueError for a wrong text,
     ProtocolError for lists that are too long."""
@@ -88,7 +105,6 @@ class Reader:
     # -- values -----------------------------------------------------------------------------------
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
         end = self.at + size
         if size < 0 or end > len(self.payload):
             raise IndexError
@@ -97,31 +113,26 @@ class Reader:
         return found
 
     def skip(self, size: int) -> None:
-        """Over so many bytes."""
         if size < 0 or self.at + size > len(self.payload):
             raise IndexError
         self.at += size
 
     def byte(self) -> int:
-        """An int8."""
         at = self.at
         self.at = at + 1
         return int(_BYTE.unpack_from(self.payload, at)[0])
 
     def short(self) -> int:
-        """An int16."""
         at = self.at
         self.at = at + 2
         return int(_SHORT.unpack_from(self.payload, at)[0])
 
     def integer(self) -> int:
-        """An int32."""
         at = self.at
         self.at = at + 4
         return int(_INT.unpack_from(self.payload, at)[0])
 
     def long(self) -> int:
-        """An int64."""
         at = self.at
         self.at = at + 8
         return int(_LONG.unpack_from(self.payload, at)[0])
@@ -139,7 +150,6 @@ class Reader:
         return self.take(length).decode()
 
     def skip_text(self) -> None:
-        """Over a string."""
         self.skip(max(0, self._text_length()))
 
     def _text_length(self) -> int:
@@ -219,7 +229,6 @@ class Reader:
             self.at = end
 
     def skip_tags(self) -> None:
-        """Over tagged fields."""
         if not self.flexible:
             return
         if self.payload[self.at] == 0:

@@ -136,7 +136,6 @@ class BreakerSettings:
 
 
 def breaker_settings(given: Mapping[str, Secret]) -> BreakerSettings:
-    """Settings from the options under the prefix, by names without the prefix. Raises ConfigurationError."""
     # The other options may be credentials, and error trackers collect the local variables of every frame.
     common = {
         option.name: given[option.name].reveal()
@@ -176,7 +175,6 @@ def failure_rate_settings(given: Mapping[str, str]) -> FailureRateSettings:
 
 
 def value_of(name: str, given: Mapping[str, str]) -> Any:
-    """Value of one option, by default its default. Raises ConfigurationError naming the option."""
     option = _BY_NAME[name]
     text = given.get(name)
     if text is None:
@@ -189,7 +187,6 @@ def value_of(name: str, given: Mapping[str, str]) -> Any:
 
 
 def refuse_unknown(given: Mapping[str, str]) -> None:
-    """Raise ConfigurationError for options that the default class does not have."""
     for name in given:
         if name not in _BY_NAME:
             nearest = get_close_matches(name, _BY_NAME, n=1, cutoff=0.6)
@@ -198,5 +195,4 @@ def refuse_unknown(given: Mapping[str, str]) -> None:
 
 
 def full_name(name: str) -> str:
-    """The option's name as users write it."""
     return f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}"

@@ -32,7 +32,6 @@ reason.
 
 
 def document() -> str:
-    """The whole Markdown page."""
     return "\n".join([_INTRODUCTION, *_tables(), *_breaker(), *_others()]) + "\n"
 
 
@@ -157,7 +156,6 @@ SPARK_CONFS: dict[str, str] = {
 
 
 def migration() -> str:
-    """The whole Markdown page."""
     return "\n".join([_MIGRATION_INTRODUCTION, *_spark(), *_producer(), *_further()]) + "\n"
 
 

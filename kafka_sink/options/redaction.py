@@ -54,7 +54,6 @@ def _finds(expressions: Iterable[re.Pattern[str]], texts: tuple[str, str]) -> bo
 
 
 def warning(names: Iterable[str]) -> str:
-    """What to say about ``shown_by_spark``."""
     listed = ", ".join(f"'{name}'" for name in names)
     return (
         f"Spark may show the secret option {listed} in plans, exceptions, its UI and its event log: name a "

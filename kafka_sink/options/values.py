@@ -88,7 +88,6 @@ def integer(low: int, high: int = INT_MAX, *, or_value: int | None = None) -> Ki
 
 
 def boolean() -> Kind:
-    """``true`` or ``false`` in any case."""
 
     def parse(text: str) -> bool:
         lowered = text.lower()
@@ -120,12 +119,10 @@ def words(*names: str, any_case: bool = False) -> Kind:
 
 
 def codec() -> Kind:
-    """A compression codec's name."""
     return choice({member.name.lower(): member for member in CompressionType})
 
 
 def string() -> Kind:
-    """Any text that fits into a string of Kafka's protocol."""
 
     def parse(text: str) -> str:
         size = len(text.encode("utf-8", "surrogatepass"))
@@ -142,7 +139,6 @@ def text() -> Kind:
 
 
 def secret() -> Kind:
-    """A text that is never shown."""
     return Kind("password", "any", Secret, lambda value: value.reveal())
 
 
@@ -187,7 +183,6 @@ def topic_problem(name: str) -> str | None:
 
 
 def topic() -> Kind:
-    """A legal topic name."""
 
     def parse(text: str) -> str:
         problem = topic_problem(text)

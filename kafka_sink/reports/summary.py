@@ -106,7 +106,6 @@ def summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:
 
 
 def _skipped(results: Sequence[TaskResult]) -> str:
-    """Rows that can never be written, by reason."""
     reasons: Counter[str] = Counter()
     for result in results:
         reasons.update(result.skip_reasons)
@@ -167,7 +166,6 @@ def _count(number: int, noun: str) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as text."""
     for exponent, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if count >= 1000**exponent:
             return f"{count / 1000**exponent:.1f} {unit}"

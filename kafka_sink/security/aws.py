@@ -25,8 +25,6 @@ _WAIT_S = 60.0
 
 
 class _Lookup:
-    """One look for credentials, over when ``done`` is set: with ``frozen`` or ``error``."""
-
     def __init__(self) -> None:
         self.done = threading.Event()
         self.frozen: Any = None

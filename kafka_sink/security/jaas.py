@@ -139,7 +139,6 @@ def _begins_word(char: str) -> bool:
 
 
 def _skip_blank(text: str, at: int) -> int:
-    """Past white space and comments."""
     while at < len(text):
         if text[at] <= " ":
             at += 1

@@ -215,7 +215,6 @@ class PemBlock(NamedTuple):
 
 
 def pem_blocks(text: bytes) -> list[PemBlock]:
-    """All blocks in their order. Raises ValueError for a block whose body is no base64."""
     found = [_pem_block(match) for match in _PEM_BLOCK.finditer(text)]
     for one in found:
         # Here, so that no frame of the error's traceback holds a key.

@@ -43,8 +43,6 @@ class SaslExchange(Protocol):
 
 
 class MechanismExchange:
-    """A mechanism of kafka-python's."""
-
     def __init__(self, mechanism: str, driven: SaslMechanism) -> None:
         self.mechanism = mechanism
         self._driven = driven
@@ -112,7 +110,6 @@ class ScramExchange(MechanismExchange):
 
 
 def plain(username: str, password: Secret) -> SaslExchange:
-    """RFC 4616."""
     driven = SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=password.reveal())
     return MechanismExchange("PLAIN", driven)
 

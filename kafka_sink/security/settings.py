@@ -100,8 +100,6 @@ class KerberosSettings:
 
 @dataclass(frozen=True)
 class SaslSettings:
-    """A mechanism, and what it needs."""
-
     mechanism: str
     username: str = ""
     password: Secret | None = None

@@ -33,11 +33,9 @@ class BatchCompletion:
         self._in_flight: dict[int, ProducerBatch] = {}
 
     def in_flight(self) -> Collection[ProducerBatch]:
-        """Batches that were sent and have no response yet."""
         return self._in_flight.values()
 
     def sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
-        """A Produce request with these batches goes out."""
         if _log.isEnabledFor(logging.DEBUG):
             size = sum(batch.size for batch in batches)
             _log.debug("broker %d: request with %d batch(es) of %d bytes", node_id, len(batches), size)
@@ -46,7 +44,6 @@ class BatchCompletion:
             self._in_flight[id(batch)] = batch
 
     def end_attempt(self, batch: ProducerBatch) -> None:
-        """The batch is no longer in flight: it has a response, or will get none."""
         self._in_flight.pop(id(batch), None)
 
     def succeed(self, batches: Sequence[tuple[ProducerBatch, int, int]], *, confirmed: bool) -> None:
@@ -87,7 +84,6 @@ class BatchCompletion:
         self._accumulator.reenqueue(batch, 0.0)
 
     def replace(self, batch: ProducerBatch, pieces: Collection[ProducerBatch]) -> None:
-        """Queue the pieces of a batch that was too large in its place."""
         self.deliveries.count(splits=1)
         self._accumulator.reenqueue_split(batch, [*pieces])
 
@@ -204,14 +200,12 @@ class BatchExpiry:
                 self._completion.fail(batch, DeliveryError(f"{batch.partition}: {reason}"))
 
     def _partitions_without(self, partition: TopicPartition) -> int | None:
-        """How many partitions the topic has, where it lacks this one; else None."""
         topic = self._cluster.topic(partition.topic)
         if topic is None or partition.partition < len(topic.partitions):
             return None
         return len(topic.partitions)
 
     def _obstacle(self, partition: TopicPartition) -> str | None:
-        """Why a batch was never sent, as far as that is known."""
         if self._identity is not None and not self._identity.ready:
             return self._identity.last_error
         count = self._partitions_without(partition)

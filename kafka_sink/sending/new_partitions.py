@@ -75,14 +75,12 @@ class NewPartitions:
         return min((pause for pause in pauses if pause > 0), default=float("inf"))
 
     def sent(self, node_id: int, batch: ProducerBatch) -> None:
-        """A request with this batch goes out."""
         if self._limits and batch.partition not in self._served:
             limit = self._limits.get((node_id, batch.partition.topic))
             if limit is not None:
                 limit.in_flight.add(batch)
 
     def taken(self, node_id: int, batch: ProducerBatch) -> None:
-        """The broker has appended the batch."""
         self._served.add(batch.partition)
         if not self._limits:
             return

@@ -53,7 +53,6 @@ class NodeMetricsRecorder:
         self._nodes: dict[int, _Node] = {}
 
     def sent(self, node_id: int, size: int, now_ms: float) -> None:
-        """A Produce request goes out with ``size`` bytes of record batches."""
         with self._lock:
             node = self._nodes.setdefault(node_id, _Node())
             node.requests += 1
@@ -61,7 +60,6 @@ class NodeMetricsRecorder:
             node.sent_ms.append(now_ms)
 
     def responded(self, node_id: int, now_ms: float) -> None:
-        """The oldest request has its response."""
         with self._lock:
             node = self._nodes.setdefault(node_id, _Node())
             if node.sent_ms:
@@ -71,7 +69,6 @@ class NodeMetricsRecorder:
                 node.buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
 
     def failed(self, node_id: int) -> None:
-        """The oldest request gets no response."""
         with self._lock:
             node = self._nodes.setdefault(node_id, _Node())
             node.failures += 1
@@ -87,7 +84,6 @@ class NodeMetricsRecorder:
             node.throttled_until_ms = max(node.throttled_until_ms, until_ms)
 
     def snapshot(self, now_ms: float) -> dict[int, NodeMetrics]:
-        """The metrics by broker."""
         with self._lock:
             return {
                 node_id: NodeMetrics(

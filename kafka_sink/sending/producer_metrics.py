@@ -78,17 +78,14 @@ class LiveProducers:
         self._living = WeakSet()
 
     def add(self, producer: HasMetrics) -> None:
-        """Register a new producer."""
         with self._lock:
             self._living.add(producer)
 
     def discard(self, producer: HasMetrics) -> None:
-        """Forget a closed producer."""
         with self._lock:
             self._living.discard(producer)
 
     def metrics(self) -> list[Metrics]:
-        """The metrics of each producer, in no order."""
         with self._lock:
             living = list(self._living)
         return [producer.metrics() for producer in living]

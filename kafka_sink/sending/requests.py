@@ -43,7 +43,6 @@ class SenderSettings:
 
     @classmethod
     def from_options(cls, options: SinkOptions) -> SenderSettings:
-        """As the user set them."""
         return cls(
             acks=options.acks,
             max_request_size=options.max_request_size,
@@ -212,7 +211,6 @@ class ProducerIdRequests:
         return self._identity.on_response(event.response, now_ms)
 
     def on_failure(self, event: RequestFailed, tag: ProducerIdTag, now_ms: float) -> None:
-        """The request will get no response."""
         if tag.generation == self._identity.generation:
             self._identity.on_failure(now_ms, event.cause)
 

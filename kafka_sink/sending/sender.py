@@ -123,11 +123,9 @@ class Sender(threading.Thread):
 
     @property
     def deliveries(self) -> TaskDeliveries:
-        """How the present task's batches ended."""
         return self._completion.deliveries
 
     def node_metrics(self, now_ms: float) -> dict[int, NodeMetrics]:
-        """The present task's requests by broker. Any thread."""
         return self._completion.nodes.snapshot(now_ms)
 
     def begin(self) -> None:

@@ -149,7 +149,6 @@ class _Taken:
         return True
 
     def records(self, base_timestamp: int) -> TakenRecords:
-        """All of them."""
         return TakenRecords(self._bodies, self._ends, [base_timestamp + delta for delta in self._timestamps])
 
 
@@ -218,7 +217,6 @@ class _Pieces:
         self._room = self._target = 0.0
 
     def add(self, record: Record) -> None:
-        """The next record, in order."""
         piece = self._piece
         if piece is None or (self._limit is not None and self._is_full(piece, record[2])):
             self._finish()
@@ -247,7 +245,6 @@ class _Pieces:
             self._piece = None
 
     def placed(self) -> list[ProducerBatch]:
-        """All pieces, in the parent's memory."""
         self._finish()
         if self._made:
             whole = self._parent.buffer = share(self._parent.buffer)

@@ -144,7 +144,7 @@ class TransactionPartitions:
     def _on_added(
         self,
         partitions: Sequence[TopicPartition],
-        response: transaction_requests.AddPartitionsResponse,
+        response: transaction_requests.PartitionErrors,
         now_ms: float,
     ) -> KafkaSinkError | None:
         failed = [one for one in partitions if response.errors.get(one, kafka_errors.NONE)]

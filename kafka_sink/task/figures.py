@@ -63,7 +63,6 @@ class TaskFiguresReader:
     _trips_before: tuple[int, int] = (0, 0)
 
     def begin(self) -> None:
-        """A new task."""
         self.started_ms = self.clock_ms()
         self.transaction_since_ms = None
         self._memory_before = self.allocator.metrics()
@@ -107,7 +106,6 @@ class TaskFiguresReader:
         )
 
     def counts(self) -> TaskCounts:
-        """What the present task has counted so far."""
         counts = self.sender.deliveries.counts()
         trips, probes = self._trips()
         lookups, before = self.cluster.lookups, self._lookups_before

@@ -301,7 +301,6 @@ class Producer:
 
     @property
     def _has_letters(self) -> bool:
-        """Whether rows wait for their letters to be written."""
         letters = self._dead_letters
         return letters is not None and letters.topic is not None and letters.is_waiting
 
@@ -409,7 +408,6 @@ class Producer:
 
     @property
     def rows(self) -> int:
-        """Rows of this task so far."""
         return self._rows + self._refused_rows
 
     @property
@@ -462,7 +460,6 @@ class Producer:
 
     @property
     def _skipped(self) -> int:
-        """Rows of this task that can never be written."""
         return 0 if self._dead_letters is None else self._dead_letters.rows
 
     def _letters(self) -> dict[tuple[str, str], int]:

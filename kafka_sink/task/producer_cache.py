@@ -66,7 +66,6 @@ class ProducerCache:
             old.close()
 
     def close(self) -> None:
-        """Close all idle producers."""
         with self._lock:
             idle = list(self._idle.values())
             self._idle.clear()

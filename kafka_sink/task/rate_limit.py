@@ -42,7 +42,6 @@ def limits_of(options: SinkOptions) -> dict[str, int]:
 
 
 def sleep_ms(milliseconds: float) -> None:
-    """Wait for this long."""
     time.sleep(milliseconds / 1000)
 
 

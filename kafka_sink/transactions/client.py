@@ -647,7 +647,7 @@ class TransactionClient:
             name, producer, group = operation.transactional_id, operation.producer, operation.group
             return transaction_requests.encode_txn_offset_commit(version, name, *producer, group, offsets)
 
-        def take(response: transaction_requests.TxnOffsetCommitResponse) -> bool:
+        def take(response: transaction_requests.PartitionErrors) -> bool:
             code = next((one for one in response.errors.values() if one), kafka_errors.NONE)
             if not self._judge(call, code):
                 return False

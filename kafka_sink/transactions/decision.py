@@ -59,7 +59,6 @@ class BatchIdentity:
 
     @property
     def is_of_query(self) -> bool:
-        """Whether it is a micro-batch."""
         return self.writer.startswith(_QUERY)
 
     @property
@@ -93,7 +92,6 @@ class RowsDigest:
 
     @classmethod
     def total(cls, digests: Iterable[RowsDigest]) -> RowsDigest:
-        """Of all their rows together."""
         rows = size = checksum = 0
         for one in digests:
             rows, size, checksum = rows + one.rows, size + one.size, checksum + one.checksum
@@ -201,7 +199,6 @@ class Decision:
     began_ms: int = -1
 
     def covers(self, batch: BatchIdentity) -> bool:
-        """Whether this batch was decided."""
         written = self.progress.get(batch.writer)
         return written is not None and batch.number in written
 

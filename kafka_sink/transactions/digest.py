@@ -58,7 +58,6 @@ class RunningDigest:
         self._checksum = 0
 
     def update(self, batch: pa.RecordBatch) -> None:
-        """Count a batch in."""
         self._rows += batch.num_rows
         if not batch.num_rows or not self._indices:
             return
@@ -69,7 +68,6 @@ class RunningDigest:
         self._checksum += int(_mixed(rows).sum())
 
     def result(self) -> RowsDigest:
-        """Of all batches so far."""
         return RowsDigest.total([RowsDigest(self._rows, self._size, self._checksum)])
 
 

@@ -180,7 +180,6 @@ Steps = Generator[tuple[Operation, ...], tuple[Any, ...], Result]
 
 
 def init_producer(transactional_id: str) -> Steps[ProducerEpoch]:
-    """One InitProducer."""
     (result,) = yield (InitProducer(transactional_id),)
     return ProducerEpoch(*result)
 
@@ -194,7 +193,6 @@ def describe(*transactional_ids: str, afresh: bool = False) -> Steps[Mapping[str
 
 
 def fetch_offsets(*groups: str) -> Steps[Mapping[OffsetKey, str]]:
-    """One FetchOffsets."""
     (result,) = yield (FetchOffsets(groups),)
     return dict(result)
 

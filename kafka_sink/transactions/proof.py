@@ -301,7 +301,6 @@ def _command(action: str, scope: Scope) -> str:
 
 
 def named(tasks: Sequence[int]) -> str:
-    """Tasks for a message: not thousands of them."""
     some = ", ".join(map(str, tasks[:_NAMED]))
     more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
     return f"task{'s' if len(tasks) > 1 else ''} {some}{more}"

@@ -24,7 +24,6 @@ class Scope:
 
     @property
     def driver_id(self) -> str:
-        """The transactional id whose transactions are the decisions."""
         return f"{self.prefix}-driver"
 
     def task_id(self, task: int, slot: int) -> str:
@@ -35,11 +34,9 @@ class Scope:
         return f"{self.prefix}-task-{task}-{slot}"
 
     def decision_key(self, chunk: int) -> OffsetKey:
-        """Where a decision's chunk is recorded."""
         return self._key("decision", chunk)
 
     def mark_key(self, task: int) -> OffsetKey:
-        """Where a task's transaction records that it was committed."""
         return self._key("tasks", task)
 
     def _key(self, family: str, index: int) -> OffsetKey:
@@ -48,7 +45,6 @@ class Scope:
         return OffsetKey(group, TopicPartition(self.topic, partition))
 
     def decision_groups(self, chunks: int) -> tuple[str, ...]:
-        """The groups that hold this many chunks."""
         last = max(chunks - 1, 0) // self.partitions
         return tuple(self.decision_key(number * self.partitions).group for number in range(last + 1))
 

@@ -71,7 +71,6 @@ def open_longer_than(scope: Scope, age_ms: float) -> Steps[int]:
 
 
 def abort(scope: Scope, task: int, slot: int, producer: ProducerEpoch) -> Steps[None]:
-    """End an attempt that failed. Where somebody else has, that is as good."""
     yield (EndTransaction(scope.task_id(task, slot), producer, commit=False),)
 
 

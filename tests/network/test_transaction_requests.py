@@ -133,7 +133,7 @@ ANSWERS: dict[str, tuple[Callable[[int, bytes], Any], int, bytes, Any]] = {
         sut.decode_txn_offset_commit,
         5,
         recorded(),
-        sut.TxnOffsetCommitResponse({T0: 0, T1: 47}),
+        sut.PartitionErrors({T0: 0, T1: 47}),
     ),
     "OffsetFetch": (
         sut.decode_offset_fetch,

@@ -99,7 +99,7 @@ def of_coordinators(response: transactions.CoordinatorsResponse, values: Values,
         assert node is None or vars_of(node)[:3] == (one["NodeId"], one["Host"], one["Port"])
 
 
-def of_added(response: transactions.AddPartitionsResponse, values: Values, version: int) -> None:
+def of_added(response: transactions.PartitionErrors, values: Values, version: int) -> None:
     assert response.errors == {
         (topic["Name"], row["PartitionIndex"]): row["PartitionErrorCode"]
         for topic in values["ResultsByTopicV3AndBelow"]
@@ -107,7 +107,7 @@ def of_added(response: transactions.AddPartitionsResponse, values: Values, versi
     }
 
 
-def of_committed(response: transactions.TxnOffsetCommitResponse, values: Values, version: int) -> None:
+def of_committed(response: transactions.PartitionErrors, values: Values, version: int) -> None:
     assert response.errors == {
         (topic["Name"], row["PartitionIndex"]): row["ErrorCode"]
         for topic in values["Topics"]

@@ -21,8 +21,8 @@ from kafka_sink.network.transaction_requests import (
     FoundCoordinator,
     ListTransactionsResponse,
     OffsetFetchResponse,
+    PartitionErrors,
     TransactionDescription,
-    TxnOffsetCommitResponse,
 )
 from kafka_sink.options import parse
 from kafka_sink.transactions import client as module
@@ -255,9 +255,9 @@ class Coordinators(Network):
         if self.coordinator == 1:
             # Before it has appended anything.
             self.coordinator = 2
-            return TxnOffsetCommitResponse({PLACE: kafka_errors.CONCURRENT_TRANSACTIONS})
+            return PartitionErrors({PLACE: kafka_errors.CONCURRENT_TRANSACTIONS})
         error = kafka_errors.NOT_COORDINATOR if node == 1 else kafka_errors.NONE
-        return TxnOffsetCommitResponse({PLACE: error})
+        return PartitionErrors({PLACE: error})
 
 
 PLACE = TopicPartition("t", 0)
