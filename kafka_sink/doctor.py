@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kafka_sink.driver.command_line import add_options, given_options
-from kafka_sink.driver.findings import Finding, Level
+from kafka_sink.driver.command_line import Finding, Level, add_options, given_options
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.libraries import OF_DRIVER, OF_TASKS, anybody_may_write
 from kafka_sink.version import __version__

@@ -18,7 +18,7 @@ from kafka_sink import doctor
 from kafka_sink.coordinator.process.placement import ADMINISTERED
 from kafka_sink.doctor import examine, main
 from kafka_sink.driver import cluster_findings, planning_client
-from kafka_sink.driver.findings import Finding, Level
+from kafka_sink.driver.command_line import Finding, Level
 from kafka_sink.driver.session_findings import of_session
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse

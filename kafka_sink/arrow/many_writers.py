@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_sink.arrow.encoded_columns import check_early
+from kafka_sink.arrow.columns import check_early
 from kafka_sink.arrow.planning import checked
 from kafka_sink.arrow.producer import ArrowProducer
 from kafka_sink.coordinator.process.planning import PlannedCoordinator

@@ -2,6 +2,9 @@
 
 A block is what a job is in Spark: it ends when every row is acknowledged, and with exactly-once it is one
 transaction. Its rows go the way of a task's (``task/producer.py``), without Spark and without a coordinator.
+
+Users hand over anything with Arrow's PyCapsule interface (``__arrow_c_stream__`` of tables, frames and
+readers, ``__arrow_c_array__`` of single batches), or an iterable of such things.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import atexit
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -18,14 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from kafka_sink.arrow.columns import ArrowColumns
-from kafka_sink.arrow.encoded_columns import EncodedColumns, columns_of
+from kafka_sink.arrow.columns import ArrowColumns, EncodedColumns, columns_of
 from kafka_sink.arrow.planning import ArrowWrite, checked, plan
-from kafka_sink.arrow.sources import record_batches
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.driver import driver_log
-from kafka_sink.errors import DeliveryError, ProducerClosedError
+from kafka_sink.errors import DeliveryError, ProducerClosedError, SchemaError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.reports import write_reports
 from kafka_sink.reports.delivery_report import Written
@@ -38,6 +39,52 @@ from kafka_sink.task.producer_cache import PRODUCERS
 if TYPE_CHECKING:
     from kafka_sink.arrow.transaction import WriteTransaction
     from kafka_sink.dead_letters.refused_rows import RefusedRows
+
+
+def record_batches(data: Any) -> tuple[pa.Schema | None, Iterator[pa.RecordBatch]]:
+    """The schema, where it is known before the first batch is read, and the batches.
+
+    Raises SchemaError for something else; the iterator raises it for an item, and what ``data`` raises.
+    """
+    if isinstance(data, pa.RecordBatch):
+        return data.schema, iter((data,))
+    if hasattr(data, "__arrow_c_stream__"):
+        try:
+            reader = pa.RecordBatchReader.from_stream(data)
+        except pa.ArrowInvalid as error:
+            raise _unfit(data, f": {error}") from None
+        return reader.schema, iter(reader)
+    if hasattr(data, "__arrow_c_array__"):
+        return record_batches(pa.record_batch(data))
+    # Of a frame of another kind, iteration would give columns or rows.
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict) and not _is_frame(data):
+        return None, _batches_of_each(data)
+    raise _unfit(data)
+
+
+def _batches_of_each(items: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    for item in items:
+        if not hasattr(item, "__arrow_c_stream__") and not hasattr(item, "__arrow_c_array__"):
+            raise _unfit(item)
+        yield from record_batches(item)[1]
+
+
+def _is_frame(data: Any) -> bool:
+    return hasattr(data, "columns") or hasattr(data, "collect_schema")
+
+
+def _unfit(data: Any, why: str = "") -> SchemaError:
+    kind = f"{type(data).__module__}.{type(data).__qualname__}"
+    remedy = ""
+    if hasattr(data, "collect"):
+        remedy = " Collect it first, or write its batches, as with collect_batches() of Polars."
+    elif hasattr(data, "itertuples"):
+        remedy = " Use pandas 3, or pyarrow.Table.from_pandas(frame)."
+    return SchemaError(
+        f"{kind} is no Arrow data{why}. Give a table, frame or reader with __arrow_c_stream__ (pyarrow, "
+        f"Polars, DuckDB, pandas 3), a record batch, or an iterable of these.{remedy}"
+    )
+
 
 # How often refused rows are looked for while nothing is sent: they would expire without their letters.
 _LETTERS_MS = 100.0

@@ -7,9 +7,8 @@ from contextlib import nullcontext
 from typing import Any
 
 from kafka_sink.arrow import progress as terminal
-from kafka_sink.arrow.encoded_columns import check_early
-from kafka_sink.arrow.producer import ArrowProducer
-from kafka_sink.arrow.sources import record_batches
+from kafka_sink.arrow.columns import check_early
+from kafka_sink.arrow.producer import ArrowProducer, record_batches
 from kafka_sink.errors import DeliveryError
 from kafka_sink.reports.delivery_report import Written
 

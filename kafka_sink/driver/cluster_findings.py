@@ -8,7 +8,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from kafka_sink.driver.findings import Finding, Level
+from kafka_sink.driver.command_line import Finding, Level
 from kafka_sink.driver.planning_client import CONNECT_BOUND_MS, PlanningClient
 from kafka_sink.driver.topic_preparation import TopicPreparation, named_topics
 from kafka_sink.errors import KafkaSinkError, MissingTopicError

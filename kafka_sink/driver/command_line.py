@@ -1,9 +1,11 @@
-"""Options of the sink on a command line, for ``kafka_sink.doctor`` and ``kafka_sink.transactions``."""
+"""Options of the sink on a command line, and what its tools report. Imports nothing that may be missing."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass
+from enum import Enum
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,3 +43,22 @@ def given_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
             parser.error("an --option lacks '=': write NAME=VALUE")
         options[name.strip()] = value
     return options
+
+
+class Level(Enum):
+    """How bad a finding is. A job fails on a PROBLEM."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "PROBLEM"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    level: Level
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level.value:>8}  {self.text}"

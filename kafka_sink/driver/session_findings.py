@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kafka_sink.driver.driver_conf import OWN_PREFIX
-from kafka_sink.driver.findings import Finding, Level
-from kafka_sink.driver.planning_warnings import idle_timeout_problem
+from kafka_sink.driver.command_line import Finding, Level
+from kafka_sink.driver.driver_conf import OWN_PREFIX, idle_timeout_problem
 from kafka_sink.options import redaction
 from kafka_sink.options.table import SPECS
 

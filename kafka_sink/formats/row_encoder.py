@@ -1,4 +1,7 @@
-"""Encodes Spark's Arrow batches: those that it returns have key and value as bytes, as if rows had them."""
+"""Encodes Spark's Arrow batches: those that it returns have key and value as bytes, as if rows had them.
+
+Rows that do not fit their schema have no bytes: their dead letters hold them as JSON.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,79 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_sink.dead_letters.row_rejection import rows_of_table
-from kafka_sink.errors import InvalidRowError
-from kafka_sink.formats import encoders, words
+from kafka_sink.errors import InvalidRowError, SchemaError
+from kafka_sink.formats import encoders, json_values, words
 from kafka_sink.formats.columns import UnfitRowsError, plain, present_only
-from kafka_sink.formats.headers import with_header
-from kafka_sink.formats.letters import letter_values
 from kafka_sink.formats.registered import RegisteredSchema
 from kafka_sink.formats.row_encoding import ID_HEADERS, PartFormat, RowEncoding
 from kafka_sink.formats.words import Int64s, Piece, Word
-from kafka_sink.records.arrays import binary_of, indices, null_mask, numbers
+from kafka_sink.records.arrays import as_binary, binary_of, indices, lengths, null_mask, numbers
 
 if TYPE_CHECKING:
     from kafka_sink.dead_letters.refused_rows import RefusedRows
     from kafka_sink.rows.column_plan import ColumnPlan
+
+
+def with_header(own: pa.Array | None, name: str, contents: pa.Array, encoded: pa.Array) -> pa.Array:
+    """Each row's own headers, and one more where ``encoded`` is not null: a tombstone has no schema.
+
+    ``own`` is a list of (key, value) structs of text or binary, or None; ``contents`` has the header's value.
+    """
+    rows = len(contents)
+    held = np.zeros(rows, dtype=np.int64) if own is None else lengths(own).astype(np.int64)
+    added = np.ones(rows, dtype=np.bool_) if not encoded.null_count else ~null_mask(encoded)
+    ends = np.zeros(rows + 1, dtype=np.int32)
+    np.cumsum(held + added, out=ends[1:])
+    keys, values = _entries(own)
+    key_at = np.empty(int(ends[-1]), dtype=np.int32)
+    value_at = np.empty(len(key_at), dtype=np.int32)
+    last = ends[1:][added] - 1
+    key_at[last] = len(keys)
+    value_at[last] = len(values) + np.flatnonzero(added)
+    before = np.ones(len(key_at), dtype=np.bool_)
+    before[last] = False
+    key_at[before] = value_at[before] = np.arange(len(keys), dtype=np.int32)
+    entries = pa.StructArray.from_arrays(
+        [
+            pa.concat_arrays([keys, binary_of([name.encode()]).cast(keys.type)]).take(indices(key_at)),
+            pa.concat_arrays([values, contents]).take(indices(value_at)),
+        ],
+        ["key", "value"],
+    )
+    starts = pa.Array.from_buffers(pa.int32(), rows + 1, [None, pa.py_buffer(ends)])
+    return pa.ListArray.from_arrays(starts, entries)
+
+
+def _entries(own: pa.Array | None) -> tuple[pa.Array, pa.Array]:
+    if own is None:
+        return pa.nulls(0, pa.string()), pa.nulls(0, pa.binary())
+    keys, values = own.flatten().flatten()
+    return keys, as_binary(values)
+
+
+def letter_values(column: pa.Array) -> pa.Array:
+    """Each entry as JSON, null for null; as Python shows it where JSON has none, such as for NaN."""
+    column = plain(column)
+    nulls = null_mask(column)
+    try:
+        pieces = present_only(
+            column, nulls, lambda present: json_values.of_type(column.type, "").pieces(present, None)
+        )
+        return words.join(pieces, len(column), nulls)
+    except (UnfitRowsError, SchemaError):
+        # One row at a time: errors.max bounds how many there are.
+        return binary_of(
+            [_shown(entry).encode(errors="replace") if entry.is_valid else None for entry in column]
+        )
+
+
+def _shown(entry: pa.Scalar) -> str:
+    try:
+        return str(entry)
+    except (OverflowError, ValueError):
+        # Python's dates end with the year 9999.
+        return str(pa.repeat(entry, 1).to_string())
+
 
 # Of the rows that are encoded at once. More would fall out of the processor's caches.
 _MAX_PIECE_BYTES = 4 << 20

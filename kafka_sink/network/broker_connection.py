@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.model import Node
 from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, InFlightRequest, Phase
-from kafka_sink.network.events import OutboundRequest
-from kafka_sink.network.settings import NetworkSettings
+from kafka_sink.network.events import NetworkSettings, OutboundRequest
 from kafka_sink.network.transport import Lookup, PlaintextTransport, SocketAddress, Transport, start_lookup
 
 if TYPE_CHECKING:

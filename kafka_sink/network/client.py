@@ -25,13 +25,13 @@ from kafka_sink.network.broker_connection import BrokerConnection, ConnectionSta
 from kafka_sink.network.broker_protocol import CompletedRequest
 from kafka_sink.network.events import (
     NetworkEvent,
+    NetworkSettings,
     NodeConnected,
     NodeDisconnected,
     OutboundRequest,
     RequestFailed,
     ResponseReceived,
 )
-from kafka_sink.network.settings import NetworkSettings
 from kafka_sink.security.preparation import Security
 
 __all__ = [

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kafka_sink.errors import AuthenticationError
-from kafka_sink.network.events import Buffer
-from kafka_sink.network.settings import NetworkSettings
+from kafka_sink.network.events import Buffer, NetworkSettings
 from kafka_sink.network.transport import PlaintextTransport, SocketAddress
 from kafka_sink.security.tls_context import TLS13_SUITES, explain, is_final, split_suites
 

@@ -16,8 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kafka_sink.network.events import Buffer
-from kafka_sink.network.settings import NetworkSettings
+from kafka_sink.network.events import Buffer, NetworkSettings
 
 # l_onoff, l_linger: closing resets the connection.
 _NO_LINGER = struct.pack("ii", 1, 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from pyspark.sql.datasource import DataSource
 
-from kafka_sink.driver import planning_warnings
+from kafka_sink.driver import driver_conf
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.spark.pyspark_classes import ArrowWriter, StreamArrowWriter, WriterCommitMessage
@@ -64,7 +64,7 @@ class KafkaChunkedDataSource(DataSource):
             )
         if not self.options:
             raise ConfigurationError(_NO_OPTIONS)
-        planning_warnings.warn_of_shown_secrets(self.options)
+        driver_conf.warn_of_shown_secrets(self.options)
         if not _is_of_spark(schema):
             schema = self._of_sail(schema)
         # Tasks import this module for its writers, and pay for no planning.
@@ -75,7 +75,7 @@ class KafkaChunkedDataSource(DataSource):
     @logged_on_driver
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's signature
         """Plan a micro-batch. Complete mode sets ``overwrite``; its results are appended, too."""
-        planning_warnings.warn_of_shown_secrets(self.options)
+        driver_conf.warn_of_shown_secrets(self.options)
         from kafka_sink.spark.planning import plan
 
         planned = plan(

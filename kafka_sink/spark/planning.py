@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kafka_sink import spark_application
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.coordinator.process.planning import plan_coordinator
-from kafka_sink.driver import driver_log, planning_warnings
+from kafka_sink.driver import driver_conf, driver_log
 from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
@@ -105,7 +105,7 @@ def _check(options: SinkOptions) -> None:
         from kafka_sink.reports import lineage
 
         lineage.check()
-    planning_warnings.warn_of_idle_timeout(options.delivery_timeout_ms)
+    driver_conf.warn_of_idle_timeout(options.delivery_timeout_ms)
     breaker = load_breaker(options)
     if breaker is not None:
         breaker.close()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import kafka_sink
-from kafka_sink.arrow.encoded_columns import EncodedColumns
+from kafka_sink.arrow.columns import EncodedColumns
 from kafka_sink.dead_letters.refused_rows import RefusedRows
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import registry

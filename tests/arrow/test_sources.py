@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from kafka_sink.arrow.sources import record_batches
+from kafka_sink.arrow.producer import record_batches
 from kafka_sink.errors import SchemaError
 
 TABLE = pa.table({"value": ["a", "b", "c"]})

@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import json_schema, json_values, words
 from kafka_sink.formats.columns import UnfitRowsError
-from kafka_sink.formats.letters import letter_values
+from kafka_sink.formats.row_encoder import letter_values
 from tests.support.avro_cases import tables
 
 

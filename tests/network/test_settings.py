@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from kafka_sink.network.settings import NetworkSettings
+from kafka_sink.network.events import NetworkSettings
 from kafka_sink.options import parse
 
 REQUIRED = {"kafka.bootstrap.servers": "a:1,[::1]:2"}

@@ -16,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from kafka_sink.errors import AuthenticationError
-from kafka_sink.network.settings import NetworkSettings
+from kafka_sink.network.events import NetworkSettings
 from kafka_sink.network.tls_transport import TlsStream, TlsTransport
 from kafka_sink.secret import Secret
 from kafka_sink.security.settings import SecuritySettings, Store, TlsSettings

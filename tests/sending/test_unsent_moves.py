@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kafka_sink.model import TopicPartition
+from kafka_sink.sending.sender import UnsentMoves
 from kafka_sink.sending.task_deliveries import TaskDeliveries
-from kafka_sink.sending.unsent_moves import UnsentMoves
 
 
 @pytest.mark.parametrize(

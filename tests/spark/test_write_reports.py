@@ -29,7 +29,7 @@ from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezv
 from kafka_sink.coordinator.transport.handlers import HandlerFactory
 from kafka_sink.coordinator.writes import channel as write_channel
 from kafka_sink.coordinator.writes.handler import write_handler
-from kafka_sink.driver import driver_process, planning_warnings
+from kafka_sink.driver import driver_conf, driver_process
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import EndedTransactions, PartitionResult, TaskResult
 from kafka_sink.options import parse
@@ -415,11 +415,11 @@ def test_a_secret_option_that_spark_would_show_is_warned_of_once(
     driver = mock.Mock()
     driver.arguments.return_value = ["java", "--conf", "spark.redaction.regex=(?i)keystore"]
     monkeypatch.setattr(driver_process, "find_driver_process", lambda: driver)
-    planning_warnings.warn_of_shown_secrets({"kafka.ssl.keystore.key": "k", "topic": "t"})
+    driver_conf.warn_of_shown_secrets({"kafka.ssl.keystore.key": "k", "topic": "t"})
     assert caplog.messages == [], "the session's expression covers it"
     spark_application.forget("secrets checked")
     for _ in range(2):
-        planning_warnings.warn_of_shown_secrets({"kafka.sasl.password": "hunter2", "topic": "t"})
+        driver_conf.warn_of_shown_secrets({"kafka.sasl.password": "hunter2", "topic": "t"})
     (line,) = caplog.messages
     assert "'kafka.sasl.password'" in line
     assert "hunter2" not in line
@@ -442,7 +442,7 @@ def test_a_secret_option_that_spark_would_show_is_warned_of_once(
 def test_an_idle_timeout_that_ends_tasks_before_the_sink_can_say_why_is_warned_of(
     conf: dict[str, str], warns: bool
 ) -> None:
-    line = planning_warnings.idle_timeout_problem(conf.get, 120_000)
+    line = driver_conf.idle_timeout_problem(conf.get, 120_000)
     assert (line is not None) is warns
     if line is not None:
         assert "kafka.delivery.timeout.ms" in line

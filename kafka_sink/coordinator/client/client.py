@@ -18,10 +18,9 @@ from collections.abc import Sequence
 
 from kafka_sink.clock import Clock, ExponentialBackoff
 from kafka_sink.coordinator.client.executor_relay import ExecutorRelay
-from kafka_sink.coordinator.transport.address import CoordinatorAddress
+from kafka_sink.coordinator.transport.address import CoordinatorAddress, warn_once
 from kafka_sink.coordinator.transport.channel import Channel
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
-from kafka_sink.coordinator.transport.warnings import warn_once
 from kafka_sink.errors import ProtocolError
 from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
 

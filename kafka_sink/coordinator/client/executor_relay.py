@@ -15,8 +15,7 @@ import threading
 import time
 
 from kafka_sink.clock import Clock
-from kafka_sink.coordinator.client.relay import Relay
-from kafka_sink.coordinator.client.relay_folder import RelayFolder
+from kafka_sink.coordinator.client.relay import Relay, RelayFolder
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection, Link, connect
 from kafka_sink.errors import ProtocolError

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kafka_sink import libraries, spark_application
-from kafka_sink.coordinator.process.application_files import pause_s
 from kafka_sink.coordinator.process.placement import (
     Placement,
     is_enabled,
@@ -30,12 +29,12 @@ from kafka_sink.coordinator.process.rendezvous_directory import (
     RunningCoordinator,
     Starts,
     json_line,
+    pause_s,
     write_all,
 )
 from kafka_sink.coordinator.process.terminal_progress import driver_terminal
-from kafka_sink.coordinator.transport.address import Rendezvous
+from kafka_sink.coordinator.transport.address import UNAVAILABLE, Rendezvous, warn_of_no_coordinator
 from kafka_sink.coordinator.transport.session import SECRET_BYTES
-from kafka_sink.coordinator.transport.warnings import UNAVAILABLE, warn_of_no_coordinator
 from kafka_sink.driver import driver_log, driver_process
 from kafka_sink.driver.driver_conf import conf_of, shows_progress
 from kafka_sink.driver.driver_process import DriverProcess

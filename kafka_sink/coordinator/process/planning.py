@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.metadata.messages import decode_snapshot
 from kafka_sink.coordinator.process import launcher
-from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
+from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous, warn_once
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
-from kafka_sink.coordinator.transport.warnings import warn_once
 from kafka_sink.errors import ProtocolError
 from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.options import SinkOptions

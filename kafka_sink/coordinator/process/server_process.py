@@ -25,7 +25,7 @@ from kafka_sink.coordinator.figures.handler import FiguresHandler
 from kafka_sink.coordinator.figures.live_view import LiveView
 from kafka_sink.coordinator.figures.messages import KIND
 from kafka_sink.coordinator.metadata.fetcher import metadata_handler
-from kafka_sink.coordinator.process.application_files import (
+from kafka_sink.coordinator.process.rendezvous_directory import (
     LONG_LIFE_S,
     WATCH_S,
     CommandPipe,

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kafka_sink.coordinator.process.application_files import (
+from kafka_sink.coordinator.process.rendezvous_directory import (
     LONG_LIFE_S,
     WATCH_S,
     CommandPipe,

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kafka_sink.clock import Clock
-from kafka_sink.coordinator.transport.cluster_registry import ClusterRegistry
 from kafka_sink.coordinator.transport.connections import Connections, Dropped, ServerBounds
-from kafka_sink.coordinator.transport.handlers import HandlerFactory, Reply, ServerMessage
+from kafka_sink.coordinator.transport.handlers import ClusterRegistry, HandlerFactory, Reply, ServerMessage
 from kafka_sink.coordinator.transport.loop_watch import LoopWatch
 from kafka_sink.coordinator.transport.message_format import Line, prefixed, split_lines
 from kafka_sink.coordinator.transport.peer_connection import PeerConnection, encode_message

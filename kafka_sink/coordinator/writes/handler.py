@@ -29,7 +29,7 @@ from kafka_sink.coordinator.transport import message_format as fields
 from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage
 from kafka_sink.coordinator.transport.message_format import count, decoding, int32, whole
 from kafka_sink.coordinator.writes.channel import MAX_CAUSE
-from kafka_sink.coordinator.writes.unfinished_writes import UnfinishedWrites
+from kafka_sink.coordinator.writes.running_jobs import UnfinishedWrites
 from kafka_sink.model import WriteTransactions
 from kafka_sink.printable import printable
 

@@ -9,6 +9,13 @@ A SQL execution comprises the job and the driver's commit or abort. While the jo
 asked for the execution, which is running, completed or failed.
 
 Most micro-batches end before the first look, and the driver reports that. So streams cost no request.
+
+Where a write failed without a word from the driver, its transactions are ended here. Spark's interrupt, of
+``query.stop()`` for one, may meet the start of the Python process for ``abort``, which then never runs; the
+transactions would hold readers up until the next run, or until they time out. It is done as the driver does
+it: an abort under its claim, which excludes a decision, completes what was decided, and does nothing where
+another driver has taken over. With transaction protocol 1 a decision looks like that, and the next run
+completes it.
 """
 
 from __future__ import annotations
@@ -22,12 +29,17 @@ import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kafka_sink.clock import monotonic_ms
+from kafka_sink.clock import monotonic_ms, wall_ms
 from kafka_sink.driver.driver_process import DriverProcess
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.model import WriteTransactions
+
+if TYPE_CHECKING:
+    from kafka_sink.options import SinkOptions
 
 _log = logging.getLogger(__name__)
 # Spark's UI answers within milliseconds.
@@ -320,3 +332,51 @@ def listening_address(text: str) -> tuple[str, int]:
         # Java's sockets for all IPv6 interfaces take IPv4, too, and nobody else can have that port then.
         return "127.0.0.1", int(port, 16)
     return str(address), int(port, 16)
+
+
+class UnfinishedWrites:
+    """Of one cluster. Each write takes ``max.block.ms`` at most, as on the driver."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._one_at_a_time = threading.Lock()
+
+    def end(self, transactions: WriteTransactions) -> None:
+        """Return at once: a thread ends them, and logs what became of them."""
+        thread = threading.Thread(
+            target=self._end, args=(transactions,), name="kafka-chunked-unfinished", daemon=True
+        )
+        thread.start()
+
+    def _end(self, given: WriteTransactions) -> None:
+        # Imported here because few applications get here.
+        from kafka_sink.transactions import driver
+        from kafka_sink.transactions.client import TransactionClient
+        from kafka_sink.transactions.operations import ProducerEpoch
+        from kafka_sink.transactions.scope import Scope
+
+        scope = Scope(given.prefix, given.topic, given.partitions)
+        steps = driver.abort(scope, ProducerEpoch(given.producer_id, given.epoch), wall_ms())
+        try:
+            with self._one_at_a_time, closing(TransactionClient(self._options)) as client:
+                ownership = client.run(steps, self._options.max_block_ms)
+        except KafkaSinkError as error:
+            became = (
+                f"they could not be aborted: {error}. The next run aborts them, or brokers do so after "
+                "kafka.transaction.timeout.ms"
+            )
+        else:
+            if ownership is None:
+                became = (
+                    "they are left to the next run, as another driver has taken over or the batch is decided"
+                )
+            else:
+                became = f"{len(ownership.aborted)} aborted"
+                if ownership.completed:
+                    became += f", {len(ownership.completed)} committed, as the batch was decided"
+        _log.warning(
+            "a write with transactional.id.prefix '%s' failed, and its driver did not say that it ends the "
+            "transactions: %s",
+            given.prefix,
+            became,
+        )

@@ -19,11 +19,10 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator.client import executor_relay, relay_folder
+from kafka_sink.coordinator.client import executor_relay, relay
 from kafka_sink.coordinator.client.client import CoordinatorClient
 from kafka_sink.coordinator.client.executor_relay import ExecutorRelay
-from kafka_sink.coordinator.client.relay import Relay
-from kafka_sink.coordinator.client.relay_folder import RelayFolder
+from kafka_sink.coordinator.client.relay import Relay, RelayFolder
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
 from kafka_sink.coordinator.transport.handlers import SharedBody
 from kafka_sink.errors import ProtocolError
@@ -345,8 +344,8 @@ def test_a_relay_of_another_application_is_not_met() -> None:
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(folder: Path) -> None:
-    (folder / relay_folder.FOLDER).mkdir()
-    (folder / relay_folder.FOLDER).chmod(0o770)
+    (folder / relay.FOLDER).mkdir()
+    (folder / relay.FOLDER).chmod(0o770)
     with serving() as found:
         one, other = connected(found), connected(found)
         assert not one.is_relayed

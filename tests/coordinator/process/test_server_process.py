@@ -24,12 +24,12 @@ import pytest
 
 from kafka_sink.coordinator.process import launcher, planning
 from kafka_sink.coordinator.process import server_process as process
-from kafka_sink.coordinator.process.application_files import pause_s
 from kafka_sink.coordinator.process.planning import PlannedCoordinator, plan_coordinator
 from kafka_sink.coordinator.process.rendezvous_directory import (
     FOLDER,
     RendezvousDirectory,
     RunningCoordinator,
+    pause_s,
 )
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from kafka_sink.coordinator.process import supervisor
-from kafka_sink.coordinator.process.application_files import CommandPipe
+from kafka_sink.coordinator.process.rendezvous_directory import CommandPipe
 from kafka_sink.coordinator.process.supervisor import ServerSupervisor
 
 SETTINGS = {"driver": [os.getpid(), ""], "marker": "/nowhere", "token": "t"}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kafka_sink.coordinator.transport.cluster_registry import ClusterRegistry
-from kafka_sink.coordinator.transport.handlers import Handler
+from kafka_sink.coordinator.transport.handlers import ClusterRegistry, Handler
 from kafka_sink.options import SinkOptions
 from tests.support.coordinator_harness import OPTIONS, Echo
 

@@ -99,7 +99,7 @@ def coordinator(job: Job, ui: dict[int, str]) -> Iterator[_Coordinator]:  # noqa
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    name = "kafka_sink.coordinator.writes.unfinished_writes"
+    name = "kafka_sink.coordinator.writes.running_jobs"
     return [one.getMessage() for one in caplog.records if one.name == name and one.levelno == logging.WARNING]
 
 
