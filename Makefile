@@ -26,7 +26,7 @@ IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= 3.10 3.13
 
-.PHONY: help venv java chromium screenshots demo test full chaos exactly-once fuzz faults matrix engines endurance check check-types check-pythons pins format audit bench plots scale docs site broker clean
+.PHONY: help venv java chromium screenshots demo test full chaos exactly-once fuzz smoke faults matrix engines endurance check check-types check-pythons pins format audit bench plots scale docs site broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ fuzz: $(STAMP)  ## search for harmful responses and orders of events, ten times 
 	@$(BIN)/python -m pytest tests/network tests/delivery/test_hostile_responses.py tests/sending/test_batch_lifecycle.py \
 		tests/accumulator/test_strategies_agree.py tests/transactions/test_protocol_model.py \
 		-k "fuzz or client_faults or hostile or lifecycle or whatever_holds or protocol_model" $(ARGS)
+
+smoke: export KAFKA_CHUNKED_TEST_EFFORT := 2
+smoke: $(STAMP) java  ## run every benchmark on tiny input; make test leaves out those that take longest
+	@$(BIN)/python -m pytest tests/benchmarks/test_benchmarks_run.py $(ARGS)
 
 endurance: export KAFKA_CHUNKED_TEST_EFFORT := 25
 endurance: $(STAMP) java  ## 2,000 cycles of producers with faults, 1,000 micro-batches: that nothing is left of them

@@ -15,6 +15,7 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.local_broker.schema_registry import LocalRegistry
 from tests.matrix.released_kafka import RELEASES, jars_of
 from tests.support import lanes, processor_time
+from tests.support.effort import tries
 from tests.support.ports import free_port
 from tests.support.strategy import forced
 
@@ -42,7 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     forced.install()
     # Hypothesis bounds an example by wall time, which on a busy machine says nothing about the code.
-    settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "any-machine", deadline=None, max_examples=tries(50), suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("any-machine")
     os.environ.setdefault("JAVA_TOOL_OPTIONS", _JVM_OPTIONS)
     # Spark's workers import the package. Without bytecode files each of them compiles it again, in 0.3 s.

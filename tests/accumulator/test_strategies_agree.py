@@ -227,7 +227,7 @@ class Run:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name.lower())
-@settings(max_examples=tries(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(5), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=shapes, slab_chunks=st.sampled_from([1, 3, 64]))
 def test_the_wire_is_the_same_whatever_holds_the_batches(
     codec: CompressionType, shape: Shape, slab_chunks: int

@@ -1,6 +1,7 @@
 """Each benchmark runs on tiny input; nothing is timed here.
 
 They run in this process, on the Spark and the brokers that all tests share. One is run from the command line.
+Those that take longest run in ``make smoke`` only; the others use the same helpers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS
 from kafka_sink.local_broker import LocalBroker
 from tests.support.commands import run as run_command
+from tests.support.effort import EFFORT
 from tests.support.lent_spark import lent
 
 if TYPE_CHECKING:
@@ -39,7 +41,15 @@ ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "moved_leader",
 # Their brokers have listeners and certificates of their own.
 WITH_ITS_OWN_BROKER = ("throughput_shapes", "tls")
 
+LONGEST = ("many_partitions", "throughput_shapes", "tls", "moved_leader", "muted_together", "exactly_once")
+
 Run = Callable[..., None]
+
+
+def each(names: tuple[str, ...]) -> pytest.MarkDecorator:
+    longest = pytest.mark.skipif(EFFORT == 1, reason="make smoke runs it")
+    marked = [pytest.param(name, marks=[longest] if name in LONGEST else []) for name in names]
+    return pytest.mark.parametrize("name", marked)
 
 
 @pytest.fixture
@@ -84,12 +94,12 @@ def test_it_runs_on_a_broker(name: str, run: Run, broker: LocalBroker) -> None:
     run(name, broker)
 
 
-@pytest.mark.parametrize("name", ON_SPARK)
+@each(ON_SPARK)
 def test_it_runs_on_spark(name: str, run: Run, broker: LocalBroker, spark: SparkSession) -> None:
     run(name, None if name in WITH_ITS_OWN_BROKER else broker, spark)
 
 
-@pytest.mark.parametrize("name", ON_SPARK_AND_THREE_BROKERS)
+@each(ON_SPARK_AND_THREE_BROKERS)
 def test_it_runs_on_spark_and_three_brokers(
     name: str, run: Run, cluster3: LocalBroker, spark: SparkSession
 ) -> None:

@@ -572,12 +572,12 @@ def refused_rows_job(
 
 def test_refused_rows_take_little_memory_beyond_buffer_memory(broker: LocalBroker) -> None:
     options = {"kafka_buffer_memory": 64 * MIB}
-    plain = refused_rows_job(broker, "taken", 300_000, 67, keyed=1, **options)
-    found = refused_rows_job(broker, "untaken", 300_000, 67, **options)
-    assert (plain["skipped"], found["skipped"]) == (0, 300_000)
-    assert found["peak_mib"] - plain["peak_mib"] <= 64, "5 kB a letter are 1,600 MiB"
+    plain = refused_rows_job(broker, "taken", 100_000, 67, keyed=1, **options)
+    found = refused_rows_job(broker, "untaken", 100_000, 67, **options)
+    assert (plain["skipped"], found["skipped"]) == (0, 100_000)
+    assert found["peak_mib"] - plain["peak_mib"] <= 64, "5 kB a letter are 500 MiB"
     letters = read_topic(broker, "untaken-letters")
-    assert sorted(int((letter.value or b"")[:9]) for letter in letters) == list(range(300_000))
+    assert sorted(int((letter.value or b"")[:9]) for letter in letters) == list(range(100_000))
     assert {len(letter.value or b"") for letter in letters} == {67}
 
 
@@ -588,17 +588,17 @@ def test_letters_are_written_while_rows_wait_for_memory_that_refused_rows_hold(
     """The task's thread writes letters, and it waits for the memory of the rows of which they are."""
     name = f"small-pool-{strategy}"
     options = {
-        "kafka_buffer_memory": 4 * MIB,
-        "kafka_batch_size": MIB // 2,
+        "kafka_buffer_memory": 2 * MIB,
+        "kafka_batch_size": MIB // 4,
         "kafka_max_block_ms": 30_000,
         "kafka_compression_type": "zstd",
         "kafka_buffer_memory_allocation_strategy": strategy,
     }
-    found = refused_rows_job(broker, name, 300_000, 100, keyed=5, **options)
-    assert (found["records"], found["skipped"]) == (60_000, 240_000)
+    found = refused_rows_job(broker, name, 100_000, 100, keyed=5, **options)
+    assert (found["records"], found["skipped"]) == (20_000, 80_000)
     numbers = {
         topic: sorted(int((row.value or b"")[:9]) for row in read_topic(broker, topic))
         for topic in (name, f"{name}-letters")
     }
-    assert numbers[name] == list(range(0, 300_000, 5))
-    assert numbers[f"{name}-letters"] == [number for number in range(300_000) if number % 5]
+    assert numbers[name] == list(range(0, 100_000, 5))
+    assert numbers[f"{name}-letters"] == [number for number in range(100_000) if number % 5]

@@ -1,6 +1,6 @@
 """Producers that open, send, meet faults and close, over and over, leave nothing behind.
 
-80 cycles and 40 micro-batches in a usual run; ``make endurance`` runs 2,000 and 1,000.
+80 cycles and 12 micro-batches in a usual run; ``make endurance`` runs 2,000 and 1,000.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.task.producer import LIVE_PRODUCERS, POOLS, Producer
 from kafka_sink.task.producer_cache import PRODUCERS
 from tests.support import footprint
-from tests.support.effort import tries
+from tests.support.effort import EFFORT, tries
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import SWALLOWED, Refuse, error
 from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task, until
@@ -191,7 +191,7 @@ def python_workers(of: int) -> dict[int, str]:
 
 
 def test_micro_batches_leave_nothing_behind(spark: SparkSession, broker: LocalBroker, tmp_path: Path) -> None:
-    count = min(tries(40), 1000)
+    count = 12 if EFFORT == 1 else 1000
     broker.create_topic("endurance", 4)
     frame = (
         spark.readStream.format("rate-micro-batch")

@@ -13,5 +13,5 @@ from tests.support.commands import run
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
 def test_no_row_is_lost_or_doubled_whichever_process_is_killed(project_environment: dict[str, str]) -> None:
-    arguments = ["--rounds", "5", "--seed", "1", "--minutes", "2"]
+    arguments = ["--rounds", "3", "--seed", "1", "--minutes", "2"]
     run([sys.executable, "-m", "tests.exactly_once", *arguments], project_environment)

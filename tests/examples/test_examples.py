@@ -1,7 +1,7 @@
 """Every example runs, and what it claims is looked up in Kafka.
 
-Two run as their texts say, with ``python`` and with ``spark-submit``; the others in this process, on the
-Spark that all tests share.
+They run in this process, on the Spark that all tests share. tests/project/test_packaging.py starts jobs with
+``python`` and with ``spark-submit``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from google.protobuf.descriptor_pb2 import (
 
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.local_broker.schema_registry import LocalRegistry
-from tests.support.commands import run
 from tests.support.lent_spark import lent
 from tests.support.topics import read_topic
 
@@ -49,11 +48,17 @@ def topic() -> str:
 
 
 def test_flights_arrive_complete(
-    broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path, topic: str
+    broker: LocalBroker,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    topic: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = [sys.executable, EXAMPLES / "flights.py", "--topic", topic]
-    command += ["--bootstrap-servers", broker.bootstrap_servers]
-    printed = run(command, project_environment, folder=tmp_path).stdout
+    arguments = ["--topic", topic, "--bootstrap-servers", broker.bootstrap_servers]
+    with pytest.raises(SystemExit) as ended:
+        run_here("flights.py", arguments, spark, monkeypatch)
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
     assert "Every row arrived exactly once, unchanged, in its key's order." in printed
     assert "0 missing, 0 doubled, 0 changed" in printed
     assert "all    336,776    5,725" in printed
@@ -90,13 +95,9 @@ def test_streaming_goes_on_where_it_stopped(
 
 
 def test_spark_submit(
-    broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path, topic: str
+    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
 ) -> None:
-    import pyspark
-
-    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    command = [submit, "--master", "local[2]", EXAMPLES / "spark_submit_job.py"]
-    run([*command, broker.bootstrap_servers, topic], project_environment, folder=tmp_path)
+    run_here("spark_submit_job.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
     rows = read_topic(broker, topic)
     assert len({row.value for row in rows}) == len(rows) == 50_000
     assert len({row.key for row in rows}) == 500

@@ -60,7 +60,7 @@ def run_jobs(jobs: list[dict[str, object]], folder: Path, environ: dict[str, str
     return Driver(done.returncode, done.stdout + done.stderr, folder)
 
 
-KINDS = [(kind, coordinator) for kind in ("batch", "stream") for coordinator in ("true", "false")]
+KINDS = [("batch", "true"), ("stream", "false")]
 
 
 def topic_of(kind: str, coordinator: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ import pytest
 
 from kafka_sink.local_broker import LocalBroker
 from tests.support.commands import run
+from tests.support.coordinator_harness import eventually
 from tests.support.topics import numbers_in
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="elsewhere PySpark's own daemon runs")
@@ -49,34 +51,73 @@ JOB = """
         for name, value in json.loads(sys.argv[1]).items():
             writer = writer.option(name, value)
         writer.save()
-    print("SEEN " + json.dumps(seen))
-    spark.stop()
+    print(json.dumps(seen))
+    print(spark.sparkContext._gateway.proc.pid, flush=True)
+    sys.stdin.read()
 """
 
 
+def children() -> dict[int, tuple[int, str]]:
+    """Parent and command of every process."""
+    shown = subprocess.run(["ps", "-axww", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True)
+    fields = (line.split(None, 3) for line in shown.stdout.splitlines())
+    return {int(one[0]): (int(one[1]), one[3]) for one in fields if len(one) == 4 and one[2][0] != "Z"}
+
+
+def coordinators_under(ancestor: int) -> list[int]:
+    known = children()
+
+    def is_under(pid: int) -> bool:
+        while pid in known and pid != ancestor:
+            pid = known[pid][0]
+        return pid == ancestor
+
+    return [pid for pid, (_, args) in known.items() if "-m kafka_sink.coordinator" in args and is_under(pid)]
+
+
 @linux
-def test_workers_share_what_the_daemon_imported(
+def test_workers_share_what_the_daemon_imported_and_nothing_is_left_of_a_driver_that_was_killed(
     broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
 ) -> None:
+    """One application for both, as its JVM is slow to start."""
     broker.create_topic("by-daemon", 3)
-    script = tmp_path / "job.py"
+    script, log = tmp_path / "job.py", tmp_path / "log"
     script.write_text(textwrap.dedent(JOB))
     options = {
         "kafka.bootstrap.servers": broker.bootstrap_servers,
         "topic": "by-daemon",
         "kafka.compression.type": "zstd",
     }
-    done = run([sys.executable, script, json.dumps(options)], project_environment)
-    assert "kafka_sink.daemon" not in done.stderr, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("SEEN ")]
-    seen = json.loads(line.removeprefix("SEEN "))
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, script, json.dumps(options)],
+            env=project_environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as driver,
+    ):
+        try:
+            assert driver.stdout is not None
+            seen, jvm = (json.loads(driver.stdout.readline() or "null") for _ in range(2))
+            assert jvm, log.read_text()
+            found = coordinators_under(jvm)
+            assert len(found) == 2, "a supervisor and the process that serves"
+            # The script lives on and waits for nothing: its JVM stays as a zombie.
+            os.kill(jvm, signal.SIGKILL)
+            eventually(lambda: not children().keys() & set(found), within_s=60)
+        finally:
+            driver.kill()
+    assert "kafka_sink.daemon" not in log.read_text()
     workers = {worker for worker, *_ in seen}
     assert all(loaded for _, loaded, *_ in seen)
     assert all("kafka_sink.daemon" in parent for _, _, parent, *_ in seen)
     assert len({first for *_, first, _ in seen}) == len(workers), "workers share a random generator"
     assert len({second for *_, second in seen}) == len(workers), "workers share numpy's random generator"
-    found = numbers_in(broker.bootstrap_servers, "by-daemon", 3)
-    values = [number for numbers in found.values() for number in numbers]
+    rows = numbers_in(broker.bootstrap_servers, "by-daemon", 3)
+    values = [number for numbers in rows.values() for number in numbers]
     assert sorted(values) == sorted([*range(1000), *range(1000)])
 
 

@@ -17,6 +17,7 @@ import pytest
 SHARED = ("cluster3", "spark", "broker")
 FIRST = (
     "spark",
+    "broker",
     "cluster3",
     "tests/security/test_secured_spark.py",
     "tests/exactly_once/test_rounds.py",
@@ -25,7 +26,6 @@ FIRST = (
     "tests/security/test_secured_broker.py",
     "tests/coordinator/process/test_server_process.py",
     "tests/local_broker/test_local_broker.py",
-    "broker",
 )
 # Modules whose tests each start JVMs or other processes. Two tests of one such module never run side by side.
 ALONE = frozenset(name for name in FIRST if name.endswith(".py"))
