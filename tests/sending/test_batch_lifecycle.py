@@ -267,8 +267,8 @@ def walk(seed: int, steps: int = 120) -> Model:
     return model
 
 
-def walk_many(runs: int) -> None:
-    for seed in range(runs):
+def walk_many(*seeds: int) -> None:
+    for seed in seeds:
         walk(seed)
 
 
@@ -478,7 +478,8 @@ def test_an_injected_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> 
     bug(monkeypatch)
     # An invariant of the model, or the batch's own guard.
     with pytest.raises((AssertionError, IllegalTransitionError)):
-        walk_many(300)
+        # First those that find what is rarest.
+        walk_many(214, 136, 68, *range(300))
 
 
 def _a_second_batch_in_doubt_behind_one_that_was_refused() -> Model:

@@ -219,7 +219,7 @@ class Task:
         assert metrics.heap_bytes <= self.pool.heap_limit_bytes + beyond
 
 
-@settings(max_examples=tries(60), deadline=None)
+@settings(max_examples=tries(20), deadline=None)
 @given(shape=shapes)
 def test_a_task_ends_with_every_row_written_or_refused_whatever_its_memory(shape: Shape) -> None:
     Task(shape).run()
