@@ -206,24 +206,32 @@ def test_what_was_not_sent_when_the_executor_hung_up_is_never_sent(
     assert written(cluster, 2) == []
 
 
-def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+def dies_while_it_writes_into_batches(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, before: Callable[[Producer], None] = lambda _: None
 ) -> None:
+    """A task with an open batch, and nothing is left of it. ``before`` is called just then."""
     seen: list[Producer] = []
 
     def dying(*_: object) -> None:
+        before(seen[0])
         raise KeyboardInterrupt
 
-    def interrupted() -> None:
+    def run() -> None:
         with task(cluster) as producer:
             seen.append(producer)
-            producer.send(rows(0, 50))
+            producer.send(rows(0, 1))
             monkeypatch.setattr("kafka_sink.accumulator.record_appender.encoder.encode", dying)
-            producer.send(rows(50, 50))
+            producer.send(rows(1, 50))
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        run()
     assert_nothing_is_left(cluster, seen[0])
+
+
+def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dies_while_it_writes_into_batches(cluster, monkeypatch)
 
 
 def test_a_sender_that_breaks_down_fails_the_task_and_gives_all_back(
@@ -266,28 +274,16 @@ def test_a_sender_that_breaks_down_before_the_first_task_begins_says_why(
 def test_what_was_leased_when_the_sender_broke_down_is_given_back_with_the_task(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Producer] = []
-
     def breaking(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    def dying(*_: object) -> None:
+    def ends_its_sender(producer: Producer) -> None:
         monkeypatch.setattr(NetworkClient, "poll", breaking)
-        seen[0]._sender.wakeup()
-        seen[0]._sender.join(10)
-        assert seen[0]._accumulator.holds_memory, "the task still writes into it"
-        raise KeyboardInterrupt
+        producer._sender.wakeup()
+        producer._sender.join(10)
+        assert producer._accumulator.holds_memory, "the task still writes into it"
 
-    def run() -> None:
-        with task(cluster) as producer:
-            seen.append(producer)
-            producer.send(rows(0, 1))
-            monkeypatch.setattr("kafka_sink.accumulator.record_appender.encoder.encode", dying)
-            producer.send(rows(1, 50))
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert_nothing_is_left(cluster, seen[0])
+    dies_while_it_writes_into_batches(cluster, monkeypatch, ends_its_sender)
 
 
 def test_a_sender_that_ends_late_gives_everything_back_itself(
