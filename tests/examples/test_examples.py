@@ -10,6 +10,7 @@ import ast
 import io
 import itertools
 import json
+import re
 import runpy
 import struct
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fastavro
+import pyarrow.csv
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
@@ -54,6 +56,9 @@ def test_flights_arrive_complete(
     topic: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """40,000 of them; ``make demo`` takes all."""
+    read_csv = pyarrow.csv.read_csv
+    monkeypatch.setattr(pyarrow.csv, "read_csv", lambda *a, **named: read_csv(*a, **named).slice(0, 40_000))
     arguments = ["--topic", topic, "--bootstrap-servers", broker.bootstrap_servers]
     with pytest.raises(SystemExit) as ended:
         run_here("flights.py", arguments, spark, monkeypatch)
@@ -61,7 +66,7 @@ def test_flights_arrive_complete(
     printed = capsys.readouterr().out
     assert "Every row arrived exactly once, unchanged, in its key's order." in printed
     assert "0 missing, 0 doubled, 0 changed" in printed
-    assert "all    336,776    5,725" in printed
+    assert re.search(r"^all +40,000 ", printed, re.MULTILINE)
 
 
 def run_here(
