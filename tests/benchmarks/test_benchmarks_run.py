@@ -41,7 +41,10 @@ ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "moved_leader",
 # Their brokers have listeners and certificates of their own.
 WITH_ITS_OWN_BROKER = ("throughput_shapes", "tls")
 
-LONGEST = ("many_partitions", "throughput_shapes", "tls", "moved_leader", "muted_together", "exactly_once")
+LONGEST = (
+    *("many_partitions", "throughput_shapes", "value_sizes", "tls"),
+    *("moved_leader", "muted_together", "exactly_once"),
+)
 
 Run = Callable[..., None]
 
