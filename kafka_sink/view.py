@@ -47,9 +47,8 @@ class Recorded:
         """What the page reads first."""
         times = [one["time"] for one in self.snapshots]
         step = len(self.samples) // _MAX_SAMPLES + 1
-        begin = min(
-            times[0], *(one["time"] for one in self.events), *(one[0] or times[0] for one in self.samples)
-        )
+        others = [*(one["time"] for one in self.events), *(one[0] or times[0] for one in self.samples)]
+        begin = min([times[0], *others])
         return {
             **self.snapshots[-1],
             "history": self.samples[::step],

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
 from kafka_sink.options import SinkOptions
+from kafka_sink.security.sasl import scram_name
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
 from kafka_sink.security.tls_context import make_context
 from kafka_sink.security.token import token_source
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 _TIMEOUT_MS = 10_000
 
 
-class _Tokens:
+class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no annotations
     """What kafka-python asks for OAUTHBEARER's tokens."""
 
     def __init__(self, settings: TokenSettings) -> None:
@@ -55,7 +58,9 @@ def _login(sasl: SaslSettings) -> dict[str, Any]:
     """AWS_MSK_IAM takes AWS's usual chain of credentials."""
     settings: dict[str, Any] = {"sasl_mechanism": sasl.mechanism}
     if sasl.password is not None:
-        settings |= {"sasl_plain_username": sasl.username, "sasl_plain_password": sasl.password.reveal()}
+        is_scram = sasl.mechanism.startswith("SCRAM")
+        settings["sasl_plain_username"] = scram_name(sasl.username) if is_scram else sasl.username
+        settings["sasl_plain_password"] = sasl.password.reveal()
     if sasl.tokens is not None:
         settings["sasl_oauth_token_provider"] = _Tokens(sasl.tokens)
     if sasl.kerberos is not None:

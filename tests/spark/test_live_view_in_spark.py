@@ -84,6 +84,8 @@ def test_micro_batches_are_one_job_under_the_id_of_their_query(
         .option("ui.port", str(port))
         .option("delivery.report.path", str(path))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .option("kafka.linger.ms", "7")
+        .queryName("live clicks")
         .trigger(availableNow=True)
         .start()
     )
@@ -99,4 +101,34 @@ def test_micro_batches_are_one_job_under_the_id_of_their_query(
     (job,) = jobs(port, topic)
     assert (job["kind"], job["query"], job["batch"]) == ("stream", str(query.id), 2)
     assert (job["counters"]["records"], job["writes"]) == (300, 3)
+    assert job["name"] == "live clicks"
+    assert job["options"].items() >= {"topic": topic, "kafka.linger.ms": "7"}.items()
+    last = job["last_batch"]
+    assert (last["batch"], last["outcome"], last["rows"]) == (2, "committed", 100)
+    assert job["acknowledged"] >= last["age"] >= 0
     assert samples(port, "record_send_total", topic) == 300
+
+
+def test_a_job_that_fails_says_why(spark: SparkSession, broker: LocalBroker, port: int) -> None:
+    topic = "live-failed"
+    broker.create_topic(topic, 1)
+    rows = spark.range(10, numPartitions=1).selectExpr("repeat('x', 20000) AS value")
+    options = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic, "ui.port": str(port)}
+    spark.sparkContext.setJobDescription("nightly orders")
+    try:
+        with pytest.raises(Exception, match=r"kafka\.max\.request\.size"):
+            rows.write.format("kafka-chunked").mode("append").options(
+                **options, **{"kafka.max.request.size": "10000"}
+            ).save()
+    finally:
+        spark.sparkContext.setJobDescription("")
+    shown = live_view_client.figures(f"http://127.0.0.1:{port}")
+    (job,) = (one for one in shown["jobs"] if one["name"] == "nightly orders")
+    assert job["state"] == "aborted"
+    assert "task 0 on " in job["cause"]
+    assert "more than kafka.max.request.size = 10000" in job["cause"]
+    assert job["execution"] >= 0
+    live_view_client.eventually(
+        f"http://127.0.0.1:{port}",
+        lambda shown: any("write nightly orders aborted: task 0" in one["text"] for one in shown["events"]),
+    )

@@ -81,6 +81,8 @@ def test_a_file_that_is_full_becomes_the_former_one(tmp_path: Path, monkeypatch:
     times = [one["time"] for one in Recorded(path).snapshots]
     assert times == list(range(times[0], 100))
     assert len(times) > 25
+    # Neither samples nor events.
+    assert Recorded(path).last()["recorded"]["span"] == [times[0], 99]
 
 
 def test_a_folder_keeps_the_last_applications(tmp_path: Path) -> None:
