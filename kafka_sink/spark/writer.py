@@ -450,9 +450,9 @@ def micro_batch_of(context: TaskContext) -> tuple[str, int]:
 def job_name(description: str) -> str:
     """What users call the job: a query's name, or the description that they gave their job.
 
-    Spark describes a query as "name<br/>id = ...<br/>runId = ...", without the name where it has none.
+    Spark describes a query by lines: name, id, runId, batch, the first only where it has one.
     """
-    first = description.partition("<br/>")[0].strip()
+    first = description.strip().partition("\n")[0].strip()
     return "" if first.startswith("id = ") else printable(first)
 
 

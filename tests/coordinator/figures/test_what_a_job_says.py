@@ -26,8 +26,8 @@ def test_a_job_has_its_name_and_options_from_the_task_of_partition_0() -> None:
 
 
 def test_spark_says_what_a_query_is_called() -> None:
-    assert job_name("clicks<br/>id = 1<br/>runId = 2<br/>batch = 3") == "clicks"
-    assert job_name("id = 1<br/>runId = 2<br/>batch = 3") == ""
+    assert job_name("clicks\nid = 1\nrunId = 2\nbatch = 3") == "clicks"
+    assert job_name("\nid = 1\nrunId = 2\nbatch = 3") == ""
     assert job_name("nightly orders") == "nightly orders"
 
 
