@@ -70,7 +70,7 @@ class ConnectionStep:
 
 
 class NetworkClient:
-    """A pool of links, one per broker; bootstrap addresses have ids below zero.
+    """Connections, one per broker; bootstrap addresses have ids below zero.
 
     ``clock_ms`` is monotonic and read where waiting makes the caller's ``now_ms`` old. ``random`` gives
     [0, 1) for jitter.
@@ -406,7 +406,7 @@ class NetworkClient:
         self._flush(connection)
 
     def _advance(self, connection: BrokerConnection, step: Callable[[], None]) -> None:
-        """One step of a link; what goes wrong in it ends the connection and nothing else."""
+        """One step of a connection; what goes wrong in it ends that connection and nothing else."""
         before = connection.transport
         try:
             step()

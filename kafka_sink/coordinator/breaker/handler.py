@@ -123,8 +123,8 @@ class BreakerHandler(Handler):
         self._table.expire_late(now_ms)
         self._forget(now_ms)
         self._judge(now_ms)
-        for node, claim in self._evidence.take_due_claims(now_ms).items():
-            self._mute_for(claim.peer, node, claim.reason, now_ms)
+        for node, suspicion in self._evidence.take_due_suspicions(now_ms).items():
+            self._mute_for(suspicion.peer, node, suspicion.reason, now_ms)
         outgoing: list[ServerMessage] = [*self._pushes.take(self._tasks, now_ms), *self._take_asks()]
         for peer, granted in self._leases.grant(now_ms).items():
             for target in granted:
@@ -151,7 +151,7 @@ class BreakerHandler(Handler):
         delay = min(
             self._table.next_change_ms(now_ms),
             self._pushes.due_ms - now_ms,
-            self._evidence.next_claim_ms(now_ms),
+            self._evidence.next_suspicion_ms(now_ms),
             self._leases.next_trial_ms(now_ms),
         )
         voting_ms = None if self._votes is None else self._votes.next_change_ms(now_ms)
@@ -215,7 +215,7 @@ class BreakerHandler(Handler):
         if silence_ms or not asked:
             self._mute_for(peer, target, mute.reason, now_ms, silence_ms)
         elif not doubted and target not in self._table.mutes:
-            self._evidence.claim(peer, target, mute, now_ms)
+            self._evidence.suspect(peer, target, mute, now_ms)
 
     def _on_partition_mute(self, peer: int, target: TopicPartition, reason: str, now_ms: float) -> None:
         """A user's breaker class has muted a partition. Another task that holds a batch for it probes at
@@ -260,7 +260,7 @@ class BreakerHandler(Handler):
         task that is a reason to probe at once."""
         mute = self._table.mutes.get(target)
         if mute is None:
-            self._evidence.withdraw_claim(target)
+            self._evidence.withdraw_suspicion(target)
         elif self._evidence.is_witness(peer, target):
             soon_ms = 2 * self._table.retry_interval_ms
             self._evidence.on_unmuted_by(peer, target, mute, now_ms, soon_ms)

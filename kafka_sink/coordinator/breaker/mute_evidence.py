@@ -32,7 +32,7 @@ class _MuteOrigin:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Suspicion:
     """A task wants a broker muted without evidence. It is muted at ``until_ms`` unless another gets a
     response."""
 
@@ -69,7 +69,7 @@ class _Responses:
 
 
 class MuteEvidence:
-    """Responses of brokers, the origins of mutes, the claims, and the tasks that are doubted.
+    """Responses of brokers, the origins of mutes, the suspicions, and the tasks that are doubted.
 
     A report costs the same however many tasks there are: thousands mute a frozen broker within a second.
     """
@@ -84,15 +84,15 @@ class MuteEvidence:
         self._witnesses: dict[Target, set[int]] = {}
         # The same by task.
         self._witnessed: dict[int, set[Target]] = {}
-        self._claims: dict[int, Claim] = {}
+        self._suspicions: dict[int, Suspicion] = {}
 
     def add_response(self, peer: int, node: int, at_ms: float, mute: Mute | None, now_ms: float) -> bool:
         """A task had a response of a broker at ``at_ms``. True if that refutes the broker's mute."""
         self._responses.setdefault(node, _Responses()).add(peer, at_ms)
-        claim = self._claims.get(node)
-        if claim is not None and claim.peer != peer and at_ms > claim.until_ms - ASK_MS:
-            del self._claims[node]
-            self._doubt(claim.peer, node, now_ms)
+        suspicion = self._suspicions.get(node)
+        if suspicion is not None and suspicion.peer != peer and at_ms > suspicion.until_ms - ASK_MS:
+            del self._suspicions[node]
+            self._doubt(suspicion.peer, node, now_ms)
         origin = self._origins.get(node)
         if mute is None or origin is None or at_ms <= origin.refuted_after_ms:
             return False
@@ -161,24 +161,26 @@ class MuteEvidence:
         for target in self._witnessed.pop(peer, ()):
             self._witnesses[target].discard(peer)
 
-    # -- claims ---------------------------------------------------------------------------------------
+    # -- suspicions ---------------------------------------------------------------------------------------
 
-    def claim(self, peer: int, node: int, mute: MuteReport, now_ms: float) -> None:
+    def suspect(self, peer: int, node: int, mute: MuteReport, now_ms: float) -> None:
         """A task wants a broker muted, and another task is being asked."""
-        self._claims.setdefault(node, Claim(peer, mute.reason, now_ms + ASK_MS))
+        self._suspicions.setdefault(node, Suspicion(peer, mute.reason, now_ms + ASK_MS))
 
-    def withdraw_claim(self, target: Target) -> None:
+    def withdraw_suspicion(self, target: Target) -> None:
         """A task says that a target is fine."""
         if isinstance(target, int):
-            self._claims.pop(target, None)
+            self._suspicions.pop(target, None)
 
-    def take_due_claims(self, now_ms: float) -> dict[int, Claim]:
-        """By broker, the claims that no response has contradicted in time. They are claims no longer."""
-        due = {node: claim for node, claim in self._claims.items() if claim.until_ms <= now_ms}
+    def take_due_suspicions(self, now_ms: float) -> dict[int, Suspicion]:
+        """By broker, the suspicions that no response has contradicted in time. They end with it."""
+        due = {
+            node: suspicion for node, suspicion in self._suspicions.items() if suspicion.until_ms <= now_ms
+        }
         for node in due:
-            del self._claims[node]
+            del self._suspicions[node]
         return due
 
-    def next_claim_ms(self, now_ms: float) -> float:
-        """Milliseconds until a claim is due; infinite without claims."""
-        return min((claim.until_ms - now_ms for claim in self._claims.values()), default=math.inf)
+    def next_suspicion_ms(self, now_ms: float) -> float:
+        """Milliseconds until a suspicion is due; infinite without suspicions."""
+        return min((suspicion.until_ms - now_ms for suspicion in self._suspicions.values()), default=math.inf)

@@ -54,7 +54,7 @@ _ENCODED_MS = 10_000.0
 # The use of the same topics is noted at most this often.
 _NOTE_USE_MS = 1000.0
 # Leaders that tasks reported and brokers have not confirmed, and the responses that refute one.
-_MAX_CLAIMS = 10_000
+_MAX_REPORTED = 10_000
 _REFUTING_RESPONSES = 5
 # Errors that pass: the topic is being created, or its leader is being elected.
 _TRANSIENT_ERRORS = frozenset({UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE})
@@ -116,7 +116,7 @@ class _MetadataTask:
 
 
 @dataclass(slots=True)
-class _Claim:
+class _ReportedLeader:
     """A leader epoch that a task reported. ``responses_left`` more responses without it refute it."""
 
     epoch: int
@@ -152,7 +152,7 @@ class MetadataHandler(Handler):
         self._fresh: set[str] = set()
         self._fresh_after = 0
         self._tidy_at = _MAX_SPARE
-        self._claims: dict[TopicPartition, _Claim] = {}
+        self._reported: dict[TopicPartition, _ReportedLeader] = {}
         # Filled by the fetching thread: append and popleft of a deque are atomic.
         self._responses: deque[tuple[str, ...]] = deque()
         self._failure: str | None = None
@@ -250,28 +250,28 @@ class MetadataHandler(Handler):
             if known is None or topic is None or one.epoch <= known.leader_epoch:
                 continue
             other_topic = None not in (one.topic_id, topic.topic_id) and one.topic_id != topic.topic_id
-            claim = self._claims.get(one.partition)
-            if other_topic or (claim is None and len(self._claims) >= _MAX_CLAIMS):
+            reported = self._reported.get(one.partition)
+            if other_topic or (reported is None and len(self._reported) >= _MAX_REPORTED):
                 continue
-            if claim is None or one.epoch > claim.epoch:
-                self._claims[one.partition] = _Claim(one.epoch)
+            if reported is None or one.epoch > reported.epoch:
+                self._reported[one.partition] = _ReportedLeader(one.epoch)
             self._view.mark_stale(one.partition.topic, now_ms)
             any_new = True
         return any_new
 
-    def _check_claims(self, responded: Collection[str], now_ms: float) -> None:
+    def _check_reported(self, responded: Collection[str], now_ms: float) -> None:
         """Fetch again until a response confirms a reported leader, or enough responses have not.
 
         The broker that responded may lag behind the broker that named the leader. Each retry waits longer.
         """
         again = False
-        for partition, claim in list(self._claims.items()):
+        for partition, reported in list(self._reported.items()):
             if partition.topic not in responded:
                 continue
             known = self._view.leader(partition)
-            claim.responses_left -= 1
-            if known is None or known.leader_epoch >= claim.epoch or not claim.responses_left:
-                del self._claims[partition]
+            reported.responses_left -= 1
+            if known is None or known.leader_epoch >= reported.epoch or not reported.responses_left:
+                del self._reported[partition]
                 continue
             self._view.mark_stale(partition.topic, now_ms)
             again = True
@@ -345,8 +345,8 @@ class MetadataHandler(Handler):
             topics = self._responses.popleft()
             self._fresh.update(topics)
             self._changes.update(dict.fromkeys(topics, self._change))
-            if self._claims:
-                self._check_claims(frozenset(topics), now_ms)
+            if self._reported:
+                self._check_reported(frozenset(topics), now_ms)
 
     def _forget_missing(self) -> None:
         """Drop missing topics that no request waits for, so that brokers are not asked for them repeatedly.
@@ -364,7 +364,9 @@ class MetadataHandler(Handler):
         if len(self._changes) > self._tidy_at:
             used = set().union(*(one.topics for one in self._peers.values()))
             self._changes = {name: change for name, change in self._changes.items() if name in used}
-            self._claims = {where: claim for where, claim in self._claims.items() if where.topic in used}
+            self._reported = {
+                where: reported for where, reported in self._reported.items() if where.topic in used
+            }
             self._tidy_at = 2 * len(self._changes) + _MAX_SPARE
         if len(self._sets) > 2 * len(self._peers) + _MAX_ENCODED:
             self._sets = {one.topics: one.topics for one in self._peers.values()}

@@ -1,4 +1,4 @@
-"""A mute on one task's word: contradicted, refuted, claimed and doubted by other tasks' responses."""
+"""A mute on one task's word: contradicted, refuted, suspected and doubted by other tasks' responses."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def test_a_mute_by_all_tasks_votes_is_not_refuted_by_a_response() -> None:
     assert not evidence.add_response(2, 7, 10_200.0, muted(), 10_300.0)
 
 
-def test_a_claim_is_due_unless_another_task_gets_a_response_in_time() -> None:
+def test_a_suspicion_is_due_unless_another_task_gets_a_response_in_time() -> None:
     evidence = MuteEvidence()
-    evidence.claim(1, 7, MuteReport(7, "x"), 10_000.0)
-    evidence.claim(1, 8, MuteReport(8, "y"), 10_000.0)
+    evidence.suspect(1, 7, MuteReport(7, "x"), 10_000.0)
+    evidence.suspect(1, 8, MuteReport(8, "y"), 10_000.0)
     evidence.add_response(1, 7, 10_100.0, None, 10_100.0)
     evidence.add_response(2, 8, 10_100.0, None, 10_100.0)
-    assert evidence.next_claim_ms(10_100.0) == ASK_MS - 100.0
-    assert evidence.take_due_claims(10_100.0) == {}
-    assert [(node, one.reason) for node, one in evidence.take_due_claims(10_000.0 + ASK_MS).items()] == [
+    assert evidence.next_suspicion_ms(10_100.0) == ASK_MS - 100.0
+    assert evidence.take_due_suspicions(10_100.0) == {}
+    assert [(node, one.reason) for node, one in evidence.take_due_suspicions(10_000.0 + ASK_MS).items()] == [
         (7, "x")
     ]
-    assert evidence.next_claim_ms(20_000.0) == float("inf")
+    assert evidence.next_suspicion_ms(20_000.0) == float("inf")
     assert evidence.is_doubted(1, 8, 10_200.0)
 
 
