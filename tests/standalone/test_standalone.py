@@ -23,7 +23,7 @@ from tests.support.standalone_job import ROWS, TASKS
 from tests.support.topics import log_end, read_to_end, read_topic
 
 JOB = Path(__file__).parents[1] / "support" / "standalone_job.py"
-NUMBERS, ONCE, AT_LEAST_ONCE = "standalone-numbers", "speculation-once", "speculation-at-least-once"
+NUMBERS, ONCE = "standalone-numbers", "speculation-once"
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +52,14 @@ def cluster(
 def run_job(master: str, secured: Secured, environ: dict[str, str], folder: Path) -> None:
     """One application for all tests, as its JVMs are slow to start."""
     servers = secured.broker.bootstrap_servers
-    open_to_all = {"kafka.bootstrap.servers": servers}
     options = {
         "numbers": given(secured) | {"topic": NUMBERS},
-        "speculated": [
-            open_to_all
-            | {"topic": ONCE, "transactional.id.prefix": ONCE, "delivery.guarantee": "exactly-once"},
-            open_to_all | {"topic": AT_LEAST_ONCE},
-        ],
+        "speculated": {
+            "kafka.bootstrap.servers": servers,
+            "topic": ONCE,
+            "transactional.id.prefix": ONCE,
+            "delivery.guarantee": "exactly-once",
+        },
     }
     log = folder / "log"
     with (
@@ -75,14 +75,12 @@ def run_job(master: str, secured: Secured, environ: dict[str, str], folder: Path
         try:
             assert job.stdin is not None
             secured.broker.create_topic(NUMBERS, 4)
-            for topic in (ONCE, AT_LEAST_ONCE):
-                secured.broker.create_topic(topic, 2)
+            secured.broker.create_topic(ONCE, 2)
             job.stdin.write(json.dumps(options).encode())
             job.stdin.close()
-            for number, topic in enumerate((ONCE, AT_LEAST_ONCE)):
-                # Task 0's rows, and some of the other's first attempt.
-                await_end_above(servers, topic, ROWS // TASKS, job, log)
-                (folder / f"go-{number}").touch()
+            # Task 0's rows, and some of the other's first attempt.
+            await_end_above(servers, ONCE, ROWS // TASKS, job, log)
+            (folder / "go").touch()
             assert job.wait(200) == 0, log.read_text(errors="replace")[-3000:]
         finally:
             job.kill()
@@ -100,24 +98,19 @@ def test_both_executors_write_and_every_row_arrives_once(
 @pytest.mark.usefixtures("cluster")
 def test_of_an_attempt_that_spark_speculates_against_readers_see_nothing(secured: Secured) -> None:
     """The copy of a task won while rows of the first attempt were in the topic. Readers of committed rows see
-    each row once, and nothing is open. With at-least-once those rows are there twice."""
+    each row once, and nothing is open."""
     servers = secured.broker.bootstrap_servers
     out = io.StringIO()
     asked = ["list", "--bootstrap-servers", servers, "--prefix", ONCE, "--topic", ONCE]
     assert transactions.main(asked, out) == 0
     assert "\n0 transactions open" in out.getvalue()
-    committed, written, doubled = (
-        Counter(int(value) for value in read_to_end(servers, topic, 2, isolation))
-        for topic, isolation in (
-            (ONCE, "read_committed"),
-            (ONCE, "read_uncommitted"),
-            (AT_LEAST_ONCE, "read_committed"),
-        )
+    committed, written = (
+        Counter(int(value) for value in read_to_end(servers, ONCE, 2, isolation))
+        for isolation in ("read_committed", "read_uncommitted")
     )
     assert committed == dict.fromkeys(range(ROWS), 1)
     assert written > committed, "the first attempt had written nothing"
-    assert doubled > committed
-    assert min(doubled - committed) >= ROWS // TASKS, "task 1's alone"
+    assert min(written - committed) >= ROWS // TASKS, "task 1's alone"
 
 
 def await_end_above(servers: str, topic: str, rows: int, job: subprocess.Popen[bytes], log: Path) -> None:

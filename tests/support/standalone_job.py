@@ -1,8 +1,8 @@
 """A driver of its own: ``standalone_job.py MASTER FOLDER``; stdin has the options of its writes, as JSON.
 
-``numbers``: rows whose key says which executor wrote them. ``speculated``, a list: each time the same rows,
-while Spark speculates. Task 1's first attempt writes a part of them and hangs. Its copy waits for the file
-``go-N`` in FOLDER, N counting these writes from 0, and then writes all rows, so it is the copy that wins.
+``numbers``: rows whose key says which executor wrote them. ``speculated``: rows that are written while Spark
+speculates. Task 1's first attempt writes a part of them and hangs. Its copy waits for the file ``go`` in
+FOLDER, and then writes all rows, so it is the copy that wins.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def main(master: str, folder: str) -> None:
     # Each stage looks it up when it starts.
     spark.sparkContext._jsc.sc().conf().set("spark.speculation.quantile", _AFTER_A_HALF)  # type: ignore[attr-defined]
     rows = spark.range(0, ROWS, 1, TASKS).selectExpr("lpad(id, 50, '0') value")
-    for number, given in enumerate(options["speculated"]):
-        _write(rows.mapInArrow(hangs_at_first(Path(folder) / f"go-{number}"), "value string"), given)
+    _write(rows.mapInArrow(hangs_at_first(Path(folder) / "go"), "value string"), options["speculated"])
     spark.stop()
 
 
