@@ -65,7 +65,7 @@ class RecordAccumulator:
         self.settings = settings
         self.limits = BatchSizeLimits(settings.batch_size) if limits is None else limits
         self.allocator = allocator
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards batches and their queues
         # Signalled when batches reach a final state.
         self._completed = threading.Condition(self._lock)
         self._queues = BatchQueues()

@@ -1,6 +1,6 @@
 """Connects the sender with a breaker class: counts requests in flight, calls the class, applies its mutes.
 
-No I/O; the sender's thread calls it.
+No I/O. The sender's thread calls it; what the task's thread may call says so.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ from kafka_sink.breaker.muted_partitions import MutedView
 from kafka_sink.breaker.outcomes import has_response
 from kafka_sink.breaker.states import MuteChange, Target
 from kafka_sink.model import PartitionInfo, TopicPartition
+
+_log = logging.getLogger(__name__)
+# A log line names a broker's first partitions only.
+_MAX_NAMED_PARTITIONS = 5
+# How often a task that waits for the coordinator's mutes checks whether it was lost itself.
+_CHECK_INTERVAL_MS = 50.0
 
 
 class InFlightTracker:
@@ -102,13 +108,6 @@ class InFlightTracker:
             del self._unreachable[node]
         for node in nodes:
             self._unreachable.setdefault(node, now_ms)
-
-
-_log = logging.getLogger(__name__)
-# A log line names a broker's first partitions only.
-_MAX_NAMED_PARTITIONS = 5
-# How often a task that waits for the coordinator's mutes checks whether it was lost itself.
-_CHECK_INTERVAL_MS = 50.0
 
 
 class SharedState(Protocol):

@@ -106,12 +106,8 @@ class LetterWriter:
             ) from None
 
 
-# Dead letters as rows of the dead letter topic, a table of them at once.
-#
-# The context headers are those of Kafka Connect's sink connectors (KIP-298), as far as a row of a DataFrame
-# has them.
-
-
+# A table of letters. Their context headers are those of Kafka Connect's sink connectors (KIP-298), as far as
+# a row of a DataFrame has them.
 _MAX_REASON = 500
 # A batch has a header, a record has lengths and deltas, and a header of a record has two lengths.
 _OVERHEAD = 256

@@ -214,10 +214,6 @@ class LocalBroker:
         """Kafka's data folder: one folder per topic-partition, with its segments."""
         return self._node(broker).data
 
-    def log_text(self, broker: int) -> str:
-        """The broker's log so far."""
-        return self._node(broker).log.read_text(encoding="utf-8", errors="replace")
-
     def is_running(self, broker: int) -> bool:
         """Whether the JVM exists. A frozen one does."""
         self._node(broker)

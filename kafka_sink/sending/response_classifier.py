@@ -58,8 +58,8 @@ class Verdict:
     """``possibly_written``: from now on the batch keeps its sequence and is never split. ``immediate``
     skips the backoff; ``cause`` is the error if this was the last attempt. ``too_large``: smaller batches
     may pass. The backoff is no longer than ``longest_wait_ms``. ``unwritable``: records of the batch that no
-    attempt can write, by position; empty where the broker did not say which. A later attempt spends no
-    retry."""
+    attempt can write, by position; empty where the broker did not say which. Without ``spends_retry`` the
+    attempt that follows is not counted in ``retries``."""
 
     action: Action
     cause: Exception | None = None

@@ -64,7 +64,7 @@ from kafka_sink.timing_bounds import MAX_POLL_MS
 if TYPE_CHECKING:
     from kafka_sink.sending.transaction_partitions import TransactionPartitions
 
-
+_log = logging.getLogger(__name__)
 # Partitions that one line of the log names.
 _MAX_NAMED = 5
 
@@ -128,9 +128,6 @@ class UnsentMoves:
         available = [(partition, leader) for partition, leader in led if partition not in muted]
         connected = [partition for partition, leader in available if self._network.is_connected(leader)]
         return connected or [partition for partition, _ in available]
-
-
-_log = logging.getLogger(__name__)
 
 
 class Sender(threading.Thread):

@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 
 # The local properties that Spark sets for tasks of a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"
+_QUERY_ID = "sql.streaming.queryId"
+# And for all tasks of a write. In foreachBatch it is the inner write's.
+_EXECUTION_ID = "spark.sql.execution.id"
+_DESCRIPTION = "spark.job.description"
 # Spark calls ``abort`` within moments of a commit that failed.
 _COMMIT_FAILED_S = 60.0
 _NO_CAUSE = "No task has reported an error to the driver: see the lines of Spark around this one"
 # How often a task that waits for rows looks for dead letters, while rows may still be refused.
 _LETTERS_MS = 100.0
-_QUERY_ID = "sql.streaming.queryId"
-# And for all tasks of a write. In foreachBatch it is the inner write's.
-_EXECUTION_ID = "spark.sql.execution.id"
-_DESCRIPTION = "spark.job.description"
 
 
 class Sends(Protocol):

@@ -14,7 +14,7 @@ import pyarrow as pa
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import IncompleteBatchError, KafkaSinkError
 from kafka_sink.transactions import task
-from kafka_sink.transactions.batch import Handover, TaskReport
+from kafka_sink.transactions.batch import LONG_OPEN, Handover, TaskReport
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, Part
 from kafka_sink.transactions.digest import RunningDigest
@@ -144,16 +144,12 @@ class TaskAttempt:
                 pass  # the driver's abort, the next run or the broker's timeout ends it
 
 
-# Share of kafka.transaction.timeout.ms from which on it is warned of.
-_LONG_OPEN = 0.5
-
-
 class OpenTime:
     """Of one task. ``timeout_ms`` is kafka.transaction.timeout.ms, ``batch_age_ms`` how long ago the batch
     was planned, by the clocks of two hosts. Times are monotonic milliseconds."""
 
     def __init__(self, timeout_ms: float, batch_age_ms: float = 0.0) -> None:
-        self.long_ms = timeout_ms * _LONG_OPEN
+        self.long_ms = timeout_ms * LONG_OPEN
         self._timeout_ms = timeout_ms
         self._batch_age_ms = batch_age_ms
         self._since_ms: float | None = None

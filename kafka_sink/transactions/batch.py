@@ -16,6 +16,9 @@ from kafka_sink.transactions.operations import ProducerEpoch, Steps
 from kafka_sink.transactions.proof import BeganMs
 from kafka_sink.transactions.scope import Scope
 
+# Share of kafka.transaction.timeout.ms from which on it is warned of.
+LONG_OPEN = 0.5
+
 
 class Duty(Enum):
     """What a task does with its rows. SKIP: their batch was written before, and they show whether it is the

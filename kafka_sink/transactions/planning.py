@@ -20,7 +20,7 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
-from kafka_sink.transactions.batch import BatchOutcome, Handover, TaskReport
+from kafka_sink.transactions.batch import LONG_OPEN, BatchOutcome, Handover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.scope import Location, Scope, query_id
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 EXACTLY_ONCE = "exactly-once"
 _NAME_DIGITS = 16
 _MAX_IDLE_CLIENTS = 2
-# Share of kafka.transaction.timeout.ms from which on it is warned of.
-_LONG_OPEN = 0.5
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
     outcome = replace(outcome, ended_ms=wall_ms())
     # By two clocks, so it is for warning only.
     open_ms = outcome.transactions["committed"].oldest_ms
-    if open_ms > _LONG_OPEN * options.transaction_timeout_ms:
+    if open_ms > LONG_OPEN * options.transaction_timeout_ms:
         driver_log.warn(
             f"kafka-chunked: the batch's first transaction was open for {open_ms / 1000:.0f} s, and brokers "
             f"end one after kafka.transaction.timeout.ms = {options.transaction_timeout_ms} ms: raise that, "

@@ -112,9 +112,9 @@ class MuteEvidence:
 
         ``doubtful``: a response of the last seconds contradicts too.
         """
-        seconds_ms = max(HEALTHY_VALID_MS, silence_ms / 2) if doubtful else silence_ms / 2
+        valid_ms = max(HEALTHY_VALID_MS, silence_ms / 2) if doubtful else silence_ms / 2
         responses = self._responses.get(node)
-        return responses is not None and responses.last_ms(other_than=peer) > now_ms - seconds_ms
+        return responses is not None and responses.last_ms(other_than=peer) > now_ms - valid_ms
 
     # -- mutes, from their beginning to their end -----------------------------------------------------
 

@@ -134,7 +134,7 @@ class MuteFigures:
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
-    """A task's report. ``state`` is one of task_activity.STATES, entered ``state_ms`` ago.
+    """A task's report. ``state`` is one of counts.STATES, entered ``state_ms`` ago.
 
     ``others``: numbers of tasks of the same write that ran before in the same worker, are done as well, and
     have not reported; their figures are included.

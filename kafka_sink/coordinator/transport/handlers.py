@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_sink.coordinator.transport.message_format import packed
 from kafka_sink.errors import ProtocolError
-from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
 
 if TYPE_CHECKING:

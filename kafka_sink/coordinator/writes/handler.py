@@ -6,8 +6,7 @@ lost the driver. Nobody waits for their rows, and their executor may take second
 reports the end of a write's job, often before the driver does: see running_jobs.
 
 Where the driver reports nothing, and Spark's SQL execution of a write in transactions has failed, nobody
-commits them: Spark was interrupted before it could call ``abort``. They are ended once: see
-unfinished_writes.
+commits them: Spark was interrupted before it could call ``abort``. They are ended once.
 
     task -> {"writing": name, "stage": id}     reply {} or {"over": name}; the push {"over": name} may follow
             "transactions": {...}              of a write in transactions, the fields of WriteTransactions
