@@ -24,6 +24,9 @@ COORDINATOR_SILENCE_MS = 2000.0
 # The driver's one question while it plans a write. Longer than GIVE_UP_MS, so that it hears of giving up.
 PLANNING_RESPONSE_MS = 3000.0
 
+# After this time every broker knows a new topic, and one that is unknown is missing.
+TOPIC_PROPAGATION_MS = 5000.0
+
 # -- the circuit breaker ---------------------------------------------------------------------------------
 
 # A silent broker is muted only when it is still silent after responses in the socket have been read. Far

@@ -24,9 +24,8 @@ from kafka_sink.network import apis, requests, topic_requests
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.network.topic_requests import BrokerConfigs, CreateTopicResponse
 from kafka_sink.options import SinkOptions
+from kafka_sink.timing_bounds import TOPIC_PROPAGATION_MS
 
-# After this time every broker knows a new topic.
-_PROPAGATION_MS = 5000.0
 _RETRY_PAUSE_S = 0.1
 _MAX_REQUEST_MS = 3_600_000.0
 # The broker's settings behind topic.partitions=-1 and topic.replication.factor=-1.
@@ -62,7 +61,7 @@ class TopicPreparation:
                 break
             if self._missing not in self._waiting:
                 self._missing = next((one for one in last if last[one] == UNKNOWN_TOPIC_OR_PARTITION), None)
-            if self._missing is not None and self._left_ms(_PROPAGATION_MS) <= 0:
+            if self._missing is not None and self._left_ms(TOPIC_PROPAGATION_MS) <= 0:
                 raise MissingTopicError(self._missing_text(self._missing))
             if self._left_ms() <= 0:
                 raise MetadataTimeoutError(self._timeout_text(_named(last[next(iter(self._waiting))])))
@@ -109,7 +108,7 @@ class TopicPreparation:
             apis.METADATA,
             requests.METADATA_VERSIONS,
             lambda version: requests.encode_metadata(version, topics, create, operations=version >= 8),
-            self._request_timeout_ms(math.inf if self._missing is None else _PROPAGATION_MS),
+            self._request_timeout_ms(math.inf if self._missing is None else TOPIC_PROPAGATION_MS),
         )
         if found is not None:
             self._controller = found.controller_id
@@ -208,7 +207,7 @@ class TopicPreparation:
             apis.INIT_PRODUCER_ID,
             requests.INIT_PRODUCER_ID_VERSIONS,
             lambda version: requests.encode_init_producer_id(version, -1, -1),
-            self._request_timeout_ms(_PROPAGATION_MS),
+            self._request_timeout_ms(TOPIC_PROPAGATION_MS),
         )
         # Other errors may pass, and tasks retry.
         if response is not None and response.error_code == CLUSTER_AUTHORIZATION_FAILED:

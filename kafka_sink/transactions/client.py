@@ -22,6 +22,7 @@ from kafka_sink.network import apis, requests, topic_requests, transaction_reque
 from kafka_sink.network.client import NetworkClient, NetworkSettings, OutboundRequest, RequestFailed
 from kafka_sink.network.events import NodeDisconnected, ResponseReceived
 from kafka_sink.options import SinkOptions
+from kafka_sink.timing_bounds import TOPIC_PROPAGATION_MS
 from kafka_sink.transactions.operations import (
     LAST_EPOCH,
     NO_TRANSACTION,
@@ -223,8 +224,8 @@ class TransactionClient:
     def partitions(self, topic: str, timeout_ms: float) -> int:
         """How many partitions a topic has, 0 where it is not there; at most metadata.max.age.ms old.
 
-        A topic has no fewer than it had before, unless it is deleted and created again. Raises DeliveryError
-        after the time.
+        A topic has no fewer than before, unless it is deleted and created again. One that brokers do not
+        know may be new, and is asked for again for a while. Raises DeliveryError after the time.
         """
         oldest_ms = monotonic_ms() - self._options.metadata_max_age_ms
         known, at_ms = self._partitions.pop(topic, (0, -math.inf))
@@ -232,6 +233,7 @@ class TransactionClient:
             self._partitions[topic] = known, at_ms
             return known
         self._deadline_ms = monotonic_ms() + timeout_ms
+        missing_ms = monotonic_ms() + min(TOPIC_PROPAGATION_MS, timeout_ms / 2)
         found: list[int] = []
 
         def encode(version: int) -> bytes:
@@ -240,6 +242,8 @@ class TransactionClient:
         def take(response: requests.MetadataResponse) -> bool:
             code = response.update.errors.get(topic, kafka_errors.NONE)
             if code not in (kafka_errors.NONE, kafka_errors.UNKNOWN_TOPIC_OR_PARTITION):
+                return self._again(call, kafka_errors.error_of(code).name)
+            if code and monotonic_ms() < missing_ms:
                 return self._again(call, kafka_errors.error_of(code).name)
             found.append(next((len(one.partitions) for one in response.update.topics), 0))
             return True

@@ -1,21 +1,15 @@
-"""Chromium without a window, and the page in it."""
+"""Chromium without a window."""
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 
-# Pictures for the documentation show curves that have gone on for a while.
-DRAWS = os.environ.get("KAFKA_CHUNKED_SCREENSHOTS") == "1"
+from tests.support.live_view_page import errors_of
 
 
 @pytest.fixture(scope="session")
@@ -49,59 +43,3 @@ def browser(chromium: webdriver.Chrome) -> webdriver.Chrome:
     chromium.get("about:blank")
     errors_of(chromium)
     return chromium
-
-
-def errors_of(browser: webdriver.Chrome) -> list[str]:
-    """The errors in the console since the last call."""
-    return [
-        one["message"]
-        for one in browser.execute("getLog", {"type": "browser"})["value"]
-        if one["level"] == "SEVERE"
-    ]
-
-
-class Page:
-    """The page in the browser."""
-
-    def __init__(self, browser: webdriver.Chrome, url: str) -> None:
-        self.browser = browser
-        browser.get(url)
-        self.eventually(lambda: self.text("status") in ("live", "recorded"))
-
-    def text(self, element: str) -> str:
-        try:
-            return str(self.browser.find_element("id", element).text)
-        except StaleElementReferenceException:
-            return ""
-
-    def eventually(self, condition: Callable[[], object], within_s: float = 60.0) -> None:
-        until = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < until, self.browser.find_element("tag name", "body").text
-            time.sleep(0.2)
-
-    def rows(self) -> int:
-        return int(re.findall(r"Rows acknowledged\n([\d,]+)", self.text("tiles"))[0].replace(",", ""))
-
-    def look(self, width: int, *, dark: bool) -> None:
-        self.browser.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia",
-            {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]},
-        )
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    def picture(self, path: Path, width: int = 1200, *, dark: bool = False) -> None:
-        """The whole page. Nothing may stick out of it to the right."""
-        self.look(width, dark=dark)
-        time.sleep(1.2 if DRAWS else 0.2)
-        size = "return [document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
-        wide, high = self.browser.execute_script(size)
-        assert wide <= width
-        metrics = {"width": width, "height": high, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        time.sleep(0.3 if DRAWS else 0)
-        assert self.browser.save_screenshot(str(path))
-
-    def errors(self) -> list[str]:
-        return errors_of(self.browser)

@@ -29,10 +29,10 @@ from kafka_sink.reports.write_reports import final_figures
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.view import Recorded
-from tests.browser.conftest import DRAWS, Page
 from tests.support.application import Application
 from tests.support.fake_broker import FakeCluster
 from tests.support.live_view_client import figures
+from tests.support.live_view_page import DRAWS, Page
 
 DOCS = Path(__file__).parents[2] / "docs" / "images"
 PLAN = ColumnPlan.of([("key", "string"), ("value", "string")], "orders")
@@ -148,7 +148,8 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
         assert "No task" not in page.text("tasks")
         page.eventually(lambda: page.text("verdict").startswith("Nothing is wrong: "))
         assert browser.title == "nightly orders · kafka-chunked"
-        assert all(address in page.text("brokers") for address in cluster.bootstrap_servers.split(","))
+        addresses = cluster.bootstrap_servers.split(",")
+        page.eventually(lambda: all(address in page.text("brokers") for address in addresses))
         page.picture(pictures / "live-view.png")
         page.picture(pictures / "live-view-dark.png", dark=True)
         page.picture(pictures / "live-view-phone.png", 390)

@@ -23,7 +23,7 @@ from kafka_sink.coordinator.figures.live_view import as_json, page
 from kafka_sink.coordinator.figures.messages import AboutJob, BrokerFigures, MuteFigures, TaskFigures
 from kafka_sink.coordinator.figures.messages import TaskIdentity as Identity
 from kafka_sink.view import Recorded, fixed, pages_of
-from tests.browser.conftest import Page
+from tests.support.live_view_page import Page
 from tests.support.reported_figures import Board, final, report
 
 OPTIONS = {"topic": "orders", "kafka.compression.type": "lz4", "kafka.linger.ms": "50"}

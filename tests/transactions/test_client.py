@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,6 +55,7 @@ class Network:
         self.listed: list[int] = []
         # Of the topic "t", which each Metadata response has.
         self.partitions = 1
+        self.unknown_until_ms = 0.0
         self.nodes = {node.id: node for node in NODES}
         self._events: list[Any] = []
         self._waiting: list[tuple[float, Any, int]] = []
@@ -90,8 +92,10 @@ class Network:
         elif request.api_key == apis.METADATA:
             alive = tuple(one for one in NODES if one.id not in self.dead)
             partitions = tuple(PartitionInfo("t", number) for number in range(self.partitions))
-            topics = (TopicMetadata.of("t", None, partitions),)
-            self._answer(node, request.tag, MetadataResponse(MetadataUpdate(alive, topics)))
+            update = MetadataUpdate(alive, (TopicMetadata.of("t", None, partitions),))
+            if self.now_ms < self.unknown_until_ms:
+                update = MetadataUpdate(alive, (), {"t": kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
+            self._answer(node, request.tag, MetadataResponse(update))
         elif request.api_key != apis.LIST_TRANSACTIONS:
             self._answer(node, request.tag, self.of_groups(node, request.api_key))
         else:
@@ -235,6 +239,17 @@ def test_a_topic_that_is_created_again_with_fewer_partitions_is_asked_for_again(
     assert client.partitions("t", 60_000) == 5, "micro-batches that follow each other do not ask"
     network.now_ms += 300_001
     assert client.partitions("t", 60_000) == 2
+
+
+def test_a_topic_just_created_is_asked_for_until_the_broker_knows_it(network: Network) -> None:
+    """Catches: a job with topic.create=true refused, as one broker had not heard of the topic yet."""
+    network.unknown_until_ms = 1_000.0
+    client = connected(network)
+    assert client.partitions("t", 60_000) == 1
+    network.unknown_until_ms = math.inf
+    network.now_ms = 400_000.0
+    assert client.partitions("t", 60_000) == 0, "one that stays unknown is missing"
+    assert 405_000 <= network.now_ms < 407_000
 
 
 class Coordinators(Network):
