@@ -74,13 +74,16 @@ check-types: $(STAMP)  ## of make check what depends on the Python: mypy strict,
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_names_in_docs.py
 
 # Also shows that constraints.txt can be installed there.
+# PySpark comes as source, whose wheel pip has made for $(VENV) and kept.
 check-pythons: $(STAMP)  ## make check-types on the oldest and the newest Python (PYTHONS="3.10 3.13")
+	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(VENV)/wheels \
+		--constraint constraints.txt pyspark
 	@for version in $(PYTHONS); do \
 		python=$$(tools/find_python.sh "$$version") || { \
 			echo "error: there is no Python $$version here; name others, as in PYTHONS=3.11" >&2; exit 1; }; \
 		echo "Checking on Python $$version ..."; \
-		UV="$(abspath $(BIN)/uv)" $(MAKE) --no-print-directory check-types PYTHON="$$python" \
-			VENV="$(VENV)-$$version" || exit 1; \
+		UV="$(abspath $(BIN)/uv)" UV_FIND_LINKS="$(abspath $(VENV)/wheels)" $(MAKE) --no-print-directory \
+			check-types PYTHON="$$python" VENV="$(VENV)-$$version" || exit 1; \
 	done
 
 pins: $(STAMP)  ## renew constraints.txt: the newest versions of all that the checks and tests run with

@@ -43,7 +43,7 @@ WITH_ITS_OWN_BROKER = ("throughput_shapes", "tls")
 
 LONGEST = (
     *("many_partitions", "throughput_shapes", "value_sizes", "tls"),
-    *("moved_leader", "muted_together", "exactly_once"),
+    *("moved_leader", "muted_together", "exactly_once", "many_topics", "frozen_broker", "streaming"),
 )
 
 Run = Callable[..., None]
@@ -92,7 +92,7 @@ def test_it_runs(name: str, run: Run) -> None:
     run(name)
 
 
-@pytest.mark.parametrize("name", ON_ONE_BROKER)
+@each(ON_ONE_BROKER)
 def test_it_runs_on_a_broker(name: str, run: Run, broker: LocalBroker) -> None:
     run(name, broker)
 
