@@ -354,8 +354,9 @@ def plot(run: dict[str, Any], file: Path) -> None:
         charts.label(
             costs, charts.bars(costs, names, micros, color=colours), [f"{one:.2f}" for one in micros]
         )
-        rates.set_title(f"values of {size} bytes")
+        rates.set_title(f"values of {int(size):,} bytes")
         costs.set_xscale("log")
+        costs.set_xlim(right=2 * max(micros))
     all_axes[-1, 0].set_xlabel("million rows per second, acknowledged")
     all_axes[-1, 1].set_xlabel("microseconds of processor time a row (logarithmic)")
     charts.save(made, file)

@@ -203,7 +203,9 @@ def plot(kept: dict[str, Any]) -> None:
             places = [place + (number - (len(sizes) - 1) / 2) * height for place in range(len(names))]
             label = f"{size['tasks']:,} tasks"
             drawn = axis.barh(places, values, height=height, color=colour, label=label)
-            charts.label(axis, drawn, [f"{value:,.3g}" for value in values])
+            charts.label(
+                axis, drawn, [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values]
+            )
         axis.set_title(title)
         axis.set_yticks(range(len(names)), names)
         if not axis.yaxis_inverted():
