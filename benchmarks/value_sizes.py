@@ -77,6 +77,8 @@ def measure(
     """The jobs of each contender with values of ``size`` bytes, the cold one first."""
     from confluent_kafka.admin import AdminClient
 
+    # Spark reads 4,096 rows at once, which do not fit into its memory of 1 GB if each has 100 kB.
+    frame.sparkSession.conf.set("spark.sql.parquet.columnarReaderBatchSize", str(min(4096, 2**26 // size)))
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     jobs: Jobs = {one.name: [] for one in everyone}
     for number in range(repeats + 1):
