@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,4 +117,5 @@ def files_in(folder: Path) -> list[Path]:
 def _forget_oldest(folder: Path) -> None:
     for path in files_in(folder)[_MAX_FILES - 1 :]:
         for one in (path, path.with_name(path.name + FORMER)):
-            one.unlink(missing_ok=True)
+            with suppress(OSError):  # another user's
+                one.unlink(missing_ok=True)

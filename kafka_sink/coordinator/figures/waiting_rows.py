@@ -38,10 +38,11 @@ class WaitingRows:
     def report(self, cluster: str, attempt: object, mutes: Iterable[MuteFigures], now_ms: float) -> None:
         """What an attempt says, in place of what it said before."""
         self.forget(attempt)
-        held = [one for one in mutes if one.rows]
+        # Each target once, whatever the report says: ``forget`` takes back what is added here.
+        held = {one.target: one for one in mutes if one.rows}
         if held:
-            self._targets[attempt] = tuple((cluster, one.target) for one in held)
-        for one in held:
+            self._targets[attempt] = tuple((cluster, target) for target in held)
+        for one in held.values():
             waiting = self._by_target.setdefault((cluster, one.target), _Waiting())
             waiting.rows[attempt] = one.rows
             waiting.total += one.rows

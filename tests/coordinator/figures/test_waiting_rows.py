@@ -35,3 +35,12 @@ def test_a_mute_names_few_partitions() -> None:
     for task in range(100):
         waiting.report("c", task, mute(1, 1.0, f"t-{task}", partitions=100), 0.0)
     assert len(waiting.shown("c", "1", 0.0)["named"]) == MAX_PARTITIONS
+
+
+def test_a_report_that_names_a_target_twice_counts_it_once() -> None:
+    """Catches: rows that nobody could take off again, and an error when the attempt ended."""
+    waiting = WaitingRows()
+    waiting.report("c", "a", mute(10, 9_000.0) + mute(4, 9_000.0), 0.0)
+    assert waiting.shown("c", "1", 0.0)["rows"] == 4
+    waiting.forget("a")
+    assert waiting.shown("c", "1", 0.0)["rows"] == 0
