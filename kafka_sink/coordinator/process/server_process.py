@@ -104,8 +104,8 @@ async def _serve(
     watch: LoopWatch,
 ) -> None:
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(report_fd, "wb"))
-    report = _Report(transport)
+    pipe, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(report_fd, "wb"))
+    report = _Report(pipe)
 
     def add(added: Iterable[Mapping[str, Any]]) -> None:
         for one in added:
@@ -151,13 +151,20 @@ async def _serve(
     await server.start(listening)
     loop.add_reader(0, read_commands)
     loop.call_later(LONG_LIFE_S, lambda: starts_file(marker.parent).unlink(missing_ok=True))
-    while driver.is_alive() and is_current(marker, settings["token"]):
-        report.send({})
-        display.update()
-        await asyncio.sleep(WATCH_S)
+    await _until_over(driver, marker, settings["token"], report, display)
     display.close()
     server.close()
     jobs.close()
+
+
+async def _until_over(
+    driver: DriverProcess, marker: Path, token: str, report: _Report, display: _Display
+) -> None:
+    """Return once the driver is gone, or another coordinator has taken over."""
+    while driver.is_alive() and is_current(marker, token):
+        report.send({})
+        display.update()
+        await asyncio.sleep(WATCH_S)
 
 
 def _handlers(figures: ApplicationFigures, jobs: JobWatch | None = None) -> dict[str, HandlerFactory]:
