@@ -68,7 +68,7 @@ class TaskCounts:
     retries: int = _count("batch_retry", "Record batches that were sent again", json="retries", noun="retry")
     splits: int = _count(
         "batch_split",
-        "Record batches that a broker refused as too large and were split",
+        "Record batches that were too large for a broker and were split",
         json="splits",
         noun="split",
     )

@@ -125,7 +125,7 @@ class TopicMetadata:
 
 
 class RecordErrors(NamedTuple):
-    """Which records of a batch the broker refuses, by their place in it, and why the first (KIP-467)."""
+    """which records of a batch the broker rejects, by their place in it, and why the first (KIP-467)."""
 
     places: Sequence[int] = ()
     reason: str | None = None

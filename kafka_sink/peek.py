@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from kafka.errors import KafkaError
 
-from kafka_sink.dead_letters.refused_rows import CUT_PREFIX, PREFIX
+from kafka_sink.dead_letters.rejected_rows import CUT_PREFIX, PREFIX
 from kafka_sink.driver.command_line import add_options, given_options
 from kafka_sink.driver.kafka_python import client_settings
 from kafka_sink.errors import ConfigurationError, DeliveryError, KafkaSinkError
@@ -23,7 +23,7 @@ from kafka_sink.printable import printable
 
 _DESCRIPTION = """\
 Shows the last rows of a topic, or those from the beginning, from an offset, or as they come (--follow). Of a
-dead letter it shows where it was meant to go and why it was refused. Groups of readers do not notice. It
+dead letter it shows where it was meant to go and why it was rejected. Groups of readers do not notice. It
 shows committed rows only.
 
 Letters are written back like this:
@@ -33,7 +33,7 @@ Letters are written back like this:
   (mend letters.jsonl, or raise the limit that they exceeded; delete lines that are not to be written)
   python -m kafka_sink.peek --write-back letters.jsonl --bootstrap-servers HOST:PORT
 
-Each goes to the topic that refused it, or to --to, with its key, value, timestamp and own headers, once; a
+Each goes to the topic that rejected it, or to --to, with its key, value, timestamp and own headers, once; a
 second run writes it again. The topic of letters stays as it is. It ends with 1 if anything was not shown or
 written.
 """
@@ -125,7 +125,7 @@ def line_of(row: Mapping[str, Any]) -> str:
     if own:
         parts.append("headers: " + ", ".join(own))
     if "origin" in row:
-        parts.append(f"refused by {_shown(row['origin'])}: {_shown(row['reason'])}")
+        parts.append(f"rejected by {_shown(row['origin'])}: {_shown(row['reason'])}")
     return "  ".join(parts)
 
 

@@ -47,11 +47,11 @@ MAX_POLL_MS = 1000.0
 HELD_MS = 1500.0
 
 
-# -- topics that are refused -----------------------------------------------------------------------------
+# -- topics that are not authorized ------------------------------------------------------------------------
 
-# Brokers refuse topics (TOPIC_AUTHORIZATION_FAILED) while they load their ACLs. No row is skipped for it
+# Brokers reject topics (TOPIC_AUTHORIZATION_FAILED) while they load their ACLs. No row is skipped for it
 # before it has lasted for this long.
-REFUSED_TOPIC_MS = 5000.0
+UNAUTHORIZED_TOPIC_MS = 5000.0
 
 
 def next_beat_ms(after_ms: float, interval_ms: float) -> float:

@@ -52,7 +52,7 @@ def test_letters_are_shown_mended_and_written_back(broker: LocalBroker, tmp_path
     produce(broker, "peek-letters", letter)
     broker.create_topic("peek-orders", 1)
     (shown,) = peeked(broker, "peek-letters")
-    assert "refused by peek-orders: the record is larger [2J than 1000" in shown
+    assert "rejected by peek-orders: the record is larger [2J than 1000" in shown
     (whole,) = peeked(broker, "peek-letters", "--json")
     file = tmp_path / "letters.jsonl"
     file.write_text(json.dumps({**json.loads(whole), "value": "small"}) + "\n")

@@ -1,7 +1,7 @@
 """Which rows go to which batch: the part of a turn that the task's thread does under the accumulator's lock.
 
 A plan leases batches, fixes offsets and base timestamps, and takes memory. It encodes nothing. It ends where
-memory is refused.
+memory is short.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kafka_sink.records import batch_header
 from kafka_sink.records.compression import BlockCodec, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
 
-# A refused reservation waits for at most 1/16 of the pool: small grants come sooner, and the
+# A task waits for at most 1/16 of the pool: small grants come sooner, and the
 # batch grows on without blocking once memory is free again.
 _BLOCKING_DIVISOR = 16
 # Raw rows for which `full` waits, in batch.size.
@@ -48,7 +48,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Shortage:
     """Memory that the pool did not have: ``size`` bytes for the rows up to ``stop``, ``first_record`` for the
     first of them alone."""
 
@@ -80,7 +80,7 @@ class AppendPlan:
     full: list[ProducerBatch] = field(default_factory=list)
     opened: bool = False
     raw_bytes: int = 0
-    refusal: Refusal | None = None
+    shortage: Shortage | None = None
 
     def add(self, batch: ProducerBatch, start: int, stop: int) -> None:
         batch.leased = True
@@ -126,7 +126,7 @@ class AppendPlanner:
         stop_run: int,
         grant: Grant | None = None,
     ) -> AppendPlan:
-        """Place rows from ``cursor`` up to run ``stop_run``, until the pool refuses memory.
+        """Place rows from ``cursor`` up to run ``stop_run``, until memory is short.
 
         ``grant`` is memory for the rows at the cursor. If it does not hold the whole run, the turn ends
         after it.
@@ -266,7 +266,7 @@ class AppendPlanner:
         self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, stop: int
     ) -> int:
         """Open a batch and put rows into it; return the first row beyond, ``start`` where the pool
-        refuses the memory."""
+        is short of memory."""
         ordered, topic = plan.ordered, queue.partition.topic
         end = self._estimates.rows_for_new_batch(ordered, start, stop, topic)
         size = self._new_batch_bytes(queues, plan, topic, start, end)
@@ -284,7 +284,7 @@ class AppendPlanner:
                 share = max(share, _FIXED_SHARE * self._settings.batch_size)
             end = ordered.rows_within(start, most, share)
             size = self._new_batch_bytes(queues, plan, topic, start, end)
-            plan.refusal = Refusal(size, end, self._first_record_bytes(ordered, start))
+            plan.shortage = Shortage(size, end, self._first_record_bytes(ordered, start))
             return start
         self._add_new_batch(queues, plan, queue, buffer, start, end, ordered.bound(start, end))
         return end
@@ -366,7 +366,7 @@ class AppendPlanner:
 
     def _grow(self, queues: BatchQueues, plan: AppendPlan, batch: ProducerBatch, added: int) -> bool:
         """Get memory for rows of at most ``added`` bytes that the batch has room for; False where the pool
-        refuses it."""
+        has none."""
         projected = batch.projected_size_with(added)
         raw = self._compresses_at_seal and not batch.packing
         if raw and self._must_pack(queues, plan, added, outgrows=projected > batch.buffer.capacity):

@@ -107,7 +107,7 @@ class BufferAllocator(ABC):
 
     @abstractmethod
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
-        """Make room for ``projected`` bytes in all. Returns False, changing nothing, if the pool refuses.
+        """Make room for ``projected`` bytes in all. Return False, changing nothing, where memory is short.
 
         Never blocks."""
 

@@ -140,14 +140,14 @@ class BatchLimits:
 
 # How long a limit learnt by an earlier producer is used: an administrator may have raised it since.
 _BELIEVED_S = 3600.0
-# The refused size is divided by these.
+# The size that was too large is divided by these.
 _AFTER_SPLIT, _AFTER_LOSS = 2, 8
 
 
 class BatchSizeLimits:
     """Limits in bytes by topic. Thread-safe: the sender learns them, the task's thread cuts batches by them.
 
-    They outlive the producer. If a broker refuses a batch as too large after the batch's connection broke,
+    They outlive the producer. If a broker rejects a batch as too large after the batch's connection broke,
     the batch may not be split. Its task fails then, and the task's Python worker ends. A new worker that
     began with batch.size again would fail alike, in every attempt that Spark allows. ``cluster`` identifies
     the brokers; with None the limits are not kept.
@@ -160,20 +160,20 @@ class BatchSizeLimits:
         self._by_topic = self._kept()
 
     def of(self, topic: str) -> int:
-        """The topic's limit: batch.size, or less if brokers have refused that."""
+        """The topic's limit: batch.size, or less if that is too large for brokers."""
         with self._lock:
             return min(self._by_topic.get(topic, self._batch_size), self._batch_size)
 
     def learnt(self, topic: str) -> int | None:
-        """The limit of a topic whose brokers have refused batches as too large, None for any other."""
+        """The limit of a topic whose batches were too large for brokers, None for any other."""
         with self._lock:
             return self._by_topic.get(topic)
 
-    def refused(self, topic: str, size: int, *, costs_task: bool = False) -> None:
-        """A broker refused a batch of ``size`` bytes. If it was within the limit, the broker's own is lower.
+    def note_too_large(self, topic: str, size: int, *, costs_task: bool = False) -> None:
+        """A batch of ``size`` bytes was too large. If it was within the limit, the broker's own is lower.
 
         The new limit is half the size, since splitting a batch costs a walk over its records. It is an eighth
-        if the refusal ``costs_task``, since Spark allows four attempts by default.
+        if it ``costs_task``, since Spark allows four attempts by default.
         """
         with self._lock:
             if size > min(self._by_topic.get(topic, self._batch_size), self._batch_size):
@@ -217,7 +217,7 @@ class SizeEstimates:
         self._default = BatchLimits(batch_size, raw_limit)
         # The lowest of all topics' limits so far.
         self._lowest_limit = batch_size
-        # By topic; lower ones where brokers refused a batch within batch.size.
+        # By topic; lower ones where a batch within batch.size was too large.
         self._by_topic: dict[str, BatchLimits] = {}
         self._ratios = CompressionRatios()
         # What packed rows of a topic shrank to last.
@@ -233,10 +233,10 @@ class SizeEstimates:
     def observe_packing(self, batch: ProducerBatch) -> None:
         self._packed_ratios[batch.partition.topic] = batch.packed_ratio
 
-    def learn_from(self, refused: list[TooLargeBatch]) -> None:
+    def learn_from(self, too_large: list[TooLargeBatch]) -> None:
         """As Kafka's producer does, starts over with the estimate that proved too low; and takes over the
         topic's limit, which may be lower now."""
-        for batch in refused:
+        for batch in too_large:
             self._ratios.relearn(batch.topic, self._compression, batch.ratio)
             self._by_topic.pop(batch.topic, None)
 

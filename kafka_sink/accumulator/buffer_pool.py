@@ -392,7 +392,7 @@ class BufferPool:
         overdraft = ""
         if self.overdrawn:
             overdraft = (
-                f", but compressed data larger than estimated and pieces of batches that brokers refused "
+                f", but compressed data larger than estimated and pieces of batches that brokers rejected "
                 f"(MESSAGE_TOO_LARGE) take {self._heap} bytes beyond it, more than the "
                 f"{self.heap_limit_bytes} that may be"
             )

@@ -106,10 +106,7 @@ class ChunkArena:
             self._pages.fresh(carved)
 
     def give(self, chunks: list[Chunk]) -> None:
-        """Take lent chunks back. Raises BufferOwnershipError, changing nothing, if any is not lent.
-
-        A second return is not seen here once the chunk has its next owner: buffers refuse it themselves.
-        """
+        """Take lent chunks back. Raises BufferOwnershipError, changing nothing, if any is not lent."""
         lent = self._lent
         if len(chunks) == 1 and chunks[0] in lent:
             lent.remove(chunks[0])

@@ -281,7 +281,7 @@ class RecordAccumulator:
             queue.retry_at_ms = max(queue.retry_at_ms, retry_at_ms)
 
     def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
-        """Put the pieces of a refused batch in its place. If the batch had failed before, returns
+        """Put the pieces of a batch that was too large in its place. If the batch had failed before, returns
         False and releases the pieces."""
         with self._lock:
             self._queues.request_ended(parent)
@@ -300,12 +300,12 @@ class RecordAccumulator:
             self._queues.release(parent)
             return first
 
-    def refused(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
+    def note_too_large(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
         """Note that a batch, which still has its memory, was too large for its broker."""
-        refusal = TooLargeBatch(batch.partition.topic, batch.observed_ratio)
-        self.limits.refused(refusal.topic, batch.size, costs_task=costs_task)
+        noted = TooLargeBatch(batch.partition.topic, batch.observed_ratio)
+        self.limits.note_too_large(noted.topic, batch.size, costs_task=costs_task)
         with self._lock:
-            self._queues.too_large_batches.append(refusal)
+            self._queues.too_large_batches.append(noted)
 
     def succeed(
         self, written: Sequence[tuple[ProducerBatch, Ended]], record: Callable[[list[Ended]], None]

@@ -1,7 +1,7 @@
 """Rows into batches, on the task's thread, in turns.
 
 A turn plans under the accumulator's lock (append_planner), then encodes and writes without it (RunWriter).
-Where memory is refused the turn ends there, and the task waits for memory while it holds no lease.
+Where memory is short the turn ends there, and the task waits for memory while it holds no lease.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kafka_sink.accumulator.append_planner import (
     AppendPlan,
     AppendPlanner,
     Grant,
-    Refusal,
     RowCursor,
     Segment,
+    Shortage,
 )
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
@@ -154,7 +154,7 @@ class RecordAppender:
 
     def for_letters(self, allocator: BufferAllocator, memory_bytes: int) -> RecordAppender:
         """An appender of dead letters, on the same thread. They have memory of their own, so that they can be
-        written while this appender waits for memory that refused rows hold."""
+        written while this appender waits for memory that rejected rows hold."""
         found = copy(self)
         found._allocator = allocator
         found._settings = replace(self._settings, buffer_memory=memory_bytes)
@@ -165,7 +165,7 @@ class RecordAppender:
         return found
 
     def append(self, ordered: OrderedRows, check: Callable[[], None], waited_ms: float = 0.0) -> None:
-        """Take all rows, waiting up to max.block.ms for memory at each refusal.
+        """Take all rows, waiting up to max.block.ms for memory where it is short.
 
         ``waited_ms`` is how long these rows have waited for metadata. As in Kafka's producer the first wait
         for memory is shorter by that.
@@ -216,7 +216,7 @@ class RecordAppender:
             if cursor.run == stop_run:
                 return
             grant = None
-            if plan.refusal is None:
+            if plan.shortage is None:
                 continue
             if may_divide and self._allocator.has_fixed_buffers:
                 may_divide = False
@@ -225,16 +225,16 @@ class RecordAppender:
                     self._append_runs(fitting, 0, len(fitting.partitions), check, may_divide=False)
                     ordered, cursor, stop_run = rest, RowCursor(0), len(rest.partitions)
                     continue
-            grant = self._wait_for_memory(plan.refusal, check)
+            grant = self._wait_for_memory(plan.shortage, check)
 
     def _divide(
         self, ordered: OrderedRows, cursor: RowCursor, stop_run: int
     ) -> tuple[OrderedRows | None, OrderedRows]:
-        """The rows behind a refused one for which open batches have room, and the others; None where they
-        are few.
+        """The rows behind the next one that open batches have room for, and the others; None where those are
+        few.
 
         A wait for memory sends all open batches. Rows come by partition, so without this the batches of all
-        partitions behind the refused one would be only as full as the last table left them.
+        partitions behind it would be only as full as the last table left them.
         """
         first, starts = cursor.run + 1, ordered.starts
         with self._accumulator.planning() as queues:
@@ -262,7 +262,7 @@ class RecordAppender:
                 grant.buffer.release()
             raise
 
-    def _wait_for_memory(self, refusal: Refusal, check: Callable[[], None]) -> Grant:
+    def _wait_for_memory(self, shortage: Shortage, check: Callable[[], None]) -> Grant:
         def watch() -> None:
             # Only now, with this request in line: a sender woken earlier could find no waiter and sleep on
             # until linger is over.
@@ -275,7 +275,7 @@ class RecordAppender:
         try:
             with self._activity.waiting(MEMORY):
                 left_ms = max(self._settings.max_block_ms - waited_ms, 0.0)
-                buffer = self._allocator.open(refusal.size, left_ms, watch, refusal.first_record)
+                buffer = self._allocator.open(shortage.size, left_ms, watch, shortage.first_record)
         except BufferExhaustedError as error:
             if waited_ms < 1.0:
                 raise
@@ -284,7 +284,7 @@ class RecordAppender:
             ) from None
         finally:
             self.pool_wait_ms += self._clock_ms() - started
-        return Grant(buffer, refusal.stop)
+        return Grant(buffer, shortage.stop)
 
     def batch_room(self, partition: TopicPartition, row_bytes: float) -> BatchRoom:
         """How many bytes of rows of about ``row_bytes`` the partition's batches take before they are full."""

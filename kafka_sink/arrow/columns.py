@@ -22,7 +22,7 @@ from kafka_sink.records.arrays import has_byte_offsets, lengths, null_mask, numb
 from kafka_sink.rows.column_plan import ColumnPlan
 
 if TYPE_CHECKING:
-    from kafka_sink.dead_letters.refused_rows import RefusedRows
+    from kafka_sink.dead_letters.rejected_rows import RejectedRows
     from kafka_sink.rows.column_plan import ColumnPlan
 
 Convert = Callable[[pa.Array], pa.Array]
@@ -215,7 +215,7 @@ def _partition(kind: pa.DataType) -> Convert | None:
 
 
 def _as_int32(column: pa.Array) -> pa.Array:
-    """Larger numbers become the largest, of which no topic has a partition: rows with them are refused."""
+    """Larger numbers become the largest, of which no topic has a partition: rows with them are rejected."""
     sign = "i" if pa.types.is_signed_integer(column.type) else "u"
     given = numbers(column, f"{sign}{column.type.bit_width // 8}")
     low = _MIN_INT32 if given.dtype.kind == "i" else 0
@@ -293,13 +293,13 @@ def _validity(column: pa.Array) -> pa.Buffer | None:
     return pa.py_buffer(np.packbits(~null_mask(column), bitorder="little")) if column.null_count else None
 
 
-Refuse = Callable[["RefusedRows", "ColumnPlan"], None]
+Reject = Callable[["RejectedRows", "ColumnPlan"], None]
 
 
-def columns_of(schema: pa.Schema, options: SinkOptions, refuse: Refuse) -> ArrowColumns | EncodedColumns:
+def columns_of(schema: pa.Schema, options: SinkOptions, reject: Reject) -> ArrowColumns | EncodedColumns:
     """The columns of a schema. With a format, the registry is asked. Raises RegistryError, SchemaError."""
     return check_early(schema, options) or EncodedColumns(
-        schema, options, refuse if options.errors_tolerance == "all" else None
+        schema, options, reject if options.errors_tolerance == "all" else None
     )
 
 
@@ -313,7 +313,7 @@ def check_early(schema: pa.Schema, options: SinkOptions) -> ArrowColumns | None:
 class EncodedColumns:
     """As ArrowColumns, for batches of which key or value are encoded."""
 
-    def __init__(self, schema: pa.Schema, options: SinkOptions, refuse: Refuse | None) -> None:
+    def __init__(self, schema: pa.Schema, options: SinkOptions, reject: Reject | None) -> None:
         from kafka_sink.formats import planning
         from kafka_sink.formats.row_encoder import RowEncoder
 
@@ -337,15 +337,15 @@ class EncodedColumns:
         # For the summary.
         self.schemas = tuple(map(str, encoding.parts))
 
-        def refuse_rows(rows: RefusedRows) -> None:
-            assert refuse is not None
-            refuse(rows, self.plan)
+        def reject_rows(rows: RejectedRows) -> None:
+            assert reject is not None
+            reject(rows, self.plan)
 
         self._encoder = RowEncoder(
             encoding,
             kinds,
             self.plan,
-            None if refuse is None else refuse_rows,
+            None if reject is None else reject_rows,
             self._columns.converted,
         )
 

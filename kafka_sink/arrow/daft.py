@@ -22,7 +22,7 @@ class KafkaSink(DataSink):  # type: ignore[misc]  # daft is optional
     all, with offsets.
 
     Columns and options are those of ``kafka_sink.write_arrow``. A task that Daft runs again writes its rows
-    again: at least once. Raises ConfigurationError; exactly-once and rate limits are refused.
+    again: at least once. Raises ConfigurationError; exactly-once and rate limits are not supported.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:

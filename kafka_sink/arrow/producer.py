@@ -38,7 +38,7 @@ from kafka_sink.task.producer_cache import PRODUCERS
 
 if TYPE_CHECKING:
     from kafka_sink.arrow.transaction import WriteTransaction
-    from kafka_sink.dead_letters.refused_rows import RefusedRows
+    from kafka_sink.dead_letters.rejected_rows import RejectedRows
 
 
 def record_batches(data: Any) -> tuple[pa.Schema | None, Iterator[pa.RecordBatch]]:
@@ -86,7 +86,7 @@ def _unfit(data: Any, why: str = "") -> SchemaError:
     )
 
 
-# How often refused rows are looked for while nothing is sent: they would expire without their letters.
+# How often rejected rows are looked for while nothing is sent: they would expire without their letters.
 _LETTERS_MS = 100.0
 # As many may come in turns, as those of several topics, without a look at the registry for each batch.
 _SCHEMAS = 16
@@ -221,7 +221,7 @@ class ArrowProducer:
         known = self._columns
         found = next((one for one in known if one.schema.equals(schema)), None)
         if found is None:
-            found = columns_of(schema, self.options, self._refuse)
+            found = columns_of(schema, self.options, self._reject)
             if isinstance(found, EncodedColumns):
                 self._schemas |= dict.fromkeys(found.schemas)
             for warning in found.warnings:
@@ -233,11 +233,11 @@ class ArrowProducer:
             self._columns = (found, *(one for one in known if one is not found))[:_SCHEMAS]
         return found
 
-    def _refuse(self, rows: RefusedRows, plan: ColumnPlan) -> None:
+    def _reject(self, rows: RejectedRows, plan: ColumnPlan) -> None:
         """Rows that do not fit their schema."""
         with self._turn() as producer:
             if self._transaction is None or self._transaction.begin(plan.parts, producer):
-                producer.refuse(rows)
+                producer.reject(rows)
 
     def _take(self, plan: ColumnPlan, batch: pa.RecordBatch) -> None:
         with self._turn() as producer:

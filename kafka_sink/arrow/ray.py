@@ -18,7 +18,7 @@ class KafkaDatasink(Datasink):  # type: ignore[misc]  # ray is optional
     """Writes each block's rows to Kafka; ``written`` says what, when that is done.
 
     Columns and options are those of ``kafka_sink.write_arrow``. A task that Ray runs again writes its rows
-    again: at least once. Raises ConfigurationError; exactly-once and rate limits are refused.
+    again: at least once. Raises ConfigurationError; exactly-once and rate limits are not supported.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:

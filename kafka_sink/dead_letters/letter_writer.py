@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_sink.dead_letters.refused_rows import (
+from kafka_sink.dead_letters.rejected_rows import (
     CUT_PREFIX,
     HEADER_OVERHEAD,
     NAME,
@@ -18,9 +18,9 @@ from kafka_sink.dead_letters.refused_rows import (
     DeadLetters,
     Int64s,
     OwnHeaders,
-    RefusedLetter,
-    RefusedRecords,
-    RefusedRows,
+    RejectedLetter,
+    RejectedRecords,
+    RejectedRows,
 )
 from kafka_sink.dead_letters.row_rejection import rows_of_letter, rows_of_records
 from kafka_sink.errors import BufferExhaustedError, DeliveryError, InvalidRowError, MetadataTimeoutError
@@ -71,20 +71,20 @@ class LetterWriter:
         try:
             plan = letter_plan(letters.topic)
             for rows in self._waiting():
-                # Its topic may have refused the ones before as too large.
+                # Its topic may have rejected the ones before as too large.
                 self._write(plan, letter_table(rows, letters.max_bytes, letters.task), letters.topic)
         finally:
             self._is_writing = False
         return True
 
-    def _waiting(self) -> Iterator[RefusedRows]:
-        while (refused := self._letters.take()) is not None:
-            if isinstance(refused, RefusedLetter):
-                yield rows_of_letter(refused)
+    def _waiting(self) -> Iterator[RejectedRows]:
+        while (rejected := self._letters.take()) is not None:
+            if isinstance(rejected, RejectedLetter):
+                yield rows_of_letter(rejected)
                 continue
-            if isinstance(refused, RefusedRecords):
-                refused = rows_of_records(refused, self._letters.max_bytes)
-            yield from pieces(refused)
+            if isinstance(rejected, RejectedRecords):
+                rejected = rows_of_records(rejected, self._letters.max_bytes)
+            yield from pieces(rejected)
 
     def _write(self, plan: ColumnPlan, table: pa.Table, topic: str) -> None:
         try:
@@ -102,7 +102,7 @@ class LetterWriter:
                 f"no memory for {table.num_rows} dead letters for errors.deadletterqueue.topic.name = "
                 f"{topic!r} within kafka.max.block.ms. They have memory of their own, which letters hold "
                 "until brokers acknowledge them: the brokers of that topic take letters more slowly than "
-                "rows are refused, or do not respond"
+                "rows are rejected, or do not respond"
             ) from None
 
 
@@ -139,13 +139,13 @@ class _Header:
 def letter_plan(topic: str) -> ColumnPlan:
     """The plan of the tables that ``letter_table`` makes.
 
-    Letters have the present time. The row's own may be why it was refused, or so old that the letter is soon
+    Letters have the present time. The row's own may be why it was rejected, or so old that the letter is soon
     deleted.
     """
     return ColumnPlan.of(_COLUMNS, topic)
 
 
-def pieces(rows: RefusedRows) -> Iterator[RefusedRows]:
+def pieces(rows: RejectedRows) -> Iterator[RejectedRows]:
     """The rows in parts whose letters take about 1 MiB, or one row."""
     before = np.concatenate(([0], np.cumsum(rows.sizes + _CONTEXT_BYTES)))
     start = 0
@@ -156,7 +156,7 @@ def pieces(rows: RefusedRows) -> Iterator[RefusedRows]:
         start = stop
 
 
-def letter_table(rows: RefusedRows, max_bytes: int, task: str) -> pa.Table:
+def letter_table(rows: RejectedRows, max_bytes: int, task: str) -> pa.Table:
     """One letter per row. A letter of more than ``max_bytes`` is cut, and headers say so.
 
     ``task`` identifies the Spark task.
@@ -194,11 +194,11 @@ def letter_table(rows: RefusedRows, max_bytes: int, task: str) -> pa.Table:
     return pa.Table.from_arrays(columns, ["key", "value", "headers"])
 
 
-def _known(rows: RefusedRows) -> list[tuple[bytes, bytes]]:
+def _known(rows: RejectedRows) -> list[tuple[bytes, bytes]]:
     return [(name, content or b"") for name, content in rows.context or ()]
 
 
-def _context(rows: RefusedRows, task: str) -> list[_Header]:
+def _context(rows: RejectedRows, task: str) -> list[_Header]:
     topic = rows.topic
     if isinstance(topic, pa.Array):
         # A column of topics may hold anything.

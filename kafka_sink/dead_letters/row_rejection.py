@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 
 from kafka_sink import timing_bounds
 from kafka_sink.clock import Clock
-from kafka_sink.dead_letters.refused_rows import (
+from kafka_sink.dead_letters.rejected_rows import (
     HEADER_OVERHEAD,
     DeadLetters,
     Int64s,
     OwnHeaders,
-    RefusedLetter,
-    RefusedRecords,
-    RefusedRows,
+    RejectedLetter,
+    RejectedRecords,
+    RejectedRows,
     is_context,
 )
 from kafka_sink.errors import (
@@ -105,7 +105,7 @@ class RowRejection:
                 rows.topics,
                 self._max_block_ms,
                 check,
-                refusal_wait_ms=min(timing_bounds.REFUSED_TOPIC_MS, self._max_block_ms / 2),
+                unauthorized_wait_ms=min(timing_bounds.UNAUTHORIZED_TOPIC_MS, self._max_block_ms / 2),
             )
         except TopicRefusedError as error:
             error.rows = _rows_of(rows, error.topic)
@@ -169,14 +169,14 @@ def _rows_of(rows: RowBatch, topic: str) -> npt.NDArray[np.bool_]:
     return mask
 
 
-# Rows that can never be written as columns for their letters, whether the task or a broker refused them.
+# Rows that can never be written as columns for their letters, whether the task or a broker rejected them.
 
 
 _NO_BYTES = binary_of([b""])[0]
 _MICROS_PER_MILLI = 1000
 
 
-def rows_of_table(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> RefusedRows:
+def rows_of_table(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> RejectedRows:
     """The rows that an error is about, which it marks."""
     if error.rows is None:
         raise ValueError("the error does not say which rows it is about")
@@ -193,7 +193,7 @@ def rows_of_table(plan: ColumnPlan, table: pa.Table, error: InvalidRowError) -> 
     for part in (None if key is None else lengths(key), None if headers is None else headers.sizes):
         sizes += 0 if part is None else part
     topic = column(plan.topic_column)
-    return RefusedRows(
+    return RejectedRows(
         key,
         value,
         headers,
@@ -248,13 +248,13 @@ def _header_sizes(counts: Int64s, keys: pa.Array, values: pa.Array) -> Int64s:
     return sizes
 
 
-def rows_of_letter(letter: RefusedLetter) -> RefusedRows:
+def rows_of_letter(letter: RejectedLetter) -> RejectedRows:
     own = [header for header in letter.headers if not is_context(header)]
     counts = np.array([len(own)], dtype=np.int64)
     keys, values = binary_of([name for name, _ in own]), binary_of([content for _, content in own])
     headers = OwnHeaders(counts, counts, _header_sizes(counts, keys, values), keys, values)
     size = len(letter.key or b"") + len(letter.value or b"")
-    return RefusedRows(
+    return RejectedRows(
         binary_of([letter.key]),
         binary_of([letter.value]),
         headers,
@@ -268,14 +268,14 @@ def rows_of_letter(letter: RefusedLetter) -> RefusedRows:
     )
 
 
-def rows_of_records(records: RefusedRecords, max_bytes: int) -> RefusedRows:
+def rows_of_records(records: RejectedRecords, max_bytes: int) -> RejectedRows:
     """Records as they were encoded, without headers that cannot fit into a letter of ``max_bytes``."""
     data = np.frombuffer(records.bodies, dtype=np.uint8)
     starts = np.concatenate(([0], records.ends[:-1])).astype(np.int64)
     key, at = _field(data, starts)
     value, at = _field(data, at)
     counts, at = varint.read_column(data, at)
-    return RefusedRows(
+    return RejectedRows(
         key,
         value,
         _encoded_headers(data, at, counts, max_bytes // HEADER_OVERHEAD) if counts.any() else None,

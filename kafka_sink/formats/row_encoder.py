@@ -23,7 +23,7 @@ from kafka_sink.formats.words import Int64s, Piece, Word
 from kafka_sink.records.arrays import as_binary, binary_of, indices, lengths, null_mask, numbers
 
 if TYPE_CHECKING:
-    from kafka_sink.dead_letters.refused_rows import RefusedRows
+    from kafka_sink.dead_letters.rejected_rows import RejectedRows
     from kafka_sink.rows.column_plan import ColumnPlan
 
 
@@ -101,12 +101,12 @@ class RowEncoder:
         encoding: RowEncoding,
         kinds: pa.Schema,
         plan: ColumnPlan,
-        refuse: Callable[[RefusedRows], None] | None,
+        reject: Callable[[RejectedRows], None] | None,
         convert: Callable[[pa.RecordBatch], Iterator[pa.RecordBatch]] = lambda batch: iter((batch,)),
     ) -> None:
         self._encoding = encoding
         self._plan = plan
-        self._refuse = refuse
+        self._reject = reject
         self._convert = convert
         self._parts = [PartEncoder(part, kinds) for part in encoding.parts]
         self._names = [name for name, _ in encoding.columns]
@@ -124,14 +124,14 @@ class RowEncoder:
             try:
                 return self._encoded(batch)
             except UnfitRowsError as error:
-                if self._refuse is None:
+                if self._reject is None:
                     raise InvalidRowError(
                         f"{error}, in {int(error.rows.sum())} of {batch.num_rows} rows",
                         error.rows,
                         str(error),
                     ) from None
                 few = batch.take(indices(np.flatnonzero(error.rows)))
-                self._refuse(self._as_letters(few, str(error)))
+                self._reject(self._as_letters(few, str(error)))
                 batch = batch.take(indices(np.flatnonzero(~error.rows)))
 
     def _encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -152,7 +152,7 @@ class RowEncoder:
         found = with_header(own, part.header or "", part.ids(topics, rows), value)
         return [*columns[:place], found, *columns[place + 1 :]]
 
-    def _as_letters(self, rows: pa.RecordBatch, reason: str) -> RefusedRows:
+    def _as_letters(self, rows: pa.RecordBatch, reason: str) -> RejectedRows:
         """Rows that have no bytes: their letters have the values as JSON."""
         columns = [letter_values(part.column_of(rows)) for part in self._parts]
         columns += [rows.column(place) for _, _, place in self._encoding.kept]
@@ -228,7 +228,7 @@ class PartEncoder:
             return None
         found = pc.index_in(plain(topics), value_set=self._topics)
         missing = null_mask(found)
-        # A null topic is refused later, with a text of its own.
+        # A null topic is rejected later, with a text of its own.
         unknown = missing & ~null_mask(topics) if topics.null_count else missing
         if unknown.any():
             raise UnfitRowsError(

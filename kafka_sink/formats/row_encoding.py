@@ -14,7 +14,7 @@ from kafka_sink.formats.registered import RegisteredSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafka_sink.dead_letters.refused_rows import RefusedRows
+    from kafka_sink.dead_letters.rejected_rows import RejectedRows
     from kafka_sink.rows.column_plan import ColumnPlan
 
 # Of the sink itself: the parts of a record beside its value.
@@ -66,18 +66,18 @@ class RowEncoding:
         self,
         batches: Iterator[pa.RecordBatch],
         plan: ColumnPlan,
-        refuse: Callable[[RefusedRows], None] | None,
+        reject: Callable[[RejectedRows], None] | None,
     ) -> Iterator[pa.RecordBatch]:
         """The batches encoded; ``plan`` is that of encoded batches.
 
-        Rows that do not fit their schema go to ``refuse``; without it, they raise InvalidRowError.
+        Rows that do not fit their schema go to ``reject``; without it, they raise InvalidRowError.
         """
         from kafka_sink.formats.row_encoder import RowEncoder
 
         encoder: RowEncoder | None = None
         for batch in batches:
             if encoder is None:
-                encoder = RowEncoder(self, batch.schema, plan, refuse)
+                encoder = RowEncoder(self, batch.schema, plan, reject)
             yield from encoder.encoded(batch)
 
 

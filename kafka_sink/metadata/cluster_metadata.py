@@ -99,14 +99,14 @@ class ClusterMetadata:
         timeout_ms: float,
         check: Callable[[], None],
         partitions: Mapping[str, int] = _NO_PARTITIONS,
-        refusal_wait_ms: float = 0.0,
+        unauthorized_wait_ms: float = 0.0,
     ) -> dict[str, TopicMetadata]:
         """Wait for the metadata of all these topics; one request asks for those that are unknown.
 
         ``partitions``: how many partitions a topic needs for rows that name theirs. A topic known with fewer
         may have got more since, so this waits for newer metadata, as Kafka's producer does.
-        ``refusal_wait_ms``: a topic is asked for again until brokers have said for this long that it is not
-        authorized, as they say so while they load their ACLs. Raises
+        ``unauthorized_wait_ms``: a topic is asked for again until brokers have said for this long that it is
+        not authorized, as they say so while they load their ACLs. Raises
         MetadataTimeoutError naming the topics and the last error after ``timeout_ms`` (max.block.ms),
         TopicRefusedError for a topic that can never be written, MissingPartitionError after ``timeout_ms``
         for a partition that does not exist.
@@ -124,7 +124,7 @@ class ClusterMetadata:
                 if not missing and not short:
                     found = {name: self._cache.topic(name) for name in wanted}
                     break
-                self._raise_final_locked(missing, refusal_wait_ms, now_ms)
+                self._raise_final_locked(missing, unauthorized_wait_ms, now_ms)
                 left = deadline - now_ms
                 if left <= 0:
                     raise self._lack_error_locked(missing, short, partitions, timeout_ms)
@@ -178,11 +178,11 @@ class ClusterMetadata:
             "leaves the choice to the key), or set errors.tolerance=all to skip such rows"
         )
 
-    def _raise_final_locked(self, topics: list[str], refusal_wait_ms: float, now_ms: float) -> None:
+    def _raise_final_locked(self, topics: list[str], unauthorized_wait_ms: float, now_ms: float) -> None:
         for name in topics:
             code = self._cache.topic_error(name) or 0
             reason = _FINAL_TOPIC_ERRORS.get(code)
-            if code == TOPIC_AUTHORIZATION_FAILED and self._cache.error_lasts_ms(name) < refusal_wait_ms:
+            if code == TOPIC_AUTHORIZATION_FAILED and self._cache.error_lasts_ms(name) < unauthorized_wait_ms:
                 self._cache.mark_stale(name, now_ms)
             elif reason is not None:
                 raise TopicRefusedError(f"topic {name!r} cannot be written: {reason}", name)

@@ -243,7 +243,7 @@ class SinkOptions:
     errors_tolerance: str = _option(
         "errors.tolerance", values.words("none", "all"), "none", ERRORS, "high",
         """What happens to a row that can never be written: it is too large, names a partition that does not
-        exist, has no valid topic or a header without a valid key, or its topic refuses it. `none`: the task
+        exist, has no valid topic or a header without a valid key, or its topic rejects it. `none`: the task
         fails. `all`: the row is skipped, counted in the summary, and written to
         `errors.deadletterqueue.topic.name` if that is set. Timeouts always fail the task.""",
     )

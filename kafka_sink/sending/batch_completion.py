@@ -66,8 +66,8 @@ class BatchCompletion:
         ]
         self._accumulator.succeed(written, self.deliveries.acknowledged)
 
-    def refuse(self, batch: ProducerBatch, cause: Exception) -> None:
-        """A response, or the lack of one, ends the batch as failed."""
+    def fail_taken(self, batch: ProducerBatch, cause: Exception) -> None:
+        """Fail a batch that the sender has taken from its queue."""
         self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, cause))
 
     def fail(self, batch: ProducerBatch, cause: Exception) -> bool:
@@ -231,7 +231,7 @@ def restart_sequences(identity: ProducerIdentity, completion: BatchCompletion) -
             completion.fail(batch, DeliveryError(f"{last}{partition}: {reason}"))
         if not unresolved:
             identity.restart(partition)
-            _log.warning("the sequences of %s restart, because its leader refused them", partition)
+            _log.warning("the sequences of %s restart, because its leader rejected them", partition)
 
 
 def close_sequence_gaps(identity: ProducerIdentity, completion: BatchCompletion) -> None:
@@ -243,7 +243,7 @@ def close_sequence_gaps(identity: ProducerIdentity, completion: BatchCompletion)
         unresolved = [batch for batch in identity.after_gap(partition) if batch.possibly_written]
         for batch in unresolved:
             last = f"{batch.last_error}; " if batch.last_error is not None else ""
-            reason = "records before this batch were refused, and the batch may have been written"
+            reason = "records before this batch were rejected, and the batch may have been written"
             completion.fail(batch, DeliveryError(f"{last}{partition}: {reason}"))
         if not unresolved:
             identity.close_gap(partition)

@@ -1,8 +1,8 @@
 """Sends little to partitions that their broker does not serve yet.
 
 A broker announces the partitions of a new topic before it has created their logs, which takes seconds for a
-thousand. Until then it refuses every batch with NOT_LEADER_OR_FOLLOWER or UNKNOWN_TOPIC_OR_PARTITION, after
-it has received all of it. New metadata does not help: it names the same broker. So after such a refusal few
+thousand. Until then it rejects every batch with NOT_LEADER_OR_FOLLOWER or UNKNOWN_TOPIC_OR_PARTITION, after
+it has received all of it. New metadata does not help: it names the same broker. So after such an error few
 batches are sent to partitions that have not taken one yet: one at a time, and more with each that is taken,
 as in TCP's slow start. Partitions that have taken a batch are not affected, nor is another topic or broker.
 """
@@ -16,8 +16,8 @@ from kafka_sink import kafka_errors
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.model import TopicPartition
 
-_REFUSALS = frozenset({kafka_errors.NOT_LEADER_OR_FOLLOWER, kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
-# The wait after a refusal while one batch is sent at a time. It doubles up to the second of these.
+_NOT_READY = frozenset({kafka_errors.NOT_LEADER_OR_FOLLOWER, kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
+# The wait after such an error while one batch is sent at a time. It doubles up to the second of these.
 _PAUSE_MS, _MAX_PAUSE_MS = 10.0, 80.0
 # A limit that has grown to this limits nothing.
 _UNLIMITED = 256
@@ -27,7 +27,7 @@ _UNLIMITED = 256
 class _Limit:
     """Of one topic at one broker. ``batches``: how many may be in flight to partitions that took none yet.
 
-    None is sent before ``not_before_ms``. Refusals before ``counted_ms`` belong to one burst, which counts
+    None is sent before ``not_before_ms``. Errors before ``counted_ms`` belong to one burst, which counts
     once.
     """
 
@@ -100,7 +100,7 @@ class NewPartitions:
         limit = self._limits.get(key)
         if limit is not None:
             limit.in_flight.discard(batch)
-        if error_code not in _REFUSALS or batch.partition in self._served:
+        if error_code not in _NOT_READY or batch.partition in self._served:
             return
         if limit is None:
             limit = self._limits[key] = _Limit()

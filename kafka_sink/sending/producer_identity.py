@@ -154,7 +154,7 @@ class ProducerIdentity:
 
         A batch that was sent before is sent again only as the oldest unacknowledged one. A partition's first
         batch, and the first after an error, is sent alone: a broker without state of this producer accepts
-        any sequence as the first, so a second batch could overtake a refused first one and be written before
+        any sequence as the first, so a second batch could overtake a rejected first one and be written before
         it (seen on a real broker that responded NOT_LEADER_OR_FOLLOWER to a new topic's first batch only).
         No more than four batches pass one whose outcome is unknown, however often that one is sent: a broker
         that has taken five others no longer knows whether it has it.
@@ -210,7 +210,7 @@ class ProducerIdentity:
         sequence.unacknowledged.remove(batch)
         del sequence.numbers[batch]
 
-    def refused(self, batch: ProducerBatch) -> None:
+    def attempt_failed(self, batch: ProducerBatch) -> None:
         """An attempt failed. Until the next acknowledgement the partition's batches are sent one by one."""
         self._sequences[batch.partition].established_until_ms = -math.inf
 
@@ -250,7 +250,7 @@ class ProducerIdentity:
         """A batch that was surely not written lost records. ``pieces`` contain the others and take over its
         first sequences.
 
-        The broker expects the sequence after them next, so it refuses what is in flight behind them. Nothing
+        The broker expects the sequence after them next, so it rejects what is in flight behind them. Nothing
         more is sent to the partition until ``close_gap``.
         """
         self.replaced(batch, pieces)

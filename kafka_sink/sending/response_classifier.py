@@ -112,7 +112,7 @@ def _invalid_records(attempt: AttemptFacts, cause: Exception) -> Verdict:
     return Verdict(Action.FAIL, cause, spends_retry=False, unwritable=tuple(named))
 
 
-def _refuse_topic(attempt: AttemptFacts, cause: Exception) -> Verdict:
+def _fail_topic(attempt: AttemptFacts, cause: Exception) -> Verdict:
     everything = tuple(range(attempt.record_count))
     return Verdict(Action.FAIL, cause, spends_retry=False, unwritable=everything)
 
@@ -172,8 +172,8 @@ RULES: Mapping[int, Verdict | Rule] = {
     kafka_errors.UNKNOWN_PRODUCER_ID: _unknown_producer_id,
     kafka_errors.INVALID_RECORD: _invalid_records,
     kafka_errors.INVALID_TIMESTAMP: _invalid_records,
-    kafka_errors.TOPIC_AUTHORIZATION_FAILED: _refuse_topic,
-    kafka_errors.INVALID_TOPIC_EXCEPTION: _refuse_topic,
+    kafka_errors.TOPIC_AUTHORIZATION_FAILED: _fail_topic,
+    kafka_errors.INVALID_TOPIC_EXCEPTION: _fail_topic,
 }
 _ENDED = (
     "in a transaction: another attempt or run took it over, or it was open for longer than "
@@ -184,7 +184,7 @@ _ADVICE = {
     kafka_errors.INVALID_TXN_STATE: _ENDED,
     kafka_errors.PRODUCER_FENCED: _ENDED,
     kafka_errors.TRANSACTION_ABORTABLE: _ENDED,
-    kafka_errors.INVALID_RECORD: "a record is invalid for this topic (a compacted topic refuses null keys)",
+    kafka_errors.INVALID_RECORD: "a record is invalid for this topic (a compacted topic takes no null keys)",
     kafka_errors.INVALID_TIMESTAMP: (
         "a timestamp is outside what the topic's message.timestamp settings allow"
     ),

@@ -13,11 +13,11 @@ from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.dead_letters.refused_rows import (
+from kafka_sink.dead_letters.rejected_rows import (
     ROOM_BYTES,
     DeadLetters,
-    RefusedLetter,
-    RefusedRecords,
+    RejectedLetter,
+    RejectedRecords,
     can_be_cut,
 )
 from kafka_sink.errors import (
@@ -67,8 +67,8 @@ class ResponseHandler:
         self._dead_letters = dead_letters
         self.new_partitions = NewPartitions()
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
-        self._refused_topics: dict[str, tuple[float, float]] = {}
-        # Refused batches that wait in their queues until there is room for their dead letters.
+        self._unauthorized_topics: dict[str, tuple[float, float]] = {}
+        # Rejected batches that wait in their queues until there is room for their dead letters.
         self._held: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
         self.splitter = BatchSplitter(completion, accumulator, identity)
 
@@ -115,7 +115,7 @@ class ResponseHandler:
                 succeeded.append((batch, response.base_offset, response.log_append_time_ms))
             else:
                 nodes = event.response.node_endpoints
-                self._on_refusal(batch, tag.node_id, response, nodes, now_ms)
+                self._on_error(batch, tag.node_id, response, nodes, now_ms)
         self._succeed(succeeded, tag.node_id, now_ms)
         if unknown:
             _log.warning(
@@ -129,7 +129,7 @@ class ResponseHandler:
             decision = response_classifier.classify_failure(cause, possibly_sent=True)
             self._apply(batch, tag.node_id, decision, now_ms)
 
-    def _on_refusal(
+    def _on_error(
         self,
         batch: ProducerBatch,
         node_id: int,
@@ -188,8 +188,8 @@ class ResponseHandler:
             end_attempt(batch)
             on_complete(node_id, batch.partition, batch.record_count, None, now_ms)
             new_partitions.taken(node_id, batch)
-            if self._refused_topics:
-                self._refused_topics.pop(batch.partition.topic, None)
+            if self._unauthorized_topics:
+                self._unauthorized_topics.pop(batch.partition.topic, None)
             if identity is not None:
                 last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
                 identity.acknowledged(batch, last_offset, now_ms)
@@ -201,7 +201,7 @@ class ResponseHandler:
         if decision.action is Action.SUCCEED:
             self._succeed([(batch, -1, -1)], node_id, now_ms)
             return
-        cause = decision.cause or DeliveryError("the broker refused the batch")
+        cause = decision.cause or DeliveryError("the broker rejected the batch")
         self._note_failed_attempt(batch, node_id, decision, cause, now_ms)
         if decision.action is Action.SPLIT:
             self._split(batch, cause)
@@ -210,7 +210,7 @@ class ResponseHandler:
         elif self._skips(batch, decision):
             self._skip_records(batch, decision.unwritable or (), cause)
         elif decision.action is Action.FAIL or not self._retries_left(batch, decision):
-            self._completion.refuse(batch, cause)
+            self._completion.fail_taken(batch, cause)
         else:
             if decision.action is Action.RESTART:
                 self._request_restart(batch, cause)
@@ -230,9 +230,9 @@ class ResponseHandler:
         if decision.refresh:
             self._cluster.mark_stale(batch.partition.topic, now_ms)
         if decision.too_large:
-            self._accumulator.refused(batch, costs_task=decision.action is Action.FAIL)
+            self._accumulator.note_too_large(batch, costs_task=decision.action is Action.FAIL)
         if self._identity is not None:
-            self._identity.refused(batch)
+            self._identity.attempt_failed(batch)
 
     def _retries_left(self, batch: ProducerBatch, decision: Verdict) -> bool:
         return not decision.spends_retry or batch.retries_spent <= self._settings.retries
@@ -265,7 +265,7 @@ class ResponseHandler:
         """MESSAGE_TOO_LARGE: the records go on in smaller batches with consecutive sequences."""
         if batch.terminal:
             # The response is late: the batch has failed before, and the task knows.
-            self._completion.refuse(batch, cause)
+            self._completion.fail_taken(batch, cause)
             return
         self.splitter.split(batch)
 
@@ -277,12 +277,12 @@ class ResponseHandler:
         code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
         if self._dead_letters is None or code != TOPIC_AUTHORIZATION_FAILED or batch.terminal:
             return False
-        wait_ms = min(timing_bounds.REFUSED_TOPIC_MS, self._accumulator.settings.delivery_timeout_ms / 2)
+        wait_ms = min(timing_bounds.UNAUTHORIZED_TOPIC_MS, self._accumulator.settings.delivery_timeout_ms / 2)
         topic = batch.partition.topic
-        since_ms, last_ms = self._refused_topics.get(topic, (now_ms, now_ms))
+        since_ms, last_ms = self._unauthorized_topics.get(topic, (now_ms, now_ms))
         if now_ms - last_ms > 2 * wait_ms:
             since_ms = now_ms
-        self._refused_topics[topic] = since_ms, now_ms
+        self._unauthorized_topics[topic] = since_ms, now_ms
         return now_ms - since_ms < wait_ms
 
     def _skips(self, batch: ProducerBatch, decision: Verdict) -> bool:
@@ -291,7 +291,7 @@ class ResponseHandler:
             return False
         if batch.possibly_written or batch.terminal:
             return False
-        # A dead letter that is too large is cut. Any other that is refused fails the task.
+        # A dead letter that is too large is cut. Any other that is rejected fails the task.
         return not batch.letters or isinstance(decision.cause, RecordTooLargeError)
 
     def _skip_records(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
@@ -306,18 +306,18 @@ class ResponseHandler:
             # Before the records are decoded, which takes long where they are many.
             letters.require_room(len(positions), str(cause))
         except TooManyDeadLettersError as too_many:
-            self._completion.refuse(batch, too_many)
+            self._completion.fail_taken(batch, too_many)
             return
         # No batch of the dead letter topic is held: letters behind it would wait for it.
         if not letters.has_room and batch.partition.topic != letters.topic:
             self._hold(batch, positions, cause)
             return
         pieces, records = take_out(batch, positions or (0,), ROOM_BYTES)
-        refusal = self._add_letters(batch, records, cause)
-        if refusal is not None:
+        failure = self._add_letters(batch, records, cause)
+        if failure is not None:
             for piece in pieces:
                 piece.buffer.release()
-            self._completion.refuse(batch, refusal)
+            self._completion.fail_taken(batch, failure)
             return
         # A restart of sequences takes those of batches that are held.
         if self._identity is not None and batch.has_sequence:
@@ -341,7 +341,7 @@ class ResponseHandler:
         self._completion.hold(batch)
 
     def is_held(self, batch: ProducerBatch) -> bool:
-        """Whether brokers have refused the batch, and it waits for its dead letters. It must not be sent."""
+        """Whether brokers have rejected the batch, and it waits for its dead letters. It must not be sent."""
         return batch in self._held
 
     def skip_held(self) -> None:
@@ -360,10 +360,10 @@ class ResponseHandler:
         assert letters is not None
         topic, partition = batch.partition
         if batch.letters:
-            letter = RefusedLetter(*content_of(memoryview(records.bodies)))
-            cut = can_be_cut(letter) and letters.refused(letter, batch.size)
+            letter = RejectedLetter(*content_of(memoryview(records.bodies)))
+            cut = can_be_cut(letter) and letters.rejected(letter, batch.size)
             return None if cut else cause
-        refused_rows = RefusedRecords(
+        rejected_rows = RejectedRecords(
             records.bodies,
             np.array(records.ends, dtype=np.int64),
             topic,
@@ -373,7 +373,7 @@ class ResponseHandler:
             _error_class(cause),
         )
         try:
-            letters.add(refused_rows)
+            letters.add(rejected_rows)
         except TooManyDeadLettersError as too_many:
             return too_many
         return None

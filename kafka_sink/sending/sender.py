@@ -22,7 +22,7 @@ from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import Clock, ExponentialBackoff
-from kafka_sink.dead_letters.refused_rows import DeadLetters
+from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.metadata.metadata_requests import MetadataRequests, MetadataTag

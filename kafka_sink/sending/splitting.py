@@ -16,7 +16,7 @@ from math import ceil
 from kafka_sink.accumulator.batch_buffer import Data, put_pieces, share
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.dead_letters.refused_rows import Header
+from kafka_sink.dead_letters.rejected_rows import Header
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header, varint
 from kafka_sink.records.compression import CompressionRatios, decompressed
@@ -86,7 +86,7 @@ class BatchSplitter:
         self._completion.replace(batch, pieces)
 
     def split_if_too_large(self, batch: ProducerBatch) -> bool:
-        """Split a batch that is about to be sent if its brokers have refused such a large one before."""
+        """Split a batch that is about to be sent if such a large one has been too large before."""
         limit = self._accumulator.limits.learnt(batch.partition.topic)
         if limit is None or batch.size <= limit or batch.record_count == 1 or batch.possibly_written:
             return False
@@ -116,7 +116,7 @@ def take_out(
     """A sealed piece of the batch without the records at these positions, and those records.
 
     One such record is taken at least, and more up to ``max_bytes``. The others stay in the piece, which its
-    broker then refuses again. There is no piece where no record is left. Otherwise the piece has the batch's
+    broker then rejects again. There is no piece where no record is left. Otherwise the piece has the batch's
     memory, and the batch, which has lost its records, can only be released.
     """
     wanted = frozenset(positions)

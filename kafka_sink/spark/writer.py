@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafka_sink.coordinator.figures.messages import TaskIdentity
-    from kafka_sink.dead_letters.refused_rows import RefusedRows
+    from kafka_sink.dead_letters.rejected_rows import RejectedRows
     from kafka_sink.formats.row_encoding import RowEncoding
     from kafka_sink.task.producer import Producer
     from kafka_sink.transactions.attempt import TaskAttempt
@@ -59,7 +59,7 @@ _DESCRIPTION = "spark.job.description"
 # Spark calls ``abort`` within moments of a commit that failed.
 _COMMIT_FAILED_S = 60.0
 _NO_CAUSE = "No task has reported an error to the driver: see the lines of Spark around this one"
-# How often a task that waits for rows looks for dead letters, while rows may still be refused.
+# How often a task that waits for rows looks for dead letters, while rows may still be rejected.
 _LETTERS_MS = 100.0
 
 
@@ -191,14 +191,14 @@ class PlannedWrite:
         if self.encoding is None:
             return batches
 
-        def refuse(rows: RefusedRows) -> None:
+        def reject(rows: RejectedRows) -> None:
             if attempt is not None and producer is not None:
                 attempt.begin(producer)
             if producer is not None:
-                producer.refuse(rows)
+                producer.reject(rows)
 
         takes_letters = self.options.errors_tolerance == "all"
-        return self.encoding.batches(batches, self.plan, refuse if takes_letters else None)
+        return self.encoding.batches(batches, self.plan, reject if takes_letters else None)
 
     def _write_in_transaction(
         self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions, *, is_streaming: bool
@@ -507,7 +507,7 @@ def send_tables(
     is_first = True
     try:
         while True:
-            # Refused rows would expire while Spark computes the next batch.
+            # Rejected rows would expire while Spark computes the next batch.
             longest_ms = _LETTERS_MS if producer.write_letters() else math.inf
             with activity.waiting(ROWS):
                 batch = reader.read(min(longest_ms, builder.deadline_ms() - monotonic_ms()))

@@ -31,7 +31,7 @@ from kafka_sink.coordinator.transport.channel import Channel
 from kafka_sink.coordinator.writes.channel import WriteChannel
 from kafka_sink.counts import BROKER, METADATA, TaskActivity
 from kafka_sink.dead_letters.letter_writer import LetterWriter
-from kafka_sink.dead_letters.refused_rows import DeadLetters, RefusedRows
+from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.metadata.cache import MetadataCache
@@ -77,8 +77,8 @@ class Producer:
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
         self._rows = 0
-        # Apart, as the thread that reads a task's rows refuses some while the task's thread sends others.
-        self._refused_rows = 0
+        # Apart, as the thread that reads a task's rows rejects some while the task's thread sends others.
+        self._rejected_rows = 0
         self._largest_record = 0
         self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
         self._started_ms = 0.0
@@ -151,7 +151,7 @@ class Producer:
         if hints is not None:
             self._cluster.import_hints(hints, monotonic_ms())
         self._use_coordinator(coordinator)
-        self._rows = self._refused_rows = self._largest_record = 0
+        self._rows = self._rejected_rows = self._largest_record = 0
         self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
         if self._dead_letters is not None:
             self._dead_letters.begin(str(task.number))
@@ -279,10 +279,10 @@ class Producer:
         self._appender.append(ordered, self._check_and_write_letters, waited_ms)
         return len(ordered.partitions)
 
-    def refuse(self, rows: RefusedRows) -> None:
+    def reject(self, rows: RejectedRows) -> None:
         """Rows that could not be encoded, with errors.tolerance=all. Raises TooManyDeadLettersError."""
         assert self._dead_letters is not None
-        self._refused_rows += rows.count
+        self._rejected_rows += rows.count
         self._dead_letters.add(rows)
 
     def write_letters(self) -> bool:
@@ -311,7 +311,7 @@ class Producer:
         self._letter_appender.flush(ordered.partitions)
 
     def _check_and_write_letters(self) -> None:
-        """What a task does while it waits with rows: rows that brokers refused may hold the memory for them
+        """What a task does while it waits with rows: rows that brokers rejected may hold the memory for them
         until letters are written."""
         self.check()
         self._write_letters()
@@ -402,13 +402,13 @@ class Producer:
     def _send_all(self) -> None:
         self._appender.flush()
         self._await_completion()
-        # Brokers refuse rows meanwhile, and letters that are too large.
+        # Brokers reject rows meanwhile, and letters that are too large.
         while self._write_letters():
             self._await_completion()
 
     @property
     def rows(self) -> int:
-        return self._rows + self._refused_rows
+        return self._rows + self._rejected_rows
 
     @property
     def acknowledged(self) -> int:
@@ -533,7 +533,7 @@ def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccu
 
 
 def _letter_memory(options: SinkOptions) -> BufferAllocator:
-    """For dead letters. Rows that brokers refuse may hold all of buffer.memory until letters are written."""
+    """For dead letters. Rows that brokers reject may hold all of buffer.memory until letters are written."""
     pool = BufferPool(_LETTER_MEMORY_BYTES, chunk_size(options.batch_size), clock_ms=monotonic_ms)
     return IncrementalAllocator(pool, min(options.batch_size, _LETTER_MEMORY_BYTES // 4))
 

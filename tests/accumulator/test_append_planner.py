@@ -19,7 +19,7 @@ def test_each_run_gets_a_leased_batch_with_the_time_and_the_first_timestamp() ->
     bench = Bench()
     plan = bench.plan(rows(3, 2))
     assert placed(plan) == [(0, 0, 3, 0), (1, 3, 5, 0)]
-    assert (plan.next, plan.refusal, plan.opened, plan.full) == (RowCursor(2), None, True, [])
+    assert (plan.next, plan.shortage, plan.opened, plan.full) == (RowCursor(2), None, True, [])
     for segment in plan.segments:
         assert (segment.batch.created_ms, segment.batch.base_timestamp) == (3.0, 7)
         assert segment.batch.leased
@@ -45,9 +45,9 @@ def test_refused_memory_ends_the_plan_at_the_row_that_has_no_place() -> None:
     ordered = rows(2, 40)
     plan = bench.plan(ordered)
     assert plan.next.run == 1
-    assert plan.refusal is not None
-    assert plan.refusal.size <= 2 * CHUNK
-    assert plan.refusal.stop > plan.next.row >= 2
+    assert plan.shortage is not None
+    assert plan.shortage.size <= 2 * CHUNK
+    assert plan.shortage.stop > plan.next.row >= 2
     # What is planned before it holds exactly the pool's lent memory.
     held = sum(batch.buffer.capacity for batch in bench.queues.live)
     assert bench.pool.metrics().used_bytes == held
@@ -60,7 +60,7 @@ def test_a_grant_opens_a_batch_for_its_rows_and_the_cursor_goes_on_behind_them()
     plan = bench.plan(ordered, RowCursor(0, 1), grant)
     assert placed(plan) == [(0, 1, 3, 0)]
     assert plan.segments[0].batch.buffer is grant.buffer
-    assert (plan.next, plan.refusal) == (RowCursor(0, 3), None)
+    assert (plan.next, plan.shortage) == (RowCursor(0, 3), None)
 
 
 def test_the_cursor_begins_in_the_middle_of_a_run() -> None:

@@ -1,4 +1,4 @@
-"""Rows of units into batches: turns, leases, memory that is refused, and who is woken."""
+"""Rows of units into batches: turns, leases, memory that is short, and who is woken."""
 
 from __future__ import annotations
 
@@ -394,7 +394,7 @@ def refuse(bench: Bench, partition: int = 0) -> int:
         batch.seal()
     batch.move_to(BatchState.IN_FLIGHT)
     size = batch.size
-    accumulator.refused(batch)
+    accumulator.note_too_large(batch)
     accumulator.reenqueue_split(batch, split_batch(batch, accumulator.limits.of("t")))
     return size
 

@@ -219,7 +219,7 @@ class Run:
     def answer(self, batch: ProducerBatch) -> None:
         every = self.shape.split_every
         if every and self.batches % every == 0 and batch.record_count > 1:
-            self.accumulator.refused(batch)
+            self.accumulator.note_too_large(batch)
             self.accumulator.reenqueue_split(batch, split_batch(batch, self.shape.batch_size))
             return
         self.sequences[batch.partition.partition] += batch.record_count

@@ -1,4 +1,4 @@
-"""Columns of all kinds are encoded, kept and refused, whatever the library that made them."""
+"""Columns of all kinds are encoded, kept and rejected, whatever the library that made them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import kafka_sink
 from kafka_sink.arrow.columns import EncodedColumns
-from kafka_sink.dead_letters.refused_rows import RefusedRows
+from kafka_sink.dead_letters.rejected_rows import RejectedRows
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import registry
 from kafka_sink.formats.columns import plain
@@ -64,7 +64,7 @@ def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
 def columns_of(
     schema: pa.Schema,
     more: Mapping[str, str],
-    refuse: Callable[[RefusedRows, ColumnPlan], None] | None = None,
+    reject: Callable[[RejectedRows, ColumnPlan], None] | None = None,
 ) -> EncodedColumns:
     given = {
         "kafka.bootstrap.servers": "127.0.0.1:1",
@@ -73,7 +73,7 @@ def columns_of(
         "schema.registry.url": "http://127.0.0.1:1",
         **more,
     }
-    return EncodedColumns(schema, parse({n: text for n, text in given.items() if text}).options, refuse)
+    return EncodedColumns(schema, parse({n: text for n, text in given.items() if text}).options, reject)
 
 
 def encoded(batch: pa.RecordBatch, more: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -166,13 +166,13 @@ def test_headers_of_another_type_are_refused_at_planning() -> None:
 def test_every_refused_row_has_its_letter() -> None:
     """Catches: letters of the first rows only, where a column beside the value is converted in slices."""
     count = 20_000
-    refused: list[RefusedRows] = []
+    rejected: list[RejectedRows] = []
     schema = pa.schema([("x", pa.float64()), ("timestamp", pa.timestamp("ns", "UTC"))])
-    columns = columns_of(schema, {"errors.tolerance": "all"}, lambda rows, _: refused.append(rows))
+    columns = columns_of(schema, {"errors.tolerance": "all"}, lambda rows, _: rejected.append(rows))
     instants = pa.array(np.arange(count) * 1_000_000).cast(schema.field("timestamp").type)
     batch = pa.RecordBatch.from_arrays([pa.array(np.full(count, np.nan)), instants], schema=schema)
     assert sum(one.num_rows for one in columns.converted(batch)) == 0
-    assert sum(rows.count for rows in refused) == count
+    assert sum(rows.count for rows in rejected) == count
 
 
 def test_batches_of_two_kinds_in_turns_ask_the_registry_twice(caplog: pytest.LogCaptureFixture) -> None:

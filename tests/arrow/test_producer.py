@@ -146,8 +146,8 @@ def test_a_row_that_is_refused_fails_the_write_and_all_further_calls(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The program goes on as if nothing had been: the end of the block tells it again."""
-    refused = pytest.raises(InvalidRowError, match="'partition' is negative")
-    with refused, producer(cluster) as writing:
+    rejected = pytest.raises(InvalidRowError, match="'partition' is negative")
+    with rejected, producer(cluster) as writing:
         writing.send(rows(0, 3))
         writing.flush()
         for data in (pa.record_batch({"value": ["a"], "partition": [-7]}), rows(3, 1)):
@@ -175,7 +175,7 @@ def test_a_delivery_that_fails_is_told_to_a_program_that_sends_no_more(cluster: 
         writing.flush()
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
         writing.send(rows(1, 1))
-        until(lambda: len(cluster.received(PRODUCE)) == 2, "it is refused")
+        until(lambda: len(cluster.received(PRODUCE)) == 2, "it is rejected")
 
 
 def test_an_exception_of_the_program_ends_the_write_at_once(

@@ -7,24 +7,24 @@ import logging
 import numpy as np
 import pytest
 
-from kafka_sink.dead_letters.refused_rows import ROOM_BYTES, DeadLetters, RefusedLetter, RefusedRecords
+from kafka_sink.dead_letters.rejected_rows import ROOM_BYTES, DeadLetters, RejectedLetter, RejectedRecords
 from kafka_sink.errors import TooManyDeadLettersError
 
 
-def refused(count: int, size: int = 6, topic: str = "t") -> RefusedRecords:
+def rejected(count: int, size: int = 6, topic: str = "t") -> RejectedRecords:
     ends = np.arange(1, count + 1, dtype=np.int64) * size
     times = np.ones(count, dtype=np.int64)
     bodies = b"secret".ljust(size) * count
-    return RefusedRecords(bodies, ends, topic, 0, times, "too large", "RecordTooLargeError")
+    return RejectedRecords(bodies, ends, topic, 0, times, "too large", "RecordTooLargeError")
 
 
 def test_rows_beyond_the_maximum_are_not_taken() -> None:
     found = DeadLetters("dead", 3, 1000)
-    found.add(refused(2))
+    found.add(rejected(2))
     with pytest.raises(TooManyDeadLettersError, match=r"4 rows .* errors\.max = 3.*too large"):
-        found.add(refused(2))
+        found.add(rejected(2))
     taken = found.take()
-    assert isinstance(taken, RefusedRecords)
+    assert isinstance(taken, RejectedRecords)
     assert found.rows == taken.count == 2
     assert found.take() is None
     assert found.reasons() == {"RecordTooLargeError": 2}
@@ -32,24 +32,24 @@ def test_rows_beyond_the_maximum_are_not_taken() -> None:
 
 def test_a_new_task_starts_at_zero() -> None:
     found = DeadLetters("dead", 3, 1000)
-    found.add(refused(3))
+    found.add(rejected(3))
     found.begin("1")
     assert (found.rows, found.is_waiting, found.reasons()) == (0, False, {})
-    found.add(refused(3))
+    found.add(rejected(3))
 
 
 def test_without_a_topic_no_content_is_kept() -> None:
     found = DeadLetters(None, -1, 1000)
     for _ in range(3):
-        found.add(refused(1, ROOM_BYTES))
+        found.add(rejected(1, ROOM_BYTES))
     assert (found.rows, found.is_waiting, found.has_room) == (3, False, True)
 
 
 def test_there_is_room_again_once_rows_are_taken() -> None:
     found = DeadLetters("dead", -1, 1000)
-    found.add(refused(1000, ROOM_BYTES // 2000))
+    found.add(rejected(1000, ROOM_BYTES // 2000))
     assert found.has_room
-    found.add(refused(1000, ROOM_BYTES // 1000))
+    found.add(rejected(1000, ROOM_BYTES // 1000))
     assert not found.has_room
     found.take()
     found.take()
@@ -60,7 +60,7 @@ def test_three_rows_are_logged_without_content(caplog: pytest.LogCaptureFixture)
     found = DeadLetters("dead", -1, 1000)
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
-            found.add(refused(2, topic="long" * 1000))
+            found.add(rejected(2, topic="long" * 1000))
     assert len(caplog.records) == 3
     assert "secret" not in caplog.text
     assert len(caplog.text) < 2000
@@ -68,9 +68,9 @@ def test_three_rows_are_logged_without_content(caplog: pytest.LogCaptureFixture)
 
 def test_a_refused_letter_is_cut_to_half_and_counted_once() -> None:
     found = DeadLetters("dead", -1, 100_000)
-    found.add(refused(1))
+    found.add(rejected(1))
     found.take()
-    letter = RefusedLetter(b"k", b"v", ())
-    assert found.refused(letter, 60_000)
+    letter = RejectedLetter(b"k", b"v", ())
+    assert found.rejected(letter, 60_000)
     assert (found.max_bytes, found.take(), found.rows) == (30_000, letter, 1)
-    assert not found.refused(letter, 2000), "its headers alone would be too large"
+    assert not found.rejected(letter, 2000), "its headers alone would be too large"

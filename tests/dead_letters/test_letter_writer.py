@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.dead_letters.letter_writer import LetterWriter
-from kafka_sink.dead_letters.refused_rows import UNLIMITED, DeadLetters, RefusedRows
+from kafka_sink.dead_letters.rejected_rows import UNLIMITED, DeadLetters, RejectedRows
 from kafka_sink.errors import BufferExhaustedError
 
 
@@ -20,7 +20,7 @@ def test_exhausted_memory_of_letters_names_the_letters_and_their_topic() -> None
 
     letters = DeadLetters("graveyard", UNLIMITED, 1 << 20)
     values, sizes = pa.array([b"v"] * 3, pa.binary()), pa.array([1] * 3).to_numpy()
-    letters.add(RefusedRows(None, values, None, "t", 0, 0, sizes, "too large", "RecordTooLargeError"))
+    letters.add(RejectedRows(None, values, None, "t", 0, 0, sizes, "too large", "RecordTooLargeError"))
     ordered: Any = None
     writer = LetterWriter(letters, lambda *_: ordered, append)
     with pytest.raises(BufferExhaustedError, match=r"3 dead letters.*topic\.name = 'graveyard'") as caught:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.dead_letters.refused_rows import DeadLetters, RefusedRows
+from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -48,25 +48,25 @@ def rejection(letters: DeadLetters) -> RowRejection:
     return RowRejection(letters, None, lambda: 0.0, 1000, 1000)  # type: ignore[arg-type]  # asks no brokers here
 
 
-def taken(letters: DeadLetters) -> list[RefusedRows]:
+def taken(letters: DeadLetters) -> list[RejectedRows]:
     """The rows that wait for their letters, one by one."""
-    found: list[RefusedRows] = []
-    while isinstance(rows := letters.take(), RefusedRows):
+    found: list[RejectedRows] = []
+    while isinstance(rows := letters.take(), RejectedRows):
         found += (rows.slice(row, row + 1) for row in range(rows.count))
     return found
 
 
-def value_of(row: RefusedRows) -> bytes | None:
+def value_of(row: RejectedRows) -> bytes | None:
     [value] = row.value.to_pylist()
     return value  # type: ignore[no-any-return]
 
 
-def headers_of(row: RefusedRows) -> list[tuple[bytes, bytes | None]]:
+def headers_of(row: RejectedRows) -> list[tuple[bytes, bytes | None]]:
     assert row.headers is not None
     return list(zip(row.headers.keys.to_pylist(), row.headers.values.to_pylist(), strict=True))
 
 
-def split(rows: list[dict[str, Any]], slice_from: int = 0) -> tuple[list[bytes], list[RefusedRows]]:
+def split(rows: list[dict[str, Any]], slice_from: int = 0) -> tuple[list[bytes], list[RejectedRows]]:
     """The values that are left, and the rows that are not."""
     letters = DeadLetters("dead", -1, 1000)
     left: list[bytes] = []

@@ -1,4 +1,4 @@
-"""errors.tolerance=all: every other row is written once and in order, and each refused row has its letter."""
+"""errors.tolerance=all: other rows are written once and in order, and each rejected row has its letter."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_batches_in_flight_behind_a_skipped_record_are_written_next(in_order: bo
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_nothing_waits_behind_a_gap_that_is_known(in_order: bool) -> None:
-    """Batches in flight behind a skipped record are refused for their sequences alone. They need no backoff
+    """Batches in flight behind a skipped record are rejected for their sequences alone. They need no backoff
     (a minute here), and no retry of the two that a batch has here."""
     with (
         FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=10_000) as cluster,
@@ -131,7 +131,7 @@ def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(
 ) -> None:
     # A task that nobody wakes would look by itself every second.
     monkeypatch.setattr("kafka_sink.task.producer._WATCH_MS", 60_000.0)
-    monkeypatch.setattr("kafka_sink.timing_bounds.REFUSED_TOPIC_MS", 0.0)
+    monkeypatch.setattr("kafka_sink.timing_bounds.UNAUTHORIZED_TOPIC_MS", 0.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
         with tolerant(cluster, enable_idempotence=idempotence) as producer:
@@ -150,9 +150,9 @@ def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(
 def test_a_topic_that_is_refused_for_a_moment_gets_its_rows() -> None:
     """As by a broker that has not loaded its ACLs yet, to Produce and to Metadata requests."""
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
-        refused = error(TOPIC_AUTHORIZATION_FAILED)
-        cluster.script(METADATA, refused, refused)
-        cluster.script(PRODUCE, refused, refused)
+        rejected = error(TOPIC_AUTHORIZATION_FAILED)
+        cluster.script(METADATA, rejected, rejected)
+        cluster.script(PRODUCE, rejected, rejected)
         with tolerant(cluster, retries=2) as producer:
             producer.send(rows(0, 20))
             assert producer.finish().skipped == 0
@@ -170,7 +170,7 @@ def test_waiting_for_a_topic_that_is_refused_spends_no_retry() -> None:
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
 def test_refused_rows_that_wait_for_the_letters_of_others_are_not_sent_again(idempotence: str) -> None:
-    """12 MiB of refused rows, of which 4 MiB are taken out of their batches at once."""
+    """12 MiB of rejected rows, of which 4 MiB are taken out of their batches at once."""
     with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=400_000) as cluster:
         extra = {"kafka.retries": "1", "kafka.retry.backoff.ms": "1", "kafka.enable.idempotence": idempotence}
         with tolerant(cluster, extra=extra, batch_size=2_000_000, buffer_memory=64 * MIB) as producer:
@@ -178,8 +178,8 @@ def test_refused_rows_that_wait_for_the_letters_of_others_are_not_sent_again(ide
             producer.send(pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())}))
             letters = producer._dead_letters
             assert letters is not None
-            until(lambda: not letters.has_room and not in_flight(producer), "as many refused rows as may be")
-            # Where a refused batch had spent retries while it waited, it would have none left for this.
+            until(lambda: not letters.has_room and not in_flight(producer), "as many rejected rows as may be")
+            # Where a rejected batch had spent retries while it waited, it would have none left for this.
             cluster.script(PRODUCE, error(NOT_LEADER_OR_FOLLOWER))
             producer.send(rows(24, 1))
             result = producer.finish()
@@ -212,8 +212,8 @@ def letters_in(cluster: FakeCluster) -> int:
 
 
 def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_sink.timing_bounds.REFUSED_TOPIC_MS", 1_500.0)
-    names = [f"refused-{number}" for number in range(6)]
+    monkeypatch.setattr("kafka_sink.timing_bounds.UNAUTHORIZED_TOPIC_MS", 1_500.0)
+    names = [f"rejected-{number}" for number in range(6)]
     plan = ColumnPlan.of([("value", "binary"), ("topic", "string")], None)
     with FakeCluster({TOPIC: 1, LETTERS: 1} | dict.fromkeys(names, 1)) as cluster:
         cluster.script(METADATA, *[error(TOPIC_AUTHORIZATION_FAILED)] * 1_000)
@@ -273,7 +273,7 @@ def failure(cluster: FakeCluster, *batches: pa.RecordBatch, **options: str) -> s
 
 def test_letters_that_are_refused_fail_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """They must not become letters again, for ever."""
-    monkeypatch.setattr("kafka_sink.timing_bounds.REFUSED_TOPIC_MS", 0.0)
+    monkeypatch.setattr("kafka_sink.timing_bounds.UNAUTHORIZED_TOPIC_MS", 0.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED), error(TOPIC_AUTHORIZATION_FAILED))
         assert "delivery to letters-0 failed" in failure(cluster, rows(0, 5))
@@ -281,8 +281,8 @@ def test_letters_that_are_refused_fail_the_task(monkeypatch: pytest.MonkeyPatch)
 
 def test_more_rows_than_errors_max_fail_the_task() -> None:
     with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=1000) as cluster:
-        refused = [large(number, 2000) for number in range(3)]
-        assert "more than errors.max = 2" in failure(cluster, *refused, **{"errors.max": "2"})
+        rejected = [large(number, 2000) for number in range(3)]
+        assert "more than errors.max = 2" in failure(cluster, *rejected, **{"errors.max": "2"})
         negative = pa.record_batch({"value": [b"v"] * 3, "partition": pa.array([-1, -2, -3], pa.int32())})
         assert "more than errors.max = 2" in failure(cluster, negative, **{"errors.max": "2"})
 
@@ -397,10 +397,10 @@ def test_letters_keep_headers_whose_fields_are_spelt_otherwise() -> None:
 
 def test_counts_of_a_failed_task_tell_rows_from_letters() -> None:
     invalid_required_acks = 21
-    refused = pa.record_batch({"value": [b"v"] * 3, "partition": pa.array([-1] * 3, pa.int32())})
+    rejected = pa.record_batch({"value": [b"v"] * 3, "partition": pa.array([-1] * 3, pa.int32())})
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster, tolerant(cluster) as producer:
         producer.send(rows(0, 4))
-        producer.send(refused)
+        producer.send(rejected)
         until(lambda: cluster.batches(LETTERS, 0) and len(written(cluster)) == 4, "the letters")
         until(lambda: not in_flight(producer), "the responses")
         cluster.script(PRODUCE, error(invalid_required_acks))
@@ -414,7 +414,7 @@ def test_counts_of_a_failed_task_tell_rows_from_letters() -> None:
 
 
 def test_a_hundred_thousand_refused_rows_take_no_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_sink.timing_bounds.REFUSED_TOPIC_MS", 0.0)
+    monkeypatch.setattr("kafka_sink.timing_bounds.UNAUTHORIZED_TOPIC_MS", 0.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
         with tolerant(
@@ -487,11 +487,11 @@ def test_one_row_in_ten_thousand_is_too_large_or_has_a_wrong_partition(
 
 def test_a_hundred_refused_rows_cost_no_waits(broker: LocalBroker) -> None:
     """Each in a batch of its own, with batches in flight behind it. A single backoff would take 20 s."""
-    broker.create_topic("refused", config={"cleanup.policy": "compact"})
-    plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], "refused")
+    broker.create_topic("rejected", config={"cleanup.policy": "compact"})
+    plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], "rejected")
     raw = {
         "kafka.bootstrap.servers": broker.bootstrap_servers,
-        "topic": "refused",
+        "topic": "rejected",
         "kafka.batch.size": "1024",
         "kafka.linger.ms": "0",
         "kafka.retries": "3",
@@ -508,13 +508,13 @@ def test_a_hundred_refused_rows_cost_no_waits(broker: LocalBroker) -> None:
             producer.send(table)
             return producer.finish()
 
-    # The new topic's leader may still refuse the first batches.
+    # The new topic's leader may still reject the first batches.
     write(0, 100_000)
     backoff = {"kafka.retry.backoff.ms": "20000", "kafka.retry.backoff.max.ms": "20000"}
     none, some = write(20_000, 100_000, **backoff), write(40_000, 200, **backoff)
     assert (none.skipped, some.skipped, some.records) == (0, 100, 19_900)
     assert some.elapsed_ms < none.elapsed_ms + 15_000
-    found = [int(row.value or b"") for row in read_topic(broker, "refused")]
+    found = [int(row.value or b"") for row in read_topic(broker, "rejected")]
     assert found == [number for number in range(60_000) if number < 40_000 or number % 200 != 100]
 
 
@@ -549,14 +549,14 @@ def test_a_compacted_topic_refuses_rows_without_a_key_by_name(broker: LocalBroke
     }
 
 
-def refused_rows_job(
+def rejected_rows_job(
     broker: LocalBroker, name: str, rows: int, size: int, **given: object
 ) -> dict[str, float]:
     """A task in a process of its own whose rows a compacted topic refuses."""
     broker.create_topic(name, 2, config={"cleanup.policy": "compact"})
     broker.create_topic(f"{name}-letters", 2)
     options = [f"{option.replace('_', '.')}={value}" for option, value in given.items()]
-    command = [sys.executable, "-m", "tests.support.refused_rows_job", broker.bootstrap_servers]
+    command = [sys.executable, "-m", "tests.support.rejected_rows_job", broker.bootstrap_servers]
     done = subprocess.run(
         [*command, name, f"{name}-letters", str(rows), str(size), *options],
         capture_output=True,
@@ -572,8 +572,8 @@ def refused_rows_job(
 
 def test_refused_rows_take_little_memory_beyond_buffer_memory(broker: LocalBroker) -> None:
     options = {"kafka_buffer_memory": 64 * MIB}
-    plain = refused_rows_job(broker, "taken", 100_000, 67, keyed=1, **options)
-    found = refused_rows_job(broker, "untaken", 100_000, 67, **options)
+    plain = rejected_rows_job(broker, "taken", 100_000, 67, keyed=1, **options)
+    found = rejected_rows_job(broker, "untaken", 100_000, 67, **options)
     assert (plain["skipped"], found["skipped"]) == (0, 100_000)
     assert found["peak_mib"] - plain["peak_mib"] <= 64, "5 kB a letter are 500 MiB"
     letters = read_topic(broker, "untaken-letters")
@@ -594,7 +594,7 @@ def test_letters_are_written_while_rows_wait_for_memory_that_refused_rows_hold(
         "kafka_compression_type": "zstd",
         "kafka_buffer_memory_allocation_strategy": strategy,
     }
-    found = refused_rows_job(broker, name, 100_000, 100, keyed=5, **options)
+    found = rejected_rows_job(broker, name, 100_000, 100, keyed=5, **options)
     assert (found["records"], found["skipped"]) == (20_000, 80_000)
     numbers = {
         topic: sorted(int((row.value or b"")[:9]) for row in read_topic(broker, topic))

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_sink.dead_letters.letter_writer import letter_plan, letter_table, pieces
-from kafka_sink.dead_letters.refused_rows import (
+from kafka_sink.dead_letters.rejected_rows import (
     Header,
-    RefusedLetter,
-    RefusedRecords,
-    RefusedRows,
+    RejectedLetter,
+    RejectedRecords,
+    RejectedRows,
     can_be_cut,
 )
 from kafka_sink.dead_letters.row_rejection import rows_of_letter, rows_of_records
@@ -36,16 +36,16 @@ def body(key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) ->
     return field(key) + field(value) + scalar(len(headers)) + encoded
 
 
-def refused(*rows: Content, max_bytes: int = MEGABYTE) -> RefusedRows:
-    """Rows that a broker refused."""
+def rejected(*rows: Content, max_bytes: int = MEGABYTE) -> RejectedRows:
+    """Rows that a broker rejected."""
     bodies = [body(*row) for row in rows]
     ends = np.cumsum([len(one) for one in bodies], dtype=np.int64)
     times = np.arange(5, 5 + len(rows), dtype=np.int64)
-    records = RefusedRecords(b"".join(bodies), ends, "t", 3, times, "because", "InvalidRowError")
+    records = RejectedRecords(b"".join(bodies), ends, "t", 3, times, "because", "InvalidRowError")
     return rows_of_records(records, max_bytes)
 
 
-def letters(rows: RefusedRows, max_bytes: int = 10_000) -> list[dict[str, Any]]:
+def letters(rows: RejectedRows, max_bytes: int = 10_000) -> list[dict[str, Any]]:
     found = letter_table(rows, max_bytes, "7").to_pylist()
     return [{**one, "headers": [(entry["key"], entry["value"]) for entry in one["headers"]]} for one in found]
 
@@ -56,7 +56,7 @@ def letter(
     headers: tuple[Header, ...] = OWN,
     max_bytes: int = 10_000,
 ) -> dict[str, Any]:
-    [found] = letters(refused((key, value, headers), max_bytes=max_bytes), max_bytes)
+    [found] = letters(rejected((key, value, headers), max_bytes=max_bytes), max_bytes)
     return found
 
 
@@ -78,7 +78,7 @@ def test_a_letter_has_its_content_and_the_headers_of_kafka_connect() -> None:
 
 
 def test_what_a_row_lacks_is_left_out() -> None:
-    rows = replace(refused((None, None, ())), topic=None, partition=-1, timestamps_ms=np.array([-1]))
+    rows = replace(rejected((None, None, ())), topic=None, partition=-1, timestamps_ms=np.array([-1]))
     [found] = letters(rows)
     assert (found["key"], found["value"]) == (None, None)
     names = [name for name, _ in found["headers"]]
@@ -108,7 +108,7 @@ def test_each_letter_fits_and_is_what_one_row_alone_makes(
     """Columns of many rows, sliced or not, mean the same as each row alone."""
     contents = [(key, value, tuple(headers)) for key, value, headers in given_rows]
     skip = min(skip, len(contents) - 1)
-    rows = refused(*contents, max_bytes=limit).slice(skip, len(contents))
+    rows = rejected(*contents, max_bytes=limit).slice(skip, len(contents))
     for found, (key, value, headers) in zip(letters(rows, limit), contents[skip:], strict=True):
         said = dict(found["headers"][-12:])
         size = sum(len(name) + len(content or b"") for name, content in found["headers"])
@@ -128,16 +128,16 @@ def test_each_letter_fits_and_is_what_one_row_alone_makes(
 
 def test_a_letter_that_is_cut_again_keeps_the_first_length() -> None:
     first = letter(value=b"v" * 50_000, max_bytes=20_000)
-    refused_letter = RefusedLetter(first["key"], first["value"], tuple(first["headers"]))
-    [again] = letters(rows_of_letter(refused_letter), 5_000)
+    rejected_letter = RejectedLetter(first["key"], first["value"], tuple(first["headers"]))
+    [again] = letters(rows_of_letter(rejected_letter), 5_000)
     assert len(again["value"]) < 5_000
     assert [name for name, _ in again["headers"]] == [name for name, _ in first["headers"]]
     assert dict(again["headers"])[b"kafka-chunked.errors.value.length"] == b"50000"
 
 
 def test_letters_have_the_present_time() -> None:
-    """The row's own may be why it was refused, or so old that brokers delete the letter at once."""
-    table = letter_table(refused((b"k", b"v", OWN), (None, b"w", ())), 10_000, "7")
+    """The row's own may be why it was rejected, or so old that brokers delete the letter at once."""
+    table = letter_table(rejected((b"k", b"v", OWN), (None, b"w", ())), 10_000, "7")
     rows = extract(letter_plan("dead"), table, 1_700_000_000_000)
     assert rows.topics == ("dead",)
     assert rows.timestamps_ms is None, "all rows get the present time then"
@@ -145,13 +145,13 @@ def test_letters_have_the_present_time() -> None:
 
 def test_a_letter_that_is_only_context_cannot_be_cut() -> None:
     """Else it would be sent again for ever."""
-    rows = replace(refused((None, None, ())), reason="r" * 10_000)
+    rows = replace(rejected((None, None, ())), reason="r" * 10_000)
     [only] = letters(rows)
     assert sum(len(content) for _, content in only["headers"]) < 1_000
-    assert not can_be_cut(RefusedLetter(None, b"", tuple(only["headers"])))
-    assert can_be_cut(RefusedLetter(None, b"v", tuple(only["headers"])))
+    assert not can_be_cut(RejectedLetter(None, b"", tuple(only["headers"])))
+    assert can_be_cut(RejectedLetter(None, b"v", tuple(only["headers"])))
     stack = (b"__connect.errors.exception.stacktrace", b"a row that is reprocessed has Kafka Connect's own")
-    assert can_be_cut(RefusedLetter(None, None, (*only["headers"], stack)))
+    assert can_be_cut(RejectedLetter(None, None, (*only["headers"], stack)))
 
 
 def test_headers_that_are_too_many_for_any_letter_are_counted_and_not_decoded() -> None:
@@ -161,7 +161,7 @@ def test_headers_that_are_too_many_for_any_letter_are_counted_and_not_decoded() 
 
 
 def test_letters_are_made_a_megabyte_at_once() -> None:
-    rows = refused(
+    rows = rejected(
         *[(b"%d" % number, b"v" * 1000, ()) for number in range(5000)], (None, b"x" * 3_000_000, ())
     )
     found = list(pieces(rows))

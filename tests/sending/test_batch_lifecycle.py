@@ -385,7 +385,7 @@ def _no_sequences_at_all(patch: pytest.MonkeyPatch) -> None:
     """Idempotence off: the fake log takes every batch, also twice."""
     patch.setattr(ProducerIdentity, "assign", lambda self, batch: None)
     patch.setattr(ProducerIdentity, "acknowledged", lambda *arguments: None)
-    patch.setattr(ProducerIdentity, "refused", lambda *arguments: None)
+    patch.setattr(ProducerIdentity, "attempt_failed", lambda *arguments: None)
 
 
 def _restarts_renumber_everything(patch: pytest.MonkeyPatch) -> None:

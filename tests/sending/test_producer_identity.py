@@ -45,9 +45,9 @@ def sent(of: ProducerIdentity, one: ProducerBatch) -> ProducerBatch:
     return one
 
 
-def refuse(of: ProducerIdentity, one: ProducerBatch) -> None:
+def fail(of: ProducerIdentity, one: ProducerBatch) -> None:
     one.request_references -= 1
-    of.refused(one)
+    of.attempt_failed(one)
 
 
 def acknowledge(of: ProducerIdentity, one: ProducerBatch, now_ms: float = 0) -> None:
@@ -146,10 +146,10 @@ def test_after_an_error_batches_go_one_by_one_and_old_ones_in_order() -> None:
     of = identity()
     acknowledge(of, sent(of, batch()))
     one, two = sent(of, batch()), sent(of, batch())
-    refuse(of, two)
+    fail(of, two)
     assert not of.may_send(two, 0)
     assert not of.may_send(batch(), 0)
-    refuse(of, one)
+    fail(of, one)
     assert of.may_send(one, 0)
     assert (of.is_next(one), of.is_next(two)) == (True, False)
     one.request_references += 1
@@ -163,7 +163,7 @@ def test_no_more_than_four_batches_pass_one_of_unknown_outcome() -> None:
     acknowledge(of, sent(of, batch()))
     unknown, *others = [sent(of, batch()) for _ in range(3)]
     unknown.set_possibly_written()
-    refuse(of, unknown)
+    fail(of, unknown)
     for one in others:
         acknowledge(of, one)
     assert of.may_send(unknown, 0)
@@ -229,12 +229,12 @@ def test_a_restart_waits_for_what_is_in_flight_and_renumbers_the_rest() -> None:
     of = identity()
     acknowledge(of, sent(of, batch(5)))
     one, two = sent(of, batch(3)), sent(of, batch(4))
-    refuse(of, one)
+    fail(of, one)
     of.request_restart(P0)
     assert of.restarts_due() == []
     assert not of.may_send(one, 0)
     assert not of.settled
-    refuse(of, two)
+    fail(of, two)
     assert of.restarts_due() == [P0]
     of.restart(P0)
     assert of.restarts_due() == []
@@ -253,7 +253,7 @@ def test_a_restart_refuses_to_renumber_what_is_in_doubt(doubt: str) -> None:
     of = identity()
     one = sent(of, batch())
     if doubt == "possibly written":
-        refuse(of, one)
+        fail(of, one)
         one.set_possibly_written()
         of.request_restart(P0)
         assert of.unresolved(P0) == [one]
@@ -267,7 +267,7 @@ def test_other_partitions_follow_to_the_new_epoch_when_nothing_of_theirs_is_unde
     of = identity()
     acknowledge(of, sent(of, batch(5, P1)))
     under_way = sent(of, batch(5, P1))
-    refuse(of, sent(of, batch()))
+    fail(of, sent(of, batch()))
     of.request_restart(P0)
     of.restart(P0)
     old = sent(of, batch(5, P1))
@@ -281,7 +281,7 @@ def test_other_partitions_follow_to_the_new_epoch_when_nothing_of_theirs_is_unde
 def test_after_the_last_epoch_a_new_id_is_asked_for() -> None:
     of = identity(epoch=2**15 - 1)
     one = sent(of, batch())
-    refuse(of, one)
+    fail(of, one)
     of.request_restart(P0)
     of.restart(P0)
     assert (of.ready, of.may_request(0)) == (False, True)
@@ -295,7 +295,7 @@ def test_settled_means_that_every_sequence_is_acknowledged() -> None:
     assert of.settled
     one = sent(of, batch())
     assert not of.settled
-    refuse(of, one)
+    fail(of, one)
     assert not of.settled
     one.request_references += 1
     acknowledge(of, one)
@@ -327,7 +327,7 @@ def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
     first, dropped, behind = sent(of, batch(2)), sent(of, batch(5)), sent(of, batch(3))
     behind.write_header()
     start = first.sequence.base_sequence
-    refuse(of, dropped)
+    fail(of, dropped)
     left = batch(4)
     of.shrunk(dropped, [left])
     assert left.sequence.base_sequence == start + 2
@@ -336,7 +336,7 @@ def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
     assert of.gaps_due() == [], "two batches are in flight"
     first.request_references -= 1
     of.acknowledged(first, 1, 0)
-    refuse(of, behind)
+    fail(of, behind)
     assert of.gaps_due() == [P0]
     of.close_gap(P0)
     assert behind.sequence.base_sequence == start + 6
@@ -355,9 +355,9 @@ def test_a_gap_keeps_a_batch_that_may_have_been_written() -> None:
     of = identity()
     of.acknowledged(sent(of, batch(1)), 0, 0)
     dropped, behind = sent(of, batch(1)), sent(of, batch(1))
-    refuse(of, dropped)
+    fail(of, dropped)
     of.shrunk(dropped, [])
-    refuse(of, behind)
+    fail(of, behind)
     behind.set_possibly_written()
     assert of.after_gap(P0) == [behind]
     with pytest.raises(KafkaSinkError, match="keep their sequences"):
@@ -369,8 +369,8 @@ def test_two_gaps_close_at_once() -> None:
     of.acknowledged(sent(of, batch(1)), 0, 0)
     one, two, three = (sent(of, batch(1)) for _ in range(3))
     for dropped in (two, one):
-        refuse(of, dropped)
+        fail(of, dropped)
         of.shrunk(dropped, [])
-    refuse(of, three)
+    fail(of, three)
     of.close_gap(P0)
     assert three.sequence == one.sequence

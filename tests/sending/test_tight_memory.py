@@ -188,7 +188,7 @@ class Task:
         if batch.size > self.shape.max_message_bytes:
             self.too_large += batch.record_count > 1
             if batch.record_count > 1:
-                self.accumulator.refused(batch)
+                self.accumulator.note_too_large(batch)
                 self.splitter.split(batch)
             else:
                 self.take_out(batch, [0])

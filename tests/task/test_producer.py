@@ -15,7 +15,7 @@ import pytest
 
 import kafka_sink
 from kafka_sink.counts import BROKER, MEMORY, METADATA
-from kafka_sink.dead_letters.refused_rows import RefusedRows
+from kafka_sink.dead_letters.rejected_rows import RejectedRows
 from kafka_sink.errors import BrokerVersionError, DeliveryError, KafkaSinkError
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import parse
@@ -532,7 +532,7 @@ def test_rows_refused_while_others_are_sent_are_counted(cluster: FakeCluster) ->
         options, ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
     ) as producer:
 
-        class Meanwhile(RefusedRows):
+        class Meanwhile(RejectedRows):
             """The task's thread sends in the middle of a count."""
 
             @property
@@ -545,7 +545,7 @@ def test_rows_refused_while_others_are_sent_are_counted(cluster: FakeCluster) ->
         row = Meanwhile(
             None, value, None, TOPIC, -1, -1, np.ones(1, np.int64), "no reason", "InvalidRowError"
         )
-        producer.refuse(row)
+        producer.reject(row)
         assert producer.rows == 6
         result = producer.finish()
     assert (result.records, result.skipped) == (5, 1)

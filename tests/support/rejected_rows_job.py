@@ -1,7 +1,7 @@
-"""A task of which brokers refuse every row, in a process of its own: what it takes in memory and time.
+"""A task of which brokers reject every row, in a process of its own: what it takes in memory and time.
 
-``python -m tests.support.refused_rows_job BOOTSTRAP TOPIC LETTERS ROWS VALUE_BYTES [OPTION=VALUE ...]``
-prints JSON. The topic is compacted, so that it refuses rows without a key; every ``keyed=N``th row has one.
+``python -m tests.support.rejected_rows_job BOOTSTRAP TOPIC LETTERS ROWS VALUE_BYTES [OPTION=VALUE ...]``
+prints JSON. The topic is compacted, so that it rejects rows without a key; every ``keyed=N``th row has one.
 """
 
 from __future__ import annotations

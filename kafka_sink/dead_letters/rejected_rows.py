@@ -54,13 +54,13 @@ class OwnHeaders:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedRows:
+class RejectedRows:
     """Rows of which each has the same flaw. Arrays have one entry a row; None: no row has this part.
 
     ``key``, ``value`` and a ``topic`` by row are binary, ``partition`` is -1 where none was chosen,
     ``timestamps_ms`` are milliseconds since the epoch, NO_TIMESTAMP where a row has none. ``sizes`` are about
     the bytes of each row. ``reason`` says what is wrong with a row, ``error`` is the exception's class.
-    ``context`` are the context headers of a letter that its topic refused, where the row is such a letter.
+    ``context`` are the context headers of a letter that its topic rejected, where the row is such a letter.
     """
 
     key: pa.Array | None
@@ -96,7 +96,7 @@ class RefusedRows:
         names = [(one or b"").decode(errors="replace") for one in counted.field(0).to_pylist()]
         return list(zip(names, counted.field(1).to_pylist(), strict=True))
 
-    def slice(self, start: int, stop: int) -> RefusedRows:
+    def slice(self, start: int, stop: int) -> RejectedRows:
         by_row = not (self.topic is None or isinstance(self.topic, str))
         return replace(
             self,
@@ -113,9 +113,9 @@ class RefusedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedRecords:
-    """Rows that a broker refused, as encoded: record i is ``bodies[ends[i - 1]:ends[i]]``, from its key's
-    length on. Otherwise as RefusedRows."""
+class RejectedRecords:
+    """Rows that a broker rejected, as encoded: record i is ``bodies[ends[i - 1]:ends[i]]``, from its key's
+    length on. Otherwise as RejectedRows."""
 
     bodies: bytes | bytearray
     ends: Int64s
@@ -142,15 +142,15 @@ class RefusedRecords:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedLetter:
-    """A letter that the dead letter topic refused as too large, with its context in ``headers``."""
+class RejectedLetter:
+    """A letter that the dead letter topic rejected as too large, with its context in ``headers``."""
 
     key: bytes | None
     value: bytes | None
     headers: tuple[Header, ...]
 
 
-Refused = RefusedRows | RefusedRecords
+Rejected = RejectedRows | RejectedRecords
 
 
 # -- the headers that say of a dead letter what it is and why, as Kafka Connect has them (KIP-298) ----------
@@ -175,7 +175,7 @@ _CONTEXT = frozenset(
 )
 
 
-def can_be_cut(letter: RefusedLetter) -> bool:
+def can_be_cut(letter: RejectedLetter) -> bool:
     """Whether a letter has more than its context."""
     return bool(letter.key or letter.value) or not all(map(is_context, letter.headers))
 
@@ -193,7 +193,7 @@ _MAX_REASONS = 1000
 _LOGGED = 3
 # The context headers of a letter take some 500 bytes.
 _MIN_BYTES = 1024
-# Bytes of refused rows from which on the sender leaves others in their batches, and so in buffer.memory. It
+# Bytes of rejected rows from which on the sender leaves others in their batches, and so in buffer.memory. It
 # takes as many out of a batch at once.
 ROOM_BYTES = 4 << 20
 
@@ -209,9 +209,9 @@ class DeadLetters:
         self.topic = topic
         self._max_rows = max_rows
         self._lock = threading.Lock()  # guards everything below
-        self._waiting: deque[Refused | RefusedLetter] = deque()
+        self._waiting: deque[Rejected | RejectedLetter] = deque()
         self._held_bytes = 0
-        # Of a letter. Lower once the dead letter topic has refused one.
+        # Of a letter. Lower once the dead letter topic has rejected one.
         self._max_bytes = max_bytes
         # By topic and class of the error.
         self._reasons: Counter[tuple[str, str]] = Counter()
@@ -236,27 +236,27 @@ class DeadLetters:
                 f"The last one: {reason}. Mend the rows, or raise errors.max"
             )
 
-    def add(self, refused: Refused) -> None:
+    def add(self, rejected: Rejected) -> None:
         """Rows that can never be written. Beyond the maximum, TooManyDeadLettersError is raised."""
         with self._lock:
-            self.require_room(refused.count, refused.reason)
-            logged = max(0, min(_LOGGED - self._rows, refused.count))
-            self._rows += refused.count
-            for topic, count in refused.counts_by_topic():
-                is_kept = len(self._reasons) < _MAX_REASONS or (topic, refused.error) in self._reasons
-                self._reasons[topic if is_kept else "", refused.error] += count
+            self.require_room(rejected.count, rejected.reason)
+            logged = max(0, min(_LOGGED - self._rows, rejected.count))
+            self._rows += rejected.count
+            for topic, count in rejected.counts_by_topic():
+                is_kept = len(self._reasons) < _MAX_REASONS or (topic, rejected.error) in self._reasons
+                self._reasons[topic if is_kept else "", rejected.error] += count
             if self.topic is not None:
-                self._waiting.append(refused)
-                self._held_bytes += refused.held_bytes
+                self._waiting.append(rejected)
+                self._held_bytes += rejected.held_bytes
         for row in range(logged):
             _log.warning(
                 "a row for topic %.255s can never be written: %s; errors.tolerance=all skips it",
-                refused.topic_of(row),
-                refused.reason,
+                rejected.topic_of(row),
+                rejected.reason,
             )
 
-    def refused(self, letter: RefusedLetter, size: int) -> bool:
-        """The dead letter topic refused a letter of ``size`` bytes as too large.
+    def rejected(self, letter: RejectedLetter, size: int) -> bool:
+        """The dead letter topic rejected a letter of ``size`` bytes as too large.
 
         It is taken again, cut to half of that; False where there is nothing left to cut.
         """
@@ -281,15 +281,15 @@ class DeadLetters:
         """Whether ``take`` has any. Read without the lock."""
         return bool(self._waiting)
 
-    def take(self) -> Refused | RefusedLetter | None:
+    def take(self) -> Rejected | RejectedLetter | None:
         """Rows whose letters are not yet written, the first that were added; None if there are none."""
         with self._lock:
             if not self._waiting:
                 return None
-            refused = self._waiting.popleft()
-            if not isinstance(refused, RefusedLetter):
-                self._held_bytes -= refused.held_bytes
-            return refused
+            rejected = self._waiting.popleft()
+            if not isinstance(rejected, RejectedLetter):
+                self._held_bytes -= rejected.held_bytes
+            return rejected
 
     @property
     def rows(self) -> int:
