@@ -30,6 +30,7 @@ from kafka_sink.transactions.operations import (
     Describe,
     Described,
     EndTransaction,
+    Failed,
     FetchOffsets,
     FetchStableOffsets,
     InitProducer,
@@ -39,7 +40,6 @@ from kafka_sink.transactions.operations import (
     Operation,
     ProducerEpoch,
     RecordOffsets,
-    Refused,
     Steps,
 )
 from kafka_sink.transactions.scope import ANY_ID_PATTERN, task_id_pattern
@@ -156,8 +156,8 @@ def _nothing() -> None:
     return None
 
 
-def _refused(code: int) -> Refused:
-    return Refused(kafka_errors.error_of(code).name)
+def _failed(code: int) -> Failed:
+    return Failed(kafka_errors.error_of(code).name)
 
 
 class TransactionClient:
@@ -470,7 +470,7 @@ class TransactionClient:
         newest = self._network.newest_version(node, apis.TXN_OFFSET_COMMIT)
         if newest < _FIRST_TXN_OFFSET_COMMIT:
             raise BrokerVersionError(
-                "delivery.guarantee=exactly-once needs brokers of Apache Kafka 3.8 or later, which refuse a "
+                "delivery.guarantee=exactly-once needs brokers of Apache Kafka 3.8 or later, which reject a "
                 "late write of a transaction that has ended (KIP-890); here TxnOffsetCommit ends with "
                 f"version {newest}, not {_FIRST_TXN_OFFSET_COMMIT}. Use delivery.guarantee=at-least-once, or "
                 "newer brokers"
@@ -584,7 +584,7 @@ class TransactionClient:
             if not response.error_code:
                 step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
             elif step.results[index] is None:
-                step.results[index] = _refused(response.error_code)
+                step.results[index] = _failed(response.error_code)
             return True
 
         api = apis.INIT_PRODUCER_ID
@@ -603,7 +603,7 @@ class TransactionClient:
             if not self._judge(call, response.error_code):
                 return False
             if response.error_code:
-                step.results[index] = _refused(response.error_code)
+                step.results[index] = _failed(response.error_code)
             elif self.protocol == PROTOCOL_1:
                 # What EndTxn itself does under protocol 2: no two transactions have the same id and epoch.
                 # Where somebody else has raised it since, that is as good, and this result stays: the epoch
@@ -635,7 +635,7 @@ class TransactionClient:
             if not self._judge(add, response.error_code):
                 return False
             if response.error_code:
-                step.results[index] = _refused(response.error_code)
+                step.results[index] = _failed(response.error_code)
                 step.calls.remove(record)
             return True
 
@@ -655,7 +655,7 @@ class TransactionClient:
             code = next((one for one in response.errors.values() if one), kafka_errors.NONE)
             if not self._judge(call, code):
                 return False
-            step.results[index] = _refused(code) if code else None
+            step.results[index] = _failed(code) if code else None
             return True
 
         api, versions = (

@@ -23,6 +23,7 @@ from kafka_sink.transactions.operations import (
     Describe,
     Described,
     EndTransaction,
+    Failed,
     FetchOffsets,
     InitProducer,
     ListOpen,
@@ -30,7 +31,6 @@ from kafka_sink.transactions.operations import (
     Operation,
     ProducerEpoch,
     RecordOffsets,
-    Refused,
     Steps,
     describe,
     epochs_behind,
@@ -94,15 +94,15 @@ def _settle(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownershi
         undone = tuple(part for part in absent if part.fate is not Fate.LOST)
     ids = tuple(scope.task_id(part.task, part.slot) for part in undone)
     found: Mapping[str, Described] = {}
-    refused: tuple[Part, ...] = ()
+    failed: tuple[Part, ...] = ()
     if undone:
         found, *results = yield (Describe(ids), *proof.ends_of(scope, undone))
-        refused = proof.refused_of(undone, results)
+        failed = proof.failed_of(undone, results)
     aborted = yield from proof.abort_others(left, scope, decided)
     if decision is None:
         return Ownership(left.claim, aborted=aborted)
-    verdict = yield from proof.judge(scope, left.claim, decision, refused, now_ms)
-    claim, decision = yield from _remember(scope, verdict, decision, refused, now_ms)
+    verdict = yield from proof.judge(scope, left.claim, decision, failed, now_ms)
+    claim, decision = yield from _remember(scope, verdict, decision, failed, now_ms)
     completed = (_began_ms(scope, part, found) for part in undone if part not in verdict.lost)
     return Ownership(
         claim,
@@ -115,7 +115,7 @@ def _settle(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownershi
 
 
 def _remember(
-    scope: Scope, verdict: proof.Verdict, decision: Decision, refused: tuple[Part, ...], now_ms: float
+    scope: Scope, verdict: proof.Verdict, decision: Decision, failed: tuple[Part, ...], now_ms: float
 ) -> Steps[tuple[ProducerEpoch, Decision]]:
     """Record what is known of the decision's parts, while it is: what proves it expires.
 
@@ -124,7 +124,7 @@ def _remember(
     written of all writers from expiring, too.
     """
     is_old = abs(now_ms - decision.began_ms) >= proof.MARKS_LAST_MS
-    if not decision.parts or (not refused and not is_old):
+    if not decision.parts or (not failed and not is_old):
         return verdict.claim, decision
     fates = {part.task: Fate.COMMITTED for part in decision.parts if part.fate is Fate.UNRECORDED}
     fates |= {part.task: Fate.UNRECORDED for part in verdict.unknown}
@@ -148,18 +148,18 @@ def abort(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownership 
     excludes a decision under the same claim, and fences nobody.
     """
     (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=False),)
-    renewed = (yield from _renewed(scope, claim)) if isinstance(ended, Refused) else ProducerEpoch(*ended)
+    renewed = (yield from _renewed(scope, claim)) if isinstance(ended, Failed) else ProducerEpoch(*ended)
     return None if renewed is None else (yield from _settle(scope, renewed, now_ms))
 
 
 def _renewed(scope: Scope, claim: ProducerEpoch) -> Steps[ProducerEpoch | None]:
-    """The claim of a driver whose abort was refused; None where another driver has taken over.
+    """The claim of a driver whose abort failed; None where another driver has taken over.
 
-    The abort is refused after a decision, and after the time-out of the driver's own transaction, which both
+    The abort fails after a decision, and after the time-out of the driver's own transaction, which both
     raise the epoch by one and end a transaction. Another driver's take-over raises the epoch, too, but leaves
     the id without any transaction, until that driver opens one; its end raises the epoch further. With
     protocol 1 only the client raises it behind an end, so there the first end at the next epoch is another
-    driver's, and an abort without a transaction is refused, too. Then the id's coordinator tells who has
+    driver's, and an abort without a transaction fails, too. Then the id's coordinator tells who has
     raised the epoch, or raises it now. One that was replaced since does not know: None as well. It is not
     asked while another driver has a transaction open, which that would abort, nor behind the last epoch but
     one, where brokers fail with UNKNOWN_SERVER_ERROR.
@@ -182,10 +182,10 @@ def _renewed(scope: Scope, claim: ProducerEpoch) -> Steps[ProducerEpoch | None]:
         return None
     renewal: Operation = InitProducer(scope.driver_id, claim)
     if found.state == OPEN:
-        # A former coordinator has refused to end it.
+        # A former coordinator did not end it.
         renewal = EndTransaction(scope.driver_id, claim, commit=False)
     (renewed,) = yield (renewal,)
-    return None if isinstance(renewed, Refused) else ProducerEpoch(*renewed)
+    return None if isinstance(renewed, Failed) else ProducerEpoch(*renewed)
 
 
 def problem_of(scope: Scope, ownership: Ownership) -> str | None:
@@ -266,7 +266,7 @@ def _decided(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[Pr
     """Record and commit a decision; returns the new claim. Raises TransactionError."""
     yield from _record(scope, claim, decision)
     (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=True),)
-    if isinstance(ended, Refused):
+    if isinstance(ended, Failed):
         raise proof.other_driver(scope, ended, f"whether {decision.batch} was decided is not known: ")
     return ProducerEpoch(*ended)
 
@@ -290,14 +290,14 @@ def decide(
     claim = yield from _decided(scope, claim, decision)
     # The list first: a broker handles requests of one connection in order, and commits wait for its log.
     names, *results = yield (ListOpen(scope.prefix), *proof.ends_of(scope, parts))
-    refused = proof.refused_of(parts, results)
+    failed = proof.failed_of(parts, results)
     # The list was asked for together with the commits, so it may still name parts that have just been
     # committed: leave those out.
-    ours = {scope.task_id(part.task, part.slot) for part in parts if part not in refused}
+    ours = {scope.task_id(part.task, part.slot) for part in parts if part not in failed}
     left = yield from proof.look_at(scope, claim, [name for name in names if name not in ours])
     aborted = yield from proof.abort_others(left, scope, parts)
     # It was decided just now.
-    verdict = yield from proof.judge(scope, left.claim, decision, refused, decision.began_ms)
+    verdict = yield from proof.judge(scope, left.claim, decision, failed, decision.began_ms)
     lost = [part.task for part in (*verdict.lost, *verdict.unknown)]
     if lost:
         raise IncompleteBatchError(proof.incomplete(scope, decision, lost))
@@ -365,7 +365,7 @@ def _record(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[Non
         FetchOffsets((_first_decision_group(scope),)),
     )
     for result in results:
-        if isinstance(result, Refused):
+        if isinstance(result, Failed):
             raise proof.other_driver(scope, result, f"{decision.batch} is not committed: ")
     head = decisions.newest_head(seen.values())
     last = 0 if head is None else head.number

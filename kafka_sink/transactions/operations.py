@@ -51,7 +51,7 @@ class InitProducer:
     """Take over a transactional id: fences its owner and aborts its transaction. Result: ProducerEpoch.
 
     ``of``: only from that epoch (KIP-360). Where its owner has raised it by such a request, or by the end of
-    a transaction, and nobody has since, the result is the epoch that this one got. Refused where another one
+    a transaction, and nobody has since, the result is the epoch that this one got. Failed where another
     has taken the id over, or the coordinator was replaced since, as the raise is in its memory only.
     """
 
@@ -89,7 +89,7 @@ class Described:
 class RecordOffsets:
     """Put offsets of one group into a transaction; ``entries`` pair a partition with its metadata text.
 
-    Result: None, or Refused.
+    Result: None, or Failed.
     """
 
     transactional_id: str
@@ -100,12 +100,12 @@ class RecordOffsets:
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction:
-    """Result: the ProducerEpoch that the next transaction has, or Refused. Raises the epoch, but not for a
-    task's commit under protocol 1: see ``of_task``.
+    """Result: the ProducerEpoch that the next transaction has, or Failed. Raises the epoch, but not for
+    a task's commit under protocol 1: see ``of_task``.
 
-    An answer that is not Refused proves that this very transaction was ended so, now or before: Kafka appends
-    to a log for it, which only the present coordinator can do, or finds it there. Refused proves nothing: a
-    former coordinator says so from memory. An abort needs no open transaction. ``afresh`` as in Describe.
+    Success proves that this very transaction was ended so, now or before: Kafka appends to a log for it,
+    which only the present coordinator can do, or finds it there. Failed proves nothing: a former coordinator
+    says so from memory. An abort needs no open transaction. ``afresh`` as in Describe.
 
     ``of_task``: of a task, whose id gets another epoch before its next transaction in any case. Under
     protocol 1 a commit then leaves the epoch, so that the id's description goes on proving it: raising it
@@ -160,8 +160,8 @@ class ListIds:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """Kafka's error that says that a transaction is not, or no longer, the asker's."""
+class Failed:
+    """Kafka's error: the transaction is not, or no longer, the asker's."""
 
     error: str
 

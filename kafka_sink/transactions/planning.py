@@ -278,7 +278,7 @@ _ASK_AGAIN_S = 600.0
 
 
 def require_verified_writes(client: TransactionClient, bootstrap_servers: str, timeout_ms: float) -> None:
-    """Raise ConfigurationError where a broker does not refuse late writes of a transaction that has ended.
+    """Raise ConfigurationError where a broker accepts late writes of a transaction that has ended.
 
     Exactly once depends on it with transaction protocol 1: see docs/exactly-once-proof.md.
     It asks once in a while in an application, and warns where brokers do not let the principal know.

@@ -1,6 +1,6 @@
 """What became of transactions: which of a decided batch were committed, and what is left open beside them.
 
-Kafka tells it in three ways. An EndTxn that commits and is not refused is proof, and so is a mark that is
+Kafka tells it in three ways. An EndTxn that commits and succeeds is proof, and so is a mark that is
 visible, and a description of the transaction right after it was ended. Everything else may be a former
 coordinator's memory, or a proof that has expired, and no conclusion is drawn from it: what cannot be known is
 said to be unknown. Whoever concludes that rows are missing, or ends what others have open, owns the prefix at
@@ -21,11 +21,11 @@ from kafka_sink.transactions.operations import (
     OPEN,
     Described,
     EndTransaction,
+    Failed,
     ListOpen,
     OffsetKey,
     ProducerEpoch,
     RecordOffsets,
-    Refused,
     Steps,
     describe,
     epochs_behind,
@@ -41,10 +41,10 @@ MARKS_LAST_MS = 3_600_000
 _NAMED = 5
 
 
-def other_driver(scope: Scope, refused: Refused, what: str = "") -> TransactionError:
+def other_driver(scope: Scope, failed: Failed, what: str = "") -> TransactionError:
     """For a driver whose claim does not hold any more."""
     return TransactionError(
-        f"{what}another driver has taken the transactional ids over ({refused.error}). It completes what was "
+        f"{what}another driver has taken the transactional ids over ({failed.error}). It completes what was "
         "decided and writes what was not, so leave it alone, unless two queries or jobs share "
         f"transactional.id.prefix '{scope.prefix}' by mistake"
     )
@@ -65,14 +65,14 @@ def require_owner(scope: Scope, claim: ProducerEpoch, *keys: OffsetKey) -> Steps
     results = yield tuple(
         RecordOffsets(scope.driver_id, claim, key.group, ((key.partition, ""),)) for key in a_key_of.values()
     )
-    refused = next((result for result in results if isinstance(result, Refused)), None)
-    if refused is None:
-        # Alone it would be refused while the markers of a decision are being written.
+    failed = next((result for result in results if isinstance(result, Failed)), None)
+    if failed is None:
+        # Alone it would fail while the markers of a decision are being written.
         (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=False),)
-        if not isinstance(ended, Refused):
+        if not isinstance(ended, Failed):
             return ProducerEpoch(*ended)
-        refused = ended
-    raise other_driver(scope, refused)
+        failed = ended
+    raise other_driver(scope, failed)
 
 
 # -- what others have open ------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def abort_others(left: LeftOpen, scope: Scope, decided: Iterable[Part]) -> Steps
     return tuple(
         one.started_ms
         for (_, one), result in zip(ends, results, strict=True)
-        if one.state == OPEN and not isinstance(result, Refused)
+        if one.state == OPEN and not isinstance(result, Failed)
     )
 
 
@@ -133,9 +133,9 @@ def ends_of(scope: Scope, parts: Iterable[Part], *, afresh: bool = False) -> tup
     )
 
 
-def refused_of(parts: Iterable[Part], results: Sequence[object]) -> tuple[Part, ...]:
-    """Those whose commit was refused, which proves nothing yet; the others are committed."""
-    return tuple(part for part, result in zip(parts, results, strict=True) if isinstance(result, Refused))
+def failed_of(parts: Iterable[Part], results: Sequence[object]) -> tuple[Part, ...]:
+    """Those whose commit failed, which proves nothing yet; the others are committed."""
+    return tuple(part for part, result in zip(parts, results, strict=True) if isinstance(result, Failed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +149,21 @@ class Verdict:
 
 
 def judge(
-    scope: Scope, claim: ProducerEpoch, decision: Decision, refused: tuple[Part, ...], now_ms: float
+    scope: Scope, claim: ProducerEpoch, decision: Decision, failed: tuple[Part, ...], now_ms: float
 ) -> Steps[Verdict]:
-    """What became of decided parts whose commit was refused. Raises TransactionError for a former owner.
+    """What became of decided parts whose commit failed. Raises TransactionError for a former owner.
 
     A mark that stays pending is in a transaction that is open: it is committed again, by a coordinator that
-    is found again, as the one that refused it was a former one.
+    is found again, as the one that failed it is no longer in charge.
     """
     aborted: BeganMs = ()
     is_proven = False
-    while refused:
-        pending, absent = yield from _marks_of(scope, decision, refused)
+    while failed:
+        pending, absent = yield from _marks_of(scope, decision, failed)
         if pending:
             results = yield ends_of(scope, pending, afresh=True)
-            again = refused_of(pending, results)
-            refused = tuple(part for part in refused if part in again or part in absent)
+            again = failed_of(pending, results)
+            failed = tuple(part for part in failed if part in again or part in absent)
             # Or it is another attempt's, whose mark has the same place.
             (names,) = yield (ListOpen(scope.prefix),)
             left = yield from look_at(scope, claim, names)
@@ -174,7 +174,7 @@ def judge(
         elif not is_proven:
             keys = (mark_key(scope, decision, part) for part in absent)
             claim = yield from require_owner(scope, claim, *keys)
-            is_proven, refused = True, absent
+            is_proven, failed = True, absent
         else:
             lost, unknown = yield from _without_marks(scope, decision, absent, now_ms)
             return Verdict(claim, lost, unknown, aborted)

@@ -11,10 +11,10 @@ from kafka_sink.transactions.operations import (
     Describe,
     Described,
     EndTransaction,
+    Failed,
     ListOpen,
     ProducerEpoch,
     RecordOffsets,
-    Refused,
     Steps,
     describe,
     init_producer,
@@ -55,10 +55,10 @@ def finish(
     key = scope.mark_key(task)
     name = scope.task_id(task, slot)
     mark = RecordOffsets(name, producer, key.group, ((key.partition, batch.mark(task, producer)),))
-    refused, driver = yield (mark, Describe((scope.driver_id,)))
-    if isinstance(refused, Refused):
+    failed, driver = yield (mark, Describe((scope.driver_id,)))
+    if isinstance(failed, Failed):
         raise TransactionError(
-            f"the transaction '{name}' is no longer this task's ({refused.error}): it was open for longer "
+            f"the transaction '{name}' is no longer this task's ({failed.error}): it was open for longer "
             "than kafka.transaction.timeout.ms, or another attempt or run took its place"
         )
     yield from require_owner(scope, claim, driver)

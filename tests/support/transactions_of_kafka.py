@@ -17,6 +17,7 @@ from kafka_sink.transactions.operations import (
     Describe,
     Described,
     EndTransaction,
+    Failed,
     FetchOffsets,
     FetchStableOffsets,
     InitProducer,
@@ -24,7 +25,6 @@ from kafka_sink.transactions.operations import (
     OffsetKey,
     ProducerEpoch,
     RecordOffsets,
-    Refused,
 )
 
 Row = tuple[int, int]
@@ -129,11 +129,11 @@ class Kafka:
                 if afresh:
                     self._find_again(name)
                 ended = self._end_txn(name, producer, commit)
-                follows = not isinstance(ended, Refused) and not (of_task and commit)
+                follows = not isinstance(ended, Failed) and not (of_task and commit)
                 return ended, RaiseEpoch(name, producer) if follows else None
             case RaiseEpoch(name, producer):
                 raised = self._raise(name, producer)
-                return producer if isinstance(raised, Refused) else raised, None
+                return producer if isinstance(raised, Failed) else raised, None
         return self.execute(operation), None
 
     def _describe(self, names: tuple[str, ...]) -> dict[str, Described]:
@@ -169,14 +169,14 @@ class Kafka:
         found.taken = self.inits
         return found.producer
 
-    def _raise(self, name: str, of: ProducerEpoch) -> ProducerEpoch | Refused:
+    def _raise(self, name: str, of: ProducerEpoch) -> ProducerEpoch | Failed:
         """InitProducerId that names an epoch: once, or again."""
         self._find_again(name)
         found = self.transactions.get(name)
         if found is None:
             return self._init(name)
         if of.producer_id not in (found.producer.producer_id, (found.raised_from or of).producer_id):
-            return Refused("PRODUCER_FENCED")
+            return Failed("PRODUCER_FENCED")
         if found.state.startswith("Prepare"):
             raise NotYet
         if found.state == OPEN:
@@ -184,9 +184,9 @@ class Kafka:
             self.time_out(name)
         if of != found.producer and found.producer.epoch == self._last_epoch:
             # Brokers fail there, whoever has raised it, and so does whoever asks.
-            return Refused("UNKNOWN_SERVER_ERROR")
+            return Failed("UNKNOWN_SERVER_ERROR")
         if of not in (found.producer, found.raised_from):
-            return Refused("PRODUCER_FENCED")
+            return Failed("PRODUCER_FENCED")
         if of == found.producer:
             self._begin_epoch(found)
             found.raised_from = of
@@ -212,7 +212,7 @@ class Kafka:
 
     def _write(
         self, name: str, producer: ProducerEpoch, rows: tuple[Row, ...], offsets: dict[OffsetKey, str]
-    ) -> Refused | None:
+    ) -> Failed | None:
         found = self.transactions.get(name)
         is_ending = found is not None and found.state.startswith("Prepare") and found.ended_with == producer
         # With protocol 1 the group is added to the transaction before, which is refused meanwhile.
@@ -222,7 +222,7 @@ class Kafka:
             found.offsets.update(offsets)
             return None
         if found is None or found.producer != producer:
-            return Refused("INVALID_PRODUCER_EPOCH")
+            return Failed("INVALID_PRODUCER_EPOCH")
         if found.state.startswith("Prepare"):
             raise NotYet
         if found.state != OPEN:
@@ -235,19 +235,19 @@ class Kafka:
 
     def _end(
         self, name: str, producer: ProducerEpoch, commit: bool, *, leaves_epoch: bool
-    ) -> ProducerEpoch | Refused:
+    ) -> ProducerEpoch | Failed:
         """With protocol 1 the client raises the epoch behind most ends, once the markers are written."""
         ended = self._end_txn(name, producer, commit)
-        if self._protocol == 2 or leaves_epoch or isinstance(ended, Refused):
+        if self._protocol == 2 or leaves_epoch or isinstance(ended, Failed):
             return ended
         raised = self._raise(name, producer)
-        return producer if isinstance(raised, Refused) else raised
+        return producer if isinstance(raised, Failed) else raised
 
-    def _end_txn(self, name: str, producer: ProducerEpoch, commit: bool) -> ProducerEpoch | Refused:
+    def _end_txn(self, name: str, producer: ProducerEpoch, commit: bool) -> ProducerEpoch | Failed:
         former = self.former_ids.get(name)
         if former is not None:
             remembered = self._end_of(copy.deepcopy(former), producer, commit)
-            if isinstance(remembered, Refused) or former.ended_with == producer:
+            if isinstance(remembered, Failed) or former.ended_with == producer:
                 return remembered
             # It would have to append to its log, which it cannot.
             self._find_again(name)
@@ -255,20 +255,20 @@ class Kafka:
 
     def _end_of(
         self, found: Transaction | None, producer: ProducerEpoch, commit: bool
-    ) -> ProducerEpoch | Refused:
+    ) -> ProducerEpoch | Failed:
         if found is None:
-            return Refused("INVALID_PRODUCER_ID_MAPPING")
+            return Failed("INVALID_PRODUCER_ID_MAPPING")
         complete = "CompleteCommit" if commit else "CompleteAbort"
         if found.state.startswith("Prepare") and producer in (found.ended_with, found.producer):
             if not commit:
-                return Refused("INVALID_TXN_STATE")
+                return Failed("INVALID_TXN_STATE")
             raise NotYet
         if found.ended_with == producer and found.state == complete:
             return found.producer
         if found.producer != producer:
-            return Refused("INVALID_PRODUCER_EPOCH")
+            return Failed("INVALID_PRODUCER_EPOCH")
         if found.state != OPEN and (commit or self._protocol == 1):
-            return Refused("INVALID_TXN_STATE")
+            return Failed("INVALID_TXN_STATE")
         found.ended_with = producer
         if self._protocol == 2:
             found.producer, found.raised_from = self._next(producer), producer

@@ -30,12 +30,12 @@ from kafka_sink.transactions import client as module
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import (
     EndTransaction,
+    Failed,
     FetchOffsets,
     ListOpen,
     OffsetKey,
     ProducerEpoch,
     RecordOffsets,
-    Refused,
     Steps,
     describe,
     fetch_offsets,
@@ -214,7 +214,7 @@ def test_a_coordinator_that_is_not_believed_is_asked_for_at_another_broker(
         return ended
 
     client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
-    assert client.run(end(afresh=False), 60_000) == Refused("PRODUCER_FENCED")
+    assert client.run(end(afresh=False), 60_000) == Failed("PRODUCER_FENCED")
     assert client.run(end(afresh=True), 60_000) == ProducerEpoch(1, 1)
     assert client.run(end(afresh=False), 60_000) == ProducerEpoch(1, 1)
 
@@ -292,8 +292,8 @@ def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_t
         return (yield (record, FetchOffsets(("g",))))
 
     client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
-    refused, found = client.run(steps(), 60_000)
-    assert refused is None
+    failed, found = client.run(steps(), 60_000)
+    assert failed is None
     assert found == {OffsetKey("g", PLACE): "present"}
     assert network.asked[-2:] == [(2, apis.TXN_OFFSET_COMMIT), (2, apis.OFFSET_FETCH)]
 

@@ -16,7 +16,7 @@ from kafka_sink.model import Node
 from kafka_sink.options import parse
 from kafka_sink.transactions import batch, driver
 from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.operations import EndTransaction, Refused, Steps, describe
+from kafka_sink.transactions.operations import EndTransaction, Failed, Steps, describe
 from kafka_sink.transactions.scope import Scope
 from tests.support.batches_by_hand import Job
 from tests.support.effort import EFFORT
@@ -92,7 +92,7 @@ class Thawing:
                 self.cluster.thaw(self.node.id)
             answers = yield wanted
             if ends:
-                self.refused += isinstance(answers[wanted.index(ends[0])], Refused)
+                self.refused += isinstance(answers[wanted.index(ends[0])], Failed)
 
 
 # A broker is away until others replace it, so the next run's way is gone where there is time.

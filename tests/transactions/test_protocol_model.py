@@ -212,8 +212,8 @@ def aborts_what_was_refused(reports: Any, **_: Any) -> Steps[Any]:
     decision = decisions.next_decision(one.scope, previous, one.batch, len(reports), parts)
     claim = yield from driver._decided(one.scope, one.claim, decision)
     names, *results = yield (ListOpen(one.scope.prefix), *proof.ends_of(one.scope, parts))
-    refused = proof.refused_of(parts, results)
-    accepted = {one.scope.task_id(part.task, part.slot) for part in parts if part not in refused}
+    failed = proof.failed_of(parts, results)
+    accepted = {one.scope.task_id(part.task, part.slot) for part in parts if part not in failed}
     left = yield from proof.look_at(one.scope, claim, [name for name in names if name not in accepted])
     yield from proof.abort_others(left, one.scope, ())
 

@@ -18,10 +18,10 @@ from kafka_sink.transactions.operations import (
     LAST_EPOCH,
     Described,
     EndTransaction,
+    Failed,
     InitProducer,
     Operation,
     ProducerEpoch,
-    Refused,
     Steps,
 )
 from kafka_sink.transactions.scope import Scope
@@ -207,7 +207,7 @@ def test_a_transaction_that_somebody_else_has_ended_is_not_counted_as_aborted() 
     steps = proof.abort_others(proof.LeftOpen(ProducerEpoch(1, 0), found), SCOPE, ())
     next(steps)
     with pytest.raises(StopIteration) as ended:
-        steps.send((Refused("INVALID_TXN_STATE"), None))
+        steps.send((Failed("INVALID_TXN_STATE"), None))
     assert ended.value.value == (1,)
 
 
