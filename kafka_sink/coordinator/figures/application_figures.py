@@ -160,7 +160,9 @@ class ApplicationFigures:
         self._transactions_ms: dict[str, Counter[str]] = {}
         self._sampled_ms = -_SAMPLE_MS
         # What the reports of the last seconds ask for: short tasks come and go between two looks.
-        self._pace_ms, self._reports_before = _MIN_INTERVAL_MS, 0
+        self._pace_ms, self._came_before = _MIN_INTERVAL_MS, 0
+        # How many more may be taken at once, as of then.
+        self._admitted, self._admitted_ms, self._skipped = _REPORTS_PER_S, -math.inf, 0
         self._records, self._sent_bytes = RateWindow(), RateWindow()
         self._events = EventLog()
         # Dead letters by topic and reason, in each cluster.
@@ -191,6 +193,22 @@ class ApplicationFigures:
         """How often a task is to report."""
         wanted = max(self._pace_ms, len(self._attempts) / _REPORTS_PER_S * 1000)
         return min(max(_MIN_INTERVAL_MS, wanted), _MAX_INTERVAL_MS)
+
+    def takes_report(self, now_ms: float) -> bool:
+        """Whether there is room for another report of a task that runs. If not, it comes again an interval
+        later, which grows with those that come."""
+        refill = _REPORTS_PER_S * (now_ms - self._admitted_ms) / 1000
+        self._admitted, self._admitted_ms = min(_REPORTS_PER_S, self._admitted + refill), now_ms
+        if self._admitted >= 1:
+            self._admitted -= 1
+            return True
+        self._skipped += 1
+        self._pace_ms = max(self._pace_ms, (self._came - self._came_before) / _REPORTS_PER_S * 1000)
+        return False
+
+    @property
+    def _came(self) -> int:
+        return self.reports + self._skipped
 
     @property
     def _silent_ms(self) -> float:
@@ -404,7 +422,7 @@ class ApplicationFigures:
         self._sampled_ms = now_ms
         if not self._totals:
             return
-        rate, self._reports_before = (self.reports - self._reports_before) / passed_s, self.reports
+        rate, self._came_before = (self._came - self._came_before) / passed_s, self._came
         # Half of the way: the answer of those that report comes an interval later.
         self._pace_ms = max(_MIN_INTERVAL_MS, self.interval_ms * (1 + rate / _REPORTS_PER_S) / 2)
         self._forget_jobs(now_ms)

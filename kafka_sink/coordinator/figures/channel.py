@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -130,15 +131,21 @@ class FiguresChannel(Channel):
             self._end_due_ms = -math.inf
 
     def on_reply(self, body: Mapping[str, Any], last: bool, now_ms: float) -> None:
-        """With many tasks the coordinator asks for fewer reports."""
+        """With many tasks the coordinator asks for fewer reports, from the next one on."""
         interval_ms = body.get("interval", _INTERVAL_MS)
-        if isinstance(interval_ms, int | float) and _INTERVAL_MS <= interval_ms <= _MAX_INTERVAL_MS:
-            self._interval_ms = interval_ms
+        with self._lock:
+            if isinstance(interval_ms, int | float) and _INTERVAL_MS <= interval_ms <= _MAX_INTERVAL_MS:
+                self._due_ms += interval_ms - self._interval_ms
+                self._interval_ms = interval_ms
+            if body.get("skipped"):
+                self._sent_topics = {}
 
     def on_connected(self, now_ms: float) -> None:
-        """A new coordinator knows nothing of this task."""
+        """A new coordinator knows nothing of this task, nor of thousands that connect with it."""
         with self._lock:
-            self._due_ms, self._sent_topics = -math.inf, {}
+            self._sent_topics = {}
+            if self._has_reported:
+                self._due_ms = now_ms + random.random() * self._interval_ms
 
 
 def report_final(address: CoordinatorAddress, final: FinalFigures) -> None:

@@ -22,8 +22,12 @@ class FiguresHandler(Handler):
     def on_message(
         self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
+        skipped: dict[str, Any] = {}
         if "final" in body:
             self._figures.end_write(self._cluster, decode_final(body), now_ms)
-        else:
+        elif body.get("end") != 0 or self._figures.takes_report(now_ms):
             self._figures.report(self._cluster, decode_task(body), now_ms)
-        return [Reply(peer, request, {"interval": self._figures.interval_ms})]
+        else:
+            # After a stall or a restart thousands come together. They are totals: the next one has it all.
+            skipped = {"skipped": True}
+        return [Reply(peer, request, {"interval": self._figures.interval_ms, **skipped})]

@@ -442,6 +442,47 @@ def test_so_many_reports_a_second_ask_for_fewer_whoever_sends_them() -> None:
     assert board.figures.interval_ms == 1_000.0
 
 
+def test_thousands_that_report_at_once_take_turns_and_lose_nothing() -> None:
+    """Catches: after a restart 4,000 reports of 0.4 ms each held up what tasks need."""
+    board = Board()
+    handler = FiguresHandler(CLUSTER, board.figures)
+    tasks = [Channel() for _ in range(500)]
+    came: list[float] = []
+    for number, task in enumerate(tasks):
+        task.rows = 1
+        task.channel.begin(replace(TASK, task=number))
+    for now_ms in range(0, 6_001, 100):
+        for task in tasks:
+            task.now_ms = float(now_ms)
+            while (body := task.channel.next_message(task.now_ms)) is not None:
+                (reply,) = handler.on_message(1, 1, body, task.now_ms)
+                task.channel.on_reply(reply.body, True, task.now_ms)
+                came.append(task.now_ms)
+        board.figures.sample(float(now_ms))
+        assert board.figures.reports <= 200 * (1 + now_ms / 1000)
+    # Each of them, the last one after 2.5 s, and no more of them than were asked for.
+    assert board.total() == 500
+    assert sum(1_000 <= one <= 3_500 for one in came) == pytest.approx(500, abs=200)
+    assert sum(one > 3_500 for one in came) < 2.5 * 250
+    # The last reports of tasks are taken, however many come.
+    for number in range(500):
+        last = report(2, replace(TASK, task=number), done=True)
+        handler.on_message(1, 1, encode_task(last), 6_000.0)
+    assert board.total() == 1_000
+
+
+def test_a_report_that_was_not_taken_is_sent_again_with_all_topics() -> None:
+    task = Channel()
+    task.channel.begin(TASK)
+    task.now_ms, task.rows = 300.0, 5
+    assert list(task.send()[0].topics) == ["t"]
+    task.channel.on_reply({"interval": 4_000.0, "skipped": True}, True, 300.0)
+    task.now_ms = 4_200.0
+    assert task.send() == []
+    task.now_ms = 4_300.0
+    assert list(task.send()[0].topics) == ["t"]
+
+
 def test_sums_of_running_tasks_follow_what_they_report_last() -> None:
     """Catches: sums that keep what a task reported before, or that is gone."""
     board = Board()
@@ -479,6 +520,7 @@ def test_topics_without_news_are_left_out_until_a_new_coordinator_needs_them() -
     assert list(task.send()[0].topics) == []
     task.channel.on_lost(task.now_ms)
     task.channel.on_connected(task.now_ms)
+    task.now_ms = 2_300.0
     assert list(task.send()[0].topics) == ["t"]
 
 
@@ -486,10 +528,11 @@ def test_many_tasks_are_asked_for_fewer_reports_and_are_not_called_silent() -> N
     board = Board()
     handler = FiguresHandler(CLUSTER, board.figures)
     for task in range(2_000):
-        (reply,) = handler.on_message(1, task, encode_task(report(1, replace(TASK, task=task))), 0.0)
+        body = encode_task(report(1, replace(TASK, task=task)))
+        (reply,) = handler.on_message(1, task, body, 5.0 * task)
     assert reply.body == {"interval": 10_000.0}
-    assert board.shown(20_000)["clusters"][0]["states"] == {"working": 2_000}
-    assert board.shown(26_000)["clusters"][0]["states"] == {"silent": 2_000}
+    assert board.shown(25_000)["clusters"][0]["states"] == {"working": 2_000}
+    assert board.shown(36_000)["clusters"][0]["states"] == {"silent": 2_000}
     one = Channel()
     one.channel.on_reply(reply.body, True, 0.0)
     one.channel.begin(TASK)
