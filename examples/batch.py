@@ -36,7 +36,7 @@ orders = spark.range(10_000).select(
         F.to_json(F.struct("customer", "order", "total")).alias("value"),
     )
     .write.format("kafka-chunked")
-    .mode("append")  # without it Spark refuses the write
+    .mode("append")  # without it Spark fails the write
     .option("kafka.bootstrap.servers", servers)
     .option("topic", topic)
     .option("topic.create", "true")  # if it does not exist

@@ -35,7 +35,7 @@ partitions = int(sys.argv[4]) if len(sys.argv) > 4 else 50
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 spark = SparkSession.builder.master("local[2]").appName("wide topic example").getOrCreate()
 
-# A batch larger than the topic's max.message.bytes (1 MiB by default) is refused.
+# A batch larger than the topic's max.message.bytes (1 MiB by default) is rejected.
 new = NewTopic(topic, partitions, config={"max.message.bytes": str(8 * MIB)})
 admin = AdminClient({"bootstrap.servers": servers})
 if topic not in admin.list_topics(timeout=30).topics:

@@ -61,7 +61,9 @@ class _Compiler:
                 continue
             return _Union(value, at, null, path)
         raise (
-            SchemaError(problems[0]) if len(problems) == 1 else columns.refused(path, kind, _shown(branches))
+            SchemaError(problems[0])
+            if len(problems) == 1
+            else columns.unsupported_type(path, kind, _shown(branches))
         )
 
     def _of_value(self, schema: Schema, kind: pa.DataType, path: str) -> Encoder:
@@ -81,7 +83,7 @@ class _Compiler:
             return _Map(self.of(schema["values"], plain_kind.item_type, f"{path}{{}}"))
         leaf = _leaf(schema, plain_kind, path)
         if leaf is None:
-            raise columns.refused(path, kind, _shown(schema))
+            raise columns.unsupported_type(path, kind, _shown(schema))
         return leaf
 
     def _of_record(self, schema: Schema, kind: pa.StructType, path: str) -> Encoder:
@@ -150,7 +152,7 @@ class _Required:
     def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
         if column.null_count and not pa.types.is_null(column.type):
             own = null_mask(column)
-            columns.refuse_nulls(own if nulls is None else own & ~nulls, self.path)
+            columns.require_no_nulls(own if nulls is None else own & ~nulls, self.path)
         return self.value.pieces(column, nulls)
 
 
@@ -172,7 +174,7 @@ class _Union:
             return [*lead, *self.value.pieces(column, nulls)]
         own = null_mask(column)
         if self.null is None:
-            columns.refuse_nulls(own if nulls is None else own & ~nulls, self.path)
+            columns.require_no_nulls(own if nulls is None else own & ~nulls, self.path)
         branches = words.zigzag(np.where(own, self.null or 0, self.branch))
         return [*words.varint(branches, nulls), *self.value.pieces(column, own)]
 

@@ -21,15 +21,15 @@ class UnfitRowsError(KafkaSinkError):
         self.rows = rows
 
 
-def refused(path: str, kind: pa.DataType, wanted: object) -> SchemaError:
-    """That no column of this type fits what the schema wants."""
+def unsupported_type(path: str, kind: pa.DataType, wanted: object) -> SchemaError:
+    """No column of this type fits what the schema wants."""
     return SchemaError(
         f"column '{path}' has the type {kind}, and the schema wants {wanted}: cast it to what fits, or "
         "register another schema"
     )
 
 
-def refuse_nulls(nulls: Mask, path: str) -> None:
+def require_no_nulls(nulls: Mask, path: str) -> None:
     """Raise UnfitRowsError for a field that takes none."""
     if nulls.any():
         raise UnfitRowsError(nulls, path, "is null, and the schema takes no null there")

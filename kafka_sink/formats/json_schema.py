@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats.columns import plain_type, refused
+from kafka_sink.formats.columns import plain_type, unsupported_type
 from kafka_sink.formats.registered import Steps
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -162,7 +162,7 @@ class _Checker:
         names = [wanted] if isinstance(wanted, str) else list(wanted)
         own = _name_of(kind)
         if own not in names and not (own == "integer" and "number" in names):
-            raise refused(path, kind, " or ".join(map(str, names)))
+            raise unsupported_type(path, kind, " or ".join(map(str, names)))
 
     def _check_object(self, schema: Mapping[str, Any], kind: pa.StructType, path: str, depth: int) -> None:
         own = {kind.field(index).name: kind.field(index) for index in range(kind.num_fields)}

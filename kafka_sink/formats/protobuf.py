@@ -96,7 +96,7 @@ class _Compiler:
                 key = self._entry(entry.fields[0], kind.key_type, path)
                 return _Map(one.number, key, self._entry(entry.fields[1], kind.item_type, f"{path}{{}}"))
             if not is_list:
-                raise columns.refused(path, kind, f"repeated {one.type_name or one.kind}")
+                raise columns.unsupported_type(path, kind, f"repeated {one.type_name or one.kind}")
             value_of = self._value(one, columns.plain_type(kind.value_type), f"{path}[]")
             if one.is_packed and value_of.wire != _BYTES:
                 return _Packed(one.number, value_of, f"{path}[]")
@@ -118,7 +118,7 @@ class _Compiler:
         else:
             found = _scalar(one.kind, kind, path)
         if found is None:
-            raise columns.refused(path, kind, one.type_name or one.kind)
+            raise columns.unsupported_type(path, kind, one.type_name or one.kind)
         return found
 
     def _message_value(self, message: Message, kind: pa.DataType, path: str) -> _Value | None:
@@ -186,7 +186,7 @@ class _Single:
         if pa.types.is_null(column.type):
             absent = np.ones(len(column), dtype=np.bool_)
         if self.is_required and absent is not None:
-            columns.refuse_nulls(absent, self.path)
+            columns.require_no_nulls(absent, self.path)
         if not self.has_presence and self.value.zeros is not None:
             zeros = self.value.zeros(column)
             absent = zeros if absent is None else absent | zeros
@@ -236,7 +236,7 @@ class _Packed:
         def encode() -> pa.Array:
             numbers = columns.plain(items)
             if numbers.null_count:
-                columns.refuse_nulls(null_mask(numbers), self.path)
+                columns.require_no_nulls(null_mask(numbers), self.path)
             return words.join(self.value.encode.pieces(numbers, None), len(numbers))
 
         content = words.grouped(columns.of_rows(counts, encode), counts)

@@ -51,7 +51,7 @@ class MetadataCache:
     ) -> None:
         self.version = 0
         self.cluster_id: str | None = None
-        # Once rows have been sent, responses of another cluster are refused.
+        # Once rows have been sent, a response of another cluster is an error.
         self.pinned = False
         self._max_age_ms = max_age_ms
         self._idle_ms = idle_ms

@@ -50,14 +50,14 @@ class TopicIdHistory:
     """The ids that a topic's name had before the current one.
 
     Ids are random and never reused, so a response with a former id comes from a lagging broker and is
-    rejected. It is impossible to know which of two new ids is older. A lagging broker's id may therefore have
+    ignored. It is impossible to know which of two new ids is older. A lagging broker's id may therefore have
     replaced the right id, which then counts as former; the topic could never be written again. So a former id
     is accepted again after several responses with it in a row, with growing waits and without a response that
     confirms the current id.
     """
 
     former: tuple[bytes, ...] = ()
-    refused: int = 0
+    ignored: int = 0
 
     def judge(self, known: bytes | None, incoming: bytes | None, *, goes_back: bool = False) -> TopicIdentity:
         """Classify a response, and remembers it.
@@ -67,13 +67,13 @@ class TopicIdHistory:
         former id.
         """
         if not goes_back and (incoming == known or incoming is None):
-            self.refused = 0
+            self.ignored = 0
             return TopicIdentity.SAME
         if goes_back or incoming in self.former:
-            self.refused += 1
-            if self.refused < _RESPONSES_TO_ACCEPT:
+            self.ignored += 1
+            if self.ignored < _RESPONSES_TO_ACCEPT:
                 return TopicIdentity.FORMER
-        self.refused = 0
+        self.ignored = 0
         if known is not None:
             self.former = (*(one for one in self.former if one != incoming), known)[-_MAX_FORMER_IDS:]
         return TopicIdentity.REPLACES

@@ -164,7 +164,7 @@ class FailureRateSettings:
 
 def failure_rate_settings(given: Mapping[str, str]) -> FailureRateSettings:
     """Settings from the options under the prefix. Raises ConfigurationError, also for unknown names."""
-    refuse_unknown(given)
+    require_known(given)
     return FailureRateSettings(
         value_of("trigger.message.count", given),
         value_of("trigger.failure.perc", given),
@@ -186,7 +186,7 @@ def value_of(name: str, given: Mapping[str, str]) -> Any:
         raise ConfigurationError(f"Option '{full_name(name)}' {problem}, got {shown}") from None
 
 
-def refuse_unknown(given: Mapping[str, str]) -> None:
+def require_known(given: Mapping[str, str]) -> None:
     for name in given:
         if name not in _BY_NAME:
             nearest = get_close_matches(name, _BY_NAME, n=1, cutoff=0.6)

@@ -22,7 +22,7 @@ options are checked before a task starts. Defaults in **bold** differ from Kafka
 reason.
 
 ```python
-(df.write.format("kafka-chunked").mode("append")     # without .mode("append") Spark rejects the write
+(df.write.format("kafka-chunked").mode("append")     # without .mode("append") Spark fails the write
    .option("kafka.bootstrap.servers", "broker1:9092,broker2:9092")
    .option("topic", "flights")
    .option("kafka.compression.type", "lz4")
@@ -98,11 +98,11 @@ def _others() -> Iterator[str]:
     yield "|---|---|"
     yield from (f"| `kafka.{name}` | {reason} |" for name, (_, reason) in unsupported.WITHOUT_EFFECT.items())
     yield ""
-    yield "## Kafka options that are refused\n"
+    yield "## Kafka options that are not supported\n"
     yield "Any value other than Kafka's default is an error: the job would lack what the option asks for.\n"
     yield "| Option | Why |"
     yield "|---|---|"
-    yield from (f"| `kafka.{name}` | {reason} |" for name, (_, reason) in unsupported.REFUSED.items())
+    yield from (f"| `kafka.{name}` | {reason} |" for name, (_, reason) in unsupported.NOT_SUPPORTED.items())
     yield ""
     yield "## Unknown options\n"
     yield (
@@ -144,7 +144,7 @@ SPARK_OPTIONS: dict[str, str] = {
     "topic": "honoured: it overrides a column `topic`, as in Spark's sink",
     "includeHeaders": "accepted without effect: a column `headers` is always written, as in Spark's sink",
     "path, checkpointLocation, queryName": "used by Spark itself: nothing changes",
-    "kafka.key.serializer, kafka.value.serializer": "refused, as in Spark's sink",
+    "kafka.key.serializer, kafka.value.serializer": "an error, as in Spark's sink",
 }
 SPARK_CONFS: dict[str, str] = {
     "spark.kafka.producer.cache.timeout": "without effect: a Python worker keeps up to four producers, and "
@@ -166,9 +166,9 @@ def fate(name: str) -> str:
         return _honoured(spec)
     if name in unsupported.WITHOUT_EFFECT:
         return f"accepted without effect: {unsupported.WITHOUT_EFFECT[name][1]}"
-    default, reason = unsupported.REFUSED[name]
+    default, reason = unsupported.NOT_SUPPORTED[name]
     instead = f", unless it is Kafka's default `{default}`" if default else ""
-    return f"refused{instead}: it {reason}"
+    return f"an error{instead}: it {reason}"
 
 
 _BY_NAME: dict[str, OptionSpec] = {
@@ -206,14 +206,14 @@ def _producer() -> Iterator[str]:
     yield "All have the prefix `kafka.`; [options.md](options.md) describes them.\n"
     yield "| Option | Here |"
     yield "|---|---|"
-    names = sorted({*unsupported.WITHOUT_EFFECT, *unsupported.REFUSED, *_BY_NAME})
+    names = sorted({*unsupported.WITHOUT_EFFECT, *unsupported.NOT_SUPPORTED, *_BY_NAME})
     yield from (f"| `{name}` | {fate(name)} |" for name in names)
     yield ""
 
 
 def _further() -> Iterator[str]:
     yield "## What else to check\n"
-    yield '- Batch writes need `.mode("append")`; without it Spark rejects the write.'
+    yield '- Batch writes need `.mode("append")`; without it Spark fails the write.'
     yield (
         "- `Trigger.Continuous` does not work: nothing is written, and the log says so when the first epoch "
         "ends. Use `Trigger.ProcessingTime` or `Trigger.AvailableNow`."

@@ -32,7 +32,7 @@ _SINK_NAMES = [name for name in _BY_NAME if not name.startswith(KAFKA_PREFIX)]
 _KAFKA_NAMES = [
     *(name.removeprefix(KAFKA_PREFIX) for name in _BY_NAME if name.startswith(KAFKA_PREFIX)),
     *unsupported.WITHOUT_EFFECT,
-    *unsupported.REFUSED,
+    *unsupported.NOT_SUPPORTED,
 ]
 
 
@@ -58,7 +58,7 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
 
     ``raw`` maps names as users write them (in any case, since Spark lower-cases them) to text. Raises
     ConfigurationError, which names the option, the problem and, for an unknown option, the most similar known
-    one. Values of secret, refused or unknown options never appear in an error or a warning.
+    one. Values of secret, unsupported or unknown options never appear in an error or a warning.
     """
     # Secret hides the values from here on: error trackers collect the local variables of every frame.
     given, doubled = _lowered(raw)
@@ -88,10 +88,10 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
             ):
                 ineffective.append(name)
         else:
-            _refuse(kafka_name, text)
+            _require_known(kafka_name, text)
     stray = [name for name in plain if name not in _BY_NAME and name not in unsupported.SPARK_OWN]
-    _refuse_lost_guarantees(stray)
-    _refuse_misspelt(stray)
+    _require_guarantees(stray)
+    _require_spelling(stray)
     _require(settings, stray)
     settled, warnings = settle(
         {
@@ -149,11 +149,11 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
     raise ConfigurationError(f"Option '{name}' {problem}, got {shown}")
 
 
-def _refuse(kafka_name: str, text: Secret) -> None:
+def _require_known(kafka_name: str, text: Secret) -> None:
     """Raise for a kafka.* option that is unknown, or set to something that this sink does not support."""
-    refusal = unsupported.refusal(kafka_name)
-    if refusal:
-        default, reason = refusal
+    found = unsupported.not_supported(kafka_name)
+    if found:
+        default, reason = found
         serializer = kafka_name in ("key.serializer", "value.serializer")
         if serializer or not unsupported.same_setting(text.reveal(), default):
             raise ConfigurationError(f"Kafka option '{kafka_name}' {reason}")
@@ -165,7 +165,7 @@ def _refuse(kafka_name: str, text: Secret) -> None:
     raise ConfigurationError(f"Unknown option 'kafka.{kafka_name}'{hint}")
 
 
-def _refuse_lost_guarantees(stray: list[str]) -> None:
+def _require_guarantees(stray: list[str]) -> None:
     """Raise for options that ask for a guarantee but lack their prefix: the job would run without it."""
     for name in stray:
         security = name.startswith(("ssl.", "sasl.")) and name in _KAFKA_NAMES
@@ -175,7 +175,7 @@ def _refuse_lost_guarantees(stray: list[str]) -> None:
             )
 
 
-def _refuse_misspelt(stray: list[str]) -> None:
+def _require_spelling(stray: list[str]) -> None:
     """Raise for what is nearly an option of this sink: without it the job would run at least once, without a
     limit, or otherwise than its author thinks.
     """

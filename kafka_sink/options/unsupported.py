@@ -52,7 +52,7 @@ _NO_ASSERTION = (
 
 # Ignoring these options would change where rows go, who can read them in transit, or what is guaranteed. So
 # setting them is an error.
-REFUSED: Mapping[str, tuple[str, str]] = {
+NOT_SUPPORTED: Mapping[str, tuple[str, str]] = {
     "key.serializer": ("", "is not supported: the bytes of the key column are sent as they are"),
     "value.serializer": ("", "is not supported: the bytes of the value column are sent as they are"),
     "partitioner.class": (
@@ -94,11 +94,11 @@ GUARANTEES = ("security.protocol", "transactional.id")
 SPARK_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname", "includeheaders"})
 
 
-def refusal(name: str) -> tuple[str, str] | None:
-    """(Kafka's default, reason) for an option that this sink refuses, else None."""
+def not_supported(name: str) -> tuple[str, str] | None:
+    """(Kafka's default, reason) for an option that this sink does not support, else None."""
     if name.startswith("config.providers."):
-        return REFUSED["config.providers"]
-    return REFUSED.get(name)
+        return NOT_SUPPORTED["config.providers"]
+    return NOT_SUPPORTED.get(name)
 
 
 def same_setting(text: str, default: str) -> bool:

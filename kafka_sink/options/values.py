@@ -170,7 +170,7 @@ def real(low: float, high: float) -> Kind:
 
 
 def topic_problem(name: str) -> str | None:
-    """Why Kafka rejects this topic name, or None if it is valid (``Topic.validate`` of kafka-clients)."""
+    """Why this topic name is invalid, or None if it is valid (``Topic.validate`` of kafka-clients)."""
     if not name:
         return "is empty"
     if name in (".", ".."):

@@ -48,7 +48,7 @@ def test_the_page_for_moving_jobs_is_current() -> None:
 
 def test_every_producer_option_of_kafka_has_its_place(names: KafkaNames) -> None:
     ours = {spec.name.removeprefix("kafka.") for spec in SPECS if spec.name.startswith("kafka.")}
-    places = [ours, set(unsupported.WITHOUT_EFFECT), set(unsupported.REFUSED)]
+    places = [ours, set(unsupported.WITHOUT_EFFECT), set(unsupported.NOT_SUPPORTED)]
     assert sum(map(len, places)) == len(set().union(*places)), "an option is in two places"
     # A newer jar may bring some of them.
     assert set().union(*places) - (NOT_IN_KAFKA - set(names.options)) == set(names.options)
@@ -69,7 +69,7 @@ def test_defaults_called_kafkas_are_kafkas(names: KafkaNames) -> None:
     for name, (default, _) in unsupported.WITHOUT_EFFECT.items():
         if name in names.options:
             assert unsupported.same_setting(names.options[name], default), name
-    for name, (default, _) in unsupported.REFUSED.items():
+    for name, (default, _) in unsupported.NOT_SUPPORTED.items():
         assert unsupported.same_setting(names.options[name], default), name
 
 

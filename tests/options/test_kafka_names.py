@@ -60,7 +60,7 @@ def prefixed() -> list[OptionSpec]:
 
 def test_every_option_of_the_jar_is_known_and_no_other_claims_to_be_kafkas(names: KafkaNames) -> None:
     ours = {name.removeprefix(KAFKA_PREFIX) for spec in prefixed() for name in (spec.name, *spec.aliases)}
-    known = ours | set(unsupported.WITHOUT_EFFECT) | set(unsupported.REFUSED)
+    known = ours | set(unsupported.WITHOUT_EFFECT) | set(unsupported.NOT_SUPPORTED)
     assert {name for name in names.options if not name.startswith("internal.")} <= known
     # A newer jar may bring some of them.
     assert known - set(names.options) == set(NOT_IN_THE_JAR) - set(names.options)
@@ -75,7 +75,8 @@ def test_defaults_that_are_called_kafkas_are(names: KafkaNames) -> None:
 
 def test_defaults_of_options_that_are_refused_or_without_effect(names: KafkaNames) -> None:
     found = {
-        name: default for name, (default, _) in {**unsupported.REFUSED, **unsupported.WITHOUT_EFFECT}.items()
+        name: default
+        for name, (default, _) in {**unsupported.NOT_SUPPORTED, **unsupported.WITHOUT_EFFECT}.items()
     }
     shared = found.keys() & names.options.keys() - {"key.serializer", "value.serializer"}
     assert [name for name in shared if not unsupported.same_setting(found[name], names.options[name])] == []

@@ -19,7 +19,7 @@ def parsed(**kafka: str) -> ParsedOptions:
     return parse({**SERVERS, **{"kafka." + name.replace("__", "."): text for name, text in kafka.items()}})
 
 
-def refused(raw: dict[str, str]) -> str:
+def error_of(raw: dict[str, str]) -> str:
     with pytest.raises(ConfigurationError) as caught:
         parse(raw)
     assert caught.value.__cause__ is None
@@ -41,12 +41,12 @@ def test_keys_come_in_any_case_and_values_with_blanks() -> None:
 
 
 def test_same_option_in_two_cases_must_agree() -> None:
-    assert "twice" in refused({**SERVERS, "topic": "a", "Topic": "b"})
+    assert "twice" in error_of({**SERVERS, "topic": "a", "Topic": "b"})
 
 
 def test_missing_servers_name_a_forgotten_prefix() -> None:
-    assert refused({}) == "Option 'kafka.bootstrap.servers' must be specified"
-    assert "found 'bootstrap.servers'" in refused({"bootstrap.servers": "h:1"})
+    assert error_of({}) == "Option 'kafka.bootstrap.servers' must be specified"
+    assert "found 'bootstrap.servers'" in error_of({"bootstrap.servers": "h:1"})
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_servers(text: str, expected: tuple[tuple[str, int], ...]) -> None:
     ],
 )
 def test_wrong_servers(text: str, reason: str) -> None:
-    message = refused({"kafka.bootstrap.servers": text})
+    message = error_of({"kafka.bootstrap.servers": text})
     assert message.startswith("Option 'kafka.bootstrap.servers'")
     assert reason in message
     assert "password" not in message
@@ -119,7 +119,7 @@ def test_wrong_servers(text: str, reason: str) -> None:
     ],
 )
 def test_wrong_values_name_option_reason_and_value(name: str, text: str, reason: str) -> None:
-    message = refused({**SERVERS, f"kafka.{name}": text})
+    message = error_of({**SERVERS, f"kafka.{name}": text})
     assert f"'kafka.{name}'" in message
     assert reason in message
     assert f"got '{text}'" in message
@@ -127,7 +127,7 @@ def test_wrong_values_name_option_reason_and_value(name: str, text: str, reason:
 
 def test_a_name_that_no_request_can_hold_is_refused() -> None:
     assert parsed(client__id="ü" * 16_383).options.client_id == "ü" * 16_383
-    message = refused({**SERVERS, "kafka.client.id": "ü" * 16_384})
+    message = error_of({**SERVERS, "kafka.client.id": "ü" * 16_384})
     assert message.startswith("Option 'kafka.client.id' has 32768 bytes, more than 32767")
 
 
@@ -165,7 +165,7 @@ def test_level_of_the_chosen_codec(codec: str, level: dict[str, str], expected: 
 
 @pytest.mark.parametrize("name", ["", " ", ".", "..", "a b", "größe", "a/b", "x" * 250])
 def test_illegal_topics(name: str) -> None:
-    assert refused({**SERVERS, "topic": name}).startswith("Option 'topic' ")
+    assert error_of({**SERVERS, "topic": name}).startswith("Option 'topic' ")
 
 
 @pytest.mark.parametrize("name", ["a", "x" * 249, "A-Z_0.9", "..."])
@@ -179,14 +179,14 @@ def test_both_names_of_the_idle_time() -> None:
         parsed(metadata__evict__ms="5000", metadata__max__idle__ms="5000").options.metadata_max_idle_ms
         == 5000
     )
-    message = refused({**SERVERS, "kafka.metadata.evict.ms": "5000", "kafka.metadata.max.idle.ms": "6000"})
+    message = error_of({**SERVERS, "kafka.metadata.evict.ms": "5000", "kafka.metadata.max.idle.ms": "6000"})
     assert "same option" in message
 
 
 def test_breaker_options_go_to_the_breaker() -> None:
     options = parsed(producer__circuit__breaker__b="2", producer__circuit__breaker__a="1").options
     assert options.breaker.given == (("a", "1"), ("b", "2"))
-    assert "Unknown option" in refused({**SERVERS, "kafka.producer.circuit.breaker.": "1"})
+    assert "Unknown option" in error_of({**SERVERS, "kafka.producer.circuit.breaker.": "1"})
 
 
 def test_options_are_values() -> None:
@@ -215,7 +215,7 @@ KEYS = (PEM_KEY, PEM_KEY.replace("\n", " "), "MIIEvQIBADANhunter2" + "AbCd/+19" 
 @pytest.mark.parametrize("name", [spec.name for spec in SPECS if not spec.secret])
 def test_a_key_where_anything_else_belongs_is_refused_and_never_shown(name: str, key: str) -> None:
     """Catches: .location and .key confused, and the whole key in the error and in repr(SinkOptions)."""
-    said = refused({**SERVERS, name: key})
+    said = error_of({**SERVERS, name: key})
     assert name.lower() in said
     assert "hunter2" not in said
     if name.endswith(".location"):
@@ -224,7 +224,7 @@ def test_a_key_where_anything_else_belongs_is_refused_and_never_shown(name: str,
 
 
 def test_a_refused_value_is_cut_and_forges_no_line() -> None:
-    said = refused({**SERVERS, "kafka.linger.ms": "1\n26/11/22 ERROR forged" + "9" * 100_000})
+    said = error_of({**SERVERS, "kafka.linger.ms": "1\n26/11/22 ERROR forged" + "9" * 100_000})
     assert "\n" not in said
     assert len(said) < 500
 

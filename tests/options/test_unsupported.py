@@ -1,4 +1,4 @@
-"""Options that are not ours: without effect, refused, unknown, misspelt, or without their prefix."""
+"""Options that are not ours: without effect, unsupported, unknown, misspelt, or without their prefix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
 SECRET = "hunter2-do-not-show"
 
 
-def refused(raw: dict[str, str]) -> str:
+def error_of(raw: dict[str, str]) -> str:
     with pytest.raises(ConfigurationError) as caught:
         parse({**SERVERS, **raw})
     return str(caught.value)
@@ -31,15 +31,15 @@ def test_options_of_the_java_client_share_one_warning() -> None:
 
 
 def test_defaults_of_foreign_options_ask_for_nothing() -> None:
-    known = {**unsupported.WITHOUT_EFFECT, **unsupported.REFUSED}
+    known = {**unsupported.WITHOUT_EFFECT, **unsupported.NOT_SUPPORTED}
     raw = {f"kafka.{name}": default for name, (default, _) in known.items() if "serializer" not in name}
     raw |= {"kafka.security.protocol": "plaintext", "kafka.ssl.enabled.protocols": "TLSv1.2, TLSv1.3"}
     assert parse({**SERVERS, **raw}).warnings == ()
 
 
-@pytest.mark.parametrize("name", [*unsupported.REFUSED, "config.providers.file.class"])
-def test_refused_options_name_themselves_and_hide_their_value(name: str) -> None:
-    message = refused({f"kafka.{name}": SECRET})
+@pytest.mark.parametrize("name", [*unsupported.NOT_SUPPORTED, "config.providers.file.class"])
+def test_unsupported_options_name_themselves_and_hide_their_value(name: str) -> None:
+    message = error_of({f"kafka.{name}": SECRET})
     assert f"Kafka option '{name}'" in message
     assert SECRET not in message
 
@@ -47,7 +47,7 @@ def test_refused_options_name_themselves_and_hide_their_value(name: str) -> None
 @pytest.mark.parametrize("name", ["key.serializer", "value.serializer"])
 def test_serializers_are_refused_whatever_they_are(name: str) -> None:
     # Spark's sink refuses the option itself, not a value of it.
-    assert refused({f"kafka.{name}": ""}).startswith(f"Kafka option '{name}' is not supported: ")
+    assert error_of({f"kafka.{name}": ""}).startswith(f"Kafka option '{name}' is not supported: ")
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_serializers_are_refused_whatever_they_are(name: str) -> None:
     ],
 )
 def test_unknown_kafka_options_name_the_nearest(name: str, nearest: str) -> None:
-    message = refused({name: SECRET})
+    message = error_of({name: SECRET})
     assert message.startswith(f"Unknown option '{name}'. Did you mean '{nearest}'")
     assert SECRET not in message
 
 
 def test_unknown_and_unlike_anything() -> None:
-    assert refused({"kafka.zzzzqqq": "1"}) == "Unknown option 'kafka.zzzzqqq'"
+    assert error_of({"kafka.zzzzqqq": "1"}) == "Unknown option 'kafka.zzzzqqq'"
 
 
 def test_what_spark_adds_is_silent() -> None:
@@ -99,7 +99,7 @@ def test_other_unknown_options_share_one_warning() -> None:
 )
 def test_what_is_nearly_an_option_of_this_sink_is_an_error(name: str, meant: str) -> None:
     """Catches: a warning among hundreds of lines, and a job at least once, or without a limit."""
-    message = refused({name: SECRET})
+    message = error_of({name: SECRET})
     assert message.startswith(f"Unknown option '{name.lower()}'. Did you mean '{meant}'?")
     assert SECRET not in message
 
@@ -131,6 +131,6 @@ def test_no_option_of_spark_or_kafka_is_taken_for_a_misspelt_one() -> None:
     "name", ["security.protocol", "sasl.mechanism", "ssl.truststore.password", "transactional.id"]
 )
 def test_a_guarantee_without_its_prefix_is_an_error(name: str) -> None:
-    message = refused({name: SECRET})
+    message = error_of({name: SECRET})
     assert f"'kafka.{name}'" in message
     assert SECRET not in message

@@ -265,11 +265,11 @@ class BreakerChannel(Channel):
         while (self._errors or self._asked) and len(outcomes) < MAX_OUTCOMES:
             partition = next(iter(self._errors or self._asked))
             self._asked.pop(partition, None)
-            refused, error = self._errors.pop(partition, (False, ""))
+            answered, error = self._errors.pop(partition, (False, ""))
             # Failures while the broker is muted say nothing about the partition.
             if not (error and control.partitions.has_muted_leader(partition)):
                 failed, total = self._windows.recent(partition, control.now_ms)
-                outcomes.append(OutcomeCounts(partition, total - failed, failed, refused, error))
+                outcomes.append(OutcomeCounts(partition, total - failed, failed, answered, error))
         return tuple(one for one in outcomes if one.written or one.failed)
 
     # -- Channel: the client's thread -----------------------------------------------------------

@@ -8,7 +8,7 @@ A task's report may have these keys:
 
 - ``responses``: ``[broker, age]`` of each broker's last response without an error
 - ``rows``: rows sent since the last report
-- ``outcomes``: ``[topic, [partition, batches written, batches failed, whether a broker refused them, last
+- ``outcomes``: ``[topic, [partition, batches written, batches failed, whether a broker answered so, last
   error], ...]`` of the last seconds, for partitions that fail and for those the coordinator asked about
 - ``muted``: ``[target, reason, silence]``
 - ``unmuted``: ``[target, reason]``
@@ -52,13 +52,13 @@ _MAX_OUTCOME_AGE_MS = 5_000.0
 
 @dataclass(frozen=True, slots=True)
 class OutcomeCounts:
-    """Outcomes of a partition's batches in the last seconds. ``refused``: a broker responded with the
+    """Outcomes of a partition's batches in the last seconds. ``answered``: a broker responded with the
     error."""
 
     partition: TopicPartition
     written: int
     failed: int
-    refused: bool = False
+    answered: bool = False
     error: str = ""
 
 
@@ -245,7 +245,7 @@ def _encode_outcomes(outcomes: Iterable[OutcomeCounts]) -> list[Any]:
         [
             topic,
             *(
-                [one.partition.partition, one.written, one.failed, one.refused, cut(one.error)]
+                [one.partition.partition, one.written, one.failed, one.answered, cut(one.error)]
                 for one in same
             ),
         ]
@@ -257,9 +257,9 @@ def _outcomes(values: list[Any]) -> tuple[OutcomeCounts, ...]:
     found: list[OutcomeCounts] = []
     for topic, *rows in values:
         name = fields.topic(topic)
-        for partition, written, failed, refused, error in rows:
+        for partition, written, failed, answered, error in rows:
             where = TopicPartition(name, count(partition))
-            found.append(OutcomeCounts(where, count(written), count(failed), bool(refused), text(error)))
+            found.append(OutcomeCounts(where, count(written), count(failed), bool(answered), text(error)))
     if len(found) > MAX_OUTCOMES:
         raise ValueError("too many outcomes")
     return tuple(found)

@@ -117,7 +117,7 @@ class PartitionVotes:
             now_ms,
             sample.tasks_each if sample is not None and peer in sample.peers else 1.0,
             failed > 0 and failed * 100 >= self._trigger_perc * (failed + outcome.written),
-            min(failed, MIN_FAILURES) if outcome.refused or failed >= MIN_FAILURES else 0,
+            min(failed, MIN_FAILURES) if outcome.answered or failed >= MIN_FAILURES else 0,
         )
         tally.add(vote)
         self._voted.setdefault(peer, set()).add(partition)

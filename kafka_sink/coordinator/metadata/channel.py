@@ -40,7 +40,7 @@ class MetadataChannel(Channel, HintSource):
     """Asks the coordinator for metadata, and passes on what a ClusterMetadata learns.
 
     Before the first connection the channel accepts requests, so that a task's first topics wait for it up to
-    ``HINT_WAIT_MS``. After ``on_lost`` it refuses requests until there is a connection again.
+    ``HINT_WAIT_MS``. After ``on_lost`` it accepts none until there is a connection again.
     """
 
     kind = "metadata"

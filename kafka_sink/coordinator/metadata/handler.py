@@ -4,7 +4,7 @@ A message of a task has any of these keys:
 
     ask      topics whose metadata the task needs
     use      topics that the task writes to
-    stale    [topic, milliseconds since], of topics whose metadata a broker has rejected
+    stale    [topic, milliseconds since], of topics whose metadata proved wrong at a broker
     leaders  [topic, topic id, partition, leader, epoch], as a broker named it in such an error
 
 A report makes the coordinator ask the brokers. It never passes a report on to other tasks, so that a faulty

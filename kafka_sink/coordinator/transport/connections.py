@@ -27,7 +27,7 @@ class Dropped(Enum):
     WRONG_PROOF = "did not prove that they know the secret"
     NO_PROOF = "did not prove in time that they know the secret"
     MADE_ROOM = "had not proved that they know the secret, and made room for others"
-    FULL = "were refused, because all connections are in use by tasks"
+    FULL = "were dropped, because all connections are in use by tasks"
     NONSENSE = "sent an invalid message, or named an unknown cluster"
     TOO_MANY = "exceeded the connections that one address may open in a second"
     HELD_BACK = "sent more messages than allowed, and were slowed down"
@@ -36,7 +36,7 @@ class Dropped(Enum):
 
 
 class ConnectionLog:
-    """Log lines for connections that were refused or dropped: one a minute at most. Times: monotonic ms."""
+    """Log lines for connections that were dropped: one a minute at most. Times: monotonic ms."""
 
     def __init__(self) -> None:
         self._counts: Counter[Dropped] = Counter()
@@ -59,7 +59,7 @@ class ConnectionLog:
         sources = ", ".join(source for source, _ in self._sources.most_common(_MAX_SOURCES))
         self._counts.clear()
         self._sources.clear()
-        return f"connections refused or dropped in the last minute: {reasons} (most from {sources})"
+        return f"connections dropped in the last minute: {reasons} (most from {sources})"
 
 
 _SWEEP_MS = 1000.0
@@ -127,8 +127,8 @@ class Connections:
 
     # -- coming and going ---------------------------------------------------------------------------
 
-    def refusal(self, source: str) -> Dropped | None:
-        """Why a new connection of this address is refused; None where it is taken.
+    def drop_reason(self, source: str) -> Dropped | None:
+        """Why a new connection of this address is dropped; None where it is taken.
 
         Cheap, because a flood comes through here. To make room it drops a connection without proof: any one
         of the address that has most of them. The oldest may be an executor's, in the middle of its challenge.

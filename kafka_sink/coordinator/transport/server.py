@@ -137,7 +137,7 @@ class CoordinatorServer:
                 _log.warning("a connection could not be accepted: %s", error)
                 return
             source = str(address[0])
-            why = self._connections.refusal(source)
+            why = self._connections.drop_reason(source)
             if why is not None:
                 self._connections.log.note(why, source)
                 sock.close()

@@ -1,4 +1,4 @@
-"""What a coordinator says of connections that it refused: enough to see an attack, never a flood of lines."""
+"""What a coordinator says of connections that it dropped: enough to see an attack, never a flood of lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_first_is_logged_at_once_and_later_ones_once_a_minute() -> None:
     logged = [line for line in lines if line]
     assert len(logged) == 2
     assert "61938 had not proved that they know the secret" in logged[0]
-    assert "62 were refused" in logged[0]
+    assert "62 were dropped" in logged[0]
     assert "192.0.2.1" not in logged[0]
 
 
