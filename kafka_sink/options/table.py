@@ -70,6 +70,7 @@ class OptionSpec:
 
 
 _SAME = object()
+_OAUTH = "org.apache.kafka.common.security.oauthbearer"
 _CAMEL_CASE = re.compile(r"(?<=[a-z])([A-Z])")
 
 
@@ -617,7 +618,7 @@ class SinkOptions:
     )
     sasl_oauthbearer_token_endpoint_url: str = _option(
         "kafka.sasl.oauthbearer.token.endpoint.url", values.text(), "", SECURITY, "medium",
-        """URL from which OAUTHBEARER fetches tokens with client credentials (KIP-768). `file:///path` reads
+        """URL from which OAUTHBEARER fetches tokens (KIP-768). `file:///path` reads
         the token from a file instead, and again when the file changes.""",
     )
     sasl_oauthbearer_client_credentials_client_id: str = _option(
@@ -637,6 +638,64 @@ class SinkOptions:
     sasl_oauthbearer_header_urlencode: bool = _option(
         "kafka.sasl.oauthbearer.header.urlencode", values.boolean(), False, SECURITY, "low",
         """URL-encode id and secret in the Authorization header (RFC 6749, 2.3.1).""",
+    )
+    sasl_oauthbearer_jwt_retriever_class: str = _option(
+        "kafka.sasl.oauthbearer.jwt.retriever.class", values.text(), f"{_OAUTH}.DefaultJwtRetriever",
+        SECURITY, "medium",
+        """How tokens are fetched, by the name of Java's class. `DefaultJwtRetriever`: by the URL, from a file
+        or with client credentials. `ClientCredentialsJwtRetriever`: with a client id and its secret, or with
+        an assertion in place of the secret (KIP-1258). `JwtBearerJwtRetriever`: with an assertion as the
+        grant itself (KIP-1139). `FileJwtRetriever`: from a file.""",
+    )
+    sasl_oauthbearer_assertion_file: str = _option(
+        "kafka.sasl.oauthbearer.assertion.file", values.text(), "", SECURITY, "medium",
+        """File with an assertion: a JWT that something else has signed and renews. It must exist on the
+        driver and on every executor. The other options of assertions are then ignored, as in Java.""",
+    )
+    sasl_oauthbearer_assertion_private_key_file: str = _option(
+        "kafka.sasl.oauthbearer.assertion.private.key.file", values.text(), "", SECURITY, "medium",
+        """PEM file with the private key that signs assertions. It must exist on the driver and on every
+        executor, and is read for each token, so that it may be replaced.""",
+    )
+    sasl_oauthbearer_assertion_private_key_passphrase: Secret | None = _option(
+        "kafka.sasl.oauthbearer.assertion.private.key.passphrase", values.secret(), None, SECURITY, "medium",
+        """Passphrase of that key, if it is encrypted.""", secret=True,
+    )
+    sasl_oauthbearer_assertion_algorithm: str = _option(
+        "kafka.sasl.oauthbearer.assertion.algorithm", values.words("RS256", "ES256", any_case=True), "RS256",
+        SECURITY, "medium",
+        """How assertions are signed: RS256 with an RSA key, ES256 with one of the curve P-256.""",
+    )
+    sasl_oauthbearer_assertion_claim_iss: str = _option(
+        "kafka.sasl.oauthbearer.assertion.claim.iss", values.text(), "", SECURITY, "medium",
+        """Claim `iss` of assertions: their issuer, mostly the client id. Client credentials are proved by an
+        assertion where this, or `kafka.sasl.oauthbearer.assertion.file`, is set, otherwise by the secret.""",
+    )
+    sasl_oauthbearer_assertion_claim_sub: str = _option(
+        "kafka.sasl.oauthbearer.assertion.claim.sub", values.text(), "", SECURITY, "medium",
+        """Claim `sub` of assertions: whom they speak of, mostly the client id.""",
+    )
+    sasl_oauthbearer_assertion_claim_aud: str = _option(
+        "kafka.sasl.oauthbearer.assertion.claim.aud", values.text(), "", SECURITY, "medium",
+        """Claim `aud` of assertions: for whom they are, mostly the token endpoint's URL.""",
+    )
+    sasl_oauthbearer_assertion_claim_exp_seconds: int = _option(
+        "kafka.sasl.oauthbearer.assertion.claim.exp.seconds", values.integer(0, 86_400), 300, SECURITY, "low",
+        """For how long an assertion is valid: its claim `exp`.""",
+    )
+    sasl_oauthbearer_assertion_claim_nbf_seconds: int = _option(
+        "kafka.sasl.oauthbearer.assertion.claim.nbf.seconds", values.integer(0, 3600), 60, SECURITY, "low",
+        """From how long ago an assertion is valid: its claim `nbf`. Clocks differ.""",
+    )
+    sasl_oauthbearer_assertion_claim_jti_include: bool = _option(
+        "kafka.sasl.oauthbearer.assertion.claim.jti.include", values.boolean(), False, SECURITY, "medium",
+        """Give each assertion an id of its own, the claim `jti`.""",
+    )
+    sasl_oauthbearer_assertion_template_file: str = _option(
+        "kafka.sasl.oauthbearer.assertion.template.file", values.text(), "", SECURITY, "low",
+        """JSON file with further headers and claims of assertions:
+        `{"header": {"kid": "k1"}, "payload": {"team": "etl"}}`. It must exist on the driver and on every
+        executor.""",
     )
     sasl_oauthbearer_token_provider: str = _option(
         "sasl.oauthbearer.token.provider", values.text(), "", SECURITY, "medium",

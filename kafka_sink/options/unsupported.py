@@ -44,11 +44,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
 
 _JVM_CLASS = "names a Java class, which this sink cannot run"
 
-_OAUTH = "org.apache.kafka.common.security.oauthbearer"
-_NO_ASSERTION = (
-    "is not supported: use client credentials, a token file, or a Python function "
-    "(sasl.oauthbearer.token.provider)"
-)
 
 # Ignoring these options would change where rows go, who can read them in transit, or what is guaranteed. So
 # setting them is an error.
@@ -62,19 +57,10 @@ NOT_SUPPORTED: Mapping[str, tuple[str, str]] = {
     "config.providers": ("", "is not supported: set the values themselves"),
     "security.providers": ("", _JVM_CLASS),
     "sasl.login.class": ("", _JVM_CLASS),
-    "sasl.oauthbearer.assertion.algorithm": ("RS256", _NO_ASSERTION),
-    "sasl.oauthbearer.assertion.claim.aud": ("", _NO_ASSERTION),
-    "sasl.oauthbearer.assertion.claim.exp.seconds": ("300", _NO_ASSERTION),
-    "sasl.oauthbearer.assertion.claim.iss": ("", _NO_ASSERTION),
-    "sasl.oauthbearer.assertion.claim.jti.include": ("false", _NO_ASSERTION),
-    "sasl.oauthbearer.assertion.claim.nbf.seconds": ("60", _NO_ASSERTION),
-    "sasl.oauthbearer.assertion.claim.sub": ("", _NO_ASSERTION),
-    "sasl.oauthbearer.assertion.file": ("", _NO_ASSERTION),
-    "sasl.oauthbearer.assertion.private.key.file": ("", _NO_ASSERTION),
-    "sasl.oauthbearer.assertion.private.key.passphrase": ("", _NO_ASSERTION),
-    "sasl.oauthbearer.assertion.template.file": ("", _NO_ASSERTION),
-    "sasl.oauthbearer.jwt.retriever.class": (f"{_OAUTH}.DefaultJwtRetriever", _JVM_CLASS),
-    "sasl.oauthbearer.jwt.validator.class": (f"{_OAUTH}.DefaultJwtValidator", _JVM_CLASS),
+    "sasl.oauthbearer.jwt.validator.class": (
+        "org.apache.kafka.common.security.oauthbearer.DefaultJwtValidator",
+        _JVM_CLASS,
+    ),
     "ssl.engine.factory.class": ("", _JVM_CLASS),
     "ssl.provider": ("", f"{_JVM_CLASS}: remove it"),
     "transactional.id": (

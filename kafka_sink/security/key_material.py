@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 _JKS_MAGIC = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 # DER: a sequence with a length of several bytes, or of unknown length.
 _PKCS12_MAGIC = (b"\x30\x82", b"\x30\x83", b"\x30\x80", b"\x30\x81")
-_ENCRYPTED_PROBLEM = (
-    "wrong kafka.ssl.key.password, or encrypted in a way that is not supported (openssl pkcs8 -topk8 "
-    "converts it)"
-)
+_ENCRYPTED_PROBLEM = "or encrypted in a way that is not supported (openssl pkcs8 -topk8 converts it)"
 _KEY_LABELS = (
     *("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"),
     *("RSA PRIVATE KEY", "EC PRIVATE KEY", "DSA PRIVATE KEY"),
@@ -43,13 +40,13 @@ def read_trust(store: Store) -> list[bytes]:
     """Trusted certificates in DER. Raises ConfigurationError where the store holds none or cannot be read."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    data = _bytes(store)
+    data = content_of(store)
     if _is_pem(store, data):
         certificates = _pem_certificates(store, data)
     else:
         _, _, certificates = _pkcs12(store, data, "truststore")
     if not certificates:
-        raise ConfigurationError(f"{_named(store)} holds no certificate")
+        raise ConfigurationError(f"{named(store)} holds no certificate")
     return [certificate.public_bytes(Encoding.DER) for certificate in certificates]
 
 
@@ -57,46 +54,56 @@ def read_key(store: Store) -> ClientKey:
     """A key with its chain. Raises ConfigurationError, also where the two do not belong together."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    data = _bytes(store)
+    data = content_of(store)
     if _is_pem(store, data):
         key = _pem_key(store, data)
         chain_store = store.chain or store
-        chain = _pem_certificates(chain_store, data if store.chain is None else _bytes(store.chain))
+        chain = _pem_certificates(chain_store, data if store.chain is None else content_of(store.chain))
     else:
         chain_store = store
         key, own, others = _pkcs12(store, data, "keystore")
         chain = ([own] if own is not None else []) + others
     if key is None:
-        raise ConfigurationError(f"{_named(store)} holds no private key")
+        raise ConfigurationError(f"{named(store)} holds no private key")
     if not chain:
         raise ConfigurationError(
-            f"{_named(chain_store)} holds no certificate of the private key; add its certificate chain"
+            f"{named(chain_store)} holds no certificate of the private key; add its certificate chain"
         )
     if key.public_key() != chain[0].public_key():
         raise ConfigurationError(
-            f"{_named(chain_store)}: the first certificate is not that of the private key in {store.option}"
+            f"{named(chain_store)}: the first certificate is not that of the private key in {store.option}"
         )
     text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
     return ClientKey(Secret(text), b"".join(one.public_bytes(Encoding.PEM) for one in chain))
 
 
-def _named(store: Store) -> str:
+def read_private_key(store: Store) -> PrivateKeyTypes:
+    """A PEM key that stands alone. Raises ConfigurationError."""
+    key = _pem_key(store, content_of(store))
+    if key is None:
+        raise ConfigurationError(f"{named(store)} holds no private key in PEM")
+    return key
+
+
+def named(store: Store) -> str:
+    """Its option and its file, for messages."""
     where = f" = {store.location}" if store.location else ""
     return f"Option '{store.option}'{where}"
 
 
-def _bytes(store: Store) -> HiddenBytes:
+def content_of(store: Store) -> HiddenBytes:
+    """Raise ConfigurationError for a file that cannot be read."""
     if store.text is not None:
         return HiddenBytes(store.text.reveal().encode())
     path = Path(store.location)
     if path.is_fifo() or path.is_char_device():
         # Reading one may never end.
-        raise ConfigurationError(f"{_named(store)} cannot be read: it is a pipe or a device, not a file")
+        raise ConfigurationError(f"{named(store)} cannot be read: it is a pipe or a device, not a file")
     try:
         return HiddenBytes(path.read_bytes())
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ConfigurationError(f"{_named(store)} cannot be read: {reason}") from None
+        raise ConfigurationError(f"{named(store)} cannot be read: {reason}") from None
 
 
 def _is_pem(store: Store, data: bytes) -> bool:
@@ -104,7 +111,7 @@ def _is_pem(store: Store, data: bytes) -> bool:
     if data.startswith(_JKS_MAGIC):
         what = store.option.split(".")[2] if store.option.count(".") > 2 else "store"
         raise ConfigurationError(
-            f"{_named(store)} is a JKS store, which only Java reads. Convert it once with: keytool "
+            f"{named(store)} is a JKS store, which only Java reads. Convert it once with: keytool "
             f"-importkeystore -srckeystore {store.location} -destkeystore {store.location}.p12 "
             f"-deststoretype PKCS12; then name that file, and set kafka.ssl.{what}.type=PKCS12"
         )
@@ -114,10 +121,10 @@ def _is_pem(store: Store, data: bytes) -> bool:
             other = "; it looks like PKCS12: set the type to that" if data.startswith(_PKCS12_MAGIC) else ""
             if store.text is not None and data.startswith((b"/", b"file:")):
                 other = "; it looks like a path, which belongs in the option whose name ends in .location"
-            raise ConfigurationError(f"{_named(store)} is no PEM{other}")
+            raise ConfigurationError(f"{named(store)} is no PEM{other}")
         return True
     if looks_like_pem:
-        raise ConfigurationError(f"{_named(store)} is PEM, but its type is {store.kind}: set the type to PEM")
+        raise ConfigurationError(f"{named(store)} is PEM, but its type is {store.kind}: set the type to PEM")
     return False
 
 
@@ -128,7 +135,7 @@ def _blocks(store: Store, data: bytes) -> list[PemBlock]:
     try:
         return pem_blocks(data)
     except ValueError as problem:
-        raise ConfigurationError(f"{_named(store)} is no PEM: {problem}") from None
+        raise ConfigurationError(f"{named(store)} is no PEM: {problem}") from None
 
 
 def _pem_certificates(store: Store, data: bytes) -> list[Certificate]:
@@ -138,7 +145,7 @@ def _pem_certificates(store: Store, data: bytes) -> list[Certificate]:
     try:
         return [load_pem_x509_certificate(one.pem) for one in _blocks(store, data) if one.label in labels]
     except ValueError:
-        raise ConfigurationError(f"{_named(store)} holds a certificate that cannot be read") from None
+        raise ConfigurationError(f"{named(store)} holds a certificate that cannot be read") from None
 
 
 def _pem_key(store: Store, data: bytes) -> PrivateKeyTypes | None:
@@ -153,7 +160,9 @@ def _load_key(store: Store, block: PemBlock) -> PrivateKeyTypes:
     is_encrypted = block.label == "ENCRYPTED PRIVATE KEY" or b"ENCRYPTED" in block.pem[:100]
     given = store.key_password
     if is_encrypted and given is None:
-        raise ConfigurationError(f"{_named(store)}: the private key is encrypted; set kafka.ssl.key.password")
+        raise ConfigurationError(
+            f"{named(store)}: the private key is encrypted; set {store.key_password_option}"
+        )
     try:
         # A password for a key without one does no harm.
         password = given.reveal().encode() if is_encrypted and given is not None else None
@@ -161,10 +170,11 @@ def _load_key(store: Store, block: PemBlock) -> PrivateKeyTypes:
     except UnsupportedAlgorithm as error:
         problem = f"its kind is not supported ({error})"
     except (ValueError, TypeError):
-        problem = _ENCRYPTED_PROBLEM if is_encrypted else "it is no valid key"
+        wrong = f"wrong {store.key_password_option}, {_ENCRYPTED_PROBLEM}"
+        problem = wrong if is_encrypted else "it is no valid key"
     finally:
         password = None
-    raise ConfigurationError(f"{_named(store)}: the private key cannot be read: {problem}")
+    raise ConfigurationError(f"{named(store)}: the private key cannot be read: {problem}")
 
 
 # -- PKCS12 -----------------------------------------------------------------------------------------
@@ -195,7 +205,7 @@ def _pkcs12(
         return key, own, others
     finally:
         revealed = None
-    raise ConfigurationError(f"{_named(store)} cannot be read: {problem}")
+    raise ConfigurationError(f"{named(store)} cannot be read: {problem}")
 
 
 _PEM_BLOCK = re.compile(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -55,9 +56,14 @@ class Security:
         return self.settings.tls is not None or self.settings.sasl is not None
 
     def check(self) -> None:
-        """Read all files once. Raises ConfigurationError."""
+        """Read all files once, but for those of tokens. Raises ConfigurationError."""
         if self._contexts is not None:
             self._contexts.current()
+        tokens = None if self.settings.sasl is None else self.settings.sasl.tokens
+        if tokens is not None and tokens.assertion is not None:
+            from kafka_sink.security.assertion import assertion_of
+
+            assertion_of(tokens.assertion, time.time())
 
     def begin(self, host: str, notify: Callable[[], None]) -> Preparation:
         """Start to prepare a connection to this host; ``notify`` is called, on another thread, when it is

@@ -27,6 +27,14 @@ _OAUTH_HANDLERS = (
     f"{_KAFKA_MODULES}.oauthbearer.OAuthBearerLoginCallbackHandler",
     f"{_KAFKA_MODULES}.oauthbearer.secured.OAuthBearerLoginCallbackHandler",
 )
+# Java's classes that fetch tokens -> how the token endpoint's URL may begin.
+_RETRIEVERS = {
+    "DefaultJwtRetriever": ("", "https", "http", "file"),
+    "ClientCredentialsJwtRetriever": ("https", "http"),
+    "JwtBearerJwtRetriever": ("https", "http"),
+    "FileJwtRetriever": ("file",),
+}
+_ASSERTION = "kafka.sasl.oauthbearer.assertion"
 _PROTOCOLS = ("TLSv1.2", "TLSv1.3")
 _JAAS = "Option 'kafka.sasl.jaas.config'"
 
@@ -43,6 +51,7 @@ class Store:
     # Only for a key whose certificate chain is in another file.
     chain: Store | None = None
     key_password: Secret | None = None
+    key_password_option: str = "kafka.ssl.key.password"  # noqa: S105 - a name
 
 
 @dataclass(frozen=True)
@@ -57,8 +66,29 @@ class TlsSettings:
 
 
 @dataclass(frozen=True)
+class AssertionSettings:
+    """A JWT in place of a secret: in ``file``, or made of ``claims`` and a template and signed with ``key``.
+
+    ``is_grant``: it is the grant itself (jwt-bearer, KIP-1139), not a client's proof of itself (KIP-1258).
+    """
+
+    is_grant: bool = False
+    file: Store | None = None
+    key: Store | None = None
+    template: Store | None = None
+    algorithm: str = "RS256"
+    claims: tuple[tuple[str, str], ...] = ()
+    exp_s: int = 300
+    nbf_s: int = 60
+    jti: bool = False
+
+
+@dataclass(frozen=True)
 class TokenSettings:
-    """Where OAUTHBEARER's tokens come from: ``provider`` (a dotted path) or ``url``. Times in seconds."""
+    """Where OAUTHBEARER's tokens come from: ``provider`` (a dotted path) or ``url``. Times in seconds.
+
+    ``assertion`` takes the place of ``client_secret``.
+    """
 
     provider: str = ""
     url: str = ""
@@ -76,6 +106,7 @@ class TokenSettings:
     refresh_jitter: float = 0.05
     refresh_min_s: float = 60.0
     refresh_buffer_s: float = 300.0
+    assertion: AssertionSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -325,11 +356,13 @@ def _tokens(options: SinkOptions, module: LoginModule | None) -> TokenSettings:
             "Option 'kafka.sasl.oauthbearer.token.endpoint.url' must begin with https://, http:// or file:// "
             "and hold no credentials"
         )
-    if scheme in ("https", "http") and (not client_id or client_secret is None):
+    assertion = _assertion(options, _retriever(options, scheme))
+    if scheme in ("https", "http") and assertion is None and (not client_id or client_secret is None):
         raise ConfigurationError(
             "kafka.sasl.mechanism=OAUTHBEARER needs a client id and a secret: set "
             "kafka.sasl.oauthbearer.client.credentials.client.id and .client.secret, or clientId and "
-            "clientSecret in kafka.sasl.jaas.config"
+            "clientSecret in kafka.sasl.jaas.config; or an assertion in their place: "
+            f"{_ASSERTION}.claim.iss and .private.key.file, or {_ASSERTION}.file"
         )
     return TokenSettings(
         provider,
@@ -348,6 +381,72 @@ def _tokens(options: SinkOptions, module: LoginModule | None) -> TokenSettings:
         options.sasl_login_refresh_window_jitter,
         options.sasl_login_refresh_min_period_seconds,
         options.sasl_login_refresh_buffer_seconds,
+        assertion,
+    )
+
+
+def _retriever(options: SinkOptions, scheme: str) -> str:
+    """The flow by the name of Java's class; ``scheme`` is empty for a function of the user's."""
+    name = options.sasl_oauthbearer_jwt_retriever_class.removeprefix("kafkashaded.")
+    flow = name.removeprefix(f"{_KAFKA_MODULES}.oauthbearer.")
+    schemes = _RETRIEVERS.get(flow)
+    option = f"Option 'kafka.sasl.oauthbearer.jwt.retriever.class' = {name}"
+    if schemes is None:
+        raise ConfigurationError(
+            f"{option} names a Java class, which cannot run in this sink; known are "
+            f"{', '.join(_RETRIEVERS)}. sasl.oauthbearer.token.provider takes a Python function"
+        )
+    if scheme not in schemes:
+        raise ConfigurationError(
+            f"{option} needs a kafka.sasl.oauthbearer.token.endpoint.url that begins with "
+            f"{' or '.join(f'{one}://' for one in schemes)}"
+        )
+    if flow != "DefaultJwtRetriever":
+        return flow
+    return "ClientCredentialsJwtRetriever" if scheme.startswith("http") else ""
+
+
+def _assertion(options: SinkOptions, flow: str) -> AssertionSettings | None:
+    """None for a flow without one. With client credentials a file or an issuer asks for it, as in Java."""
+    file, key = options.sasl_oauthbearer_assertion_file, options.sasl_oauthbearer_assertion_private_key_file
+    template = options.sasl_oauthbearer_assertion_template_file
+    issuer = options.sasl_oauthbearer_assertion_claim_iss
+    is_grant = flow == "JwtBearerJwtRetriever"
+    if not is_grant and not (flow == "ClientCredentialsJwtRetriever" and (file or issuer)):
+        for name, value in (("private.key.file", key), ("template.file", template), ("file", file)):
+            if value:
+                wanted = (
+                    f" without {_ASSERTION}.claim.iss" if flow.startswith("Client") else " with these tokens"
+                )
+                raise ConfigurationError(f"Option '{_ASSERTION}.{name}' has no effect{wanted}")
+        return None
+    if file:
+        return AssertionSettings(is_grant, Store(f"{_ASSERTION}.file", "JWT", file))
+    if not key:
+        raise ConfigurationError(
+            f"an assertion needs {_ASSERTION}.private.key.file, with which it is signed, or {_ASSERTION}.file"
+        )
+    claims = {
+        "aud": options.sasl_oauthbearer_assertion_claim_aud,
+        "iss": issuer,
+        "sub": options.sasl_oauthbearer_assertion_claim_sub,
+    }
+    return AssertionSettings(
+        is_grant,
+        None,
+        Store(
+            f"{_ASSERTION}.private.key.file",
+            "PEM",
+            key,
+            key_password=options.sasl_oauthbearer_assertion_private_key_passphrase,
+            key_password_option=f"{_ASSERTION}.private.key.passphrase",
+        ),
+        Store(f"{_ASSERTION}.template.file", "JSON", template) if template else None,
+        options.sasl_oauthbearer_assertion_algorithm,
+        tuple((name, value) for name, value in claims.items() if value),
+        options.sasl_oauthbearer_assertion_claim_exp_seconds,
+        options.sasl_oauthbearer_assertion_claim_nbf_seconds,
+        options.sasl_oauthbearer_assertion_claim_jti_include,
     )
 
 

@@ -1,6 +1,6 @@
 """OAUTHBEARER's tokens: provided, or fetched once per worker, kept, and renewed before they run out.
 
-An endpoint grants them for client credentials (RFC 6749, 4.4; KIP-768).
+An endpoint grants them for client credentials (RFC 6749, 4.4; KIP-768), or for an assertion (RFC 7523).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus, unquote, urlencode, urlsplit
 
-from kafka_sink.errors import AuthenticationError
+from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.printable import printable
-from kafka_sink.secret import HIDDEN, Secret
-from kafka_sink.security.settings import TokenSettings
+from kafka_sink.secret import HIDDEN, HiddenValues, Secret
+from kafka_sink.security.key_material import content_of
+from kafka_sink.security.settings import Store, TokenSettings
 from kafka_sink.security.tls_context import TlsContexts, explain
 
 _MAX_TOKEN_CHARACTERS = 256 * 1024
@@ -104,6 +104,8 @@ def _token(path: str, result: Any) -> Token:
 
 
 _MAX_BYTES = 1024 * 1024
+_JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+_CLIENT_ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 # Status codes of RFC 6749 and of proxies after which no retry can help.
 _REFUSALS = (400, 401, 403, 404, 405)
 # A hundred years. NaN and infinity are numbers to Python's JSON; NaN is not below anything.
@@ -157,9 +159,17 @@ class TokenEndpoint:
         self._shown = f"{self._host}:{self._port}{parts.path}"
 
     def fetch(self) -> Token:
-        """Raise AuthenticationError where the endpoint refuses, TokenUnavailableError else."""
+        """Raise AuthenticationError where the endpoint refuses, ConfigurationError where no assertion can be
+        made, TokenUnavailableError else."""
+        settings = self._settings
+        proof = settings.client_secret or Secret("")
+        if settings.assertion is not None:
+            # Only those who use it load it.
+            from kafka_sink.security.assertion import assertion_of
+
+            proof = assertion_of(settings.assertion, time.time())
         try:
-            status, body = self._ask()
+            status, body = self._ask(proof)
         except ssl.SSLError as error:
             problem: Exception = AuthenticationError(
                 f"OAUTHBEARER: TLS with the token endpoint {self._shown} failed: {explain(error, self._host)}"
@@ -170,10 +180,10 @@ class TokenEndpoint:
                 f"the token endpoint {self._shown} cannot be reached: {printable(reason)}"
             )
         else:
-            return self._read(status, body)
+            return self._read(status, body, proof)
         raise problem
 
-    def _ask(self) -> tuple[int, bytes]:
+    def _ask(self, proof: Secret) -> tuple[int, bytes]:
         settings = self._settings
         if self._secure:
             context = self._contexts.current()
@@ -187,42 +197,47 @@ class TokenEndpoint:
         try:
             connection.connect()
             connection.sock.settimeout(settings.read_timeout_s)
-            form = {"grant_type": "client_credentials"}
-            if settings.scope:
-                form["scope"] = settings.scope
             headers = {
                 "Accept": "application/json",
                 "Cache-Control": "no-cache",
                 "Content-Type": "application/x-www-form-urlencoded",
-                "Authorization": f"Basic {self._credentials()}",
             }
+            if settings.assertion is None:
+                headers["Authorization"] = f"Basic {self._credentials(proof)}"
             with _Deadline(connection.sock, settings.read_timeout_s):
-                connection.request("POST", self._path, urlencode(form), headers)
+                connection.request("POST", self._path, urlencode(self._form(proof)), headers)
                 response = connection.getresponse()
                 return response.status, response.read(_MAX_BYTES)
         finally:
             connection.close()
 
-    def _credentials(self) -> str:
+    def _form(self, proof: Secret) -> dict[str, str]:
         settings = self._settings
-        secret = settings.client_secret or Secret("")
-        pair = (settings.client_id, secret.reveal())
-        if settings.urlencode:
+        form = HiddenValues(grant_type="client_credentials")
+        if settings.assertion is not None and settings.assertion.is_grant:
+            form = HiddenValues(grant_type=_JWT_BEARER, assertion=proof.reveal())
+        elif settings.assertion is not None:
+            form |= {"client_assertion_type": _CLIENT_ASSERTION, "client_assertion": proof.reveal()}
+            form |= {"client_id": settings.client_id} if settings.client_id else {}
+        return form | ({"scope": settings.scope} if settings.scope else {})
+
+    def _credentials(self, proof: Secret) -> str:
+        pair = (self._settings.client_id, proof.reveal())
+        if self._settings.urlencode:
             pair = (quote_plus(pair[0]), quote_plus(pair[1]))
         return base64.b64encode(":".join(pair).encode()).decode("ascii")
 
-    def _read(self, status: int, body: bytes) -> Token:
+    def _read(self, status: int, body: bytes, proof: Secret) -> Token:
         response = _json(body)
         if status != 200:
             words = [str(response[name]) for name in ("error", "error_description") if response.get(name)]
             text = f"the token endpoint {self._shown} responded {status}"
-            text += f" ({self._clean(': '.join(words))})" if words else ""
+            text += f" ({_clean(': '.join(words), proof)})" if words else ""
             if status in _REFUSALS:
-                raise AuthenticationError(
-                    f"OAUTHBEARER: {text}: check client id, client secret, scope and URL"
-                )
+                proved = "client secret" if self._settings.assertion is None else "assertion (key and claims)"
+                raise AuthenticationError(f"OAUTHBEARER: {text}: check client id, {proved}, scope and URL")
             raise TokenUnavailableError(text)
-        token = response.get("access_token")
+        token = response.get("access_token", response.get("id_token"))
         if not isinstance(token, str):
             raise AuthenticationError(f"OAUTHBEARER: the token endpoint {self._shown} gave no access_token")
         found = from_text(token)
@@ -233,12 +248,10 @@ class TokenEndpoint:
             return found
         return Token(found.text, time.time() + float(lifetime))
 
-    def _clean(self, text: str) -> str:
-        """What the endpoint says, without the secret that it may repeat and without forged lines of a log."""
-        secret = self._settings.client_secret
-        if secret:
-            text = text.replace(secret.reveal(), HIDDEN)
-        return printable(text)
+
+def _clean(text: str, proof: Secret) -> str:
+    """What the endpoint says, without the secret that it may repeat and without forged lines of a log."""
+    return printable(text.replace(proof.reveal(), HIDDEN) if proof else text)
 
 
 def _json(body: bytes) -> dict[str, Any]:
@@ -310,7 +323,7 @@ class TokenSource:
             return kept.token
         try:
             self._kept = self._keeping(self._fetched())
-        except (TokenUnavailableError, AuthenticationError):
+        except (TokenUnavailableError, AuthenticationError, ConfigurationError):
             if kept is None or self._wall_clock_s() >= kept.expires_at_s:
                 raise
             again = self._wall_clock_s() + _RENEW_AGAIN_S
@@ -377,13 +390,9 @@ def _fetch_of(settings: TokenSettings) -> Fetch:
 
 
 def _read_file(path: str) -> str:
-    file = Path(path)
     try:
-        if file.is_fifo() or file.is_char_device():
-            # Reading one may never end.
-            reason = "it is a pipe or a device, not a file"
-        else:
-            return file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no token"
-    raise TokenUnavailableError(f"the token file {path} cannot be read: {reason}")
+        content = content_of(Store("kafka.sasl.oauthbearer.token.endpoint.url", "JWT", path))
+    except ConfigurationError as error:
+        raise TokenUnavailableError(f"{error}") from None
+    # What is not ASCII is refused as no token.
+    return content.decode("latin-1").strip()

@@ -11,9 +11,13 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pyarrow as pa
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from joserfc import jwt
+from joserfc.jwk import ECKey
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kafka_sink.coordinator.metadata.fetcher import MetadataFetcher
@@ -37,6 +41,7 @@ from tests.support.security.certificates import Authority
 from tests.support.security.secured_broker import (
     CONNECTION_STRING,
     CONNECTION_STRING_USER,
+    KEY_PASSWORD,
     PASSWORD,
     USER,
     Secured,
@@ -160,6 +165,39 @@ def test_tokens_come_from_an_endpoint_once_for_all_connections(secured: Secured)
         other = {**raw, "kafka.sasl.jaas.config": jaas.replace("'me'", "'you'")}
         with pytest.raises(AuthenticationError, match=r"responded 401 \(invalid_client\): check client id"):
             prepare_topic(options(other))
+
+
+@pytest.mark.parametrize("flow", ["ClientCredentialsJwtRetriever", "JwtBearerJwtRetriever"])
+def test_an_assertion_buys_the_token_of_a_login(secured: Secured, flow: str) -> None:
+    key = secured.client.key.public_key()
+    jwk = ECKey.import_key(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    (secured.folder / "assertion-key.pem").write_bytes(secured.client.key_pem(KEY_PASSWORD))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(secured.folder / "server.pem")
+    with TokenServer(context) as server:
+
+        def verified() -> tuple[int, bytes]:
+            form = parse_qs(server.requests[-1][2])
+            (proof,) = form["assertion" if flow.startswith("JwtBearer") else "client_assertion"]
+            claims = jwt.decode(proof, jwk, algorithms=["ES256"]).claims
+            return 200, json.dumps({"access_token": secured.tokens.token(claims["sub"])}).encode()
+
+        server.response = verified
+        trust = f"ssl.truststore.type=PEM ssl.truststore.location={jaas_quoted(secured.trust)}"
+        raw = secured.options(
+            "SASL",
+            sasl_mechanism="OAUTHBEARER",
+            sasl_jaas_config=f"{OAUTH_MODULE} required {trust};",
+            sasl_oauthbearer_token_endpoint_url=server.url,
+            sasl_oauthbearer_jwt_retriever_class=f"org.apache.kafka.common.security.oauthbearer.{flow}",
+            sasl_oauthbearer_assertion_algorithm="ES256",
+            sasl_oauthbearer_assertion_claim_iss="me",
+            sasl_oauthbearer_assertion_claim_sub="carol",
+            sasl_oauthbearer_assertion_private_key_file=str(secured.folder / "assertion-key.pem"),
+            sasl_oauthbearer_assertion_private_key_passphrase=KEY_PASSWORD,
+        )
+        assert write(options(raw, f"asserted-{flow}")) == 1000
+        assert len(server.requests) == 1
 
 
 MISTAKES: dict[str, tuple[Callable[[Secured], dict[str, str]], type[KafkaSinkError], str]] = {
