@@ -109,9 +109,9 @@ class Job:
     def _deliver(self, outgoing: list[ServerMessage]) -> None:
         for one in outgoing:
             body: Mapping[str, Any] = json.loads(json.dumps(dict(one.body)))
-            if one.peer not in self.connected:
+            if one.task not in self.connected:
                 continue
-            exchange = self.tasks[one.peer].exchange
+            exchange = self.tasks[one.task].exchange
             if isinstance(one, Push):
                 exchange.on_push(body, self.now)
             else:

@@ -44,17 +44,17 @@ class ClusterBreakers(Handler):
         self._clusters: dict[int, str | None] = {}
 
     def on_message(
-        self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
+        self, task: int, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
         named = cluster_id_in(body)
-        if named is not None and self._clusters.get(peer) != named:
-            self._leave(peer, now_ms)
-            self._enter(peer, named)
-        elif peer not in self._clusters:
-            self._clusters[peer] = next(reversed(self._breakers))
-        return self._breakers[self._clusters[peer]].on_message(peer, request, body, now_ms)
+        if named is not None and self._clusters.get(task) != named:
+            self._leave(task, now_ms)
+            self._enter(task, named)
+        elif task not in self._clusters:
+            self._clusters[task] = next(reversed(self._breakers))
+        return self._breakers[self._clusters[task]].on_message(task, request, body, now_ms)
 
-    def _enter(self, peer: int, cluster_id: str) -> None:
+    def _enter(self, task: int, cluster_id: str) -> None:
         if cluster_id not in self._breakers:
             unnamed = self._breakers.pop(None, None)
             known = self._shared.get((cluster_id, self._sharers))
@@ -69,23 +69,23 @@ class ClusterBreakers(Handler):
             for one in unused[: max(0, len(unused) - _MAX_UNUSED)]:
                 del self._breakers[one]
         self._breakers.move_to_end(cluster_id)
-        self._clusters[peer] = cluster_id
+        self._clusters[task] = cluster_id
 
-    def _leave(self, peer: int, now_ms: float) -> None:
-        if peer in self._clusters:
-            cluster_id = self._clusters.pop(peer)
+    def _leave(self, task: int, now_ms: float) -> None:
+        if task in self._clusters:
+            cluster_id = self._clusters.pop(task)
             # A cluster without a name gets this task's: it stays where it is.
             if cluster_id is not None:
-                self._breakers[cluster_id].on_disconnect(peer, now_ms)
+                self._breakers[cluster_id].on_disconnect(task, now_ms)
 
     def muted(self, now_ms: float) -> Iterator[MuteFigures]:
         """What is muted for all tasks, for the live view."""
         for one in self._breakers.values():
             yield from one.muted(now_ms)
 
-    def on_disconnect(self, peer: int, now_ms: float) -> None:
-        if peer in self._clusters:
-            self._breakers[self._clusters.pop(peer)].on_disconnect(peer, now_ms)
+    def on_disconnect(self, task: int, now_ms: float) -> None:
+        if task in self._clusters:
+            self._breakers[self._clusters.pop(task)].on_disconnect(task, now_ms)
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
         # Each set of options has a timer, and what they share needs to be looked at once.

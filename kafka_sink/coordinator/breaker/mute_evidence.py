@@ -27,7 +27,7 @@ class _MuteOrigin:
     """The task whose report muted a target. A response to another task after ``refuted_after_ms`` refutes
     it."""
 
-    peer: int
+    task: int
     refuted_after_ms: float
 
 
@@ -36,7 +36,7 @@ class Suspicion:
     """A task wants a broker muted without evidence. It is muted at ``until_ms`` unless another gets a
     response."""
 
-    peer: int
+    task: int
     reason: str
     until_ms: float
 
@@ -54,12 +54,12 @@ class _Responses:
         self._last: tuple[float, int] = (-math.inf, -1)
         self._others = -math.inf
 
-    def add(self, peer: int, at_ms: float) -> None:
+    def add(self, task: int, at_ms: float) -> None:
         last_ms, last_peer = self._last
-        if peer == last_peer:
-            self._last = max(last_ms, at_ms), peer
+        if task == last_peer:
+            self._last = max(last_ms, at_ms), task
         elif at_ms > last_ms:
-            self._last, self._others = (at_ms, peer), last_ms
+            self._last, self._others = (at_ms, task), last_ms
         else:
             self._others = max(self._others, at_ms)
 
@@ -86,35 +86,35 @@ class MuteEvidence:
         self._witnessed: dict[int, set[Target]] = {}
         self._suspicions: dict[int, Suspicion] = {}
 
-    def add_response(self, peer: int, node: int, at_ms: float, mute: Mute | None, now_ms: float) -> bool:
+    def add_response(self, task: int, node: int, at_ms: float, mute: Mute | None, now_ms: float) -> bool:
         """A task had a response of a broker at ``at_ms``. True if that refutes the broker's mute."""
-        self._responses.setdefault(node, _Responses()).add(peer, at_ms)
+        self._responses.setdefault(node, _Responses()).add(task, at_ms)
         suspicion = self._suspicions.get(node)
-        if suspicion is not None and suspicion.peer != peer and at_ms > suspicion.until_ms - ASK_MS:
+        if suspicion is not None and suspicion.task != task and at_ms > suspicion.until_ms - ASK_MS:
             del self._suspicions[node]
-            self._doubt(suspicion.peer, node, now_ms)
+            self._doubt(suspicion.task, node, now_ms)
         origin = self._origins.get(node)
         if mute is None or origin is None or at_ms <= origin.refuted_after_ms:
             return False
-        if peer != origin.peer and at_ms < mute.since_ms + _REFUTED_SOON_MS:
-            self._doubt(origin.peer, node, now_ms)
+        if task != origin.task and at_ms < mute.since_ms + _REFUTED_SOON_MS:
+            self._doubt(origin.task, node, now_ms)
         return True
 
-    def is_doubted(self, peer: int, target: Target, now_ms: float) -> bool:
+    def is_doubted(self, task: int, target: Target, now_ms: float) -> bool:
         """Whether a task's last mute of this target was refuted, less than a minute ago."""
-        return now_ms - self._doubted_ms.get(peer, {}).get(target, -math.inf) < _DOUBT_MS
+        return now_ms - self._doubted_ms.get(task, {}).get(target, -math.inf) < _DOUBT_MS
 
-    def _doubt(self, peer: int, target: Target, now_ms: float) -> None:
-        self._doubted_ms.setdefault(peer, {})[target] = now_ms
+    def _doubt(self, task: int, target: Target, now_ms: float) -> None:
+        self._doubted_ms.setdefault(task, {})[target] = now_ms
 
-    def contradicts(self, peer: int, node: int, silence_ms: float, now_ms: float, *, doubtful: bool) -> bool:
+    def contradicts(self, task: int, node: int, silence_ms: float, now_ms: float, *, doubtful: bool) -> bool:
         """Whether other tasks had responses in the second half of a broker's silence to one task.
 
         ``doubtful``: a response of the last seconds contradicts too.
         """
         valid_ms = max(HEALTHY_VALID_MS, silence_ms / 2) if doubtful else silence_ms / 2
         responses = self._responses.get(node)
-        return responses is not None and responses.last_ms(other_than=peer) > now_ms - valid_ms
+        return responses is not None and responses.last_ms(other_than=task) > now_ms - valid_ms
 
     # -- mutes, from their beginning to their end -----------------------------------------------------
 
@@ -124,27 +124,27 @@ class MuteEvidence:
         if finder is not None:
             self.add_witness(finder, target)
 
-    def may_be_refuted(self, peer: int, target: Target, now_ms: float, silence_ms: float = 0.0) -> None:
+    def may_be_refuted(self, task: int, target: Target, now_ms: float, silence_ms: float = 0.0) -> None:
         """The mute of a target follows from one task's report: a response to another refutes it."""
         # Messages take time, and a response before the silence must not look like one within it.
-        self._origins[target] = _MuteOrigin(peer, now_ms - min(silence_ms, _REFUTED_SOON_MS) / 4)
+        self._origins[target] = _MuteOrigin(task, now_ms - min(silence_ms, _REFUTED_SOON_MS) / 4)
 
-    def add_witness(self, peer: int, target: Target) -> None:
+    def add_witness(self, task: int, target: Target) -> None:
         """A task has a lease for a muted target."""
-        self._witnesses.setdefault(target, set()).add(peer)
-        self._witnessed.setdefault(peer, set()).add(target)
+        self._witnesses.setdefault(target, set()).add(task)
+        self._witnessed.setdefault(task, set()).add(target)
 
-    def is_witness(self, peer: int, target: Target) -> bool:
+    def is_witness(self, task: int, target: Target) -> bool:
         """Whether a task knows at first hand when the mute of a target is over."""
-        return peer in self._witnesses.get(target, ())
+        return task in self._witnesses.get(target, ())
 
-    def on_unmuted_by(self, peer: int, target: Target, mute: Mute, now_ms: float, soon_ms: float) -> None:
+    def on_unmuted_by(self, task: int, target: Target, mute: Mute, now_ms: float, soon_ms: float) -> None:
         """A witness says that a mute is over. If it was a partition's, and began less than ``soon_ms`` ago,
         that raises doubts about the task that muted it."""
         origin = self._origins.get(target)
         soon = now_ms - mute.since_ms < soon_ms
-        if isinstance(target, TopicPartition) and origin is not None and origin.peer != peer and soon:
-            self._doubt(origin.peer, target, now_ms)
+        if isinstance(target, TopicPartition) and origin is not None and origin.task != task and soon:
+            self._doubt(origin.task, target, now_ms)
 
     def end(self, target: Target) -> None:
         """A target is muted no more."""
@@ -152,20 +152,20 @@ class MuteEvidence:
         self._forget_witnesses(target)
 
     def _forget_witnesses(self, target: Target) -> None:
-        for peer in self._witnesses.pop(target, ()):
-            self._witnessed[peer].discard(target)
+        for task in self._witnesses.pop(target, ()):
+            self._witnessed[task].discard(target)
 
-    def remove_task(self, peer: int) -> None:
+    def remove_task(self, task: int) -> None:
         """A task has disconnected."""
-        self._doubted_ms.pop(peer, None)
-        for target in self._witnessed.pop(peer, ()):
-            self._witnesses[target].discard(peer)
+        self._doubted_ms.pop(task, None)
+        for target in self._witnessed.pop(task, ()):
+            self._witnesses[target].discard(task)
 
     # -- suspicions ---------------------------------------------------------------------------------------
 
-    def suspect(self, peer: int, node: int, mute: MuteReport, now_ms: float) -> None:
+    def suspect(self, task: int, node: int, mute: MuteReport, now_ms: float) -> None:
         """A task wants a broker muted, and another task is being asked."""
-        self._suspicions.setdefault(node, Suspicion(peer, mute.reason, now_ms + ASK_MS))
+        self._suspicions.setdefault(node, Suspicion(task, mute.reason, now_ms + ASK_MS))
 
     def withdraw_suspicion(self, target: Target) -> None:
         """A task says that a target is fine."""

@@ -35,74 +35,74 @@ class _BreakerTask:
 
 
 class BreakerTasks:
-    """The connected tasks by peer number, in the order of their first reports."""
+    """The connected tasks by task number, in the order of their first reports."""
 
     def __init__(self, report_interval_ms: float) -> None:
         self._quiet_ms = max(_SILENT_INTERVALS * report_interval_ms, SILENT_TASK_MS)
-        self._peers: dict[int, _BreakerTask] = {}
+        self._tasks: dict[int, _BreakerTask] = {}
         # By muted target, the tasks that hold batches for it, and those that have rows for it.
         self._holders_of: dict[Target, set[int]] = {}
         self._wanters_of: dict[Target, set[int]] = {}
 
-    def __contains__(self, peer: int) -> bool:
-        return peer in self._peers
+    def __contains__(self, task: int) -> bool:
+        return task in self._tasks
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._peers)
+        return iter(self._tasks)
 
-    def update(self, peer: int, report: BreakerReport, now_ms: float) -> bool:
+    def update(self, task: int, report: BreakerReport, now_ms: float) -> bool:
         """Note a task's report. True if the task is new, or had been silent before."""
-        known = self._peers.setdefault(peer, _BreakerTask())
+        known = self._tasks.setdefault(task, _BreakerTask())
         was_silent = now_ms - known.reported_ms > self._quiet_ms
         known.reported_ms = -math.inf if report.is_resting else now_ms
         if report.holds is not None:
             before, known.holds = known.holds, frozenset(report.holds)
-            _index(self._holders_of, peer, before, known.holds)
+            _index(self._holders_of, task, before, known.holds)
         if report.wants is not None:
             before, known.wants = known.wants, frozenset(report.wants)
-            _index(self._wanters_of, peer, before, known.wants)
+            _index(self._wanters_of, task, before, known.wants)
         return was_silent
 
-    def remove(self, peer: int) -> None:
+    def remove(self, task: int) -> None:
         """A task has disconnected."""
-        known = self._peers.pop(peer, None)
+        known = self._tasks.pop(task, None)
         if known is not None:
-            _index(self._holders_of, peer, known.holds, frozenset())
-            _index(self._wanters_of, peer, known.wants, frozenset())
+            _index(self._holders_of, task, known.holds, frozenset())
+            _index(self._wanters_of, task, known.wants, frozenset())
 
     def active(self, now_ms: float) -> list[int]:
         """The tasks that are not silent."""
-        return [peer for peer in self._peers if self._is_active(peer, now_ms)]
+        return [task for task in self._tasks if self._is_active(task, now_ms)]
 
     def has_several(self, now_ms: float) -> bool:
         """Whether more than one task is active. Walks until it has found two."""
-        return len(list(islice((peer for peer in self._peers if self._is_active(peer, now_ms)), 2))) == 2
+        return len(list(islice((task for task in self._tasks if self._is_active(task, now_ms)), 2))) == 2
 
-    def _is_active(self, peer: int, now_ms: float) -> bool:
-        return now_ms - self._peers[peer].reported_ms <= self._quiet_ms
+    def _is_active(self, task: int, now_ms: float) -> bool:
+        return now_ms - self._tasks[task].reported_ms <= self._quiet_ms
 
     def has_holder(self, target: Target, now_ms: float) -> bool:
         """Whether batches of an active task wait for a target."""
-        return any(self._is_active(peer, now_ms) for peer in self._holders_of.get(target, ()))
+        return any(self._is_active(task, now_ms) for task in self._holders_of.get(target, ()))
 
-    def holds_any(self, peer: int, targets: Collection[Target]) -> bool:
+    def holds_any(self, task: int, targets: Collection[Target]) -> bool:
         """Whether batches of a task wait for one of these targets."""
-        return not self._peers[peer].holds.isdisjoint(targets)
+        return not self._tasks[task].holds.isdisjoint(targets)
 
     # -- the order of leases --------------------------------------------------------------------------
 
-    def move_to_end(self, peer: int, now_ms: float) -> None:
+    def move_to_end(self, task: int, now_ms: float) -> None:
         """The task has had its turn: all others come before it."""
-        self._peers[peer].leased_ms = now_ms
+        self._tasks[task].leased_ms = now_ms
 
     def in_lease_order(self, now_ms: float) -> list[int]:
         """The active tasks. The one whose last lease is longest ago comes first."""
-        return sorted(self.active(now_ms), key=lambda peer: self._peers[peer].leased_ms)
+        return sorted(self.active(now_ms), key=lambda task: self._tasks[task].leased_ms)
 
     def next_for_lease(self, now_ms: float, *, other_than: int) -> int | None:
         """The first task in lease order, without one of them; None if there is no other."""
-        others = (peer for peer in self.active(now_ms) if peer != other_than)
-        return min(others, key=lambda peer: self._peers[peer].leased_ms, default=None)
+        others = (task for task in self.active(now_ms) if task != other_than)
+        return min(others, key=lambda task: self._tasks[task].leased_ms, default=None)
 
     def first_holder(self, target: Target, order: Mapping[int, None]) -> int | None:
         """The first task in ``order`` with a batch for ``target``."""
@@ -114,21 +114,21 @@ class BreakerTasks:
 
     def _first(self, order: Mapping[int, None], able: set[int]) -> int | None:
         if len(able) > _MAX_COMPARED:
-            return next((peer for peer in order if peer in able), None)
-        active = [peer for peer in able if peer in order]
-        return min(active, key=lambda peer: (self._peers[peer].leased_ms, peer), default=None)
+            return next((task for task in order if task in able), None)
+        active = [task for task in able if task in order]
+        return min(active, key=lambda task: (self._tasks[task].leased_ms, task), default=None)
 
 
 def _index(
-    index: dict[Target, set[int]], peer: int, before: frozenset[Target], now: frozenset[Target]
+    index: dict[Target, set[int]], task: int, before: frozenset[Target], now: frozenset[Target]
 ) -> None:
     """Move a task in an index from the targets ``before`` to those ``now``."""
     for target in before - now:
-        index[target].discard(peer)
+        index[target].discard(task)
         if not index[target]:
             del index[target]
     for target in now - before:
-        index.setdefault(target, set()).add(peer)
+        index.setdefault(target, set()).add(task)
 
 
 # -- which task may probe a muted target, one at a time. No I/O ---------------------------------------------
@@ -160,13 +160,13 @@ class ProbeLeases:
             found = self._candidate(target, order, now_ms)
             if found is None:
                 continue
-            peer, trial = found
+            task, trial = found
             self._table.probe(target, now_ms)
-            self._owners[target] = peer
-            self._tasks.move_to_end(peer, now_ms)
-            del order[peer]
-            order[peer] = None
-            leases.setdefault(peer, {})[target] = ProbeLease(self._table.retry_interval_ms, trial)
+            self._owners[target] = task
+            self._tasks.move_to_end(task, now_ms)
+            del order[task]
+            order[task] = None
+            leases.setdefault(task, {})[target] = ProbeLease(self._table.retry_interval_ms, trial)
         return leases
 
     def _candidate(self, target: Target, order: Mapping[int, None], now_ms: float) -> tuple[int, bool] | None:
@@ -196,10 +196,10 @@ class ProbeLeases:
         )
         return min((at for at in trials if at > now_ms), default=math.inf) - now_ms
 
-    def on_failure(self, peer: int, target: Target, error: str, now_ms: float) -> None:
+    def on_failure(self, task: int, target: Target, error: str, now_ms: float) -> None:
         """A task's probe failed. Without the lease, it sent its batch before the mute, or without the
         coordinator; that changes nothing."""
-        if self._owners.get(target) == peer and target in self._table.mutes:
+        if self._owners.get(target) == task and target in self._table.mutes:
             self._table.fail(target, error, now_ms)
             del self._owners[target]
 
@@ -207,11 +207,11 @@ class ProbeLeases:
         """A target is muted no more."""
         self._owners.pop(target, None)
 
-    def remove_task(self, peer: int, now_ms: float) -> None:
+    def remove_task(self, task: int, now_ms: float) -> None:
         """A task has disconnected."""
-        for target in [target for target, owner in self._owners.items() if owner == peer]:
+        for target in [target for target, owner in self._owners.items() if owner == task]:
             # Its probe may be in flight, so the next one waits as after a failure.
-            self.on_failure(peer, target, "", now_ms)
+            self.on_failure(task, target, "", now_ms)
 
 
 # -- mutes and unmutes on their way to the tasks. No I/O ----------------------------------------------------
@@ -265,14 +265,14 @@ class MutePushes:
             encode_update(BreakerUpdate(added=added, removed=tuple(sorted(removed, key=str)))), 0.0
         )
         if not removed:
-            return [Push(peer, update) for peer in tasks]
+            return [Push(task, update) for task in tasks]
         # Tasks that hold rows for these targets go first. For the others the moment does not matter yet.
-        order = sorted(tasks, key=lambda peer: (not tasks.holds_any(peer, removed), self._random()))
+        order = sorted(tasks, key=lambda task: (not tasks.holds_any(task, removed), self._random()))
         # Hundreds of targets may end together, and thousands of tasks wait: all share the list of targets,
         # and those with the same delay, which follow one another, share a message.
-        delays = sorted((self._delay_ms(turn), peer) for turn, peer in enumerate(order))
+        delays = sorted((self._delay_ms(turn), task) for turn, task in enumerate(order))
         bodies = {delay_ms: with_facts({"delay": delay_ms}, update) for delay_ms, _ in delays}
-        return [Push(peer, bodies[delay_ms]) for delay_ms, peer in delays]
+        return [Push(task, bodies[delay_ms]) for delay_ms, task in delays]
 
     def _delay_ms(self, turn: int) -> float:
         if turn == 0:

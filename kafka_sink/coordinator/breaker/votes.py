@@ -69,7 +69,7 @@ class _Tally:
 class _Sample:
     """The tasks that were asked about a partition, and for how many each of them speaks."""
 
-    peers: frozenset[int]
+    tasks: frozenset[int]
     tasks_each: float
     asked_ms: float
 
@@ -101,7 +101,7 @@ class PartitionVotes:
         """A task has sent ``rows`` more."""
         self._rows += rows
 
-    def vote(self, peer: int, outcome: OutcomeCounts, now_ms: float) -> None:
+    def vote(self, task: int, outcome: OutcomeCounts, now_ms: float) -> None:
         """A task's counts of the last seconds, in place of its earlier vote."""
         partition, failed = outcome.partition, outcome.failed
         votes = self._votes.get(partition)
@@ -109,44 +109,44 @@ class PartitionVotes:
             votes = self._votes[partition] = {}
             self._tallies[partition] = _Tally()
         tally, sample = self._tallies[partition], self._samples.get(partition)
-        before = votes.get(peer)
+        before = votes.get(task)
         if before is not None:
             tally.remove(before)
-        vote = votes[peer] = _Vote(
+        vote = votes[task] = _Vote(
             outcome,
             now_ms,
-            sample.tasks_each if sample is not None and peer in sample.peers else 1.0,
+            sample.tasks_each if sample is not None and task in sample.tasks else 1.0,
             failed > 0 and failed * 100 >= self._trigger_perc * (failed + outcome.written),
             min(failed, MIN_FAILURES) if outcome.answered or failed >= MIN_FAILURES else 0,
         )
         tally.add(vote)
-        self._voted.setdefault(peer, set()).add(partition)
+        self._voted.setdefault(task, set()).add(partition)
 
-    def remove_peer(self, peer: int) -> None:
+    def remove_task(self, task: int) -> None:
         """A task is gone."""
-        for partition in self._voted.pop(peer, ()):
-            self._withdraw(partition, peer)
+        for partition in self._voted.pop(task, ()):
+            self._withdraw(partition, task)
 
-    def _withdraw(self, partition: TopicPartition, peer: int) -> None:
-        vote = self._votes.get(partition, {}).pop(peer, None)
+    def _withdraw(self, partition: TopicPartition, task: int) -> None:
+        vote = self._votes.get(partition, {}).pop(task, None)
         if vote is None:
             return
         self._tallies[partition].remove(vote)
-        self._forget_voter(peer, partition)
+        self._forget_voter(task, partition)
         if not self._votes[partition]:
             self.forget(partition)
 
-    def _forget_voter(self, peer: int, partition: TopicPartition) -> None:
-        voted = self._voted.get(peer)
+    def _forget_voter(self, task: int, partition: TopicPartition) -> None:
+        voted = self._voted.get(task)
         if voted is not None:
             voted.discard(partition)
             if not voted:
-                del self._voted[peer]
+                del self._voted[task]
 
     def forget(self, partition: TopicPartition) -> None:
         """Drop a partition's votes, as after a mute."""
-        for peer in self._votes.pop(partition, ()):
-            self._forget_voter(peer, partition)
+        for task in self._votes.pop(partition, ()):
+            self._forget_voter(task, partition)
         self._tallies.pop(partition, None)
         self._samples.pop(partition, None)
 
@@ -161,8 +161,8 @@ class PartitionVotes:
 
     def _expire(self, now_ms: float) -> None:
         for partition, votes in list(self._votes.items()):
-            for peer in [peer for peer, vote in votes.items() if now_ms - vote.at_ms > _VALID_MS]:
-                self._withdraw(partition, peer)
+            for task in [task for task, vote in votes.items() if now_ms - vote.at_ms > _VALID_MS]:
+                self._withdraw(partition, task)
 
     def _exceeds(self, partition: TopicPartition) -> bool:
         tally = self._tallies[partition]
@@ -170,22 +170,22 @@ class PartitionVotes:
         share = tally.failing * 100 >= self._trigger_perc * tally.voters - _ROUNDING
         return tally.failures >= MIN_FAILURES and share
 
-    def is_decided(self, partition: TopicPartition, peers: Collection[int], now_ms: float) -> bool:
+    def is_decided(self, partition: TopicPartition, tasks: Collection[int], now_ms: float) -> bool:
         """Whether all of these tasks have voted, or those that were asked, or the time to vote is over."""
         votes, sample = self._votes[partition], self._samples.get(partition)
         if sample is not None and now_ms - sample.asked_ms < _MIN_ASK_INTERVAL_MS:
             is_over = now_ms - sample.asked_ms >= _VOTING_MS
-            return is_over or votes.keys() >= sample.peers.intersection(peers)
-        return len(votes) >= len(peers) and votes.keys() >= set(peers)
+            return is_over or votes.keys() >= sample.tasks.intersection(tasks)
+        return len(votes) >= len(tasks) and votes.keys() >= set(tasks)
 
-    def begin_voting(self, partition: TopicPartition, peers: Sequence[int], now_ms: float) -> Sequence[int]:
-        """Start asking tasks about a partition, and return them: at most MAX_ASKED of those ``peers`` that
+    def begin_voting(self, partition: TopicPartition, tasks: Sequence[int], now_ms: float) -> Sequence[int]:
+        """Start asking tasks about a partition, and return them: at most MAX_ASKED of those ``tasks`` that
         have not voted, in their order. None if that was done lately."""
         before = self._samples.get(partition)
         if before is not None and now_ms - before.asked_ms < _MIN_ASK_INTERVAL_MS:
             return ()
         votes = self._votes[partition]
-        missing = [peer for peer in peers if peer not in votes]
+        missing = [task for task in tasks if task not in votes]
         asked = missing[:MAX_ASKED]
         each = len(missing) / len(asked) if asked else 1.0
         self._samples[partition] = _Sample(frozenset(asked), each, now_ms)

@@ -20,7 +20,7 @@ class FiguresHandler(Handler):
         self._figures = figures
 
     def on_message(
-        self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
+        self, task: int, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
         skipped: dict[str, Any] = {}
         if "final" in body:
@@ -30,4 +30,4 @@ class FiguresHandler(Handler):
         else:
             # After a stall or a restart thousands come together. They are totals: the next one has it all.
             skipped = {"skipped": True}
-        return [Reply(peer, request, {"interval": self._figures.interval_ms, **skipped})]
+        return [Reply(task, request, {"interval": self._figures.interval_ms, **skipped})]

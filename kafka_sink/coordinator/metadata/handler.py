@@ -89,7 +89,7 @@ class Lookups:
 class _Pending:
     """A request that waits until its topics have been fetched."""
 
-    peer: int
+    task: int
     request: int
     asked: list[str]
     missing: set[str]
@@ -143,7 +143,7 @@ class MetadataHandler(Handler):
         self._fetch = fetch
         self._wake = wake
         self._transient = _TRANSIENT_ERRORS - (set() if auto_create else {UNKNOWN_TOPIC_OR_PARTITION})
-        self._peers: dict[int, _MetadataTask] = {}
+        self._tasks: dict[int, _MetadataTask] = {}
         self._pending: list[_Pending] = []
         # The number of each topic's last change. A response that changes only the age counts as well.
         self._changes: dict[str, int] = {}
@@ -185,11 +185,11 @@ class MetadataHandler(Handler):
     # -- Handler ------------------------------------------------------------------------------------
 
     def on_message(
-        self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
+        self, task: int, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
         asked, used = topics_in(body, "ask"), topics_in(body, "use")
         stale, leaders = stale_in(body), leaders_in(body)
-        known = self._peers.setdefault(peer, _MetadataTask())
+        known = self._tasks.setdefault(task, _MetadataTask())
         self._lookups.asked += bool(asked)
         self._note_responses(now_ms)
         self._tidy()
@@ -200,23 +200,23 @@ class MetadataHandler(Handler):
             self._fetch()
         topics = self._changed(known).union(asked, newer)
         if not missing or self._failure is not None or known.pending >= _MAX_PENDING:
-            replies = self._replies(peer, request, topics, asked, last=True, now_ms=now_ms)
+            replies = self._replies(task, request, topics, asked, last=True, now_ms=now_ms)
             self._forget_missing()
             return replies
         known.pending += 1
         until_ms, next_ms = now_ms + GIVE_UP_MS, now_ms + PENDING_MS
-        self._pending.append(_Pending(peer, request, asked, missing, next_ms, until_ms))
-        return self._replies(peer, request, topics, (), last=False, now_ms=now_ms)
+        self._pending.append(_Pending(task, request, asked, missing, next_ms, until_ms))
+        return self._replies(task, request, topics, (), last=False, now_ms=now_ms)
 
-    def _note_topics(self, peer: _MetadataTask, asked: list[str], used: list[str], now_ms: float) -> None:
+    def _note_topics(self, task: _MetadataTask, asked: list[str], used: list[str], now_ms: float) -> None:
         named = frozenset((*asked, *used))
         if not named:
             return
-        if not named <= peer.topics:
-            many = len(peer.topics) + len(named) > _MAX_TOPICS_OF_A_TASK
+        if not named <= task.topics:
+            many = len(task.topics) + len(named) > _MAX_TOPICS_OF_A_TASK
             # The task reports those still in use again within a minute.
-            topics = named if many else peer.topics | named
-            peer.topics = self._sets.setdefault(topics, topics)
+            topics = named if many else task.topics | named
+            task.topics = self._sets.setdefault(topics, topics)
         if now_ms - self._noted_ms.get(named, -math.inf) >= _NOTE_USE_MS:
             if len(self._noted_ms) >= _MAX_ENCODED:
                 self._noted_ms.clear()
@@ -278,9 +278,9 @@ class MetadataHandler(Handler):
         if again:
             self._fetch()
 
-    def on_disconnect(self, peer: int, now_ms: float) -> None:
-        self._peers.pop(peer, None)
-        self._pending = [one for one in self._pending if one.peer != peer]
+    def on_disconnect(self, task: int, now_ms: float) -> None:
+        self._tasks.pop(task, None)
+        self._pending = [one for one in self._pending if one.task != task]
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
         self._note_responses(now_ms)
@@ -289,14 +289,14 @@ class MetadataHandler(Handler):
         for one in self._pending:
             one.missing &= self._view_of(one.asked).unsettled
             if not one.missing or now_ms >= one.until_ms or self._failure is not None:
-                peer = self._peers[one.peer]
-                peer.pending -= 1
-                topics = self._changed(peer).union(one.asked)
-                replies += self._replies(one.peer, one.request, topics, one.asked, last=True, now_ms=now_ms)
+                task = self._tasks[one.task]
+                task.pending -= 1
+                topics = self._changed(task).union(one.asked)
+                replies += self._replies(one.task, one.request, topics, one.asked, last=True, now_ms=now_ms)
                 continue
             if now_ms >= one.next_ms:
                 one.next_ms = now_ms + PENDING_MS
-                replies.append(Reply(one.peer, one.request, {"pending": len(one.missing)}, last=False))
+                replies.append(Reply(one.task, one.request, {"pending": len(one.missing)}, last=False))
             waiting.append(one)
         self._pending = waiting
         self._forget_missing()
@@ -305,11 +305,11 @@ class MetadataHandler(Handler):
     def _pushes(self, now_ms: float) -> list[ServerMessage]:
         """Changes for tasks without a pending request. For others, its reply will contain them."""
         pushes: list[ServerMessage] = []
-        for number, peer in self._peers.items():
-            if peer.pending or peer.seen == self._change:
+        for number, task in self._tasks.items():
+            if task.pending or task.seen == self._change:
                 continue
-            changed = self._changed(peer)
-            peer.seen = self._change
+            changed = self._changed(task)
+            task.seen = self._change
             if changed:
                 pushes += [Push(number, body) for body in self._bodies(changed, {}, now_ms)]
         return pushes
@@ -362,26 +362,26 @@ class MetadataHandler(Handler):
 
     def _tidy(self) -> None:
         if len(self._changes) > self._tidy_at:
-            used = set().union(*(one.topics for one in self._peers.values()))
+            used = set().union(*(one.topics for one in self._tasks.values()))
             self._changes = {name: change for name, change in self._changes.items() if name in used}
             self._reported = {
                 where: reported for where, reported in self._reported.items() if where.topic in used
             }
             self._tidy_at = 2 * len(self._changes) + _MAX_SPARE
-        if len(self._sets) > 2 * len(self._peers) + _MAX_ENCODED:
-            self._sets = {one.topics: one.topics for one in self._peers.values()}
+        if len(self._sets) > 2 * len(self._tasks) + _MAX_ENCODED:
+            self._sets = {one.topics: one.topics for one in self._tasks.values()}
 
-    def _changed(self, peer: _MetadataTask) -> frozenset[str]:
-        if peer.seen == self._change:
+    def _changed(self, task: _MetadataTask) -> frozenset[str]:
+        if task.seen == self._change:
             return frozenset()
         # A frozenset caches its hash, so equal topics are hashed once.
-        key = (peer.seen, peer.topics)
+        key = (task.seen, task.topics)
         changed = self._changed_of.get(key)
         if changed is None:
-            if peer.seen >= self._fresh_after:
-                changed = peer.topics & self._fresh
+            if task.seen >= self._fresh_after:
+                changed = task.topics & self._fresh
             else:
-                changed = frozenset(one for one in peer.topics if self._changes.get(one, 0) > peer.seen)
+                changed = frozenset(one for one in task.topics if self._changes.get(one, 0) > task.seen)
             changed = self._changed_of[key] = self._sets.get(changed, changed)
         return changed
 
@@ -395,7 +395,7 @@ class MetadataHandler(Handler):
 
     def _replies(
         self,
-        peer: int,
+        task: int,
         request: int,
         topics: Iterable[str],
         asked: Collection[str],
@@ -412,6 +412,6 @@ class MetadataHandler(Handler):
             "asked": bool(asked),
             "failure": self._failure,
         }
-        self._peers[peer].seen = self._change
+        self._tasks[task].seen = self._change
         bodies = self._bodies(topics, facts, now_ms)
-        return [Reply(peer, request, body, last and body is bodies[-1]) for body in bodies]
+        return [Reply(task, request, body, last and body is bodies[-1]) for body in bodies]

@@ -79,14 +79,14 @@ class _JobBuckets:
         self.refill(now_ms)
         granted = []
         while self.waiting and self.may_send:
-            peer, ask = self.waiting.popitem(last=False)
+            task, ask = self.waiting.popitem(last=False)
             share = max(_TURN / (len(self.waiting) + 1), _MIN_GRANT)
             wanted = {"rows": ask.rows, "bytes": max(1, ask.bytes)}
             part = min([1.0, *(limit * share / wanted[name] for name, limit in self.limits.items())])
             rows = max(1, int(ask.rows * part))
             for name in self.levels:
                 self.levels[name] -= wanted[name] * rows / ask.rows
-            granted.append((peer, rows))
+            granted.append((task, rows))
         return granted
 
 
@@ -95,36 +95,36 @@ class RateHandler(Handler):
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, _JobBuckets] = OrderedDict()
-        # Jobs of waiting tasks, by peer. A task writes for one job at a time.
+        # Jobs of waiting tasks, by task. A task writes for one job at a time.
         self._job_of: dict[int, str] = {}
 
     def on_message(
-        self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
+        self, task: int, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
         with decoding("request of rows"):
             name, limits, ask = fields.name(body["job"]), _limits(body["limits"]), _ask(body)
         # Writes of one query may have different limits, and each its own bucket.
         name = f"{name} {sorted(limits.items())}"
-        self._leave(peer)
+        self._leave(task)
         job = self._jobs.setdefault(name, _JobBuckets(now_ms))
         self._jobs.move_to_end(name)
         job.limit(limits)
-        job.waiting[peer] = ask
-        self._job_of[peer] = name
+        job.waiting[task] = ask
+        self._job_of[task] = name
         self._forget(now_ms)
-        return [Reply(peer, request, {}), *self._serve(job, now_ms)]
+        return [Reply(task, request, {}), *self._serve(job, now_ms)]
 
     def _serve(self, job: _JobBuckets, now_ms: float) -> list[ServerMessage]:
         pushes: list[ServerMessage] = []
-        for peer, rows in job.grants(now_ms):
-            self._job_of.pop(peer, None)
-            pushes.append(Push(peer, {"rows": rows}))
+        for task, rows in job.grants(now_ms):
+            self._job_of.pop(task, None)
+            pushes.append(Push(task, {"rows": rows}))
         return pushes
 
-    def _leave(self, peer: int) -> None:
-        name = self._job_of.pop(peer, None)
+    def _leave(self, task: int) -> None:
+        name = self._job_of.pop(task, None)
         if name is not None:
-            self._jobs[name].waiting.pop(peer, None)
+            self._jobs[name].waiting.pop(task, None)
 
     def _forget(self, now_ms: float) -> None:
         """Forget jobs that nobody asks for, from the one that was used longest ago."""
@@ -134,8 +134,8 @@ class RateHandler(Handler):
                 return
             del self._jobs[name]
 
-    def on_disconnect(self, peer: int, now_ms: float) -> None:
-        self._leave(peer)
+    def on_disconnect(self, task: int, now_ms: float) -> None:
+        self._leave(task)
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
         return [message for job in self._waiting() for message in self._serve(job, now_ms)]

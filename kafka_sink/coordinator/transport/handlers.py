@@ -2,7 +2,7 @@
 
 A handler ("metadata", "breaker") is a pure object: messages and the time come in, replies go out. The server
 owns the sockets, the clock and the bounds. Each message gets exactly one last reply. Any number of interim
-replies may precede it, which say that the request is still pending. A handler may push messages to any peer
+replies may precede it, which say that the request is still pending. A handler may push messages to any task
 that has sent one.
 
 ``ClusterRegistry`` knows which clusters of a coordinator are running, idle or evicted. A running cluster has
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SharedBody(dict[str, Any]):
-    """A body, or most of one, that many peers receive. Its JSON is encoded once."""
+    """A body, or most of one, that many tasks receive. Its JSON is encoded once."""
 
     __slots__ = ("_tail", "made_ms")
 
@@ -49,15 +49,15 @@ class SharedBody(dict[str, Any]):
 
 
 def with_facts(facts: Mapping[str, Any], shared: SharedBody) -> Mapping[str, Any]:
-    """A body that adds ``facts``, meant for one peer, to a shared body."""
+    """A body that adds ``facts``, meant for one task, to a shared body."""
     return ChainMap(dict(facts), shared)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply to message number ``request`` of task ``peer``. ``last``: no other reply follows."""
+    """A reply to a task's message number ``request``. ``last``: no other reply follows."""
 
-    peer: int
+    task: int
     request: int
     body: Mapping[str, Any]
     last: bool = True
@@ -65,9 +65,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A message to task ``peer`` that replies to none of its messages."""
+    """A message to a task that replies to none of its messages."""
 
-    peer: int
+    task: int
     body: Mapping[str, Any]
 
 
@@ -78,20 +78,20 @@ class Handler:
     """Base of handlers, each for one kind of message of one cluster. A handler overrides what it needs.
 
     Methods are called on the server's loop only, and must not block.
-    ``peer`` is the number of a task, which has its own connection or shares one with others of its executor.
+    ``task`` is a task's number: it has its own connection, or shares one with others of its executor.
 
     Times are monotonic milliseconds of the coordinator's clock. Bodies are JSON objects. An invalid body
-    raises ProtocolError, which ends the peer and leaves the handler's state unchanged.
+    raises ProtocolError, which ends the connection and leaves the handler's state unchanged.
     """
 
     def on_message(
-        self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
+        self, task: int, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
-        """Handle a message. Returns replies to it and to peers that waited for its content, and pushes."""
+        """Handle a message. Returns replies to it and to tasks that waited for its content, and pushes."""
         raise NotImplementedError
 
-    def on_disconnect(self, peer: int, now_ms: float) -> None:
-        """The peer has disconnected: replies no longer reach it."""
+    def on_disconnect(self, task: int, now_ms: float) -> None:
+        """The task has disconnected: replies no longer reach it."""
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
         """Called when ``next_change_ms`` has passed, or when ``wake`` was called from any thread."""
@@ -116,7 +116,7 @@ class ClusterHandlers:
     handlers: Mapping[str, Handler] = field(default_factory=dict)
 
     def on_message(
-        self, kind: str, peer: int, request: int, body: Any, now_ms: float
+        self, kind: str, task: int, request: int, body: Any, now_ms: float
     ) -> list[tuple[str, ServerMessage]]:
         """The messages to send, each with its kind. Raises ProtocolError for an unknown kind."""
         handler = self.handlers.get(kind)
@@ -124,11 +124,11 @@ class ClusterHandlers:
             raise ProtocolError(
                 f"unknown kind of message {printable(repr(kind), 60)}, or a body that is not a JSON object"
             )
-        return [(kind, one) for one in handler.on_message(peer, request, body, now_ms)]
+        return [(kind, one) for one in handler.on_message(task, request, body, now_ms)]
 
-    def on_disconnect(self, peer: int, now_ms: float) -> None:
+    def on_disconnect(self, task: int, now_ms: float) -> None:
         for handler in self.handlers.values():
-            handler.on_disconnect(peer, now_ms)
+            handler.on_disconnect(task, now_ms)
 
     def on_time(self, now_ms: float) -> list[tuple[str, ServerMessage]]:
         """The messages to send, each with its kind."""

@@ -345,7 +345,7 @@ class CoordinatorServer:
         receivers: dict[PeerConnection, list[int]] = {}
         pushed: Mapping[str, Any] | None = None
         for kind, one in outgoing:
-            found = self._tasks.get(one.peer)
+            found = self._tasks.get(one.task)
             if found is None:
                 continue
             peer, task = found

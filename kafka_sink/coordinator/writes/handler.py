@@ -88,7 +88,7 @@ class WriteHandler(Handler):
 
     def on_message(
         self,
-        peer: int,
+        task: int,
         request: int,
         body: Mapping[str, Any],
         now_ms: float,
@@ -101,19 +101,19 @@ class WriteHandler(Handler):
             if self._listener is not None:
                 self._listener.note_over(name, now_ms, aborts=bool(body.get("aborts")))
             cause = self._causes.pop(name, "")
-            pushes = [Push(peer, _over(name)) for peer, (write, _) in self._writing.items() if write == name]
-            return [Reply(peer, request, {"cause": cause} if cause else {}), *pushes]
+            pushes = [Push(task, _over(name)) for task, (write, _) in self._writing.items() if write == name]
+            return [Reply(task, request, {"cause": cause} if cause else {}), *pushes]
         if "failed" in body:
             self._note_failure(_name_in(body, "failed"), _cause_in(body))
-            return [Reply(peer, request, {})]
+            return [Reply(task, request, {})]
         name, stage, transactions = _name_in(body, "writing"), _stage_in(body), _transactions_in(body)
-        self._writing[peer] = name, stage
+        self._writing[task] = name, stage
         is_over = name in self._over or stage in self._over
         if self._jobs is not None and stage is not None and not is_over:
             self._watch(self._jobs, name, stage, transactions)
         if not is_over:
-            return [Reply(peer, request, {})]
-        return [Reply(peer, request, _over(name, None if name in self._over else stage))]
+            return [Reply(task, request, {})]
+        return [Reply(task, request, _over(name, None if name in self._over else stage))]
 
     def _watch(self, jobs: JobWatch, name: str, stage: int, transactions: WriteTransactions | None) -> None:
         jobs.watch(stage, self._on_job_end)
@@ -156,8 +156,8 @@ class WriteHandler(Handler):
         if len(self._over) > _MAX_OVER:
             self._over.popitem(last=False)
 
-    def on_disconnect(self, peer: int, now_ms: float) -> None:
-        self._writing.pop(peer, None)
+    def on_disconnect(self, task: int, now_ms: float) -> None:
+        self._writing.pop(task, None)
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
         ended = set()
@@ -173,7 +173,7 @@ class WriteHandler(Handler):
             self._remember(stage)
         if not ended:
             return ()
-        return [Push(peer, _over(*write)) for peer, write in self._writing.items() if write[1] in ended]
+        return [Push(task, _over(*write)) for task, write in self._writing.items() if write[1] in ended]
 
 
 def _over(name: str, stage: int | None = None) -> dict[str, Any]:

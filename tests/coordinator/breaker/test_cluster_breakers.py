@@ -49,7 +49,7 @@ def test_a_task_whose_bootstrap_name_moves_leaves_the_mutes_behind() -> None:
     update = decode_update(reply.body, 10)
     assert update.whole
     assert update.added == {}
-    assert not [one for one in handler.on_time(9_000.0) if one.peer == 2], "no lease for the former cluster"
+    assert not [one for one in handler.on_time(9_000.0) if one.task == 2], "no lease for the former cluster"
     handler.on_disconnect(2, 9_000.0)
     handler.on_disconnect(1, 9_000.0)
 
@@ -95,9 +95,9 @@ def test_sets_of_options_of_one_principal_share_the_mutes_of_a_cluster() -> None
     over = encode_report(BreakerReport(unmuted=((1, "it responds"),)))
     (_, *told) = same.on_message(1, 2, over, 2_000.0)
     told += [push for handler in (same, renamed, other) for push in handler.on_time(2_100.0)]
-    assert sorted(one.peer for one in told) == [1, 2]
+    assert sorted(one.task for one in told) == [1, 2]
     renamed.on_disconnect(2, 3_000.0)
-    assert not [one for one in same.on_time(9_000.0) if one.peer == 2]
+    assert not [one for one in same.on_time(9_000.0) if one.task == 2]
 
 
 @pytest.mark.parametrize("cluster", [3, "", "x" * 201, ["a"]])

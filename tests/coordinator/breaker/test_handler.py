@@ -95,7 +95,7 @@ def _votes_of_thousand(failing: int, handler: BreakerHandler) -> tuple[int, bool
     # A few find out first.
     pushes = [push for peer in range(min(failing, 10)) for push in report(peer, 2_000.0)]
     pushes += [one for one in handler.on_time(2_060.0) if isinstance(one, Push)]
-    asked = [push.peer for push in pushes if decode_update(push.body, 10).asks]
+    asked = [push.task for push in pushes if decode_update(push.body, 10).asks]
     for peer in asked:
         report(peer, 2_100.0)
     handler.on_time(2_150.0)
@@ -122,7 +122,7 @@ def test_a_task_that_rests_gets_no_lease() -> None:
     handler.on_time(100.0)
     handler.on_message(1, 3, encode_report(BreakerReport(rows=1)), INTERVAL)
     leased = [
-        one.peer
+        one.task
         for now_ms in (INTERVAL + 10, INTERVAL + 200, 2 * INTERVAL + 300)
         for one in handler.on_time(now_ms)
         if isinstance(one, Push) and decode_update(one.body, 10).leases

@@ -20,7 +20,7 @@ def tasks() -> BreakerTasks:
 
 
 def taken(pushes: MutePushes, tasks: BreakerTasks, now_ms: float) -> dict[int, BreakerUpdate]:
-    return {push.peer: decode_update(push.body, MAX_DELAY_MS) for push in pushes.take(tasks, now_ms)}
+    return {push.task: decode_update(push.body, MAX_DELAY_MS) for push in pushes.take(tasks, now_ms)}
 
 
 def test_a_mute_goes_to_all_tasks_at_once_and_once(tasks: BreakerTasks) -> None:

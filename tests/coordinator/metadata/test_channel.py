@@ -70,7 +70,7 @@ class Coordinator:
 
 
 def names(outgoing: Iterable[ServerMessage]) -> list[tuple[int, list[str]]]:
-    return [(one.peer, sorted(topic[0] for topic in one.body["topics"])) for one in outgoing]
+    return [(one.task, sorted(topic[0] for topic in one.body["topics"])) for one in outgoing]
 
 
 def test_one_response_serves_all_waiting_tasks_and_later_ones_at_once() -> None:
@@ -214,10 +214,10 @@ def test_what_a_task_writes_to_is_bounded_and_so_is_what_is_remembered_of_change
         )
         coordinator.handler.on_response(asked)
         coordinator.now_ms += 1000
-        assert len(coordinator.handler._peers[1].topics) <= 500
+        assert len(coordinator.handler._tasks[1].topics) <= 500
         # Twice those in use, with some to spare: else it would be sorted out at every message.
         assert len(coordinator.handler._changes) <= 2 * 500 + 100 + 50
-    assert used[0] in coordinator.handler._peers[1].topics
+    assert used[0] in coordinator.handler._tasks[1].topics
 
 
 def test_a_task_gets_pending_replies_and_a_last_one_in_time() -> None:

@@ -49,10 +49,10 @@ class Tasks:
         pushes = [message for message in messages if isinstance(message, Push)]
         for push in pushes:
             rows = push.body["rows"]
-            self.granted[push.peer].append((now_ms, rows))
-            self.left[push.peer] -= rows
+            self.granted[push.task].append((now_ms, rows))
+            self.left[push.task] -= rows
         for push in pushes:
-            self._ask(push.peer, now_ms)
+            self._ask(push.task, now_ms)
 
     def run(self, from_ms: float, to_ms: float) -> None:
         now_ms = from_ms
@@ -165,8 +165,8 @@ def test_writes_of_one_query_with_different_limits_have_buckets_of_their_own() -
 
     def note(message: Any, now_ms: float) -> None:
         if isinstance(message, Push):
-            sent[message.peer] += message.body["rows"]
-            ask(message.peer, now_ms)
+            sent[message.task] += message.body["rows"]
+            ask(message.task, now_ms)
 
     for peer in range(2):
         ask(peer, 0.0)
@@ -182,7 +182,7 @@ def test_a_task_that_is_gone_leaves_its_place() -> None:
     handler.on_message(2, 1, body(10**6), 0.0)
     handler.on_message(3, 1, body(10), 0.0)
     handler.on_disconnect(2, 0.0)
-    later = [push.peer for push in handler.on_time(SECOND)]
+    later = [push.task for push in handler.on_time(SECOND)]
     assert 2 not in later
     assert 3 in later
 
