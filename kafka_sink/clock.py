@@ -1,12 +1,18 @@
-"""The two clocks, and growing waits. Code that decides by time takes a ``Clock``: tests can set it."""
+"""Two clocks, chance, and growing waits. Code that decides by time takes a ``Clock``: tests can set it."""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
+from typing import Final
 
 # Milliseconds since any fixed moment, never going back.
 Clock = Callable[[], float]
+
+# Of the system, which has no state. Python's own generator is the user's, who may have seeded it, and one of
+# ours would give all forks the same numbers.
+RANDOM: Final = random.SystemRandom()
 
 
 def monotonic_ms() -> float:

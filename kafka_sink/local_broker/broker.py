@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import socket
@@ -92,7 +91,6 @@ class LocalBroker:
         self._jvm_flags = [f"-Xmx{heap}", *JVM_FLAGS, *java_options]
         self._start_timeout_s = start_timeout_s
         self._progress = progress
-        self._chooser = random.Random()
         self._processes: SupervisedProcesses | None = None
         self._folder: Path | None = None
         self._nodes: list[NodeConfig] = []
@@ -141,7 +139,7 @@ class LocalBroker:
                 f"no folder for the brokers' data: {error}; set TMPDIR to use another place"
             ) from error
         self._folder = folder
-        self._nodes = plan_nodes(folder, self._count, self._port, self._extra_listeners, self._chooser)
+        self._nodes = plan_nodes(folder, self._count, self._port, self._extra_listeners)
         self._write_files()
         self._processes = SupervisedProcesses(folder)
         for node in self._nodes:

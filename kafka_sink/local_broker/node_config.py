@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import random
 import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kafka_sink.clock import RANDOM
 from kafka_sink.errors import LocalBrokerError
 
 HOST = "127.0.0.1"
@@ -76,10 +76,10 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def free_port(taken: set[int], chooser: random.Random) -> int:
+def free_port(taken: set[int]) -> int:
     """A free port outside the ephemeral range that is not in ``taken``; it is added there."""
     for _ in range(_PORT_TRIES):
-        port = chooser.randrange(*_PORTS)
+        port = RANDOM.randrange(*_PORTS)
         if port not in taken and port_is_free(port):
             taken.add(port)
             return port
@@ -87,7 +87,7 @@ def free_port(taken: set[int], chooser: random.Random) -> int:
 
 
 def plan_nodes(
-    folder: Path, brokers: int, port: int | None, extra_listeners: Mapping[str, str], chooser: random.Random
+    folder: Path, brokers: int, port: int | None, extra_listeners: Mapping[str, str]
 ) -> list[NodeConfig]:
     """Ports and folders of all brokers. Broker ``i`` gets ``port + i`` if ``port`` is given.
 
@@ -102,9 +102,9 @@ def plan_nodes(
     taken = set(asked)
     nodes = []
     for index in range(brokers):
-        ports = {BROKER_LISTENER: asked[index] if asked else free_port(taken, chooser)}
+        ports = {BROKER_LISTENER: asked[index] if asked else free_port(taken)}
         for listener in (CONTROLLER_LISTENER, *extra_listeners):
-            ports[listener] = free_port(taken, chooser)
+            ports[listener] = free_port(taken)
         nodes.append(NodeConfig(index, folder / f"broker-{index}", ports))
     return nodes
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import selectors
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from kafka_sink.clock import Clock
+from kafka_sink.clock import RANDOM, Clock
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError
 from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED, error_of
 from kafka_sink.model import Node
@@ -80,7 +79,7 @@ class NetworkClient:
         self,
         settings: NetworkSettings,
         clock_ms: Clock,
-        random: Callable[[], float] = random.random,
+        random: Callable[[], float] = RANDOM.random,
     ) -> None:
         self._settings = settings
         self._security = Security(settings.security)

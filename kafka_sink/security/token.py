@@ -10,7 +10,6 @@ import http.client
 import importlib
 import json
 import os
-import random
 import socket
 import ssl
 import threading
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus, unquote, urlencode, urlsplit
 
+from kafka_sink.clock import RANDOM
 from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.printable import printable
 from kafka_sink.secret import HIDDEN, HiddenValues, Secret
@@ -290,7 +290,7 @@ class TokenSource:
         fetch: Fetch,
         wall_clock_s: Callable[[], float] = time.time,
         wait: Callable[[float], None] = time.sleep,
-        random: Callable[[], float] = random.random,
+        random: Callable[[], float] = RANDOM.random,
     ) -> None:
         self._settings = settings
         self._fetch = fetch

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import threading
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from kafka_sink.accumulator.batch_queues import PartitionQueue
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.breaker.interface import SendPolicy
-from kafka_sink.clock import Clock, ExponentialBackoff
+from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
@@ -154,7 +153,7 @@ class Sender(threading.Thread):
         self._clock_ms = clock_ms
         self._policy = policy
         self._completion = BatchCompletion(accumulator)
-        backoff = ExponentialBackoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms, random.random)
+        backoff = ExponentialBackoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms, RANDOM.random)
         self._expiry = BatchExpiry(
             self._completion, accumulator, cluster, identity, self._policy, network.connection_errors
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 from collections.abc import Container
 
 import pyarrow as pa
@@ -19,7 +18,7 @@ from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.breaker.interface import SendPolicy, load_breaker
 from kafka_sink.breaker.mute_control import BreakerMetrics, MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
-from kafka_sink.clock import ExponentialBackoff, monotonic_ms, wall_ms
+from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms, wall_ms
 from kafka_sink.coordinator.breaker.channel import BreakerChannel
 from kafka_sink.coordinator.client.client import CoordinatorClient
 from kafka_sink.coordinator.figures.channel import FiguresChannel
@@ -563,7 +562,7 @@ def _cluster_metadata(options: SinkOptions, network: NetworkClient) -> ClusterMe
         idle_ms=options.metadata_max_idle_ms,
         retry_backoff_ms=options.retry_backoff_ms,
         retry_backoff_max_ms=options.retry_backoff_max_ms,
-        random=random.random,
+        random=RANDOM.random,
     )
     metadata = ClusterMetadata(cache, monotonic_ms, network.wakeup, network.describe_brokers)
     tls = SecuritySettings.from_options(options).tls
@@ -591,7 +590,7 @@ def _muted_memory_limit(
 
 
 def _identity(options: SinkOptions) -> ProducerIdentity | None:
-    backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, random.random)
+    backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
     if options.delivery_guarantee == "exactly-once":
         return TransactionalIdentity(backoff)
     return ProducerIdentity(backoff) if options.enable_idempotence else None
@@ -614,6 +613,6 @@ def _partitioner(options: SinkOptions, appender: RecordAppender) -> Partitioner:
         room=appender.batch_room,
         ignore_keys=options.partitioner_ignore_keys,
         adaptive=options.partitioner_adaptive_partitioning_enable,
-        random=random.random,
+        random=RANDOM.random,
         spread_keys=options.partitioner_spread_keys_when_muted,
     )

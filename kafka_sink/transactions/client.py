@@ -8,14 +8,13 @@ raised.
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kafka_sink import kafka_errors
-from kafka_sink.clock import ExponentialBackoff, monotonic_ms
+from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError, is_final
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import apis, requests, topic_requests, transaction_requests
@@ -170,7 +169,7 @@ class TransactionClient:
         self.protocol = PROTOCOL_2
         self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         backoff_ms = min(options.retry_backoff_ms, 20)
-        self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, random.random)
+        self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
         self._coordinators: dict[tuple[bool, str], int] = {}
         self._nodes: dict[int, Node] = {}
         # With the time of the response.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import ctypes
 import mmap
 import random
-import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -37,7 +37,6 @@ from kafka_sink.errors import (
     ProducerClosedError,
     RecordTooLargeError,
 )
-from tests.support import footprint
 
 LONG_MS = 60_000.0
 JOIN_S = 30.0
@@ -664,33 +663,44 @@ def test_free_memory_of_one_size_makes_way_for_another() -> None:
     assert (metrics.used_bytes, metrics.free_bytes) == (1000, 0)
 
 
-def resident_bytes() -> int:
-    """Memory of this process's own: Linux drops pages of libraries at any time, and maps them again."""
-    status = Path("/proc/self/status").read_text()
-    return sum(int(kib) * 1024 for kib in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", status, re.MULTILINE))
+needs_pagemap = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="reads Linux's /proc")
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads resident memory from Linux's /proc")
+def ranges(chunks: Iterable[Chunk]) -> set[tuple[int, int]]:
+    """Where the memory of chunks is mapped: address and size of each slab."""
+    return {(np.frombuffer(chunk.slab, np.uint8).ctypes.data, len(chunk.slab)) for chunk in chunks}
+
+
+def resident_bytes(mapped: set[tuple[int, int]]) -> int:
+    """What of these ranges is in memory. The process's total counts what other tests left to allocators."""
+    present = 0
+    with open("/proc/self/pagemap", "rb") as pagemap:
+        for address, size in mapped:
+            pagemap.seek(address // mmap.PAGESIZE * 8)
+            pages = np.frombuffer(pagemap.read(-(-size // mmap.PAGESIZE) * 8), np.uint64)
+            present += int(np.count_nonzero(pages >> np.uint64(63)))
+    return present * mmap.PAGESIZE
+
+
+@needs_pagemap
 @pytest.mark.parametrize("keep", [0, 1])
 def test_trimmed_memory_leaves_the_process(keep: int) -> None:
     pool = WatchedPool(64 << 20)
     arena = pool.arena(16384)
-    # Else what other tests left may go while this one measures.
-    footprint.release_arrow()
-    before = resident_bytes()
     chunks = pool.try_take(arena, 4096)
     assert chunks is not None
-    assert resident_bytes() - before < 8 << 20  # nothing is touched that is not written
+    mapped = ranges(chunks)
+    assert resident_bytes(mapped) < 1 << 20  # nothing is touched that is not written
     for chunk in chunks:
         chunk.view[:] = b"\1" * 16384
-    assert resident_bytes() - before > 56 << 20
+    assert resident_bytes(mapped) == 64 << 20
     # One chunk in 64 stays lent: the worst for memory that can only go in large pieces.
     stay = chunks[::64] if keep else []
     pool.give(arena, [chunk for index, chunk in enumerate(chunks) if not keep or index % 64])
     del chunks, chunk
-    assert resident_bytes() - before > 56 << 20
+    assert resident_bytes(mapped) == 64 << 20
     pool.trim_free()
-    assert resident_bytes() - before < 8 << 20
+    assert resident_bytes(mapped) == len(stay) * 16384
     assert pool.metrics().allocated_bytes == len(stay) * 16384
     assert all(bytes(chunk.view) == b"\1" * 16384 for chunk in stay)
     if keep:
@@ -751,7 +761,7 @@ def test_trimmed_chunks_smaller_than_a_page_keep_their_neighbours_bytes() -> Non
 # -- metrics ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory as Linux tells it")
+@needs_pagemap
 @pytest.mark.parametrize("size", [1024, 1000, 2048])
 def test_chunks_smaller_than_a_page_make_way_for_larger_ones_with_their_pages(size: int) -> None:
     pool = WatchedPool(16 << 20)
@@ -760,7 +770,7 @@ def test_chunks_smaller_than_a_page_make_way_for_larger_ones_with_their_pages(si
     assert chunks is not None
     for chunk in chunks:
         chunk.view[:] = b"\1" * size
-    full = resident_bytes()
+    mapped = ranges(chunks)
     # One stays lent, or all mappings could go; the others come back in any order.
     (stay, *rest) = chunks
     random.Random(3).shuffle(rest)
@@ -769,7 +779,8 @@ def test_chunks_smaller_than_a_page_make_way_for_larger_ones_with_their_pages(si
     for _ in range(pool.total_bytes // 16384 - 1):
         (one,) = pool.try_take(large, 1) or []
         one.view[:] = b"\2" * 16384
-    assert resident_bytes() - full < 4 << 20
+        mapped |= ranges([one])
+    assert resident_bytes(mapped) < pool.total_bytes + (4 << 20)
     assert bytes(stay.view) == b"\1" * size
 
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import random
 import socket
 from pathlib import Path
 
 import pytest
 
 from kafka_sink.errors import LocalBrokerError
+from kafka_sink.local_broker import node_config
 from kafka_sink.local_broker.node_config import (
     format_properties,
     free_port,
@@ -30,7 +30,7 @@ def test_a_listening_port_is_not_free(taken_port: int) -> None:
 
 
 def test_free_ports_are_distinct_and_below_the_ephemeral_range(tmp_path: Path) -> None:
-    nodes = plan_nodes(tmp_path, 3, None, {"TLS": "SSL"}, random.Random(1))
+    nodes = plan_nodes(tmp_path, 3, None, {"TLS": "SSL"})
     ports = [port for node in nodes for port in node.ports.values()]
     assert len(ports) == len(set(ports)) == 9
     assert all(20_000 <= port < 32_000 for port in ports)
@@ -38,24 +38,25 @@ def test_free_ports_are_distinct_and_below_the_ephemeral_range(tmp_path: Path) -
 
 def test_an_asked_port_that_is_taken_is_an_error(tmp_path: Path, taken_port: int) -> None:
     with pytest.raises(LocalBrokerError, match=f"port {taken_port} is taken"):
-        plan_nodes(tmp_path, 1, taken_port, {}, random.Random())
+        plan_nodes(tmp_path, 1, taken_port, {})
 
 
-def test_a_taken_port_is_never_chosen() -> None:
-    chooser = random.Random(7)
-    first = free_port(set(), random.Random(7))
-    assert free_port({first}, chooser) != first
+def test_a_taken_port_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two are left, of which one is taken.
+    monkeypatch.setattr(node_config, "_PORTS", (20_000, 20_002))
+    monkeypatch.setattr(node_config, "port_is_free", lambda _: True)
+    assert free_port({20_000}) == 20_001
 
 
 def test_asked_ports_follow_one_another(tmp_path: Path) -> None:
     base = next(p for p in range(20_000, 32_000, 10) if all(port_is_free(p + i) for i in range(3)))
-    nodes = plan_nodes(tmp_path, 3, base, {}, random.Random())
+    nodes = plan_nodes(tmp_path, 3, base, {})
     assert [node.ports["BROKER"] for node in nodes] == [base, base + 1, base + 2]
 
 
 @pytest.mark.parametrize(("brokers", "replicas", "in_sync"), [(1, "1", "1"), (3, "3", "2")])
 def test_replication_fits_the_cluster(tmp_path: Path, brokers: int, replicas: str, in_sync: str) -> None:
-    nodes = plan_nodes(tmp_path, brokers, None, {}, random.Random())
+    nodes = plan_nodes(tmp_path, brokers, None, {})
     values = server_properties(nodes[0], nodes, auto_create_topics=True, extra_listeners={}, properties={})
     assert values["default.replication.factor"] == replicas
     assert values["offsets.topic.replication.factor"] == replicas
@@ -65,7 +66,7 @@ def test_replication_fits_the_cluster(tmp_path: Path, brokers: int, replicas: st
 
 
 def test_the_callers_properties_win(tmp_path: Path) -> None:
-    nodes = plan_nodes(tmp_path, 1, None, {"TLS": "SSL"}, random.Random())
+    nodes = plan_nodes(tmp_path, 1, None, {"TLS": "SSL"})
     values = server_properties(
         nodes[0],
         nodes,

@@ -7,7 +7,6 @@ checking what the sink claims about them. Jars come from Maven Central through t
 from __future__ import annotations
 
 import contextlib
-import random
 import shutil
 import socket
 import subprocess
@@ -66,8 +65,7 @@ class ReleasedKafka:
         self._folder = Path(tempfile.mkdtemp(prefix="released-kafka-"))
         self._processes: SupervisedProcesses | None = None
         taken: set[int] = set()
-        chooser = random.Random()
-        self._port, self._second_port = free_port(taken, chooser), free_port(taken, chooser)
+        self._port, self._second_port = free_port(taken), free_port(taken)
 
     @property
     def bootstrap_servers(self) -> str:

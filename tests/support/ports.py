@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,4 +52,4 @@ def refusing_port() -> Iterator[int]:
 
 def free_port() -> int:
     """For a process that will bind it: outside the range that connections and port 0 take theirs from."""
-    return node_config.free_port(set(), random.Random())
+    return node_config.free_port(set())

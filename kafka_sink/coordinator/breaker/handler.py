@@ -7,11 +7,11 @@ knows the tasks, who may probe, and what has not been pushed yet.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kafka_sink.breaker.states import BreakerState, MuteTable, Target
+from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.breaker.messages import (
     MAX_MUTES,
     BreakerUpdate,
@@ -43,7 +43,7 @@ class BreakerHandler(Handler):
         retry_interval_ms: float,
         votes: PartitionVotes | None,
         report_interval_ms: float,
-        random: Callable[[], float] = random.random,
+        random: Callable[[], float] = RANDOM.random,
     ) -> None:
         self._table = MuteTable(retry_interval_ms)
         self._votes = votes

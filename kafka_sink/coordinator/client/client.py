@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import selectors
 import socket
 import threading
 from collections.abc import Sequence
 
-from kafka_sink.clock import Clock, ExponentialBackoff
+from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff
 from kafka_sink.coordinator.client.executor_relay import ExecutorRelay
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, warn_once
 from kafka_sink.coordinator.transport.channel import Channel
@@ -49,7 +48,7 @@ class CoordinatorClient(threading.Thread):
         self._clock_ms = clock_ms
         self._silence_ms = silence_ms
         self._relay = ExecutorRelay(address, silence_ms, clock_ms)
-        self._backoff = ExponentialBackoff(_BACKOFF_MS, _BACKOFF_MAX_MS, random.random)
+        self._backoff = ExponentialBackoff(_BACKOFF_MS, _BACKOFF_MAX_MS, RANDOM.random)
         self._failures = 0
         self._connect_after_ms = -math.inf
         self._closing = False
@@ -215,7 +214,7 @@ class CoordinatorClient(threading.Thread):
         if connected is not None and self._may_reconnect_soon(connected, is_broken=is_broken):
             # No failure: the server closes idle connections, and relays end with their workers. If the
             # coordinator is gone, reconnecting fails.
-            self._connect_after_ms = now_ms + _AFTER_IDLE_MS * random.random()
+            self._connect_after_ms = now_ms + _AFTER_IDLE_MS * RANDOM.random()
         elif self._active:
             self._failures += 1
             self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import socket
 import threading
 import time
 
-from kafka_sink.clock import Clock
+from kafka_sink.clock import RANDOM, Clock
 from kafka_sink.coordinator.client.relay import Relay, RelayFolder
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection, Link, connect
@@ -85,7 +84,7 @@ class ExecutorRelay:
             raise _NoRelayError
         for wait_s in _WAITS_S:
             # Workers of an executor try at the same time.
-            time.sleep(wait_s * (0.5 + random.random()))
+            time.sleep(wait_s * (0.5 + RANDOM.random()))
             self._become_relay(folder)
             try:
                 connected = folder.connect(_CHALLENGE_MS)

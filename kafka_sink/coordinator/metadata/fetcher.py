@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable
 
-from kafka_sink.clock import ExponentialBackoff, monotonic_ms
+from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms
 from kafka_sink.coordinator.metadata.handler import Lookups, MetadataHandler
 from kafka_sink.coordinator.metadata.messages import coordinator_idle_ms
 from kafka_sink.coordinator.transport.handlers import Handler
@@ -46,7 +45,7 @@ class MetadataFetcher(threading.Thread):
             idle_ms=coordinator_idle_ms(options.metadata_max_idle_ms),
             retry_backoff_ms=options.retry_backoff_ms,
             retry_backoff_max_ms=options.retry_backoff_max_ms,
-            random=random.random,
+            random=RANDOM.random,
             non_urgent_share=NON_URGENT_SHARE / _SHARE_OF_AGE,
         )
         self.view = ClusterMetadata(cache, monotonic_ms, self.wake, self._describe)
@@ -74,7 +73,7 @@ class MetadataFetcher(threading.Thread):
 
     def run(self) -> None:
         """Fetch until ``close`` is called."""
-        backoff = ExponentialBackoff(_RESTART_MS, _RESTART_MAX_MS, random.random)
+        backoff = ExponentialBackoff(_RESTART_MS, _RESTART_MAX_MS, RANDOM.random)
         failures = 0
         while not self._closing.is_set():
             try:

@@ -8,12 +8,12 @@ and for a peer to read.
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.transport.peer_connection import PeerConnection
 from kafka_sink.errors import ProtocolError
 
@@ -140,7 +140,7 @@ class Connections:
         if full and not self._unproved:
             return Dropped.FULL
         if full or len(self._unproved) >= self._bounds.unproved:
-            self.drop(random.choice(max(self._unproved_of.values(), key=len)), Dropped.MADE_ROOM)
+            self.drop(RANDOM.choice(max(self._unproved_of.values(), key=len)), Dropped.MADE_ROOM)
         return None
 
     def add(self, peer: PeerConnection) -> None:
