@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from kafka_sink import spark_application
-from kafka_sink.clock import Clock, monotonic_ms
+from kafka_sink.clock import RANDOM, Clock, monotonic_ms
 from kafka_sink.coordinator.figures.messages import (
     KIND,
     FinalFigures,
@@ -145,7 +144,7 @@ class FiguresChannel(Channel):
         with self._lock:
             self._sent_topics = {}
             if self._has_reported:
-                self._due_ms = now_ms + random.random() * self._interval_ms
+                self._due_ms = now_ms + RANDOM.random() * self._interval_ms
 
 
 def report_final(address: CoordinatorAddress, final: FinalFigures) -> None:
