@@ -1,4 +1,4 @@
-"""What a broker's response means for a batch. Pure: facts in, a decision out."""
+"""What a broker's response means for a batch. Pure: facts in, a verdict out."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ class ResponseHandler:
         self._completion.nodes.failed(tag.node_id)
         for batch in tag.batches.values():
             self._cluster.mark_stale(batch.partition.topic, now_ms)
-            decision = response_classifier.classify_failure(event.cause, possibly_sent=event.possibly_sent)
-            self._apply(batch, tag.node_id, decision, now_ms)
+            verdict = response_classifier.classify_failure(event.cause, possibly_sent=event.possibly_sent)
+            self._apply(batch, tag.node_id, verdict, now_ms)
 
     def on_response(self, event: ResponseReceived, tag: ProduceTag, now_ms: float) -> None:
         """The response has come; with acks=0, the request is written to the socket."""
@@ -126,8 +126,8 @@ class ResponseHandler:
             )
         for batch in pending.values():
             cause = DeliveryError(f"the broker's response left out {batch.partition}")
-            decision = response_classifier.classify_failure(cause, possibly_sent=True)
-            self._apply(batch, tag.node_id, decision, now_ms)
+            verdict = response_classifier.classify_failure(cause, possibly_sent=True)
+            self._apply(batch, tag.node_id, verdict, now_ms)
 
     def _on_error(
         self,
@@ -171,7 +171,7 @@ class ResponseHandler:
             transactional=self._identity.transactional_id is not None,
         )
 
-    # -- carrying decisions out ---------------------------------------------------------------------
+    # -- carrying verdicts out ---------------------------------------------------------------------
 
     def _succeed(
         self,
@@ -196,46 +196,46 @@ class ResponseHandler:
         if batches:
             self._completion.succeed(batches, confirmed=confirmed)
 
-    def _apply(self, batch: ProducerBatch, node_id: int, decision: Verdict, now_ms: float) -> None:
-        """Carry out the decision of the classifier. Nothing else ends an attempt that failed."""
-        if decision.action is Action.SUCCEED:
+    def _apply(self, batch: ProducerBatch, node_id: int, verdict: Verdict, now_ms: float) -> None:
+        """Carry out the verdict of the classifier. Nothing else ends an attempt that failed."""
+        if verdict.action is Action.SUCCEED:
             self._succeed([(batch, -1, -1)], node_id, now_ms)
             return
-        cause = decision.cause or DeliveryError("the broker rejected the batch")
-        self._note_failed_attempt(batch, node_id, decision, cause, now_ms)
-        if decision.action is Action.SPLIT:
+        cause = verdict.cause or DeliveryError("the broker rejected the batch")
+        self._note_failed_attempt(batch, node_id, verdict, cause, now_ms)
+        if verdict.action is Action.SPLIT:
             self._split(batch, cause)
         elif self._may_pass(batch, cause, now_ms):
-            self._retry(batch, cause, decision, now_ms)
-        elif self._skips(batch, decision):
-            self._skip_records(batch, decision.unwritable or (), cause)
-        elif decision.action is Action.FAIL or not self._retries_left(batch, decision):
+            self._retry(batch, cause, verdict, now_ms)
+        elif self._skips(batch, verdict):
+            self._skip_records(batch, verdict.unwritable or (), cause)
+        elif verdict.action is Action.FAIL or not self._retries_left(batch, verdict):
             self._completion.fail_taken(batch, cause)
         else:
-            if decision.action is Action.RESTART:
+            if verdict.action is Action.RESTART:
                 self._request_restart(batch, cause)
-            self._retry(batch, cause, decision, now_ms)
+            self._retry(batch, cause, verdict, now_ms)
 
     def _note_failed_attempt(
-        self, batch: ProducerBatch, node_id: int, decision: Verdict, cause: Exception, now_ms: float
+        self, batch: ProducerBatch, node_id: int, verdict: Verdict, cause: Exception, now_ms: float
     ) -> None:
         self._completion.end_attempt(batch)
         self._policy.on_complete(node_id, batch.partition, batch.record_count, cause, now_ms)
         error_code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
         self.new_partitions.failed(node_id, batch, error_code, now_ms)
-        if decision.possibly_written:
+        if verdict.possibly_written:
             batch.set_possibly_written()
-        batch.last_error = decision.cause
-        batch.retries_spent += decision.spends_retry
-        if decision.refresh:
+        batch.last_error = verdict.cause
+        batch.retries_spent += verdict.spends_retry
+        if verdict.refresh:
             self._cluster.mark_stale(batch.partition.topic, now_ms)
-        if decision.too_large:
-            self._accumulator.note_too_large(batch, costs_task=decision.action is Action.FAIL)
+        if verdict.too_large:
+            self._accumulator.note_too_large(batch, costs_task=verdict.action is Action.FAIL)
         if self._identity is not None:
             self._identity.attempt_failed(batch)
 
-    def _retries_left(self, batch: ProducerBatch, decision: Verdict) -> bool:
-        return not decision.spends_retry or batch.retries_spent <= self._settings.retries
+    def _retries_left(self, batch: ProducerBatch, verdict: Verdict) -> bool:
+        return not verdict.spends_retry or batch.retries_spent <= self._settings.retries
 
     def _request_restart(self, batch: ProducerBatch, cause: Exception) -> None:
         if self._identity is None:
@@ -246,10 +246,10 @@ class ResponseHandler:
             )
         self._identity.request_restart(batch.partition)
 
-    def _retry(self, batch: ProducerBatch, cause: Exception, decision: Verdict, now_ms: float) -> None:
-        failures = batch.retries_spent if decision.spends_retry else batch.attempts
-        wait_ms = 0.0 if decision.immediate else self._backoff.delay_ms(failures)
-        wait_ms = min(wait_ms, decision.longest_wait_ms)
+    def _retry(self, batch: ProducerBatch, cause: Exception, verdict: Verdict, now_ms: float) -> None:
+        failures = batch.retries_spent if verdict.spends_retry else batch.attempts
+        wait_ms = 0.0 if verdict.immediate else self._backoff.delay_ms(failures)
+        wait_ms = min(wait_ms, verdict.longest_wait_ms)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "%s: attempt %d failed with %s; retry in %.0f ms, %s",
@@ -285,14 +285,14 @@ class ResponseHandler:
         self._unauthorized_topics[topic] = since_ms, now_ms
         return now_ms - since_ms < wait_ms
 
-    def _skips(self, batch: ProducerBatch, decision: Verdict) -> bool:
+    def _skips(self, batch: ProducerBatch, verdict: Verdict) -> bool:
         """Whether the records that cannot be written become dead letters."""
-        if self._dead_letters is None or decision.unwritable is None:
+        if self._dead_letters is None or verdict.unwritable is None:
             return False
         if batch.possibly_written or batch.terminal:
             return False
         # A dead letter that is too large is cut. Any other that is rejected fails the task.
-        return not batch.letters or isinstance(decision.cause, RecordTooLargeError)
+        return not batch.letters or isinstance(verdict.cause, RecordTooLargeError)
 
     def _skip_records(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
         """Make dead letters of these records. The others go on, with consecutive sequences."""

@@ -101,21 +101,21 @@ def _settle(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownershi
     aborted = yield from proof.abort_others(left, scope, decided)
     if decision is None:
         return Ownership(left.claim, aborted=aborted)
-    verdict = yield from proof.judge(scope, left.claim, decision, failed, now_ms)
-    claim, decision = yield from _remember(scope, verdict, decision, failed, now_ms)
-    completed = (_began_ms(scope, part, found) for part in undone if part not in verdict.lost)
+    judgement = yield from proof.judge(scope, left.claim, decision, failed, now_ms)
+    claim, decision = yield from _remember(scope, judgement, decision, failed, now_ms)
+    completed = (_began_ms(scope, part, found) for part in undone if part not in judgement.lost)
     return Ownership(
         claim,
         decision,
         frozenset(part.task for part in decision.parts if part.fate is Fate.LOST),
-        frozenset(part.task for part in verdict.unknown),
+        frozenset(part.task for part in judgement.unknown),
         tuple(began for began in completed if began is not None),
-        aborted + verdict.aborted,
+        aborted + judgement.aborted,
     )
 
 
 def _remember(
-    scope: Scope, verdict: proof.Verdict, decision: Decision, failed: tuple[Part, ...], now_ms: float
+    scope: Scope, judgement: proof.Judgement, decision: Decision, failed: tuple[Part, ...], now_ms: float
 ) -> Steps[tuple[ProducerEpoch, Decision]]:
     """Record what is known of the decision's parts, while it is: what proves it expires.
 
@@ -125,16 +125,16 @@ def _remember(
     """
     is_old = abs(now_ms - decision.began_ms) >= proof.MARKS_LAST_MS
     if not decision.parts or (not failed and not is_old):
-        return verdict.claim, decision
+        return judgement.claim, decision
     fates = {part.task: Fate.COMMITTED for part in decision.parts if part.fate is Fate.UNRECORDED}
-    fates |= {part.task: Fate.UNRECORDED for part in verdict.unknown}
-    fates |= {part.task: Fate.LOST for part in verdict.lost}
+    fates |= {part.task: Fate.UNRECORDED for part in judgement.unknown}
+    fates |= {part.task: Fate.LOST for part in judgement.lost}
     # Of what stays unknown the marks are not younger now.
-    began_ms = decision.began_ms if verdict.unknown else round(now_ms)
+    began_ms = decision.began_ms if judgement.unknown else round(now_ms)
     known = replace(decisions.recorded(decision, fates), began_ms=began_ms)
-    if verdict.unknown and known.parts == decision.parts:
-        return verdict.claim, decision
-    claim = yield from _decided(scope, verdict.claim, known)
+    if judgement.unknown and known.parts == decision.parts:
+        return judgement.claim, decision
+    claim = yield from _decided(scope, judgement.claim, known)
     # The commit of this run's batch builds on what it reads.
     while None in (yield from fetch_stable_offsets(scope.decision_key(0))).values():
         pass
@@ -297,11 +297,11 @@ def decide(
     left = yield from proof.look_at(scope, claim, [name for name in names if name not in ours])
     aborted = yield from proof.abort_others(left, scope, parts)
     # It was decided just now.
-    verdict = yield from proof.judge(scope, left.claim, decision, failed, decision.began_ms)
-    lost = [part.task for part in (*verdict.lost, *verdict.unknown)]
+    judgement = yield from proof.judge(scope, left.claim, decision, failed, decision.began_ms)
+    lost = [part.task for part in (*judgement.lost, *judgement.unknown)]
     if lost:
         raise IncompleteBatchError(proof.incomplete(scope, decision, lost))
-    return Committed(began, aborted + verdict.aborted)
+    return Committed(began, aborted + judgement.aborted)
 
 
 def _require_open(

@@ -139,7 +139,7 @@ def failed_of(parts: Iterable[Part], results: Sequence[object]) -> tuple[Part, .
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """On some parts of a decision; the others are committed. ``claim`` is the driver's, renewed."""
 
     claim: ProducerEpoch
@@ -150,7 +150,7 @@ class Verdict:
 
 def judge(
     scope: Scope, claim: ProducerEpoch, decision: Decision, failed: tuple[Part, ...], now_ms: float
-) -> Steps[Verdict]:
+) -> Steps[Judgement]:
     """What became of decided parts whose commit failed. Raises TransactionError for a former owner.
 
     A mark that stays pending is in a transaction that is open: it is committed again, by a coordinator that
@@ -177,8 +177,8 @@ def judge(
             is_proven, failed = True, absent
         else:
             lost, unknown = yield from _without_marks(scope, decision, absent, now_ms)
-            return Verdict(claim, lost, unknown, aborted)
-    return Verdict(claim, aborted=aborted)
+            return Judgement(claim, lost, unknown, aborted)
+    return Judgement(claim, aborted=aborted)
 
 
 def _marks_of(
