@@ -12,13 +12,13 @@ import json
 import time
 from collections.abc import Callable
 
+from kafka_sink.activity import ROWS, TaskActivity
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.channel import FiguresChannel
 from kafka_sink.coordinator.figures.handler import FiguresHandler
 from kafka_sink.coordinator.figures.messages import TaskIdentity
 from kafka_sink.coordinator.figures.metrics import exposition
-from kafka_sink.counts import ROWS, TaskActivity
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.sending.task_deliveries import Written

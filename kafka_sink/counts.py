@@ -1,4 +1,4 @@
-"""What a task counts, and what it waits for: from its producer to the summary, the live view and /metrics.
+"""What a task counts, from its producer to the summary, the live view and /metrics.
 
 A count is named here once, with its unit and its texts. It takes the line that counts it
 (``TaskFiguresReader.counts``) and its line in docs/metrics.md besides.
@@ -6,13 +6,10 @@ A count is named here once, with its unit and its texts. It takes the line that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
-
-from kafka_sink.clock import Clock
 
 Number = int | float
 
@@ -111,38 +108,3 @@ LATENCY_BOUNDS_MS = (
     *(5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0),
     *(1_000.0, 2_500.0, 5_000.0, 10_000.0, 30_000.0),
 )
-
-
-# What a task can wait for. WORKING: for nothing.
-WORKING = "working"
-ROWS = "rows"
-MEMORY = "memory"
-BROKER = "broker"
-METADATA = "metadata"
-LIMIT = "limit"
-STATES = (WORKING, ROWS, MEMORY, BROKER, METADATA, LIMIT)
-
-
-class TaskActivity:
-    """The present state of one task, and since when. Replaced as one value, so a reader needs no lock."""
-
-    __slots__ = ("_clock_ms", "_current")
-
-    def __init__(self, clock_ms: Clock) -> None:
-        self._clock_ms = clock_ms
-        self._current = (WORKING, clock_ms())
-
-    @property
-    def current(self) -> tuple[str, float]:
-        """One of STATES, and the monotonic milliseconds since when."""
-        return self._current
-
-    @contextmanager
-    def waiting(self, state: str) -> Iterator[None]:
-        """Within the block the task waits for this, and after it for what it waited for before."""
-        before = self._current
-        self._current = (state, self._clock_ms())
-        try:
-            yield
-        finally:
-            self._current = (WORKING, self._clock_ms()) if before[0] == WORKING else before

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from kafka_sink import spark_application
 from kafka_sink.accumulator.batch_queues import TooLargeBatch
 from kafka_sink.accumulator.producer_batch import ProducerBatch, projected_size
+from kafka_sink.dtypes import Int64s
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios, WholeCodec
-from kafka_sink.records.encoder import Int64s
 from kafka_sink.records.ordered_rows import OrderedRows
 
 if TYPE_CHECKING:

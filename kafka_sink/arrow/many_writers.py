@@ -34,7 +34,7 @@ class ManyWriters:
 
     def __init__(self, options: Mapping[str, Any], engine: str) -> None:
         self.options, given = checked(options)
-        if self.options.delivery_guarantee == "exactly-once":
+        if self.options.exactly_once:
             raise ConfigurationError(
                 f"delivery.guarantee=exactly-once is not supported in {engine}, which does not tell a task's "
                 "attempts apart. Use Spark, or kafka_sink.write_arrow in one process"

@@ -56,7 +56,7 @@ def checked(given: Mapping[str, Any]) -> tuple[SinkOptions, dict[str, str]]:
 def plan(options: SinkOptions, given: Mapping[str, str]) -> ArrowWrite:
     """Raise what ``prepare_topic`` and ``transactions.planning.plan`` raise."""
     PREPARED.prepare(options)
-    if options.delivery_guarantee != "exactly-once":
+    if not options.exactly_once:
         return ArrowWrite(options)
     from kafka_sink.transactions import planning as transactions
 

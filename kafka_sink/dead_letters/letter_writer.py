@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_sink.dead_letters.rejected_rows import (
@@ -16,13 +15,13 @@ from kafka_sink.dead_letters.rejected_rows import (
     PREFIX,
     STAGE,
     DeadLetters,
-    Int64s,
     OwnHeaders,
     RejectedLetter,
     RejectedRecords,
     RejectedRows,
 )
 from kafka_sink.dead_letters.row_rejection import rows_of_letter, rows_of_records
+from kafka_sink.dtypes import Bools, Int64s
 from kafka_sink.errors import BufferExhaustedError, DeliveryError, InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import NO_TIMESTAMP
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
@@ -118,8 +117,6 @@ _TABLE_BYTES = 1 << 20
 _COLUMNS = (("key", "binary"), ("value", "binary"), ("headers", HEADERS_TYPE))
 _NO_BINARY = binary_of(())
 
-Mask = npt.NDArray[np.bool_]
-
 
 @dataclass(frozen=True, slots=True)
 class _Header:
@@ -167,7 +164,7 @@ def letter_table(rows: RejectedRows, max_bytes: int, task: str) -> pa.Table:
         left -= header.sizes()
     noted = {header.name for header in context}
 
-    def note_cut(name: bytes, amounts: Int64s, cut: Mask) -> None:
+    def note_cut(name: bytes, amounts: Int64s, cut: Bools) -> None:
         """Say how much there was before the first cut."""
         if cut.any() and CUT_PREFIX + name not in noted:
             context.append(_Header(CUT_PREFIX + name, _texts(amounts, ~cut)))
@@ -225,14 +222,14 @@ def _known_texts(numbers: Int64s | int, smallest: int) -> bytes | pa.Array | Non
     return _texts(numbers, numbers < smallest)
 
 
-def _texts(numbers: Int64s, nulls: Mask) -> pa.Array:
+def _texts(numbers: Int64s, nulls: Bools) -> pa.Array:
     found = pa.Array.from_buffers(
         pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))]
     )
     return with_nulls(found.cast(pa.string()).cast(pa.binary()), nulls)
 
 
-def _cut(content: pa.Array, limits: Int64s) -> tuple[pa.Array, Int64s, Mask]:
+def _cut(content: pa.Array, limits: Int64s) -> tuple[pa.Array, Int64s, Bools]:
     """The first ``limits[i]`` bytes of each entry; their lengths before, and which were longer."""
     sizes = lengths(content).astype(np.int64)
     cut = sizes > limits
@@ -243,7 +240,7 @@ def _cut(content: pa.Array, limits: Int64s) -> tuple[pa.Array, Int64s, Mask]:
     return spans(values_buffer(content), starts, starts + np.minimum(sizes, limits), nulls), sizes, cut
 
 
-def _without(own: OwnHeaders, dropped: Mask) -> OwnHeaders:
+def _without(own: OwnHeaders, dropped: Bools) -> OwnHeaders:
     kept = indices(np.flatnonzero(np.repeat(~dropped, own.held)))
     left = np.where(dropped, 0, own.held)
     return replace(own, held=left, keys=own.keys.take(kept), values=own.values.take(kept))

@@ -11,9 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
+from kafka_sink.dtypes import Int64s
 from kafka_sink.errors import TooManyDeadLettersError
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 # Spark's strings may be no UTF-8, so the names of headers are bytes.
 Header = tuple[bytes, bytes | None]
 
-Int64s = npt.NDArray[np.int64]
 # A row beside its content: lengths, timestamp, partition.
 _ROW_BYTES = 32
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,13 +18,13 @@ from kafka_sink.clock import Clock
 from kafka_sink.dead_letters.rejected_rows import (
     HEADER_OVERHEAD,
     DeadLetters,
-    Int64s,
     OwnHeaders,
     RejectedLetter,
     RejectedRecords,
     RejectedRows,
     is_context,
 )
+from kafka_sink.dtypes import Bools, Bytes, Int64s
 from kafka_sink.errors import (
     InvalidRowError,
     MetadataTimeoutError,
@@ -162,10 +161,10 @@ class RowRejection:
         return needed > exists and not (count == exists and self._clock_ms() < until_ms)
 
 
-def _rows_of(rows: RowBatch, topic: str) -> npt.NDArray[np.bool_]:
+def _rows_of(rows: RowBatch, topic: str) -> Bools:
     if rows.topic_index is None:
         return np.ones(rows.num_rows, dtype=np.bool_)
-    mask: npt.NDArray[np.bool_] = rows.topic_index == rows.topics.index(topic)
+    mask: Bools = rows.topic_index == rows.topics.index(topic)
     return mask
 
 
@@ -288,14 +287,14 @@ def rows_of_records(records: RejectedRecords, max_bytes: int) -> RejectedRows:
     )
 
 
-def _field(data: npt.NDArray[np.uint8], at: Int64s) -> tuple[pa.Array, Int64s]:
+def _field(data: Bytes, at: Int64s) -> tuple[pa.Array, Int64s]:
     """The bytes after their length at each position, null for -1; and the positions after them."""
     size, begin = varint.read_column(data, at)
     end = begin + np.maximum(size, 0)
     return spans(data, begin, end, size < 0), end
 
 
-def _encoded_headers(data: npt.NDArray[np.uint8], at: Int64s, counts: Int64s, limit: int) -> OwnHeaders:
+def _encoded_headers(data: Bytes, at: Int64s, counts: Int64s, limit: int) -> OwnHeaders:
     held = np.where(counts > limit, 0, counts)
     first = np.cumsum(held) - held
     # Where each header's key and value begin and end, and whether the value is null.

@@ -37,7 +37,7 @@ def of_session(
     shown = redaction.shown_by_spark(given, known)
     if shown:
         yield Finding(Level.NOTE, redaction.warning(shown))
-    if conf("spark.speculation") == "true" and options.delivery_guarantee != "exactly-once":
+    if conf("spark.speculation") == "true" and not options.exactly_once:
         yield Finding(
             Level.NOTE,
             "spark.speculation=true runs copies of slow tasks, and each writes its rows: readers see some "

@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_sink.dtypes import Bools, Int64s, UInt64s
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import avro_default, columns, words
 from kafka_sink.formats.avro_schema import AvroSchema, Schema
 from kafka_sink.formats.columns import Encoder, UnfitRowsError
 from kafka_sink.formats.decimals import big_endian, minimal
-from kafka_sink.formats.words import Mask, Piece, UInt64s, Word
+from kafka_sink.formats.words import Piece, Word
 from kafka_sink.records import arrays, varint
 from kafka_sink.records.arrays import as_binary, lengths, null_mask
 
@@ -149,7 +150,7 @@ class _Required:
     value: Encoder
     path: str
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         if column.null_count and not pa.types.is_null(column.type):
             own = null_mask(column)
             columns.require_no_nulls(own if nulls is None else own & ~nulls, self.path)
@@ -165,7 +166,7 @@ class _Union:
     null: int | None
     path: str
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         value = varint.scalar(self.branch)
         if not column.null_count or pa.types.is_null(column.type):
             lead: list[Piece] = list(words.constant(value))
@@ -185,7 +186,7 @@ class _Record:
 
     fields: Sequence[tuple[int, Encoder] | list[Word]]
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         if nulls is not None:
             return columns.present_only(column, nulls, lambda present: self.pieces(present, None))
         children = column.flatten()
@@ -202,7 +203,7 @@ class _Record:
 class _Array:
     items: Encoder
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         counts, (items,) = columns.entries(column)
         encoded = columns.of_rows(
             counts, lambda: words.join(self.items.pieces(columns.plain(items), None), len(items))
@@ -214,7 +215,7 @@ class _Array:
 class _Map:
     values: Encoder
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         counts, (keys, values) = columns.entries(column)
         keys = columns.plain(keys)
 
@@ -225,7 +226,7 @@ class _Map:
         return _block(counts, columns.of_rows(counts, encode), nulls)
 
 
-def _block(counts: words.Int64s, encoded: pa.Array, nulls: Mask | None) -> list[Piece]:
+def _block(counts: Int64s, encoded: pa.Array, nulls: Bools | None) -> list[Piece]:
     """Entries as one block: their number unless there are none, the entries, and a zero."""
     empty = counts == 0
     end: list[Word] = _ZERO if nulls is None else words.nothing_where(nulls, _ZERO)
@@ -241,7 +242,7 @@ class _Integer:
 
     numbers: Callable[[pa.Array], Any]
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         return [*words.varint(words.zigzag(self.numbers(column)), nulls)]
 
 
@@ -252,7 +253,7 @@ class _Finer:
     factor: int
     path: str
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         given = arrays.numbers(column, np.int64)
         last = np.iinfo(np.int64).max // self.factor
         wrong = (given > last) | (given < -last)
@@ -270,13 +271,13 @@ class _Fixed:
     size: int
     numbers: Callable[[pa.Array], UInt64s]
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         return [words.fixed(self.numbers(column), self.size, nulls)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Nothing:
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         return []
 
 
@@ -284,7 +285,7 @@ class _Nothing:
 class _Bytes:
     """string and bytes: the length, and the content."""
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         sizes = lengths(column).astype(np.int64)
         return [*words.varint(words.zigzag(sizes), nulls), as_binary(column)]
 
@@ -296,7 +297,7 @@ class _FixedBytes:
     size: int
     path: str
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         wrong = lengths(column) != self.size
         if nulls is not None:
             wrong &= ~nulls
@@ -312,7 +313,7 @@ class _Enum:
     symbols: pa.Array
     path: str
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         index = pc.index_in(column, value_set=self.symbols)
         if index.null_count:
             wrong = null_mask(index)
@@ -330,7 +331,7 @@ class _Decimal:
     kind: pa.DataType
     size: int | None
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         column = column if column.type == self.kind else column.cast(self.kind)
         if self.size is None:
             return minimal(column, nulls, words.zigzag)

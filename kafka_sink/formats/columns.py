@@ -8,15 +8,16 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from kafka_sink.dtypes import Bools, Int64s
 from kafka_sink.errors import KafkaSinkError, SchemaError
-from kafka_sink.formats.words import Int64s, Mask, Piece, join, spread
+from kafka_sink.formats.words import Piece, join, spread
 from kafka_sink.records.arrays import indices, lengths, narrow, null_mask, offsets
 
 
 class UnfitRowsError(KafkaSinkError):
     """Rows that the schema does not take: those that ``rows`` marks. ``path`` names the field."""
 
-    def __init__(self, rows: Mask, path: str, problem: str) -> None:
+    def __init__(self, rows: Bools, path: str, problem: str) -> None:
         super().__init__(f"field '{path}' {problem}" if path else problem)
         self.rows = rows
 
@@ -29,7 +30,7 @@ def unsupported_type(path: str, kind: pa.DataType, wanted: object) -> SchemaErro
     )
 
 
-def require_no_nulls(nulls: Mask, path: str) -> None:
+def require_no_nulls(nulls: Bools, path: str) -> None:
     """Raise UnfitRowsError for a field that takes none."""
     if nulls.any():
         raise UnfitRowsError(nulls, path, "is null, and the schema takes no null there")
@@ -38,7 +39,7 @@ def require_no_nulls(nulls: Mask, path: str) -> None:
 class Encoder(Protocol):
     """Encode columns of one Arrow type by one schema."""
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         """The pieces of each row, which have no byte where ``nulls`` is true; None: no entry is null.
 
         Raises UnfitRowsError.
@@ -82,7 +83,7 @@ def plain(column: pa.Array) -> pa.Array:
     return column if kind == wanted else column.cast(wanted)
 
 
-def present_only(column: pa.Array, nulls: Mask, encode: Callable[[pa.Array], list[Piece]]) -> list[Piece]:
+def present_only(column: pa.Array, nulls: Bools, encode: Callable[[pa.Array], list[Piece]]) -> list[Piece]:
     """``encode`` of the entries that are not null; the others are empty."""
     present = np.flatnonzero(~nulls)
     try:

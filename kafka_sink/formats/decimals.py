@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from kafka_sink.dtypes import Bools, Int64s, UInt64s
 from kafka_sink.formats import words
-from kafka_sink.formats.words import Int64s, Mask, Piece, UInt64s, Word
+from kafka_sink.formats.words import Piece, Word
 
 _64 = np.uint64(64)
 
@@ -46,7 +47,7 @@ def _bytes_from(low: UInt64s, high: UInt64s, sign: UInt64s, end: int) -> UInt64s
     return low >> shift | (high << (_64 - shift) if shift else np.uint64(0))
 
 
-def minimal(column: pa.Array, nulls: Mask | None, length: Callable[[Int64s], UInt64s]) -> list[Piece]:
+def minimal(column: pa.Array, nulls: Bools | None, length: Callable[[Int64s], UInt64s]) -> list[Piece]:
     """The unscaled numbers in as few bytes as hold them, after their number; ``length`` prepares it for a
     varint.
 

@@ -16,10 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_sink.dtypes import Bools, Int64s
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import columns, json_schema, words
 from kafka_sink.formats.columns import Encoder, UnfitRowsError
-from kafka_sink.formats.words import Int64s, Mask, Piece
+from kafka_sink.formats.words import Piece
 from kafka_sink.records.arrays import (
     as_binary,
     is_utf8,
@@ -78,7 +79,7 @@ def _of_value(kind: pa.DataType, path: str) -> Encoder:
 class _OrNull:
     value: Encoder
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         if nulls is not None:
             return columns.present_only(column, nulls, lambda present: self.pieces(present, None))
         if not column.null_count:
@@ -92,7 +93,7 @@ class _OrNull:
 class _Object:
     fields: Sequence[tuple[str, Encoder]]
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         found: list[Piece] = []
         before = "{"
         for (name, encode), child in zip(self.fields, column.flatten(), strict=True):
@@ -106,7 +107,7 @@ class _Object:
 class _List:
     items: Encoder
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         counts, (items,) = columns.entries(column)
 
         def encode() -> pa.Array:
@@ -125,7 +126,7 @@ class _Map:
     keys: Encoder
     values: Encoder
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         counts, (keys, values) = columns.entries(column)
 
         def encode() -> pa.Array:
@@ -152,7 +153,7 @@ def _separated(counts: Int64s, encoded: pa.Array) -> pa.Array:
 class _Text:
     path: str
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         if not is_utf8(column):
             wrong = [key.decode(errors="replace").encode() != key for key in as_binary(column).to_pylist()]
             raise UnfitRowsError(np.array(wrong), self.path, "is no UTF-8, and so no text of JSON")
@@ -175,7 +176,7 @@ def escaped(column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Base64:
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         return [*words.constant(b'"'), base64(column), *words.constant(b'"')]
 
 
@@ -211,7 +212,7 @@ class _Printed:
     texts: Callable[[pa.Array], pa.Array]
     path: str
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         if pa.types.is_floating(column.type):
             wrong = ~np.isfinite(_floats(column))
             if wrong.any():

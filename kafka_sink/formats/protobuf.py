@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_sink.dtypes import Bools, Int64s, UInt64s
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import columns, words
 from kafka_sink.formats.columns import Encoder, UnfitRowsError
 from kafka_sink.formats.protobuf_schema import KNOWN, Field, Message, ProtobufSchema
-from kafka_sink.formats.words import Int64s, Mask, Piece, UInt64s, Word
+from kafka_sink.formats.words import Piece, Word
 from kafka_sink.records import arrays, varint
 from kafka_sink.records.arrays import as_binary, binary_of, lengths, null_mask
 
@@ -142,7 +143,7 @@ class _Value:
 
     wire: int
     encode: Encoder
-    zeros: Callable[[pa.Array], Mask] | None = None
+    zeros: Callable[[pa.Array], Bools] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class _Message:
     oneofs: Sequence[tuple[str, Sequence[int]]]
     path: str
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         if nulls is not None:
             return columns.present_only(column, nulls, lambda present: self.pieces(present, None))
         children = [columns.plain(child) for child in column.flatten()]
@@ -181,7 +182,7 @@ class _Single:
     has_presence: bool
     is_required: bool
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         absent = nulls
         if pa.types.is_null(column.type):
             absent = np.ones(len(column), dtype=np.bool_)
@@ -201,7 +202,7 @@ class _Nested:
 
     message: Encoder
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         if nulls is not None:
             return columns.present_only(column, nulls, lambda present: self.pieces(present, None))
         encoded = words.join(self.message.pieces(column, None), len(column))
@@ -212,7 +213,7 @@ class _Nested:
 class _Repeated:
     item: _Single
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         counts, (items,) = columns.entries(column)
         return [words.grouped(columns.of_rows(counts, lambda: _each(self.item, items)), counts)]
 
@@ -230,7 +231,7 @@ class _Packed:
     value: _Value
     path: str
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         counts, (items,) = columns.entries(column)
 
         def encode() -> pa.Array:
@@ -253,7 +254,7 @@ class _Map:
     key: _Single
     value: _Single
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         counts, (keys, values) = columns.entries(column)
 
         def encode() -> pa.Array:
@@ -270,18 +271,18 @@ class _Map:
 
 @dataclass(frozen=True, slots=True)
 class _Varint:
-    numbers: Callable[[pa.Array, Mask | None], UInt64s]
+    numbers: Callable[[pa.Array, Bools | None], UInt64s]
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         return [*words.varint(self.numbers(column, nulls), nulls)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
     size: int
-    numbers: Callable[[pa.Array, Mask | None], UInt64s]
+    numbers: Callable[[pa.Array, Bools | None], UInt64s]
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         return [words.fixed(self.numbers(column, nulls), self.size, nulls)]
 
 
@@ -292,7 +293,7 @@ class _Content:
     path: str
     is_text: bool
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         content = as_binary(column)
         if self.is_text and not arrays.is_utf8(column):
             wrong = [
@@ -311,7 +312,7 @@ class _Moment:
     unit: str
     floors: bool
 
-    def pieces(self, column: pa.Array, nulls: Mask | None) -> list[Piece]:
+    def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         given = arrays.numbers(column, np.int64)
         per_second = _PER_SECOND[self.unit]
         seconds = given // per_second
@@ -350,14 +351,14 @@ def _integer(name: str, kind: pa.DataType, path: str) -> _Value | None:
         size = 8 if name.endswith("64") else 4
         mask = np.uint64((1 << (8 * size)) - 1)
 
-        def fixed(column: pa.Array, nulls: Mask | None) -> UInt64s:
+        def fixed(column: pa.Array, nulls: Bools | None) -> UInt64s:
             return whole(column, nulls).view(np.uint64) & mask
 
         return _Value(
             _64_BITS if size == 8 else _32_BITS, _Fixed(size, fixed), lambda column: fixed(column, None) == 0
         )
 
-    def numbers(column: pa.Array, nulls: Mask | None) -> UInt64s:
+    def numbers(column: pa.Array, nulls: Bools | None) -> UInt64s:
         found = whole(column, nulls)
         # Without zigzag, a negative int32 is written as if it were an int64.
         return words.zigzag(found) if name.startswith("sint") else found.view(np.uint64)
@@ -365,7 +366,7 @@ def _integer(name: str, kind: pa.DataType, path: str) -> _Value | None:
     return _Value(_VARINT, _Varint(numbers), lambda column: whole(column, None) == 0)
 
 
-def _bits(column: pa.Array, _: Mask | None) -> UInt64s:
+def _bits(column: pa.Array, _: Bools | None) -> UInt64s:
     return arrays.numbers(column.cast(pa.uint8()), np.uint8).astype(np.uint64)
 
 
@@ -374,7 +375,7 @@ def _float(size: int, kind: pa.DataType) -> _Value | None:
     if exact.get(kind, 9) > size:
         return None
 
-    def bits(column: pa.Array, _: Mask | None) -> UInt64s:
+    def bits(column: pa.Array, _: Bools | None) -> UInt64s:
         found = arrays.numbers(column, f"f{exact[kind]}").astype(f"<f{size}", copy=False)
         as_numbers: UInt64s = found.view(f"<u{size}").astype(np.uint64, copy=False)
         return as_numbers
@@ -383,7 +384,7 @@ def _float(size: int, kind: pa.DataType) -> _Value | None:
     return _Value(wire, _Fixed(size, bits), lambda column: bits(column, None) == 0)
 
 
-def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Mask | None], Int64s] | None:
+def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Bools | None], Int64s] | None:
     """How a column becomes numbers of a type; None if it may not fit, or the type has none."""
     if not name.endswith(("32", "64")):
         return None
@@ -396,7 +397,7 @@ def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Mask 
         return None
     high = (1 << bits) - 1
 
-    def numbers(column: pa.Array, nulls: Mask | None) -> Int64s:
+    def numbers(column: pa.Array, nulls: Bools | None) -> Int64s:
         given = arrays.numbers(column, dtype)
         if is_unsigned and (kind in _SIGNED or kind.bit_width > bits):
             wrong = (given < 0) | ((given > high) if bits < 64 else False)

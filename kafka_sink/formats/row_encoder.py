@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_sink.dead_letters.row_rejection import rows_of_table
+from kafka_sink.dtypes import Int64s
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.formats import encoders, json_values, words
 from kafka_sink.formats.columns import UnfitRowsError, plain, present_only
 from kafka_sink.formats.registered import RegisteredSchema
 from kafka_sink.formats.row_encoding import ID_HEADERS, PartFormat, RowEncoding
-from kafka_sink.formats.words import Int64s, Piece, Word
+from kafka_sink.formats.words import Piece, Word
 from kafka_sink.records.arrays import as_binary, binary_of, indices, lengths, null_mask, numbers
 
 if TYPE_CHECKING:

@@ -17,16 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_sink.dtypes import Bools, Bytes, Int32s, Int64s, UInt64s
 from kafka_sink.records.arrays import binary_of, indices, lengths, offsets, values_buffer, with_nulls
 
 _WORD = 8
 _MAX_BYTES = int(np.iinfo(np.int32).max)
 # A varint of eight bytes holds as many bits.
 _SEPTETS_BITS = 56
-
-UInt64s = npt.NDArray[np.uint64]
-Int64s = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ def constant(content: bytes) -> list[Piece]:
     ]
 
 
-def fixed(value: UInt64s, size: int, nulls: Mask | None = None) -> Word:
+def fixed(value: UInt64s, size: int, nulls: Bools | None = None) -> Word:
     """The low ``size`` bytes of each number, none of a null."""
     if nulls is None:
         return Word(value, size, size)
@@ -89,7 +86,7 @@ def zigzag(numbers: npt.NDArray[np.signedinteger[Any]]) -> UInt64s:
     return ((wide << 1) ^ (wide >> 63)).view(np.uint64)
 
 
-def varint(numbers: UInt64s, nulls: Mask | None = None) -> list[Word]:
+def varint(numbers: UInt64s, nulls: Bools | None = None) -> list[Word]:
     """Varints of Protocol Buffers and Avro: seven bits a byte, the lowest first."""
     if nulls is not None:
         numbers = np.where(nulls, np.uint64(0), numbers)
@@ -152,7 +149,7 @@ _FLOATS_BITS = (1 << 53) - 1
 _SIZES = np.array([max(1, (exponent - 1023 + 7) // 7) for exponent in range(1023 + 53)], dtype=np.int64)
 
 
-def nothing_where(nulls: Mask, pieces: Iterable[Word]) -> list[Word]:
+def nothing_where(nulls: Bools, pieces: Iterable[Word]) -> list[Word]:
     """The same words, without a byte where ``nulls`` is true."""
     present = ~nulls
     return [
@@ -161,7 +158,7 @@ def nothing_where(nulls: Mask, pieces: Iterable[Word]) -> list[Word]:
     ]
 
 
-def spread(array: pa.Array, nulls: Mask) -> pa.Array:
+def spread(array: pa.Array, nulls: Bools) -> pa.Array:
     """The entries of a binary array at the rows that are not null, in order; the other rows are empty."""
     sizes = np.zeros(len(nulls), dtype=np.int32)
     sizes[~nulls] = lengths(array)
@@ -181,7 +178,7 @@ def grouped(array: pa.Array, counts: Int64s) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(counts), [None, pa.py_buffer(bounds), array.buffers()[2]])
 
 
-def join(pieces: Iterable[Piece], rows: int, nulls: Mask | None = None) -> pa.Array:
+def join(pieces: Iterable[Piece], rows: int, nulls: Bools | None = None) -> pa.Array:
     """Each row's pieces as one entry of a binary array, null where ``nulls`` is true.
 
     Raises OverflowError where they take 2 GiB or more.
@@ -240,7 +237,7 @@ def _size(text: pa.Array) -> int:
     return int(ends[-1]) - int(ends[0])
 
 
-def _write(words: Sequence[Word], data: npt.NDArray[np.uint8], at: int, slots: Int64s) -> Int64s:
+def _write(words: Sequence[Word], data: Bytes, at: int, slots: Int64s) -> Int64s:
     """Write the words of each row, from the place ``at`` of its slot on; the places where they end."""
     rows, stride = len(slots), int(slots[-1]) // max(1, len(slots) - 1)
     rest = iter(words)
@@ -253,7 +250,7 @@ def _write(words: Sequence[Word], data: npt.NDArray[np.uint8], at: int, slots: I
         return slots + at
     ends = slots + at
     ends += word.size
-    anywhere: npt.NDArray[np.uint64] = np.ndarray((len(data) - _WORD + 1,), "<u8", data.data, 0, (1,))
+    anywhere: UInt64s = np.ndarray((len(data) - _WORD + 1,), "<u8", data.data, 0, (1,))
     for word in _packed(rest):
         anywhere[ends] = word.value
         ends += word.size
@@ -271,7 +268,7 @@ def _packed(words: Iterable[Word]) -> list[Word]:
     return packed
 
 
-def _every_second(edges: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> pa.Array:
+def _every_second(edges: Int32s, data: Bytes) -> pa.Array:
     """What lies between the edges 0 and 1, 2 and 3 ..."""
     count = len(edges) - 1
     entries = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(edges), pa.py_buffer(data)])

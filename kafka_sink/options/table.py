@@ -957,6 +957,10 @@ class SinkOptions:
     # fmt: on
 
     @property
+    def exactly_once(self) -> bool:
+        return self.delivery_guarantee == "exactly-once"
+
+    @property
     def compression_level(self) -> int | None:
         """Level for the chosen codec; None means the codec's default, or that the codec has no levels."""
         levels = {

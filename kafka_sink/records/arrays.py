@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_sink.dtypes import Bools, Bytes, Int32s, Int64s
+
 Offsets = npt.NDArray[np.signedinteger[Any]]
-Lengths = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Lengths = Int32s | Int64s
 # By id: to compare or hash a type, Arrow prints it first.
 _BYTES = {kind.id for kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())}
 _BINARY = pa.binary().id
@@ -23,7 +25,7 @@ _FIRST_NOT_ASCII = 0x80
 _LARGE = {kind.id for kind in (pa.large_binary(), pa.large_string(), pa.large_list(pa.null()))}
 
 
-def null_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
+def null_mask(array: pa.Array) -> Bools:
     """True where an entry is null; for types that keep a validity bitmap (all but null, union, run-end)."""
     if array.type.id == _NULL:
         # One out of a struct that ``take`` has made has a bitmap, which says otherwise.
@@ -34,7 +36,7 @@ def null_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
     first, skipped = divmod(array.offset, 8)
     size = (skipped + len(array) + 7) // 8
     bits = np.unpackbits(np.frombuffer(bitmap, np.uint8, size, first), bitorder="little")
-    mask: npt.NDArray[np.bool_] = bits[skipped : skipped + len(array)] == 0
+    mask: Bools = bits[skipped : skipped + len(array)] == 0
     return mask
 
 
@@ -79,7 +81,7 @@ def lengths(array: pa.Array) -> Lengths:
     return sizes
 
 
-def values_buffer(array: pa.Array) -> npt.NDArray[np.uint8]:
+def values_buffer(array: pa.Array) -> Bytes:
     """The bytes that the ``offsets`` of a string or binary array point into. No copy."""
     data = array.buffers()[2]
     if data is None or data.size == 0:
@@ -97,10 +99,10 @@ def binary_of(entries: Sequence[bytes | None]) -> pa.Array:
 
 
 def spans(
-    data: npt.NDArray[np.uint8],
+    data: Bytes,
     starts: npt.NDArray[np.integer],
     ends: npt.NDArray[np.integer],
-    nulls: npt.NDArray[np.bool_] | None = None,
+    nulls: Bools | None = None,
 ) -> pa.Array:
     """A binary array with the bytes ``starts[i]`` to ``ends[i]`` of ``data``, which ascend without overlap.
 
@@ -124,14 +126,14 @@ def spans(
     return found if nulls is None else with_nulls(found, nulls)
 
 
-def with_nulls(array: pa.Array, nulls: npt.NDArray[np.bool_]) -> pa.Array:
+def with_nulls(array: pa.Array, nulls: Bools) -> pa.Array:
     """The same array, which begins with its buffers, null where ``nulls`` is true."""
     if not nulls.any():
         return array
     return pa.Array.from_buffers(array.type, len(array), [_validity(nulls), *array.buffers()[1:]])
 
 
-def _validity(nulls: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+def _validity(nulls: Bools) -> pa.Buffer | None:
     return pa.py_buffer(np.packbits(~nulls, bitorder="little")) if nulls.any() else None
 
 

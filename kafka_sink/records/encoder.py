@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_sink.dtypes import Int32s, Int64s
 from kafka_sink.records import varint
 from kafka_sink.records.arrays import as_binary, indices, null_mask, offsets, values_buffer
 from kafka_sink.records.record_columns import Lengths, RecordColumns, binary
@@ -28,8 +29,6 @@ _MAX_JOIN = int(np.iinfo(np.int32).max)
 _ONE_ZERO_BYTE = pa.Array.from_buffers(
     pa.binary(), 1, [None, pa.py_buffer(np.array([0, 1], dtype=np.int32)), pa.py_buffer(b"\0")]
 )
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +64,15 @@ def _interleave(rows: RecordColumns, heads: Heads) -> pa.Buffer:
     This orders the rows and joins their parts in one pass.
     """
     count = len(rows)
-    here: npt.NDArray[np.int32] = np.arange(count, dtype=np.int32)
+    here: Int32s = np.arange(count, dtype=np.int32)
     there = here if rows.order is None else rows.order
-    columns: list[tuple[list[pa.Array], npt.NDArray[np.int32]]] = [([heads.prefix], here)]
+    columns: list[tuple[list[pa.Array], Int32s]] = [([heads.prefix], here)]
     if heads.middle is not None:
         columns += [([as_binary(rows.key)], there), ([heads.middle], here)]
     columns.append(([as_binary(chunk) for chunk in rows.value], there))
     if rows.headers is not None:
         columns.append(([rows.headers], there))
-    index: npt.NDArray[np.int32] = np.empty(count * len(columns) + 1, dtype=np.int32)
+    index: Int32s = np.empty(count * len(columns) + 1, dtype=np.int32)
     matrix = index[:-1].reshape(count, len(columns))
     sources: list[pa.Array] = []
     filled = 0
@@ -255,7 +254,7 @@ def _field(lengths: Lengths, extra: int = 0) -> Field | None:
     return _TABLES[widest - 1][extra:].take(lengths.each)
 
 
-def _inline_key(key: pa.Array, lengths: Lengths, order: npt.NDArray[np.int32] | None) -> Field | None:
+def _inline_key(key: pa.Array, lengths: Lengths, order: Int32s | None) -> Field | None:
     """The keys in writing order, if all are equally long and short; no key is null."""
     size = lengths.largest
     if lengths.each is not None or not 0 < size <= _MAX_INLINE_KEY:
@@ -320,9 +319,7 @@ def _varints(columns: list[varint.Column], count: int) -> pa.Array:
     return binary(varint.lay_out(columns, count), widths, count)
 
 
-def _length_column(
-    chunks: Sequence[pa.Array], lengths: Lengths, order: npt.NDArray[np.int32] | None
-) -> varint.Column:
+def _length_column(chunks: Sequence[pa.Array], lengths: Lengths, order: Int32s | None) -> varint.Column:
     """A length field, -1 for null. ``order`` is the position of each length's row in the chunks."""
     if any(chunk.null_count for chunk in chunks):
         nulls = np.concatenate([null_mask(chunk) for chunk in chunks])

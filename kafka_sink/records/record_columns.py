@@ -11,10 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_sink.dtypes import Bytes, Int32s, Int64s
 from kafka_sink.records import arrays, varint
 from kafka_sink.records.arrays import as_binary, indices, lengths, null_mask
 
-Ints = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Ints = Int32s | Int64s
 # Sums of three such numbers stay within 32 bits.
 _MAX_NARROW = 1 << 29
 
@@ -106,8 +107,6 @@ def _as_narrow(numbers: Ints, largest: int) -> Ints:
 # A scalar taken from an array: pa.scalar of a Python value would import pandas (see arrays).
 _EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 
-Int64s = npt.NDArray[np.int64]
-
 
 def encode_headers(headers: pa.Array) -> tuple[pa.Array, Int64s]:
     """The header section of every row: count, then key and value of each header.
@@ -163,7 +162,7 @@ def _join(parts: list[pa.Array]) -> pa.Array:
     return pc.binary_join_element_wise(*parts, _EMPTY)
 
 
-def binary(data: npt.NDArray[np.uint8], widths: npt.NDArray[np.integer] | int, count: int) -> pa.Array:
+def binary(data: Bytes, widths: npt.NDArray[np.integer] | int, count: int) -> pa.Array:
     """``count`` entries that lie back to back in ``data``, with as many bytes as ``widths`` says."""
     if isinstance(widths, int):
         offsets = np.arange(count + 1, dtype=np.int32) * np.int32(widths)
@@ -198,7 +197,7 @@ class RecordColumns:
     key_lengths: Lengths
     value_lengths: Lengths
     payload: Lengths
-    order: npt.NDArray[np.int32] | None = None
+    order: Int32s | None = None
 
     @classmethod
     def of(cls, key: pa.Array | None, value: Sequence[pa.Array], headers: pa.Array | None) -> RecordColumns:

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
+
+from kafka_sink.dtypes import Bools, Bytes, Int32s, Int64s, UInt32s, UInt64s
 
 _MAX_NARROW = (1 << 31) - 1
 _NO_NUMBERS = np.zeros(0, dtype=np.uint32)
 
-Unsigned = npt.NDArray[np.uint64] | npt.NDArray[np.uint32]
-Signed = npt.NDArray[np.int64] | npt.NDArray[np.int32]
-Widths = npt.NDArray[np.uint8] | int
+Unsigned = UInt64s | UInt32s
+Signed = Int64s | Int32s
+Widths = Bytes | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +116,7 @@ def read(data: memoryview, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def read_column(
-    data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def read_column(data: Bytes, at: Int64s) -> tuple[Int64s, Int64s]:
     """The zigzag varint at each of these positions, and the position after each."""
     numbers, ends = np.zeros(len(at), dtype=np.int64), at.copy()
     unread = np.arange(len(at))
@@ -131,7 +130,7 @@ def read_column(
     return (numbers >> 1) ^ -(numbers & 1), ends
 
 
-def lay_out(columns: list[Column], rows: int) -> npt.NDArray[np.uint8]:
+def lay_out(columns: list[Column], rows: int) -> Bytes:
     """Every row's varints back to back, rows back to back.
 
     The columns become a byte matrix in which a varint is as wide as its column's widest; the gaps of
@@ -139,7 +138,7 @@ def lay_out(columns: list[Column], rows: int) -> npt.NDArray[np.uint8]:
     """
     total = sum(item.widest for item in columns)
     matrix = np.empty((rows, total), dtype=np.uint8)
-    mask: npt.NDArray[np.bool_] | None = None
+    mask: Bools | None = None
     at = 0
     for item in columns:
         if item.constant is not None:
@@ -155,7 +154,7 @@ def lay_out(columns: list[Column], rows: int) -> npt.NDArray[np.uint8]:
     return matrix.reshape(-1) if mask is None else matrix[mask]
 
 
-def _write_varints(matrix: npt.NDArray[np.uint8], at: int, item: Column) -> None:
+def _write_varints(matrix: Bytes, at: int, item: Column) -> None:
     numbers = item.numbers
     for index in range(item.widest):
         septet = numbers.astype(np.uint8)

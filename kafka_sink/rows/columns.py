@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_sink.dtypes import Bools, Int32s, Int64s
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.model import NO_TIMESTAMP
 from kafka_sink.options import topic_problem
@@ -23,9 +23,6 @@ __all__ = ["NO_PARTITION", "ColumnPlan", "RowBatch", "extract"]
 # The row names no partition, so the partitioner chooses.
 NO_PARTITION = -1
 _MICROS_PER_MILLI = 1000
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +158,7 @@ def _headers(column: pa.Array) -> pa.Array | None:
     return column
 
 
-def _refuse_headers(column: pa.Array, entries: npt.NDArray[np.bool_], what: str) -> NoReturn:
+def _refuse_headers(column: pa.Array, entries: Bools, what: str) -> NoReturn:
     """``entries`` marks the invalid headers of all rows, one after the other."""
     wrong = np.zeros(len(column), dtype=np.bool_)
     ends = np.cumsum(lengths(column))

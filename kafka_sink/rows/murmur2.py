@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_sink.dtypes import Bools, Bytes, Int32s, Int64s, UInt32s
 from kafka_sink.records.arrays import Offsets, null_mask, offsets, values_buffer
 
 _SEED = 0x9747B28C
@@ -31,12 +32,6 @@ _ROUND_US, _KEY_US, _WORD_US = 25.0, 3.0, 0.1
 _MAX_ALIKE = 64
 # A column this small is not worth numpy's cost per call.
 _FEW_KEYS, _FEW_BYTES = 12, 400
-
-Bytes = npt.NDArray[np.uint8]
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
-Bools = npt.NDArray[np.bool_]
 
 
 def murmur2(keys: pa.Array) -> UInt32s:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from kafka_sink.dtypes import Bools, Int32s, Int64s
 from kafka_sink.model import TopicMetadata, TopicPartition
 from kafka_sink.records.arrays import indices
 from kafka_sink.records.ordered_rows import OrderedRows
@@ -15,7 +15,6 @@ from kafka_sink.records.record_columns import Ints, RecordColumns
 from kafka_sink.rows.columns import RowBatch
 from kafka_sink.rows.partitioner import Partitioner, QueueLoads, TopicView
 
-Int32s = npt.NDArray[np.int32]
 # Bytes of a timestamp delta of up to an hour and a half.
 _DELTA_BYTES = 3
 # numpy sorts 16-bit integers by radix, six times as fast as wider ones.
@@ -79,7 +78,7 @@ class LargeRows:
     The largest of them, by its topic and its bytes: of the record at most, of its key and of its value.
     """
 
-    rows: npt.NDArray[np.bool_]
+    rows: Bools
     topic: str
     record_bytes: int
     key_bytes: int
@@ -188,6 +187,6 @@ def _slots(
     return slots
 
 
-def _stable_order(numbers: Int32s, limit: int) -> npt.NDArray[np.int64]:
+def _stable_order(numbers: Int32s, limit: int) -> Int64s:
     narrow = numbers.astype(np.int16) if limit <= _RADIX_LIMIT else numbers
     return np.argsort(narrow, kind="stable")

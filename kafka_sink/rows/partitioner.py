@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_sink.accumulator.batch_limits import BatchRoom
+from kafka_sink.dtypes import Int32s
 from kafka_sink.errors import InvalidRowError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records.arrays import null_mask
 from kafka_sink.records.record_columns import Ints
 from kafka_sink.rows.columns import NO_PARTITION
 from kafka_sink.rows.murmur2 import partitions_for
-
-Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import math
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_sink.dtypes import Int64s
 from kafka_sink.records.arrays import has_byte_offsets, offsets
 
 # Measured with 130-byte rows, 4 partitions: 462 ns a row at 2.5 MiB, 501 at 4 MiB, 479 at 1.3; larger ones
@@ -30,8 +30,6 @@ ROW_BYTES = 16
 HELD_BATCH_BYTES = 4096
 # A batch with which the held rows would exceed this many target sizes starts the next table.
 _LARGEST = 1.5
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Rebatcher:

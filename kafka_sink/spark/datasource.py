@@ -91,7 +91,7 @@ class KafkaChunkedDataSource(DataSource):
     def _of_sail(self, schema: pa.Schema) -> StructType:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        if parse(self.options).options.delivery_guarantee == "exactly-once":
+        if parse(self.options).options.exactly_once:
             raise ConfigurationError(
                 "Option 'delivery.guarantee' = exactly-once needs Spark: Sail does not tell a task which one "
                 "it is, and which attempt. Use kafka_sink.write_arrow, or at-least-once"

@@ -56,7 +56,7 @@ class _ForeachBatch:
         self._options = options
         # What is wrong with the options should not wait for the first batch.
         checked = parse({**options, _VERSION: "0"} if _APP_ID in given else options)
-        self._is_named = checked.options.delivery_guarantee == "exactly-once"
+        self._is_named = checked.options.exactly_once
         self._has_name = _APP_ID in given
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:

@@ -59,7 +59,7 @@ def plan(
     columns_plan = ColumnPlan.of(columns if encoding is None else encoding.columns, options.topic)
     prepare_topic(options, is_streaming=is_repeated)
     in_transactions = None
-    if options.delivery_guarantee == "exactly-once":
+    if options.exactly_once:
         from kafka_sink.transactions import planning as transactions
 
         in_transactions = transactions.plan(options, raw, is_streaming=is_stream_writer, for_tasks=for_tasks)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from kafka_sink.activity import LIMIT, MEMORY
 from kafka_sink.clock import Clock
 from kafka_sink.coordinator.figures.messages import (
     MAX_BROKERS,
@@ -19,7 +20,7 @@ from kafka_sink.coordinator.figures.messages import (
     TaskIdentity,
     TopicFigures,
 )
-from kafka_sink.counts import LIMIT, MEMORY, Number, TaskCounts
+from kafka_sink.counts import Number, TaskCounts
 from kafka_sink.metadata.cluster_metadata import LookupCounts
 from kafka_sink.sending.task_deliveries import TopicCounts
 
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from kafka_sink.accumulator.buffer_pool import PoolMetrics
     from kafka_sink.accumulator.record_accumulator import RecordAccumulator
     from kafka_sink.accumulator.record_appender import RecordAppender
+    from kafka_sink.activity import TaskActivity
     from kafka_sink.breaker.producer_breaker import ProducerBreaker
     from kafka_sink.breaker.states import Target
-    from kafka_sink.counts import TaskActivity
     from kafka_sink.metadata.cluster_metadata import ClientRack, ClusterMetadata
     from kafka_sink.model import TopicPartition
     from kafka_sink.sending.sender import Sender

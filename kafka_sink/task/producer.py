@@ -15,6 +15,7 @@ from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_si
 from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
 from kafka_sink.accumulator.record_appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.accumulator.worker_pools import WorkerPools
+from kafka_sink.activity import BROKER, METADATA, TaskActivity
 from kafka_sink.breaker.interface import SendPolicy, load_breaker
 from kafka_sink.breaker.mute_control import BreakerMetrics, MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
@@ -28,7 +29,6 @@ from kafka_sink.coordinator.rates.channel import RateChannel
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.channel import Channel
 from kafka_sink.coordinator.writes.channel import WriteChannel
-from kafka_sink.counts import BROKER, METADATA, TaskActivity
 from kafka_sink.dead_letters.letter_writer import LetterWriter
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
@@ -591,7 +591,7 @@ def _muted_memory_limit(
 
 def _identity(options: SinkOptions) -> ProducerIdentity | None:
     backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
-    if options.delivery_guarantee == "exactly-once":
+    if options.exactly_once:
         return TransactionalIdentity(backoff)
     return ProducerIdentity(backoff) if options.enable_idempotence else None
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_sink.dtypes import Bytes, UInt64s
 from kafka_sink.records.arrays import (
     Offsets,
     has_byte_offsets,
@@ -27,8 +27,6 @@ from kafka_sink.records.arrays import (
     values_buffer,
 )
 from kafka_sink.transactions.decision import RowsDigest
-
-UInt64s = npt.NDArray[np.uint64]
 
 # Measured: smaller blocks pay for numpy's calls, larger ones fall out of the processor's caches.
 _BLOCK_BYTES = 1024 * 1024
@@ -116,7 +114,7 @@ def _of_bytes(column: pa.Array) -> UInt64s:
     return found
 
 
-def _fold(ends: Offsets, data: npt.NDArray[np.uint8], found: UInt64s) -> None:
+def _fold(ends: Offsets, data: Bytes, found: UInt64s) -> None:
     """Checksums of neighbouring values into ``found``."""
     words, start = _words(data, int(ends[0]), int(ends[-1]))
     before = np.empty(len(words) + 1, dtype=np.uint64)
@@ -153,7 +151,7 @@ def _fold(ends: Offsets, data: npt.NDArray[np.uint8], found: UInt64s) -> None:
     found += sizes.view(np.uint64) * _LENGTH
 
 
-def _words(data: npt.NDArray[np.uint8], first: int, last: int) -> tuple[UInt64s, int]:
+def _words(data: Bytes, first: int, last: int) -> tuple[UInt64s, int]:
     """The bytes from ``first`` to ``last`` as words, and the place at which these begin. Mostly no copy."""
     start = first & ~7
     count = max(1, (last - start + 7) // 8)

@@ -28,7 +28,6 @@ from kafka_sink.transactions.scope import Location, Scope, query_id
 if TYPE_CHECKING:
     from kafka_sink.transactions.client import TransactionClient
 
-EXACTLY_ONCE = "exactly-once"
 _NAME_DIGITS = 16
 _MAX_IDLE_CLIENTS = 2
 
@@ -54,7 +53,7 @@ def plan(
     ``for_tasks`` is false where Spark makes a writer only to commit with. Raises ConfigurationError for what
     cannot hold, BrokerVersionError, DeliveryError where brokers do not respond.
     """
-    if options.delivery_guarantee != EXACTLY_ONCE:
+    if not options.exactly_once:
         return None
     prefix = _prefix(options, raw, is_streaming=is_streaming)
     topic = options.transaction_progress_topic or options.topic

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import kafka_sink
-from kafka_sink.counts import BROKER, MEMORY, METADATA
+from kafka_sink.activity import BROKER, MEMORY, METADATA
 from kafka_sink.dead_letters.rejected_rows import RejectedRows
 from kafka_sink.errors import BrokerVersionError, DeliveryError, KafkaSinkError
 from kafka_sink.network.client import NetworkClient

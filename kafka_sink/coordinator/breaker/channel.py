@@ -12,6 +12,7 @@ from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.outcomes import Health, OutcomeWindows, has_response, health_of
 from kafka_sink.breaker.states import MuteChange, Target
 from kafka_sink.coordinator.breaker.messages import (
+    KIND,
     MAX_MUTES,
     MAX_OUTCOMES,
     MAX_TARGETS,
@@ -40,7 +41,7 @@ class BreakerChannel(Channel):
     cluster, None where it is not known: broker ids mean nothing in another one.
     """
 
-    kind = "breaker"
+    kind = KIND
 
     def __init__(
         self,

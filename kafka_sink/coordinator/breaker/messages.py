@@ -39,6 +39,7 @@ from kafka_sink.coordinator.transport import message_format as fields
 from kafka_sink.coordinator.transport.message_format import count, cut, decoding, list_in, ms, text
 from kafka_sink.model import TopicPartition
 
+KIND = "breaker"
 # The coordinator shares no more mutes than this; tasks keep others to themselves.
 MAX_MUTES = 5000
 # A report with this many of each stays below the bound of a frame.

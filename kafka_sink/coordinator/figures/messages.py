@@ -17,6 +17,7 @@ from operator import add
 from typing import Any, NamedTuple
 
 from kafka_sink import counts
+from kafka_sink.activity import STATES
 from kafka_sink.coordinator.transport import message_format as fields
 from kafka_sink.coordinator.transport.message_format import (
     amount,
@@ -28,7 +29,7 @@ from kafka_sink.coordinator.transport.message_format import (
     text,
     whole,
 )
-from kafka_sink.counts import STATES, Number
+from kafka_sink.counts import Number
 from kafka_sink.printable import printable
 
 KIND = "figures"

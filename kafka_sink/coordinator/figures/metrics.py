@@ -20,8 +20,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from kafka_sink.activity import STATES
 from kafka_sink.coordinator.figures.application_figures import TRANSACTION_OUTCOMES
-from kafka_sink.counts import LATENCY_BOUNDS_MS, SPECS, STATES
+from kafka_sink.counts import LATENCY_BOUNDS_MS, SPECS
 from kafka_sink.version import __version__
 
 PREFIX = "kafka_chunked_"

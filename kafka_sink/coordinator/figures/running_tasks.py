@@ -11,8 +11,9 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from kafka_sink.activity import STATES
 from kafka_sink.coordinator.figures.messages import BrokerFigures, TaskFigures, TopicFigures
-from kafka_sink.counts import STATES, Number
+from kafka_sink.counts import Number
 
 # A write and the number of its task.
 AttemptKey = tuple[str, int]

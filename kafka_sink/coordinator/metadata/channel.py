@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from kafka_sink.clock import Clock
 from kafka_sink.coordinator.metadata.messages import (
+    KIND,
     MAX_STALE,
     MAX_TOPICS,
     decode_snapshot,
@@ -43,7 +44,7 @@ class MetadataChannel(Channel, HintSource):
     ``HINT_WAIT_MS``. After ``on_lost`` it accepts none until there is a connection again.
     """
 
-    kind = "metadata"
+    kind = KIND
 
     def __init__(self, view: HintSink, clock_ms: Clock, report_interval_ms: float, idle_ms: float) -> None:
         self._view = view

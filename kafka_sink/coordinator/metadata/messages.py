@@ -14,6 +14,7 @@ from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import Node, Partitions, TopicMetadata, TopicPartition
 from kafka_sink.printable import is_host
 
+KIND = "metadata"
 MAX_TOPICS = 5000
 MAX_STALE = 1000
 # Keeps a message far below the bound of a frame.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.metadata.messages import decode_snapshot
+from kafka_sink.coordinator.metadata.messages import KIND, decode_snapshot
 from kafka_sink.coordinator.process import launcher
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous, warn_once
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
@@ -65,7 +65,7 @@ def plan_coordinator(
 
 def _ask(connection: CoordinatorConnection, topic: str) -> MetadataSnapshot | None:
     until_ms = monotonic_ms() + PLANNING_RESPONSE_MS
-    connection.send("metadata", {"ask": [topic]}, monotonic_ms())
+    connection.send(KIND, {"ask": [topic]}, monotonic_ms())
     while monotonic_ms() < until_ms:
         for received in connection.receive(monotonic_ms()):
             if received.last:

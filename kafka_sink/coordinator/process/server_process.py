@@ -20,11 +20,13 @@ from weakref import WeakMethod, WeakValueDictionary
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.breaker.cluster_breakers import Breakers, breaker_handler
+from kafka_sink.coordinator.breaker.messages import KIND as BREAKER
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.handler import FiguresHandler
 from kafka_sink.coordinator.figures.live_view import LiveView
-from kafka_sink.coordinator.figures.messages import KIND
+from kafka_sink.coordinator.figures.messages import KIND as FIGURES
 from kafka_sink.coordinator.metadata.fetcher import metadata_handler
+from kafka_sink.coordinator.metadata.messages import KIND as METADATA
 from kafka_sink.coordinator.process.rendezvous_directory import (
     LONG_LIFE_S,
     WATCH_S,
@@ -36,11 +38,13 @@ from kafka_sink.coordinator.process.rendezvous_directory import (
     ui_marker,
 )
 from kafka_sink.coordinator.process.terminal_progress import TerminalProgress
+from kafka_sink.coordinator.rates.channel import KIND as RATES
 from kafka_sink.coordinator.rates.handler import rate_handler
 from kafka_sink.coordinator.transport.connections import ServerBounds
 from kafka_sink.coordinator.transport.handlers import Handler, HandlerFactory
 from kafka_sink.coordinator.transport.loop_watch import LoopWatch
 from kafka_sink.coordinator.transport.server import CoordinatorServer
+from kafka_sink.coordinator.writes.channel import KIND as WRITES
 from kafka_sink.coordinator.writes.handler import write_handler
 from kafka_sink.coordinator.writes.running_jobs import JobWatch, RunningJobs, find_ui
 from kafka_sink.driver.driver_process import DriverProcess
@@ -184,11 +188,11 @@ def _handlers(figures: ApplicationFigures, jobs: JobWatch | None = None) -> dict
         return FiguresHandler(_shown(options), figures)
 
     return {
-        "metadata": metadata,
-        "breaker": breaker,
-        "writes": writes,
-        "rates": rate_handler,
-        KIND: job_figures,
+        METADATA: metadata,
+        BREAKER: breaker,
+        WRITES: writes,
+        RATES: rate_handler,
+        FIGURES: job_figures,
     }
 
 
