@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.modelled_tasks import SECRET, SICK
 from benchmarks.surroundings import RESULTS
-from kafka_sink.coordinator.breaker.messages import BreakerReport, MuteReport, encode_report
+from kafka_sink.coordinator.breaker.messages import BreakerReport, MuteReport, UnmuteReport, encode_report
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.process.server_process import _handlers
 from kafka_sink.coordinator.transport.connections import ServerBounds
@@ -158,7 +158,7 @@ async def measure(tasks: int, bootstrap: str) -> dict[str, Any]:
     holds = encode_report(BreakerReport(holds=(SICK,)))
     found["frozen"] = await work.take([*frozen, *work.all_say("breaker", holds)], 2000.0)
     found["muted_2_s"] = await work.take(work.all_say("breaker", HEALTHY), 2000.0)
-    over = encode_report(BreakerReport(unmuted=((SICK, "it responds"),)))
+    over = encode_report(BreakerReport(unmuted=(UnmuteReport(SICK, "it responds"),)))
     witness = next(iter(work.server._clusters.running(KEY).handlers["breaker"]._breakers.values()))  # type: ignore[union-attr,attr-defined]
     peer, task = work.server._tasks[next(iter(witness._evidence._witnesses[SICK]))]
     host = next(index for index, (one, _, _) in enumerate(work.peers) if one is peer)

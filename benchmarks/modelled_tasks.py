@@ -26,6 +26,7 @@ from kafka_sink.coordinator.breaker.messages import (
     BreakerUpdate,
     MuteReport,
     OutcomeCounts,
+    UnmuteReport,
     decode_update,
     encode_report,
 )
@@ -327,7 +328,9 @@ class Model:
                 if isinstance(one, TopicPartition)
             ),
             failed=() if self.sick_responds else tuple((target, "no response") for target in task.leased),
-            unmuted=tuple((target, "it responds") for target in task.leased) if self.sick_responds else (),
+            unmuted=tuple(UnmuteReport(target, "it responds") for target in task.leased)
+            if self.sick_responds
+            else (),
         )
         task.leased = []
         if bool(task.muted) == task.holds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
@@ -11,6 +11,7 @@ from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.breaker.states import Target
 from kafka_sink.coordinator.breaker.channel import BreakerChannel
+from kafka_sink.coordinator.breaker.group import BreakerGroup
 from kafka_sink.coordinator.breaker.handler import BreakerHandler
 from kafka_sink.coordinator.breaker.votes import PartitionVotes
 from kafka_sink.coordinator.transport.handlers import Push, ServerMessage
@@ -19,6 +20,12 @@ from tests.support.breaker_cluster import Cluster
 
 INTERVAL = 2_000.0
 P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
+
+
+def sent(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What comes out at the other end."""
+    found: Mapping[str, Any] = json.loads(json.dumps(dict(body)))
+    return found
 
 
 class Task:
@@ -84,7 +91,12 @@ class Task:
 
 
 class Job:
-    """Broker n leads partition n - 1. Time advances in steps of 10 ms."""
+    """Broker n leads partition n - 1. Time advances in steps of 10 ms.
+
+    ``per_host``: so many tasks share a relay; 0: each is connected by itself.
+    """
+
+    per_host = 0
 
     def __init__(self, tasks: int) -> None:
         self.now = 1_000.0
@@ -94,8 +106,17 @@ class Job:
         self.connected: set[int] = set()
         # Their clients send nothing, as between tasks.
         self.paused: set[int] = set()
+        # By peer number.
+        self.groups: dict[int, BreakerGroup] = {}
         for number in range(tasks):
             self.connect(number)
+
+    def group_of(self, number: int) -> tuple[int, BreakerGroup] | None:
+        """Of a task: its relay's peer number and group. There its number is one higher."""
+        if not self.per_host:
+            return None
+        peer = 1_000 + number // self.per_host
+        return peer, self.groups.setdefault(peer, BreakerGroup(lambda: 0.5))
 
     def connect(self, number: int) -> None:
         self.connected.add(number)
@@ -103,32 +124,85 @@ class Job:
 
     def lose(self, number: int) -> None:
         self.connected.discard(number)
-        self.handler.on_disconnect(number, self.now)
+        found = self.group_of(number)
+        if found is None:
+            self.handler.on_disconnect(number, self.now)
+        else:
+            found[1].on_task_left(number + 1, self.now)
         self.tasks[number].exchange.on_lost(self.now)
 
-    def _deliver(self, outgoing: list[ServerMessage]) -> None:
+    def restart(self, handler: BreakerHandler) -> None:
+        """The coordinator is killed, and another one takes its place. Relays end with their connections."""
+        for number in list(self.connected):
+            self.lose(number)
+        self.groups.clear()
+        self.handler = handler
+
+    def prober(self) -> int | None:
+        """The task that has a lease."""
+        owners = list(self.handler._leases.owners.values())
+        if not owners or not self.per_host:
+            return owners[0] if owners else None
+        owners = list(self.groups[owners[0]]._owners.values())
+        return owners[0] - 1 if owners else None
+
+    def replace_relay(self, number: int) -> None:
+        """The relay of a task is killed; its tasks connect again by another one."""
+        found = self.group_of(number)
+        assert found is not None
+        del self.groups[found[0]]
+        self.handler.on_disconnect(found[0], self.now)
+        for one in self.connected.intersection(range(len(self.tasks))):
+            if self.group_of(one) == self.group_of(number):
+                self.tasks[one].exchange.on_lost(self.now)
+                self.tasks[one].exchange.on_connected(self.now)
+
+    def _deliver(self, outgoing: Sequence[ServerMessage]) -> None:
         for one in outgoing:
-            body: Mapping[str, Any] = json.loads(json.dumps(dict(one.body)))
-            if one.task not in self.connected:
-                continue
-            exchange = self.tasks[one.task].exchange
-            if isinstance(one, Push):
+            body = sent(one.body)
+            if one.task in self.groups:
+                if isinstance(one, Push):
+                    self.groups[one.task].on_push(body, self.now)
+                else:
+                    self.groups[one.task].on_reply(body, 0.0, self.now)
+            elif isinstance(one, Push):
+                self._give(one.task, None, body)
+            else:
+                self._give(one.task, one.request, body)
+
+    def _give(self, number: int, request: int | None, body: Mapping[str, Any]) -> None:
+        if number in self.connected:
+            exchange = self.tasks[number].exchange
+            if request is None:
                 exchange.on_push(body, self.now)
             else:
-                exchange.on_reply(body, one.last, self.now)
+                exchange.on_reply(body, True, self.now)
+
+    def _take(self, task: Task) -> None:
+        found = self.group_of(task.number)
+        while (body := task.exchange.next_message(self.now)) is not None:
+            if task.number not in self.connected:
+                continue
+            if found is None:
+                self._deliver(self.handler.on_message(task.number, 1, sent(body), self.now))
+            else:
+                assert found[1].on_task(task.number + 1, 1, sent(body), self.now)
 
     def step(self) -> None:
         self.now += 10
         for task in self.tasks:
             task.run_pass()
-            if task.number in self.paused:
-                continue
-            while (body := task.exchange.next_message(self.now)) is not None:
-                if task.number in self.connected:
-                    message = json.loads(json.dumps(body))
-                    self._deliver(list(self.handler.on_message(task.number, 1, message, self.now)))
+            if task.number not in self.paused:
+                self._take(task)
+        for peer, group in self.groups.items():
+            if (report := group.next_message(self.now)) is not None:
+                self._deliver(self.handler.on_message(peer, 1, sent(report), self.now))
         if self.handler.next_change_ms(self.now) <= 10:
-            self._deliver(list(self.handler.on_time(self.now)))
+            self._deliver(self.handler.on_time(self.now))
+        for group in self.groups.values():
+            while group.outgoing:
+                one = group.outgoing.popleft()
+                self._give(one.task - 1, one.request, sent(one.body))
 
     def run(self, ms: float) -> None:
         until = self.now + ms

@@ -20,6 +20,7 @@ from kafka_sink.coordinator.breaker.messages import (
     BreakerUpdate,
     MuteReport,
     OutcomeCounts,
+    UnmuteReport,
     aged,
     decode_update,
     encode_report,
@@ -241,7 +242,7 @@ class BreakerChannel(Channel):
             tuple(
                 MuteReport(one.target, one.reason, one.evidence.silence_ms) for one in changes if one.muted
             ),
-            tuple((one.target, one.reason) for one in changes if not one.muted),
+            tuple(UnmuteReport(one.target, one.reason) for one in changes if not one.muted),
             tuple(failed),
             tuple(self._holds) if self._holds != self._reported[0] else None,
             tuple(self._wants) if self._wants != self._reported[1] else None,
@@ -258,20 +259,22 @@ class BreakerChannel(Channel):
         self._wake()
 
     def _outcomes(self, control: MuteControl) -> tuple[OutcomeCounts, ...]:
-        """Outcomes of failing partitions and of those that the coordinator has requested.
-
-        The next report takes what does not fit into this one.
+        """Outcomes of failing partitions and of those that the coordinator has requested, even where there
+        are none: it waits for them. The next report takes what does not fit into this one.
         """
         outcomes: list[OutcomeCounts] = []
         while (self._errors or self._asked) and len(outcomes) < MAX_OUTCOMES:
             partition = next(iter(self._errors or self._asked))
+            is_asked = partition in self._asked
             self._asked.pop(partition, None)
             answered, error = self._errors.pop(partition, (False, ""))
             # Failures while the broker is muted say nothing about the partition.
-            if not (error and control.partitions.has_muted_leader(partition)):
-                failed, total = self._windows.recent(partition, control.now_ms)
+            failed, total = self._windows.recent(partition, control.now_ms)
+            if error and control.partitions.has_muted_leader(partition):
+                failed, total = 0, 0
+            if total or is_asked:
                 outcomes.append(OutcomeCounts(partition, total - failed, failed, answered, error))
-        return tuple(one for one in outcomes if one.written or one.failed)
+        return tuple(outcomes)
 
     # -- Channel: the client's thread -----------------------------------------------------------
 

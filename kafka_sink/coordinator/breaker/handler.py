@@ -1,26 +1,28 @@
 """The coordinator's breaker: weighs the reports of all tasks, sends mutes to all, leases probes. No I/O.
 
-``votes.py`` decides on partitions and ``mute_evidence.py`` on brokers; ``tasks.py``
-knows the tasks, who may probe, and what has not been pushed yet.
+A group is a group: the tasks behind a relay, or one task by itself. ``votes.py`` decides on partitions and
+``mute_evidence.py`` on brokers; ``tasks.py`` knows the tasks, who may probe, and what has not been pushed
+yet.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kafka_sink.breaker.states import BreakerState, MuteTable, Target
-from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.breaker.messages import (
     MAX_MUTES,
     BreakerUpdate,
     MuteReport,
     OutcomeCounts,
+    Terms,
     decode_report,
     encode_update,
 )
-from kafka_sink.coordinator.breaker.mute_evidence import ASK_MS, MuteEvidence
+from kafka_sink.coordinator.breaker.mute_evidence import ASK_MS, MuteEvidence, Voice
 from kafka_sink.coordinator.breaker.tasks import BreakerTasks, MutePushes, ProbeLeases
 from kafka_sink.coordinator.breaker.votes import MAX_ASKED, PartitionVotes
 from kafka_sink.coordinator.figures.messages import MuteFigures
@@ -43,11 +45,12 @@ class BreakerHandler(Handler):
         retry_interval_ms: float,
         votes: PartitionVotes | None,
         report_interval_ms: float,
-        random: Callable[[], float] = RANDOM.random,
+        random: Callable[[], float] = random.random,
     ) -> None:
         self._table = MuteTable(retry_interval_ms)
         self._votes = votes
         self._random = random
+        self._terms = Terms(0 if votes is None else votes.trigger_perc, report_interval_ms)
         self._tasks = BreakerTasks(report_interval_ms)
         self._evidence = MuteEvidence()
         self._leases = ProbeLeases(self._table, self._tasks)
@@ -63,31 +66,32 @@ class BreakerHandler(Handler):
     # -- Handler ------------------------------------------------------------------------------------
 
     def on_message(
-        self, task: int, request: int, body: Mapping[str, Any], now_ms: float
+        self, group: int, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
         """The reply to a task's first report lists everything that is muted."""
         report = decode_report(body)
-        first = task not in self._tasks
-        was_silent = self._tasks.update(task, report, now_ms)
+        first = group not in self._tasks
+        was_silent = self._tasks.update(group, report, now_ms)
         if now_ms >= self._due_ms:
             self._table.expire_late(now_ms)
         for node, ago_ms in report.responses.items():
-            mute = self._table.mutes.get(node)
-            if self._evidence.add_response(task, node, now_ms - ago_ms, mute, now_ms):
+            mute, voice = self._table.mutes.get(node), Voice(group, report.responders.get(node, 0))
+            if self._evidence.add_response(voice, node, now_ms - ago_ms, mute, now_ms):
                 self._unmute(node)
-        self._weigh(task, report.rows, report.outcomes, now_ms)
+        self._weigh(group, report.rows, report.outcomes, now_ms)
         for mute_report in report.muted:
             # A first report may hold old mutes, and other tasks may know better by now.
-            self._on_mute(task, mute_report, now_ms, doubtful=first)
+            doubtful = mute_report.is_old if mute_report.task else first
+            self._on_mute(Voice(group, mute_report.task), mute_report, now_ms, doubtful=doubtful)
         for target, error in report.failed:
-            self._leases.on_failure(task, target, error, now_ms)
-        for target, _ in report.unmuted:
-            self._on_unmute(task, target, now_ms)
+            self._leases.on_failure(group, target, error, now_ms)
+        for one in report.unmuted:
+            self._on_unmute(Voice(group, one.task), one.target, now_ms)
         body_back: dict[str, Any] = {}
         if first:
             reasons = {target: mute.reason for target, mute in self._table.mutes.items()}
-            body_back = encode_update(BreakerUpdate(whole=True, added=reasons))
-        reply = Reply(task, request, body_back)
+            body_back = encode_update(BreakerUpdate(whole=True, added=reasons, terms=self._terms))
+        reply = Reply(group, request, body_back)
         # Most reports change nothing, and must not cost a walk over all mutes. Nor must those of thousands of
         # tasks that connect at once.
         gathered_ms = self._gathered_ms(changes_probes=report.changes_probes or was_silent)
@@ -110,12 +114,12 @@ class BreakerHandler(Handler):
         for target, mute in self._table.mutes.items():
             yield MuteFigures(str(target), mute.reason, max(0.0, now_ms - mute.since_ms))
 
-    def on_disconnect(self, task: int, now_ms: float) -> None:
-        self._tasks.remove(task)
-        self._evidence.remove_task(task)
+    def on_disconnect(self, group: int, now_ms: float) -> None:
+        self._tasks.remove(group)
+        self._evidence.remove_group(group)
         if self._votes is not None:
-            self._votes.remove_task(task)
-        self._leases.remove_task(task, now_ms)
+            self._votes.remove_group(group)
+        self._leases.remove_task(group, now_ms)
         # All tasks of an executor may go at once.
         self._due_ms = min(self._due_ms, self._leased_ms + GATHER_MUTES_MS)
 
@@ -124,12 +128,12 @@ class BreakerHandler(Handler):
         self._forget(now_ms)
         self._judge(now_ms)
         for node, suspicion in self._evidence.take_due_suspicions(now_ms).items():
-            self._mute_for(suspicion.task, node, suspicion.reason, now_ms)
+            self._mute_for(suspicion.voice, node, suspicion.reason, now_ms)
         outgoing: list[ServerMessage] = [*self._pushes.take(self._tasks, now_ms), *self._take_asks()]
-        for task, granted in self._leases.grant(now_ms).items():
+        for group, granted in self._leases.grant(now_ms).items():
             for target in granted:
-                self._evidence.add_witness(task, target)
-            outgoing.append(Push(task, encode_update(BreakerUpdate(leases=granted))))
+                self._evidence.add_witness(Voice(group), target)
+            outgoing.append(Push(group, encode_update(BreakerUpdate(leases=granted))))
         self._leased_ms = now_ms
         self._due_ms = now_ms + self._next_change_ms(now_ms)
         return outgoing
@@ -142,7 +146,7 @@ class BreakerHandler(Handler):
             key = tuple(asked)
             if key not in bodies:
                 bodies[key] = SharedBody(encode_update(BreakerUpdate(asks=key)), 0.0)
-        return [Push(task, bodies[tuple(asked)]) for task, asked in asks.items()]
+        return [Push(group, bodies[tuple(asked)]) for group, asked in asks.items()]
 
     def next_change_ms(self, now_ms: float) -> float:
         return max(0.0, self._due_ms - now_ms)
@@ -163,12 +167,13 @@ class BreakerHandler(Handler):
 
     # -- evidence -----------------------------------------------------------------------------------
 
-    def _weigh(self, task: int, rows: int, outcomes: Sequence[OutcomeCounts], now_ms: float) -> None:
+    def _weigh(self, group: int, rows: int, outcomes: Sequence[OutcomeCounts], now_ms: float) -> None:
         if self._votes is not None:
             self._votes.add_rows(rows)
+            self._votes.heard(group, now_ms)
             self._is_judged &= not self._votes.has_votes and not outcomes
             for outcome in outcomes:
-                self._votes.vote(task, outcome, now_ms)
+                self._votes.vote(group, outcome, now_ms)
 
     def _judge(self, now_ms: float) -> None:
         """Mute partitions that fail by the votes of all tasks that write to them, after asking those
@@ -192,43 +197,43 @@ class BreakerHandler(Handler):
                 self._mute(partition, votes.describe(partition), now_ms)
                 votes.forget(partition)
                 continue
-            for task in votes.begin_voting(partition, active, now_ms):
-                self._asks.setdefault(task, []).append(partition)
+            for group in votes.begin_voting(partition, active, now_ms):
+                self._asks.setdefault(group, []).append(partition)
 
-    def _on_mute(self, task: int, mute: MuteReport, now_ms: float, *, doubtful: bool) -> None:
+    def _on_mute(self, voice: Voice, mute: MuteReport, now_ms: float, *, doubtful: bool) -> None:
         """A task has muted a target; that is a reason to ask others, not a proof.
 
         A silent broker is muted for all tasks while another task asks it. If others had responses in the
         second half of the silence, the network of that one task is at fault, and the mute stays its own.
         """
         target, silence_ms = mute.target, mute.silence_ms
-        doubted = self._evidence.is_doubted(task, target, now_ms)
+        doubted = self._evidence.is_doubted(voice, target, now_ms)
         if isinstance(target, TopicPartition):
             if not doubted:
-                self._on_partition_mute(task, target, mute.reason, now_ms)
+                self._on_partition_mute(voice, target, mute.reason, now_ms)
             return
-        if self._evidence.contradicts(task, target, silence_ms, now_ms, doubtful=doubtful or doubted):
+        if self._evidence.contradicts(voice, target, silence_ms, now_ms, doubtful=doubtful or doubted):
             return
         # Others get the next leases: they find out whether the broker is at fault or this task's network.
-        self._tasks.move_to_end(task, now_ms)
-        asked = self._ask_another(task, target, now_ms)
+        self._tasks.move_to_end(voice.group, now_ms)
+        asked = self._ask_another(voice.group, target, now_ms)
         if silence_ms or not asked:
-            self._mute_for(task, target, mute.reason, now_ms, silence_ms)
+            self._mute_for(voice, target, mute.reason, now_ms, silence_ms)
         elif not doubted and target not in self._table.mutes:
-            self._evidence.suspect(task, target, mute, now_ms)
+            self._evidence.suspect(voice, target, mute, now_ms)
 
-    def _on_partition_mute(self, task: int, target: TopicPartition, reason: str, now_ms: float) -> None:
+    def _on_partition_mute(self, voice: Voice, target: TopicPartition, reason: str, now_ms: float) -> None:
         """A user's breaker class has muted a partition. Another task that holds a batch for it probes at
         once. If that succeeds, the first task is doubted for a minute."""
-        if self._mute_for(task, target, reason, now_ms) and self._tasks.has_several(now_ms):
+        if self._mute_for(voice, target, reason, now_ms) and self._tasks.has_several(now_ms):
             self._table.mutes[target].retry_at_ms = now_ms
 
-    def _ask_another(self, task: int, node: int, now_ms: float) -> bool:
+    def _ask_another(self, group: int, node: int, now_ms: float) -> bool:
         """Has another task send a broker a request without rows. False if there is no other task."""
         if now_ms - self._asked_ms.get(node, -math.inf) < ASK_MS:
             return True
         # Walks over all tasks, so only once in a while.
-        chosen = self._tasks.next_for_lease(now_ms, other_than=task)
+        chosen = self._tasks.next_for_lease(now_ms, other_than=group)
         if chosen is None:
             return False
         self._asked_ms[node] = now_ms
@@ -239,15 +244,15 @@ class BreakerHandler(Handler):
     # -- mutes --------------------------------------------------------------------------------------
 
     def _mute_for(
-        self, task: int, target: Target, reason: str, now_ms: float, silence_ms: float = 0.0
+        self, voice: Voice, target: Target, reason: str, now_ms: float, silence_ms: float = 0.0
     ) -> bool:
         """Mute a target on one task's report. False if it was muted already."""
-        muted = self._mute(target, reason, now_ms, task)
+        muted = self._mute(target, reason, now_ms, voice)
         if muted:
-            self._evidence.may_be_refuted(task, target, now_ms, silence_ms)
+            self._evidence.may_be_refuted(voice, target, now_ms, silence_ms)
         return muted
 
-    def _mute(self, target: Target, reason: str, now_ms: float, finder: int | None = None) -> bool:
+    def _mute(self, target: Target, reason: str, now_ms: float, finder: Voice | None = None) -> bool:
         full = len(self._table.mutes) >= MAX_MUTES
         if full or not self._table.trip(target, reason, now_ms):
             return False
@@ -255,15 +260,15 @@ class BreakerHandler(Handler):
         self._evidence.begin(target, finder)
         return True
 
-    def _on_unmute(self, task: int, target: Target, now_ms: float) -> None:
+    def _on_unmute(self, voice: Voice, target: Target, now_ms: float) -> None:
         """A task says that a mute is over. It knows if it caused the mute or had a lease; from any other
         task that is a reason to probe at once."""
         mute = self._table.mutes.get(target)
         if mute is None:
             self._evidence.withdraw_suspicion(target)
-        elif self._evidence.is_witness(task, target):
+        elif self._evidence.is_witness(voice, target):
             soon_ms = 2 * self._table.retry_interval_ms
-            self._evidence.on_unmuted_by(task, target, mute, now_ms, soon_ms)
+            self._evidence.on_unmuted_by(voice, target, mute, now_ms, soon_ms)
             self._unmute(target)
         elif mute.state is BreakerState.OPEN:
             mute.retry_at_ms = now_ms

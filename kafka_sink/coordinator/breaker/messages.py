@@ -4,27 +4,32 @@ A target is a broker's id or ``[topic, partition]``. In lists without other fact
 stand together: ``[topic, partition, partition, ...]``. Times are ages or delays in milliseconds, as clocks
 differ.
 
-A task's report may have these keys:
+A report comes from a group: the tasks behind a relay, or one task by itself. Where a relay names ``task``,
+its number at the relay follows at the end of the list. It may have these keys:
 
-- ``responses``: ``[broker, age]`` of each broker's last response without an error
+- ``tasks``: of a relay, how many of its tasks are at work
+- ``responses``: ``[broker, age]`` of each broker's last response without an error, and ``task``
 - ``rows``: rows sent since the last report
 - ``outcomes``: ``[topic, [partition, batches written, batches failed, whether a broker answered so, last
-  error], ...]`` of the last seconds, for partitions that fail and for those the coordinator asked about
-- ``muted``: ``[target, reason, silence]``
-- ``unmuted``: ``[target, reason]``
+  error], ...]`` of the last seconds, for partitions that fail and for those the coordinator asked about. From
+  a relay also how many of its tasks write there, for how many it fails, and how many of the failures count
+- ``muted``: ``[target, reason, silence]``, and ``task`` and whether the mute is older than its connection
+- ``unmuted``: ``[target, reason]``, and ``task`` unless it had a lease
 - ``failed``: ``[target, error]`` of each failed probe
-- ``holds``: muted targets that batches of the task wait for; only after a change
-- ``wants``: muted partitions that rows of the task could go to; only after a change
-- ``resting``: the task has ended; its producer waits for the next one
-- ``cluster``: the id of the Kafka cluster that the task writes to; only after a change
+- ``holds``: muted targets that batches wait for; only after a change
+- ``wants``: muted partitions that rows could go to; only after a change
+- ``resting``: the tasks have ended; their producers wait for the next ones
+- ``cluster``: the id of the Kafka cluster that the tasks write to; only after a change
 
 An update from the coordinator may have these:
 
 - ``whole``: whether ``added`` is everything that is muted
 - ``added``: ``[target, reason]``
-- ``removed``: targets. The task's rows may go there after ``delay``
-- ``leases``: ``[target, duration, whether it is a trial]``
-- ``asks``: targets. The task reports whether a broker responds, or a partition's outcomes
+- ``removed``: targets. Rows of the group's first task may go there after ``delay``
+- ``leases``: ``[target, duration, whether it is a trial]``, each for one task of the group
+- ``asks``: targets. One task reports whether a broker responds, all of them report a partition's outcomes
+- ``terms``, with ``whole``: the share of a task's batches in percent that must fail, 0 where outcomes do not
+  count, and the milliseconds between two reports
 """
 
 from __future__ import annotations
@@ -32,8 +37,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
+from kafka_sink.breaker.outcomes import MIN_FAILURES
 from kafka_sink.breaker.states import ProbeLease, Target
 from kafka_sink.coordinator.transport import message_format as fields
 from kafka_sink.coordinator.transport.message_format import count, cut, decoding, list_in, ms, text
@@ -45,47 +51,79 @@ MAX_MUTES = 5000
 # A report with this many of each stays below the bound of a frame.
 MAX_OUTCOMES = 700
 MAX_TARGETS = 700
-_MAX_NODES = 10_000
+MAX_NODES = 10_000
+# Of one relay.
+MAX_TASKS = 1024
 _MAX_CLUSTER_ID = 200
 # The coordinator weighs the outcomes of the last seconds. Older ones are left out of a late report.
 _MAX_OUTCOME_AGE_MS = 5_000.0
 
 
+class TaskVotes(NamedTuple):
+    """How many tasks write to a partition, for how many it fails, and how many of their failures count."""
+
+    tasks: int
+    failing: int
+    failures: int
+
+
 @dataclass(frozen=True, slots=True)
 class OutcomeCounts:
     """Outcomes of a partition's batches in the last seconds. ``answered``: a broker responded with the
-    error."""
+    error. ``votes``: of the tasks behind a relay, whose counts are added up here."""
 
     partition: TopicPartition
     written: int
     failed: int
     answered: bool = False
     error: str = ""
+    votes: TaskVotes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MuteReport:
-    """A mute that a task decided. ``silence_ms`` is 0 if a silence was not the reason."""
+    """A mute that a task decided. ``silence_ms`` is 0 if a silence was not the reason. ``is_old``: the relay
+    met the task later."""
 
     target: Target
     reason: str
     silence_ms: float = 0.0
+    task: int = 0
+    is_old: bool = False
+
+
+class UnmuteReport(NamedTuple):
+    """The end of a mute, as a task found it."""
+
+    target: Target
+    reason: str
+    task: int = 0
+
+
+class Terms(NamedTuple):
+    """By which a relay counts its tasks' votes, and takes a task for silent."""
+
+    failure_perc: int
+    report_interval_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerReport:
-    """A task's report; the module's docstring describes the fields."""
+    """A group's report; the module's docstring describes the fields. ``responders``: by broker, the task
+    behind the relay that had the response. ``tasks`` is None for a task by itself."""
 
     responses: Mapping[int, float] = field(default_factory=dict)
     rows: int = 0
     outcomes: tuple[OutcomeCounts, ...] = ()
     muted: tuple[MuteReport, ...] = ()
-    unmuted: tuple[tuple[Target, str], ...] = ()
+    unmuted: tuple[UnmuteReport, ...] = ()
     failed: tuple[tuple[Target, str], ...] = ()
     holds: tuple[Target, ...] | None = None
     wants: tuple[Target, ...] | None = None
     is_resting: bool = False
     cluster_id: str | None = None
+    responders: Mapping[int, int] = field(default_factory=dict)
+    tasks: int | None = None
 
     @property
     def changes_probes(self) -> bool:
@@ -110,7 +148,8 @@ def aged(report: BreakerReport, waited_ms: float) -> BreakerReport:
 
 @dataclass(frozen=True, slots=True)
 class BreakerUpdate:
-    """The coordinator's message to a task; the module's docstring describes the fields."""
+    """The coordinator's message to a group, or a relay's to a task; the module's docstring describes the
+    fields."""
 
     whole: bool = False
     added: Mapping[Target, str] = field(default_factory=dict)
@@ -118,16 +157,31 @@ class BreakerUpdate:
     delay_ms: float = 0.0
     leases: Mapping[Target, ProbeLease] = field(default_factory=dict)
     asks: tuple[Target, ...] = ()
+    terms: Terms | None = None
 
 
 def encode_report(report: BreakerReport) -> dict[str, Any]:
     """A report as a JSON body. The caller observes MAX_OUTCOMES and MAX_TARGETS."""
     body: dict[str, Any] = {
-        "responses": [[node, ago_ms] for node, ago_ms in report.responses.items()],
+        "responses": [
+            [node, ago_ms, report.responders[node]] if node in report.responders else [node, ago_ms]
+            for node, ago_ms in report.responses.items()
+        ],
         "rows": report.rows,
         "outcomes": _encode_outcomes(report.outcomes),
-        "muted": [[_encode(one.target), cut(one.reason), one.silence_ms] for one in report.muted],
-        "unmuted": [[_encode(target), cut(reason)] for target, reason in report.unmuted],
+        "muted": [
+            [
+                _encode(one.target),
+                cut(one.reason),
+                one.silence_ms,
+                *([one.task, one.is_old] if one.task else []),
+            ]
+            for one in report.muted
+        ],
+        "unmuted": [
+            [_encode(one.target), cut(one.reason), *([one.task] if one.task else [])]
+            for one in report.unmuted
+        ],
         "failed": [[_encode(target), cut(error)] for target, error in report.failed],
     }
     present = {name: value for name, value in body.items() if value}
@@ -138,6 +192,8 @@ def encode_report(report: BreakerReport) -> dict[str, Any]:
             present[name] = _encode_all(targets)
     if report.cluster_id is not None:
         present["cluster"] = report.cluster_id
+    if report.tasks is not None:
+        present["tasks"] = report.tasks
     return present
 
 
@@ -151,20 +207,20 @@ def cluster_id_in(body: Mapping[str, Any]) -> str | None:
 def decode_report(body: Mapping[str, Any]) -> BreakerReport:
     """A report from its JSON body. Raises ProtocolError."""
     with decoding("breaker report"):
+        responses = list_in(body, "responses", MAX_NODES)
         return BreakerReport(
-            {count(node): ms(ago_ms) for node, ago_ms in list_in(body, "responses", _MAX_NODES)},
+            {count(node): ms(ago_ms) for node, ago_ms, *_ in responses},
             count(body.get("rows", 0)),
             _outcomes(list_in(body, "outcomes", MAX_OUTCOMES)),
-            tuple(
-                MuteReport(_target(target), text(reason), ms(silence_ms))
-                for target, reason, silence_ms in list_in(body, "muted", MAX_TARGETS)
-            ),
-            tuple((_target(target), text(why)) for target, why in list_in(body, "unmuted", MAX_TARGETS)),
+            tuple(_mute(*one) for one in list_in(body, "muted", MAX_TARGETS)),
+            tuple(_unmute(*one) for one in list_in(body, "unmuted", MAX_TARGETS)),
             tuple((_target(target), text(why)) for target, why in list_in(body, "failed", MAX_TARGETS)),
             _targets(body, "holds"),
             _targets(body, "wants"),
             bool(body.get("resting")),
             cluster_id_in(body),
+            {node: count(task) for node, _, task in (one for one in responses if len(one) > 2)},
+            None if body.get("tasks") is None else _tasks(body["tasks"]),
         )
 
 
@@ -177,6 +233,7 @@ def encode_update(update: BreakerUpdate) -> dict[str, Any]:
         "delay": update.delay_ms,
         "leases": [[_encode(target), one.left_ms, one.trial] for target, one in update.leases.items()],
         "asks": _encode_all(update.asks),
+        "terms": update.terms,
     }
     return {name: value for name, value in body.items() if value or name == "whole"}
 
@@ -194,6 +251,7 @@ def decode_update(body: Mapping[str, Any], max_length: int) -> BreakerUpdate:
                 for target, left_ms, trial in list_in(body, "leases", max_length)
             },
             _all_targets(list_in(body, "asks", max_length), max_length),
+            _terms(*body["terms"]) if "terms" in body else None,
         )
 
 
@@ -203,6 +261,24 @@ def _encode(target: Target) -> Any:
 
 def _target(value: Any) -> Target:
     return _partition(value) if isinstance(value, list) else count(value)
+
+
+def _mute(target: Any, reason: Any, silence_ms: Any, task: Any = 0, is_old: Any = False) -> MuteReport:
+    return MuteReport(_target(target), text(reason), ms(silence_ms), count(task), bool(is_old))
+
+
+def _unmute(target: Any, reason: Any, task: Any = 0) -> UnmuteReport:
+    return UnmuteReport(_target(target), text(reason), count(task))
+
+
+def _terms(failure_perc: Any, report_interval_ms: Any) -> Terms:
+    return Terms(count(failure_perc), ms(report_interval_ms))
+
+
+def _tasks(value: Any) -> int:
+    if count(value) > MAX_TASKS:
+        raise ValueError("too many tasks")
+    return int(value)
 
 
 def _partition(value: Any) -> TopicPartition:
@@ -246,7 +322,14 @@ def _encode_outcomes(outcomes: Iterable[OutcomeCounts]) -> list[Any]:
         [
             topic,
             *(
-                [one.partition.partition, one.written, one.failed, one.answered, cut(one.error)]
+                [
+                    one.partition.partition,
+                    one.written,
+                    one.failed,
+                    one.answered,
+                    cut(one.error),
+                    *(one.votes or ()),
+                ]
                 for one in same
             ),
         ]
@@ -254,13 +337,28 @@ def _encode_outcomes(outcomes: Iterable[OutcomeCounts]) -> list[Any]:
     ]
 
 
+def _votes(tasks: Any, failing: Any, failures: Any) -> TaskVotes:
+    if not count(failing) <= _tasks(tasks):
+        raise ValueError("more tasks fail than vote")
+    return TaskVotes(tasks, failing, min(count(failures), MIN_FAILURES * failing))
+
+
 def _outcomes(values: list[Any]) -> tuple[OutcomeCounts, ...]:
     found: list[OutcomeCounts] = []
     for topic, *rows in values:
         name = fields.topic(topic)
-        for partition, written, failed, answered, error in rows:
+        for partition, written, failed, answered, error, *votes in rows:
             where = TopicPartition(name, count(partition))
-            found.append(OutcomeCounts(where, count(written), count(failed), bool(answered), text(error)))
+            found.append(
+                OutcomeCounts(
+                    where,
+                    count(written),
+                    count(failed),
+                    bool(answered),
+                    text(error),
+                    _votes(*votes) if votes else None,
+                )
+            )
     if len(found) > MAX_OUTCOMES:
         raise ValueError("too many outcomes")
     return tuple(found)

@@ -1,11 +1,15 @@
-"""The tasks that share a breaker: which report, what they wait for, and who gets the next lease. No I/O."""
+"""The tasks that share a breaker: which report, what they wait for, and who gets the next lease. No I/O.
+
+The coordinator knows groups: the tasks behind a relay, or one task by itself. A relay knows its tasks by the
+same class.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 
 from kafka_sink.breaker.states import BreakerState, MuteTable, ProbeLease, Target
 from kafka_sink.coordinator.breaker.messages import BreakerReport, BreakerUpdate, encode_update
@@ -22,7 +26,7 @@ _MAX_COMPARED = 16
 
 @dataclass(slots=True)
 class _BreakerTask:
-    """A task.
+    """A group, of so many ``tasks`` at work.
 
     ``holds``: muted targets that its batches wait for. ``wants``: muted partitions that its rows could go to.
     ``reported_ms``: its last report. ``leased_ms``: its last lease.
@@ -32,77 +36,105 @@ class _BreakerTask:
     wants: frozenset[Target] = frozenset()
     reported_ms: float = -math.inf
     leased_ms: float = -math.inf
+    tasks: int = 1
 
 
 class BreakerTasks:
-    """The connected tasks by task number, in the order of their first reports."""
+    """The connected groups by group number, in the order of their first reports."""
 
     def __init__(self, report_interval_ms: float) -> None:
-        self._quiet_ms = max(_SILENT_INTERVALS * report_interval_ms, SILENT_TASK_MS)
-        self._tasks: dict[int, _BreakerTask] = {}
+        self.expect_reports(report_interval_ms)
+        self._groups: dict[int, _BreakerTask] = {}
         # By muted target, the tasks that hold batches for it, and those that have rows for it.
         self._holders_of: dict[Target, set[int]] = {}
         self._wanters_of: dict[Target, set[int]] = {}
 
-    def __contains__(self, task: int) -> bool:
-        return task in self._tasks
+    def __contains__(self, group: int) -> bool:
+        return group in self._groups
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._tasks)
+        return iter(self._groups)
 
-    def update(self, task: int, report: BreakerReport, now_ms: float) -> bool:
-        """Note a task's report. True if the task is new, or had been silent before."""
-        known = self._tasks.setdefault(task, _BreakerTask())
+    def expect_reports(self, interval_ms: float) -> None:
+        """``interval_ms``: coordinator.report.interval.ms."""
+        self._quiet_ms = max(_SILENT_INTERVALS * interval_ms, SILENT_TASK_MS)
+
+    def update(self, group: int, report: BreakerReport, now_ms: float) -> bool:
+        """Note a group's report. True if the group is new, or had been silent before."""
+        known = self._groups.setdefault(group, _BreakerTask())
+        known.tasks = 1 if report.tasks is None else report.tasks
         was_silent = now_ms - known.reported_ms > self._quiet_ms
         known.reported_ms = -math.inf if report.is_resting else now_ms
         if report.holds is not None:
             before, known.holds = known.holds, frozenset(report.holds)
-            _index(self._holders_of, task, before, known.holds)
+            _index(self._holders_of, group, before, known.holds)
         if report.wants is not None:
             before, known.wants = known.wants, frozenset(report.wants)
-            _index(self._wanters_of, task, before, known.wants)
+            _index(self._wanters_of, group, before, known.wants)
         return was_silent
 
-    def remove(self, task: int) -> None:
-        """A task has disconnected."""
-        known = self._tasks.pop(task, None)
+    def remove(self, group: int) -> None:
+        """A group has disconnected."""
+        known = self._groups.pop(group, None)
         if known is not None:
-            _index(self._holders_of, task, known.holds, frozenset())
-            _index(self._wanters_of, task, known.wants, frozenset())
+            _index(self._holders_of, group, known.holds, frozenset())
+            _index(self._wanters_of, group, known.wants, frozenset())
 
     def active(self, now_ms: float) -> list[int]:
         """The tasks that are not silent."""
-        return [task for task in self._tasks if self._is_active(task, now_ms)]
+        return [group for group in self._groups if self._is_active(group, now_ms)]
 
     def has_several(self, now_ms: float) -> bool:
-        """Whether more than one task is active. Walks until it has found two."""
-        return len(list(islice((task for task in self._tasks if self._is_active(task, now_ms)), 2))) == 2
+        """Whether more than one task is active. Walks until it has found two groups."""
+        active = islice((group for group in self._groups if self._is_active(group, now_ms)), 2)
+        return sum(self._groups[group].tasks for group in active) >= 2
 
-    def _is_active(self, task: int, now_ms: float) -> bool:
-        return now_ms - self._tasks[task].reported_ms <= self._quiet_ms
+    @property
+    def has_any(self) -> bool:
+        """Whether any group is connected."""
+        return bool(self._groups)
+
+    def size(self, group: int) -> int:
+        """How many tasks a group has at work."""
+        return self._groups[group].tasks
+
+    @property
+    def held(self) -> Collection[Target]:
+        """What batches wait for."""
+        return self._holders_of.keys()
+
+    @property
+    def wanted(self) -> Collection[Target]:
+        """Where rows could go, if it were not muted."""
+        return self._wanters_of.keys()
+
+    def _is_active(self, group: int, now_ms: float) -> bool:
+        return now_ms - self._groups[group].reported_ms <= self._quiet_ms
 
     def has_holder(self, target: Target, now_ms: float) -> bool:
         """Whether batches of an active task wait for a target."""
-        return any(self._is_active(task, now_ms) for task in self._holders_of.get(target, ()))
+        return any(self._is_active(group, now_ms) for group in self._holders_of.get(target, ()))
 
-    def holds_any(self, task: int, targets: Collection[Target]) -> bool:
+    def holds_any(self, group: int, targets: Collection[Target]) -> bool:
         """Whether batches of a task wait for one of these targets."""
-        return not self._tasks[task].holds.isdisjoint(targets)
+        return not self._groups[group].holds.isdisjoint(targets)
 
     # -- the order of leases --------------------------------------------------------------------------
 
-    def move_to_end(self, task: int, now_ms: float) -> None:
+    def move_to_end(self, group: int, now_ms: float) -> None:
         """The task has had its turn: all others come before it."""
-        self._tasks[task].leased_ms = now_ms
+        self._groups[group].leased_ms = now_ms
 
     def in_lease_order(self, now_ms: float) -> list[int]:
         """The active tasks. The one whose last lease is longest ago comes first."""
-        return sorted(self.active(now_ms), key=lambda task: self._tasks[task].leased_ms)
+        return sorted(self.active(now_ms), key=lambda group: self._groups[group].leased_ms)
 
     def next_for_lease(self, now_ms: float, *, other_than: int) -> int | None:
-        """The first task in lease order, without one of them; None if there is no other."""
-        others = (task for task in self.active(now_ms) if task != other_than)
-        return min(others, key=lambda task: self._tasks[task].leased_ms, default=None)
+        """The first group in lease order, ``other_than`` the one with the task that asks, unless that has
+        more tasks; None if there is no other."""
+        others = (group for group in self.active(now_ms) if group != other_than)
+        fallback = other_than if other_than in self._groups and self._groups[other_than].tasks > 1 else None
+        return min(others, key=lambda group: self._groups[group].leased_ms, default=fallback)
 
     def first_holder(self, target: Target, order: Mapping[int, None]) -> int | None:
         """The first task in ``order`` with a batch for ``target``."""
@@ -114,21 +146,21 @@ class BreakerTasks:
 
     def _first(self, order: Mapping[int, None], able: set[int]) -> int | None:
         if len(able) > _MAX_COMPARED:
-            return next((task for task in order if task in able), None)
-        active = [task for task in able if task in order]
-        return min(active, key=lambda task: (self._tasks[task].leased_ms, task), default=None)
+            return next((group for group in order if group in able), None)
+        active = [group for group in able if group in order]
+        return min(active, key=lambda group: (self._groups[group].leased_ms, group), default=None)
 
 
 def _index(
-    index: dict[Target, set[int]], task: int, before: frozenset[Target], now: frozenset[Target]
+    index: dict[Target, set[int]], group: int, before: frozenset[Target], now: frozenset[Target]
 ) -> None:
     """Move a task in an index from the targets ``before`` to those ``now``."""
     for target in before - now:
-        index[target].discard(task)
+        index[target].discard(group)
         if not index[target]:
             del index[target]
     for target in now - before:
-        index.setdefault(target, set()).add(task)
+        index.setdefault(target, set()).add(group)
 
 
 # -- which task may probe a muted target, one at a time. No I/O ---------------------------------------------
@@ -160,13 +192,13 @@ class ProbeLeases:
             found = self._candidate(target, order, now_ms)
             if found is None:
                 continue
-            task, trial = found
+            group, trial = found
             self._table.probe(target, now_ms)
-            self._owners[target] = task
-            self._tasks.move_to_end(task, now_ms)
-            del order[task]
-            order[task] = None
-            leases.setdefault(task, {})[target] = ProbeLease(self._table.retry_interval_ms, trial)
+            self._owners[target] = group
+            self._tasks.move_to_end(group, now_ms)
+            del order[group]
+            order[group] = None
+            leases.setdefault(group, {})[target] = ProbeLease(self._table.retry_interval_ms, trial)
         return leases
 
     def _candidate(self, target: Target, order: Mapping[int, None], now_ms: float) -> tuple[int, bool] | None:
@@ -196,10 +228,10 @@ class ProbeLeases:
         )
         return min((at for at in trials if at > now_ms), default=math.inf) - now_ms
 
-    def on_failure(self, task: int, target: Target, error: str, now_ms: float) -> None:
+    def on_failure(self, group: int, target: Target, error: str, now_ms: float) -> None:
         """A task's probe failed. Without the lease, it sent its batch before the mute, or without the
         coordinator; that changes nothing."""
-        if self._owners.get(target) == task and target in self._table.mutes:
+        if self._owners.get(target) == group and target in self._table.mutes:
             self._table.fail(target, error, now_ms)
             del self._owners[target]
 
@@ -207,11 +239,11 @@ class ProbeLeases:
         """A target is muted no more."""
         self._owners.pop(target, None)
 
-    def remove_task(self, task: int, now_ms: float) -> None:
+    def remove_task(self, group: int, now_ms: float) -> None:
         """A task has disconnected."""
-        for target in [target for target, owner in self._owners.items() if owner == task]:
+        for target in [target for target, owner in self._owners.items() if owner == group]:
             # Its probe may be in flight, so the next one waits as after a failure.
-            self.on_failure(task, target, "", now_ms)
+            self.on_failure(group, target, "", now_ms)
 
 
 # -- mutes and unmutes on their way to the tasks. No I/O ----------------------------------------------------
@@ -221,6 +253,18 @@ class ProbeLeases:
 _RAMP_STEP_MS = 100.0
 # Delays are multiples of this.
 _DELAY_MS = 5.0
+
+
+def delay_of_turn(turn: int, chance: float) -> float:
+    """When the task whose turn it is sends again. ``chance`` spreads those of a step."""
+    if turn == 0:
+        return 0.0
+    return ((turn + 1).bit_length() - 2 + chance) * _RAMP_STEP_MS // _DELAY_MS * _DELAY_MS
+
+
+def turn_at(delay_ms: float) -> int:
+    """The first turn of the step that a delay falls into."""
+    return 0 if delay_ms == 0 else 2 ** (int(delay_ms // _RAMP_STEP_MS) + 1) - 1
 
 
 class MutePushes:
@@ -265,17 +309,16 @@ class MutePushes:
             encode_update(BreakerUpdate(added=added, removed=tuple(sorted(removed, key=str)))), 0.0
         )
         if not removed:
-            return [Push(task, update) for task in tasks]
+            return [Push(group, update) for group in tasks]
         # Tasks that hold rows for these targets go first. For the others the moment does not matter yet.
-        order = sorted(tasks, key=lambda task: (not tasks.holds_any(task, removed), self._random()))
-        # Hundreds of targets may end together, and thousands of tasks wait: all share the list of targets,
+        order = sorted(tasks, key=lambda group: (not tasks.holds_any(group, removed), self._random()))
+        # A relay's tasks take as many turns.
+        turns = accumulate((tasks.size(group) for group in order), initial=0)
+        # Hundreds of targets may end together, and thousands of groups wait: all share the list of targets,
         # and those with the same delay, which follow one another, share a message.
-        delays = sorted((self._delay_ms(turn), task) for turn, task in enumerate(order))
+        delays = sorted((self._delay_ms(turn), group) for turn, group in zip(turns, order, strict=False))
         bodies = {delay_ms: with_facts({"delay": delay_ms}, update) for delay_ms, _ in delays}
-        return [Push(task, bodies[delay_ms]) for delay_ms, task in delays]
+        return [Push(group, bodies[delay_ms]) for delay_ms, group in delays]
 
     def _delay_ms(self, turn: int) -> float:
-        if turn == 0:
-            return 0.0
-        step = (turn + 1).bit_length() - 2 + self._random()
-        return min(step * _RAMP_STEP_MS // _DELAY_MS * _DELAY_MS, self._max_delay_ms)
+        return min(delay_of_turn(turn, self._random()), self._max_delay_ms)

@@ -1,7 +1,8 @@
 """The tasks of a job vote on a partition, one vote each: does it fail for all of them? No I/O.
 
-A task reports the outcomes of partitions that fail for it, and of others when the coordinator asks. A task
-that cannot reach a broker, or that reports nonsense, is outvoted by the tasks that write there, however many
+A relay votes for its tasks, with as many votes as they are, and counts them by this class, too. A task
+reports the outcomes of partitions that fail for it, and of others when the coordinator asks. A task that
+cannot reach a broker, or that reports nonsense, is outvoted by the tasks that write there, however many
 reports it sends. Of many tasks a sample is asked, whose votes count for those that were not.
 """
 
@@ -9,15 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kafka_sink.breaker.outcomes import MIN_FAILURES
-from kafka_sink.coordinator.breaker.messages import OutcomeCounts
+from kafka_sink.coordinator.breaker.messages import OutcomeCounts, TaskVotes
 from kafka_sink.model import TopicPartition
 
 # A task's counts span the last ten seconds, so its vote is valid for as long.
 _VALID_MS = 10_000.0
-# The time tasks get to vote when asked: they report at once, but their workers may be busy.
+# A relay says when its votes change. It reports every two seconds, or else its tasks have left it and vote by
+# themselves, three seconds after its last report at the earliest.
+GROUP_VALID_MS = 3_000.0
+# The time groups get to vote when asked: they report at once, but their workers may be busy.
 _VOTING_MS = 400.0
 # How late the coordinator's timer may look at a vote that is over.
 _TIMER_DELAY_MS = 20.0
@@ -34,14 +38,13 @@ MAX_ASKED = 100
 
 @dataclass(frozen=True, slots=True)
 class _Vote:
-    """``tasks``: for how many tasks it counts. ``failures``: a few of each task count, and only if they are
-    significant: one lost connection says nothing of a partition, a broker's error does."""
+    """``votes``: of one task, or of those behind a relay. ``each``: for how many others each of them
+    counts."""
 
     outcome: OutcomeCounts
     at_ms: float
-    tasks: float
-    fails: bool
-    failures: int
+    votes: TaskVotes
+    each: float
 
 
 @dataclass(slots=True)
@@ -52,38 +55,33 @@ class _Tally:
     failing: float = 0.0
     failures: int = 0
 
-    def add(self, vote: _Vote) -> None:
-        self.voters += vote.tasks
-        if vote.fails:
-            self.failing += vote.tasks
-            self.failures += vote.failures
-
-    def remove(self, vote: _Vote) -> None:
-        self.voters -= vote.tasks
-        if vote.fails:
-            self.failing -= vote.tasks
-            self.failures -= vote.failures
+    def add(self, vote: _Vote, times: int = 1) -> None:
+        self.voters += times * vote.each * vote.votes.tasks
+        self.failing += times * vote.each * vote.votes.failing
+        self.failures += times * vote.votes.failures
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """The tasks that were asked about a partition, and for how many each of them speaks."""
+    """The groups that were asked about a partition, and for how many each of them speaks."""
 
-    tasks: frozenset[int]
+    groups: frozenset[int]
     tasks_each: float
     asked_ms: float
 
 
 class PartitionVotes:
-    """All votes of one cluster's tasks.
+    """All votes of one cluster's tasks, or of those behind a relay. A group is a group, or a task there.
 
     ``trigger_count``: no vote counts before all tasks together have sent so many rows. ``trigger_perc``: the
-    share of a task's batches that must fail, and of the tasks that write to a partition.
+    share of a task's batches that must fail, and of the tasks that write to a partition. ``voting_ms``: the
+    time to vote when asked.
     """
 
-    def __init__(self, trigger_count: int, trigger_perc: int) -> None:
+    def __init__(self, trigger_count: int, trigger_perc: int, voting_ms: float = _VOTING_MS) -> None:
         self._trigger_count = trigger_count
-        self._trigger_perc = trigger_perc
+        self.trigger_perc = trigger_perc
+        self._voting_ms = voting_ms
         self._rows = 0
         self._votes: dict[TopicPartition, dict[int, _Vote]] = {}
         self._tallies: dict[TopicPartition, _Tally] = {}
@@ -91,6 +89,8 @@ class PartitionVotes:
         # By task, the partitions that it has voted on.
         self._voted: dict[int, set[TopicPartition]] = {}
         self._samples: dict[TopicPartition, _Sample] = {}
+        # When relays that have voted reported last.
+        self._heard_ms: dict[int, float] = {}
 
     @property
     def has_votes(self) -> bool:
@@ -101,91 +101,142 @@ class PartitionVotes:
         """A task has sent ``rows`` more."""
         self._rows += rows
 
-    def vote(self, task: int, outcome: OutcomeCounts, now_ms: float) -> None:
+    def vote(self, group: int, outcome: OutcomeCounts, now_ms: float) -> None:
         """A task's counts of the last seconds, in place of its earlier vote."""
-        partition, failed = outcome.partition, outcome.failed
+        partition = outcome.partition
         votes = self._votes.get(partition)
         if votes is None:
             votes = self._votes[partition] = {}
             self._tallies[partition] = _Tally()
         tally, sample = self._tallies[partition], self._samples.get(partition)
-        before = votes.get(task)
+        before = votes.get(group)
         if before is not None:
-            tally.remove(before)
-        vote = votes[task] = _Vote(
-            outcome,
-            now_ms,
-            sample.tasks_each if sample is not None and task in sample.tasks else 1.0,
-            failed > 0 and failed * 100 >= self._trigger_perc * (failed + outcome.written),
-            min(failed, MIN_FAILURES) if outcome.answered or failed >= MIN_FAILURES else 0,
-        )
+            tally.add(before, -1)
+            if outcome.failed and not outcome.error:
+                # An answer to a question names no error that was reported before.
+                error, answered = before.outcome.error, before.outcome.answered
+                outcome = replace(outcome, error=error, answered=answered)
+        each = sample.tasks_each if sample is not None and group in sample.groups else 1.0
+        vote = votes[group] = _Vote(outcome, now_ms, outcome.votes or self._votes_of(outcome), each)
         tally.add(vote)
-        self._voted.setdefault(task, set()).add(partition)
+        self._voted.setdefault(group, set()).add(partition)
+        if outcome.votes is not None:
+            self._heard_ms[group] = now_ms
 
-    def remove_task(self, task: int) -> None:
-        """A task is gone."""
-        for partition in self._voted.pop(task, ()):
-            self._withdraw(partition, task)
+    def _votes_of(self, outcome: OutcomeCounts) -> TaskVotes:
+        """One task's vote. A few failures of each count, and only if they are significant: one lost
+        connection says nothing of a partition, a broker's error does."""
+        failed = outcome.failed
+        fails = failed > 0 and failed * 100 >= self.trigger_perc * (failed + outcome.written)
+        significant = outcome.answered or failed >= MIN_FAILURES
+        counted = min(failed, MIN_FAILURES) if fails and significant else 0
+        return TaskVotes(int(failed + outcome.written > 0), int(fails), counted)
 
-    def _withdraw(self, partition: TopicPartition, task: int) -> None:
-        vote = self._votes.get(partition, {}).pop(task, None)
+    def heard(self, group: int, now_ms: float) -> None:
+        """A relay has reported, so that its votes stay valid."""
+        if group in self._heard_ms:
+            self._heard_ms[group] = now_ms
+
+    def partitions(self) -> Collection[TopicPartition]:
+        """Those with votes."""
+        return self._votes.keys()
+
+    def tally(self, partition: TopicPartition) -> TaskVotes:
+        """The sum of a partition's votes."""
+        found = self._tallies.get(partition) or _Tally()
+        return TaskVotes(round(found.voters), round(found.failing), found.failures)
+
+    def total(self, partition: TopicPartition) -> OutcomeCounts:
+        """The sums of a partition's votes and outcomes, as a relay reports them."""
+        outcomes = [vote.outcome for vote in self._votes.get(partition, {}).values()]
+        failing = [one for one in outcomes if one.failed]
+        return OutcomeCounts(
+            partition,
+            sum(one.written for one in outcomes),
+            sum(one.failed for one in outcomes),
+            any(one.answered for one in failing),
+            next((one.error for one in failing if one.error), ""),
+            self.tally(partition),
+        )
+
+    def remove_group(self, group: int) -> None:
+        """A group is gone."""
+        self._heard_ms.pop(group, None)
+        for partition in self._voted.pop(group, ()):
+            self._withdraw(partition, group)
+
+    def _withdraw(self, partition: TopicPartition, group: int) -> None:
+        vote = self._votes.get(partition, {}).pop(group, None)
         if vote is None:
             return
-        self._tallies[partition].remove(vote)
-        self._forget_voter(task, partition)
+        self._tallies[partition].add(vote, -1)
+        self._forget_voter(group, partition)
         if not self._votes[partition]:
             self.forget(partition)
 
-    def _forget_voter(self, task: int, partition: TopicPartition) -> None:
-        voted = self._voted.get(task)
+    def _forget_voter(self, group: int, partition: TopicPartition) -> None:
+        voted = self._voted.get(group)
         if voted is not None:
             voted.discard(partition)
             if not voted:
-                del self._voted[task]
+                del self._voted[group]
+                self._heard_ms.pop(group, None)
 
     def forget(self, partition: TopicPartition) -> None:
         """Drop a partition's votes, as after a mute."""
-        for task in self._votes.pop(partition, ()):
-            self._forget_voter(task, partition)
+        for group in self._votes.pop(partition, ()):
+            self._forget_voter(group, partition)
         self._tallies.pop(partition, None)
         self._samples.pop(partition, None)
 
     def suspects(self, now_ms: float) -> list[TopicPartition]:
         """Partitions that fail by the votes so far."""
-        if now_ms - self._expired_ms >= _EXPIRE_INTERVAL_MS:
-            self._expired_ms = now_ms
-            self._expire(now_ms)
+        self.expire(now_ms)
         if self._rows < self._trigger_count:
             return []
         return [partition for partition in self._votes if self._exceeds(partition)]
 
-    def _expire(self, now_ms: float) -> None:
+    def expire(self, now_ms: float) -> None:
+        """Withdraw old votes."""
+        if now_ms - self._expired_ms < _EXPIRE_INTERVAL_MS:
+            return
+        self._expired_ms = now_ms
+        for group in [group for group, at_ms in self._heard_ms.items() if now_ms - at_ms > GROUP_VALID_MS]:
+            self.remove_group(group)
         for partition, votes in list(self._votes.items()):
-            for task in [task for task, vote in votes.items() if now_ms - vote.at_ms > _VALID_MS]:
-                self._withdraw(partition, task)
+            old = [group for group, vote in votes.items() if now_ms - vote.at_ms > _VALID_MS]
+            for group in old:
+                if group not in self._heard_ms:
+                    self._withdraw(partition, group)
 
     def _exceeds(self, partition: TopicPartition) -> bool:
         tally = self._tallies[partition]
         # Sums of fractions are not exact.
-        share = tally.failing * 100 >= self._trigger_perc * tally.voters - _ROUNDING
+        share = tally.failing * 100 >= self.trigger_perc * tally.voters - _ROUNDING
         return tally.failures >= MIN_FAILURES and share
 
-    def is_decided(self, partition: TopicPartition, tasks: Collection[int], now_ms: float) -> bool:
-        """Whether all of these tasks have voted, or those that were asked, or the time to vote is over."""
-        votes, sample = self._votes[partition], self._samples.get(partition)
+    def is_decided(self, partition: TopicPartition, groups: Collection[int], now_ms: float) -> bool:
+        """Whether all of these groups have voted, or those that were asked, or the time to vote is over."""
+        votes, sample = self._votes.get(partition, {}), self._samples.get(partition)
         if sample is not None and now_ms - sample.asked_ms < _MIN_ASK_INTERVAL_MS:
-            is_over = now_ms - sample.asked_ms >= _VOTING_MS
-            return is_over or votes.keys() >= sample.tasks.intersection(tasks)
-        return len(votes) >= len(tasks) and votes.keys() >= set(tasks)
+            return not self.is_voting(partition, groups, now_ms)
+        return len(votes) >= len(groups) and votes.keys() >= set(groups)
 
-    def begin_voting(self, partition: TopicPartition, tasks: Sequence[int], now_ms: float) -> Sequence[int]:
-        """Start asking tasks about a partition, and return them: at most MAX_ASKED of those ``tasks`` that
+    def is_voting(self, partition: TopicPartition, groups: Collection[int], now_ms: float) -> bool:
+        """Whether some of these groups were asked just now, and have not voted yet."""
+        sample = self._samples.get(partition)
+        if sample is None or now_ms - sample.asked_ms >= self._voting_ms:
+            return False
+        return not self._votes.get(partition, {}).keys() >= sample.groups.intersection(groups)
+
+    def begin_voting(self, partition: TopicPartition, groups: Sequence[int], now_ms: float) -> Sequence[int]:
+        """Start asking groups about a partition, and return them: at most MAX_ASKED of those ``groups`` that
         have not voted, in their order. None if that was done lately."""
         before = self._samples.get(partition)
         if before is not None and now_ms - before.asked_ms < _MIN_ASK_INTERVAL_MS:
             return ()
-        votes = self._votes[partition]
-        missing = [task for task in tasks if task not in votes]
+        votes = self._votes.get(partition, {})
+        missing = [group for group in groups if group not in votes]
         asked = missing[:MAX_ASKED]
         each = len(missing) / len(asked) if asked else 1.0
         self._samples[partition] = _Sample(frozenset(asked), each, now_ms)
@@ -194,16 +245,16 @@ class PartitionVotes:
     def next_change_ms(self, now_ms: float) -> float | None:
         """Milliseconds until the voting on a partition is over; None if there is none."""
         # A timer may fire a little early; then the coordinator looks once more.
-        waits = (one.asked_ms + _VOTING_MS - now_ms for one in self._samples.values())
+        waits = (one.asked_ms + self._voting_ms - now_ms for one in self._samples.values())
         return min((max(1.0, wait) for wait in waits if wait > -_TIMER_DELAY_MS), default=None)
 
     def describe(self, partition: TopicPartition) -> str:
         """Why a partition is muted, for messages."""
         votes = list(self._votes[partition].values())
-        failing = [vote.outcome for vote in votes if vote.fails]
-        failed = sum(one.failed for one in failing)
-        error = next((one.error for one in failing if one.error), "")
+        failing = [vote for vote in votes if vote.votes.failing]
+        failed = sum(one.outcome.failed for one in failing)
+        error = next((one.outcome.error for one in failing if one.outcome.error), "")
         return (
-            f"{failed} batches of {len(failing)} of the {len(votes)} tasks that write to it failed; "
-            f"last error: {error}"
+            f"{failed} batches of {sum(one.votes.failing for one in failing)} of the "
+            f"{sum(one.votes.tasks for one in votes)} tasks that write to it failed; last error: {error}"
         )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from kafka_sink.breaker.states import Evidence
 from kafka_sink.coordinator.breaker.handler import BreakerHandler
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
 from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen
+
+pytestmark = pytest.mark.usefixtures("_behind_relays")
 
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 
@@ -129,14 +133,13 @@ def test_if_the_probing_task_is_gone_another_probes() -> None:
     job = Job(2)
     job.run(100)
     frozen(job)
-    while not job.handler._leases.owners:
+    while (prober := job.prober()) is None:
         job.step()
-    (prober,) = job.handler._leases.owners.values()
     job.lose(prober)
     lost = job.now
-    while not job.handler._leases.owners:
+    while job.prober() is None:
         job.step()
-    assert list(job.handler._leases.owners.values()) == [1 - prober]
+    assert job.prober() == 1 - prober
     assert lost + INTERVAL <= job.now <= lost + INTERVAL + 600
 
 

@@ -15,6 +15,8 @@ from kafka_sink.coordinator.breaker.votes import PartitionVotes
 from kafka_sink.errors import BrokerRefusedError
 from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, frozen
 
+pytestmark = pytest.mark.usefixtures("_behind_relays")
+
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 
 
@@ -101,15 +103,14 @@ def test_a_new_coordinator_learns_of_mutes_whose_task_is_gone() -> None:
     frozen(job)
     job.run(200)
     assert job.mutes() == [{1}] * 6
-    for task in job.tasks:
-        job.lose(task.number)
-    job.handler = BreakerHandler(INTERVAL, PartitionVotes(100, 50), 500.0)
+    job.restart(BreakerHandler(INTERVAL, PartitionVotes(100, 50), 500.0))
     for number in range(1, 6):
         job.connect(number)
     job.run(100)
     assert job.mutes()[1:] == [{1}] * 5
     probes = _probes_of(job, 10_000)
-    assert len(probes) in (4, 5)
+    # A task that still waits for its last probe does not use its lease, and hosts take turns.
+    assert (2 if job.per_host == 2 else 4) <= len(probes) <= 5
     assert min(later - earlier for earlier, later in itertools.pairwise(probes)) >= INTERVAL - 50
     job.tasks[1].gate.on_probe_done(1, None, job.now)
     job.run(600)
@@ -166,10 +167,10 @@ def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
     frozen(job)
     job.tasks[1].exchange._outbox.clear()
     job.tasks[1].waiting = {P0}
-    while not job.handler._leases.owners:
+    while (owner := job.prober()) is None:
         job.step()
-    (owner,) = job.handler._leases.owners.values()
     job.lose(owner)
+    job.step()
     assert not job.handler._leases.owners
     assert isinstance(job.tasks[owner].exchange, BreakerChannel)
     job.tasks[owner].run_pass()

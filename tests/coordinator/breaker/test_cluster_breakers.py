@@ -11,6 +11,7 @@ from kafka_sink.coordinator.breaker.cluster_breakers import Breakers, breaker_ha
 from kafka_sink.coordinator.breaker.messages import (
     BreakerReport,
     MuteReport,
+    UnmuteReport,
     decode_update,
     encode_report,
 )
@@ -92,7 +93,7 @@ def test_sets_of_options_of_one_principal_share_the_mutes_of_a_cluster() -> None
     (reply, *_) = renamed.on_message(2, 2, _report("here"), 1_200.0)
     assert set(decode_update(reply.body, 10).added) == {1}
     # What one set of options has found out goes to the tasks of all, once.
-    over = encode_report(BreakerReport(unmuted=((1, "it responds"),)))
+    over = encode_report(BreakerReport(unmuted=(UnmuteReport(1, "it responds"),)))
     (_, *told) = same.on_message(1, 2, over, 2_000.0)
     told += [push for handler in (same, renamed, other) for push in handler.on_time(2_100.0)]
     assert sorted(one.task for one in told) == [1, 2]

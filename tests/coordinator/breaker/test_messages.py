@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,9 @@ from kafka_sink.coordinator.breaker.messages import (
     BreakerUpdate,
     MuteReport,
     OutcomeCounts,
+    TaskVotes,
+    Terms,
+    UnmuteReport,
     decode_report,
     decode_update,
     encode_report,
@@ -26,6 +30,8 @@ INTERVAL = 2_000.0
 TARGETS = st.one_of(st.integers(0, 99), st.builds(TopicPartition, st.text(max_size=20), st.integers(0, 99)))
 TEXT = st.text(max_size=20)
 MS = st.floats(0, 1e9)
+TASKS = st.integers(1, 500)
+VOTES = st.builds(lambda tasks, failing: TaskVotes(tasks + failing, failing, 2 * failing), TASKS, TASKS)
 REPORTS = st.builds(
     BreakerReport,
     st.dictionaries(st.integers(0, 99), MS),
@@ -38,19 +44,29 @@ REPORTS = st.builds(
             st.integers(0, 1 << 40),
             st.booleans(),
             TEXT,
+            st.none() | VOTES,
         )
     ).map(tuple),
-    st.lists(st.builds(MuteReport, TARGETS, TEXT, MS)).map(tuple),
-    st.lists(st.tuples(TARGETS, TEXT)).map(tuple),
+    st.lists(
+        st.builds(MuteReport, TARGETS, TEXT, MS)
+        | st.builds(MuteReport, TARGETS, TEXT, MS, TASKS, st.booleans())
+    ).map(tuple),
+    st.lists(st.builds(UnmuteReport, TARGETS, TEXT, st.integers(0, 500))).map(tuple),
     st.lists(st.tuples(TARGETS, TEXT)).map(tuple),
     st.lists(TARGETS).map(tuple),
     st.lists(TARGETS).map(tuple),
+    st.booleans(),
+    st.none() | st.text(min_size=1, max_size=20),
+    st.just({}),
+    st.none() | TASKS,
 )
 
 
-@given(REPORTS)
-def test_reports_survive_encoding(report: BreakerReport) -> None:
-    assert decode_report(json.loads(json.dumps(encode_report(report)))) == report
+@given(REPORTS, st.integers(1, 500))
+def test_reports_survive_encoding(report: BreakerReport, task: int) -> None:
+    half = dict.fromkeys(list(report.responses)[::2], task)
+    for one in (report, replace(report, responders=half)):
+        assert decode_report(json.loads(json.dumps(encode_report(one)))) == one
 
 
 @given(
@@ -62,6 +78,7 @@ def test_reports_survive_encoding(report: BreakerReport) -> None:
         MS,
         st.dictionaries(TARGETS, st.builds(ProbeLease, MS, st.booleans())),
         st.lists(TARGETS).map(tuple),
+        st.none() | st.builds(Terms, st.integers(0, 100), MS),
     )
 )
 def test_updates_survive_encoding(update: BreakerUpdate) -> None:
