@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.coordinator.figures.messages import decode_final, decode_task
-from kafka_sink.coordinator.transport.handlers import Handler, Reply, ServerMessage
+from kafka_sink.coordinator.transport.handlers import Handler, Reply, ServerMessage, TaskId
 
 if TYPE_CHECKING:
     from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
@@ -20,7 +20,7 @@ class FiguresHandler(Handler):
         self._figures = figures
 
     def on_message(
-        self, task: int, request: int, body: Mapping[str, Any], now_ms: float
+        self, task: TaskId, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
         skipped: dict[str, Any] = {}
         if "final" in body:

@@ -37,6 +37,7 @@ from kafka_sink.coordinator.transport.handlers import (
     Reply,
     ServerMessage,
     SharedBody,
+    TaskId,
     with_facts,
 )
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION
@@ -89,7 +90,7 @@ class Lookups:
 class _Pending:
     """A request that waits until its topics have been fetched."""
 
-    task: int
+    task: TaskId
     request: int
     asked: list[str]
     missing: set[str]
@@ -143,7 +144,7 @@ class MetadataHandler(Handler):
         self._fetch = fetch
         self._wake = wake
         self._transient = _TRANSIENT_ERRORS - (set() if auto_create else {UNKNOWN_TOPIC_OR_PARTITION})
-        self._tasks: dict[int, _MetadataTask] = {}
+        self._tasks: dict[TaskId, _MetadataTask] = {}
         self._pending: list[_Pending] = []
         # The number of each topic's last change. A response that changes only the age counts as well.
         self._changes: dict[str, int] = {}
@@ -185,7 +186,7 @@ class MetadataHandler(Handler):
     # -- Handler ------------------------------------------------------------------------------------
 
     def on_message(
-        self, task: int, request: int, body: Mapping[str, Any], now_ms: float
+        self, task: TaskId, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
         asked, used = topics_in(body, "ask"), topics_in(body, "use")
         stale, leaders = stale_in(body), leaders_in(body)
@@ -278,7 +279,7 @@ class MetadataHandler(Handler):
         if again:
             self._fetch()
 
-    def on_disconnect(self, task: int, now_ms: float) -> None:
+    def on_disconnect(self, task: TaskId, now_ms: float) -> None:
         self._tasks.pop(task, None)
         self._pending = [one for one in self._pending if one.task != task]
 
@@ -395,7 +396,7 @@ class MetadataHandler(Handler):
 
     def _replies(
         self,
-        task: int,
+        task: TaskId,
         request: int,
         topics: Iterable[str],
         asked: Collection[str],

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka_sink.coordinator.transport import message_format as fields
-from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage
+from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage, TaskId
 from kafka_sink.coordinator.transport.message_format import count, decoding
 
 if TYPE_CHECKING:
@@ -96,10 +96,10 @@ class RateHandler(Handler):
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, _JobBuckets] = OrderedDict()
         # Jobs of waiting tasks, by task. A task writes for one job at a time.
-        self._job_of: dict[int, str] = {}
+        self._job_of: dict[TaskId, str] = {}
 
     def on_message(
-        self, task: int, request: int, body: Mapping[str, Any], now_ms: float
+        self, task: TaskId, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
         with decoding("request of rows"):
             name, limits, ask = fields.name(body["job"]), _limits(body["limits"]), _ask(body)
@@ -121,7 +121,7 @@ class RateHandler(Handler):
             pushes.append(Push(task, {"rows": rows}))
         return pushes
 
-    def _leave(self, task: int) -> None:
+    def _leave(self, task: TaskId) -> None:
         name = self._job_of.pop(task, None)
         if name is not None:
             self._jobs[name].waiting.pop(task, None)
@@ -134,7 +134,7 @@ class RateHandler(Handler):
                 return
             del self._jobs[name]
 
-    def on_disconnect(self, task: int, now_ms: float) -> None:
+    def on_disconnect(self, task: TaskId, now_ms: float) -> None:
         self._leave(task)
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:

@@ -28,6 +28,9 @@ from kafka_sink.printable import printable
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
 
+# A task's number. The task has its own connection, or shares one with others of its executor.
+TaskId = int
+
 
 class SharedBody(dict[str, Any]):
     """A body, or most of one, that many tasks receive. Its JSON is encoded once."""
@@ -57,7 +60,7 @@ def with_facts(facts: Mapping[str, Any], shared: SharedBody) -> Mapping[str, Any
 class Reply:
     """A reply to a task's message number ``request``. ``last``: no other reply follows."""
 
-    task: int
+    task: TaskId
     request: int
     body: Mapping[str, Any]
     last: bool = True
@@ -67,7 +70,7 @@ class Reply:
 class Push:
     """A message to a task that replies to none of its messages."""
 
-    task: int
+    task: TaskId
     body: Mapping[str, Any]
 
 
@@ -78,19 +81,18 @@ class Handler:
     """Base of handlers, each for one kind of message of one cluster. A handler overrides what it needs.
 
     Methods are called on the server's loop only, and must not block.
-    ``task`` is a task's number: it has its own connection, or shares one with others of its executor.
 
     Times are monotonic milliseconds of the coordinator's clock. Bodies are JSON objects. An invalid body
     raises ProtocolError, which ends the connection and leaves the handler's state unchanged.
     """
 
     def on_message(
-        self, task: int, request: int, body: Mapping[str, Any], now_ms: float
+        self, task: TaskId, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
         """Handle a message. Returns replies to it and to tasks that waited for its content, and pushes."""
         raise NotImplementedError
 
-    def on_disconnect(self, task: int, now_ms: float) -> None:
+    def on_disconnect(self, task: TaskId, now_ms: float) -> None:
         """The task has disconnected: replies no longer reach it."""
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
@@ -116,7 +118,7 @@ class ClusterHandlers:
     handlers: Mapping[str, Handler] = field(default_factory=dict)
 
     def on_message(
-        self, kind: str, task: int, request: int, body: Any, now_ms: float
+        self, kind: str, task: TaskId, request: int, body: Any, now_ms: float
     ) -> list[tuple[str, ServerMessage]]:
         """The messages to send, each with its kind. Raises ProtocolError for an unknown kind."""
         handler = self.handlers.get(kind)
@@ -126,7 +128,7 @@ class ClusterHandlers:
             )
         return [(kind, one) for one in handler.on_message(task, request, body, now_ms)]
 
-    def on_disconnect(self, task: int, now_ms: float) -> None:
+    def on_disconnect(self, task: TaskId, now_ms: float) -> None:
         for handler in self.handlers.values():
             handler.on_disconnect(task, now_ms)
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kafka_sink.coordinator.transport import message_format as fields
-from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage
+from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage, TaskId
 from kafka_sink.coordinator.transport.message_format import count, decoding, int32, whole
 from kafka_sink.coordinator.writes.channel import MAX_CAUSE
 from kafka_sink.coordinator.writes.running_jobs import UnfinishedWrites
@@ -73,7 +73,7 @@ class WriteHandler(Handler):
         self._wake = wake
         self._end = end
         # By task, its write and its stage.
-        self._writing: dict[int, tuple[str, int | None]] = {}
+        self._writing: dict[TaskId, tuple[str, int | None]] = {}
         # By write, the stages whose jobs are watched, also when its tasks already write for another one.
         self._watched: OrderedDict[str, set[int]] = OrderedDict()
         # By watched stage, what the driver has not reported the end of.
@@ -88,7 +88,7 @@ class WriteHandler(Handler):
 
     def on_message(
         self,
-        task: int,
+        task: TaskId,
         request: int,
         body: Mapping[str, Any],
         now_ms: float,
@@ -156,7 +156,7 @@ class WriteHandler(Handler):
         if len(self._over) > _MAX_OVER:
             self._over.popitem(last=False)
 
-    def on_disconnect(self, task: int, now_ms: float) -> None:
+    def on_disconnect(self, task: TaskId, now_ms: float) -> None:
         self._writing.pop(task, None)
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
