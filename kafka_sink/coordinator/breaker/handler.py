@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from kafka_sink.breaker.states import BreakerState, MuteTable, Target
@@ -32,6 +33,9 @@ from kafka_sink.timing_bounds import GATHER_MUTES_MS
 
 # A muted partition that no task has written to for this long is unmuted.
 _FORGET_MS = 600_000.0
+# Partitions that are judged in one turn of the loop, and the votes that all those in question may cause.
+_JUDGED_AT_ONCE = 500
+_MAX_VOTES, _MIN_ASKED = 20_000, 10
 
 
 class BreakerHandler(Handler):
@@ -60,6 +64,11 @@ class BreakerHandler(Handler):
         self._asked_ms: dict[int, float] = {}
         self._judged_ms = self._leased_ms = -math.inf
         self._is_judged = True
+        # How many of the partitions in question have had their turn.
+        self._judged = 0
+        # All that is muted, as a task is told first, and the table's version then.
+        self._whole = SharedBody({}, 0.0)
+        self._whole_at = -1
         # When time alone requires the next look.
         self._due_ms = -math.inf
 
@@ -87,17 +96,21 @@ class BreakerHandler(Handler):
             self._leases.on_failure(group, target, error, now_ms)
         for one in report.unmuted:
             self._on_unmute(Voice(group, one.task), one.target, now_ms)
-        body_back: dict[str, Any] = {}
-        if first:
-            reasons = {target: mute.reason for target, mute in self._table.mutes.items()}
-            body_back = encode_update(BreakerUpdate(whole=True, added=reasons, terms=self._terms))
-        reply = Reply(group, request, body_back)
+        reply = Reply(group, request, self._all_muted() if first else {})
         # Most reports change nothing, and must not cost a walk over all mutes. Nor must those of thousands of
         # tasks that connect at once.
         gathered_ms = self._gathered_ms(changes_probes=report.changes_probes or was_silent)
         if self._asks or now_ms >= min(self._due_ms, gathered_ms):
             return [reply, *self.on_time(now_ms)]
         return [reply]
+
+    def _all_muted(self) -> SharedBody:
+        """Thousands of targets, and thousands of tasks that connect at once: all get one body."""
+        if self._whole_at != self._table.version:
+            reasons = {target: mute.reason for target, mute in self._table.mutes.items()}
+            update = BreakerUpdate(whole=True, added=reasons, terms=self._terms)
+            self._whole, self._whole_at = SharedBody(encode_update(update), 0.0), self._table.version
+        return self._whole
 
     def _gathered_ms(self, *, changes_probes: bool) -> float:
         """When to act on a report: those of many tasks that come together are handled together."""
@@ -173,7 +186,9 @@ class BreakerHandler(Handler):
             self._votes.heard(group, now_ms)
             self._is_judged &= not self._votes.has_votes and not outcomes
             for outcome in outcomes:
-                self._votes.vote(group, outcome, now_ms)
+                # What thousands of tasks say of a partition that is muted would only take memory.
+                if outcome.partition not in self._table.mutes:
+                    self._votes.vote(group, outcome, now_ms)
 
     def _judge(self, now_ms: float) -> None:
         """Mute partitions that fail by the votes of all tasks that write to them, after asking those
@@ -188,16 +203,23 @@ class BreakerHandler(Handler):
         if votes.has_votes:
             self._judged_ms, self._is_judged = now_ms, True
         suspects = [one for one in votes.suspects(now_ms) if one not in self._table.mutes]
+        self._judged = self._judged if self._judged < len(suspects) else 0
+        # Of thousands that fail together some have their turn now, and fewer tasks are asked about each.
+        max_asked = min(MAX_ASKED, max(_MIN_ASKED, _MAX_VOTES // max(1, len(suspects))))
+        in_turn = suspects[self._judged : self._judged + _JUDGED_AT_ONCE]
+        self._judged += len(in_turn)
+        self._is_judged &= self._judged >= len(suspects)
         active = self._tasks.active(now_ms) if suspects else []
         if len(active) > MAX_ASKED:
             # Neighbours may share a host, and its network. One order makes the same tasks answer for all.
             active.sort(key=lambda _: self._random())
-        for partition in suspects:
+        for partition in in_turn:
             if votes.is_decided(partition, active, now_ms):
                 self._mute(partition, votes.describe(partition), now_ms)
                 votes.forget(partition)
+                self._judged -= 1
                 continue
-            for group in votes.begin_voting(partition, active, now_ms):
+            for group in votes.begin_voting(partition, active, now_ms, max_asked):
                 self._asks.setdefault(group, []).append(partition)
 
     def _on_mute(self, voice: Voice, mute: MuteReport, now_ms: float, *, doubtful: bool) -> None:
@@ -280,9 +302,9 @@ class BreakerHandler(Handler):
             self._pushes.remove(target)
 
     def _forget(self, now_ms: float) -> None:
-        for target, mute in list(self._table.mutes.items()):
+        # The oldest come first.
+        old = takewhile(lambda mute: now_ms - mute.since_ms > _FORGET_MS, self._table.mutes.values())
+        for target in [one.target for one in old]:
             # Brokers stay muted: their probes need no rows, so any task can do them.
-            is_partition = isinstance(target, TopicPartition)
-            is_old = now_ms - mute.since_ms > _FORGET_MS
-            if is_partition and is_old and not self._tasks.has_holder(target, now_ms):
+            if isinstance(target, TopicPartition) and not self._tasks.has_holder(target, now_ms):
                 self._unmute(target)

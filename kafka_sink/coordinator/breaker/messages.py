@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ from kafka_sink.model import TopicPartition
 
 KIND = "breaker"
 # The coordinator shares no more mutes than this; tasks keep others to themselves.
-MAX_MUTES = 5000
+MAX_MUTES = 10_000
 # A report with this many of each stays below the bound of a frame.
 MAX_OUTCOMES = 700
 MAX_TARGETS = 700
@@ -283,7 +284,13 @@ def _tasks(value: Any) -> int:
 
 def _partition(value: Any) -> TopicPartition:
     topic, partition = value
-    return TopicPartition(fields.topic(topic), count(partition))
+    return _shared(fields.topic(topic), count(partition))
+
+
+@lru_cache(2 * MAX_MUTES)
+def _shared(topic: str, partition: int) -> TopicPartition:
+    """One object for all thousands of tasks that name the partition, which would take memory for each."""
+    return TopicPartition(topic, partition)
 
 
 def _targets(body: Mapping[str, Any], name: str) -> tuple[Target, ...] | None:
@@ -311,7 +318,7 @@ def _all_targets(values: list[Any], max_length: int) -> tuple[Target, ...]:
         if any(type(one) is not int or one < 0 for one in partitions):
             raise ValueError("not a partition")
         name = fields.topic(topic)
-        found += [TopicPartition(name, one) for one in partitions]
+        found += [_shared(name, one) for one in partitions]
     if len(found) > max_length:
         raise ValueError("too many targets")
     return tuple(found)
@@ -348,7 +355,7 @@ def _outcomes(values: list[Any]) -> tuple[OutcomeCounts, ...]:
     for topic, *rows in values:
         name = fields.topic(topic)
         for partition, written, failed, answered, error, *votes in rows:
-            where = TopicPartition(name, count(partition))
+            where = _shared(name, count(partition))
             found.append(
                 OutcomeCounts(
                     where,

@@ -182,7 +182,11 @@ class ProbeLeases:
 
     def grant(self, now_ms: float) -> dict[int, dict[Target, ProbeLease]]:
         """By task, new leases for all targets that are due and that an active task can probe."""
-        due = [target for target in self._table.mutes if self._table.is_due(target, now_ms)]
+        due = [
+            target
+            for target, mute in self._table.mutes.items()
+            if mute.state is BreakerState.OPEN and mute.retry_at_ms <= now_ms
+        ]
         if not due:
             return {}
         # A task that gets a lease goes to the end.

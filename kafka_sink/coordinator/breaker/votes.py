@@ -229,15 +229,17 @@ class PartitionVotes:
             return False
         return not self._votes.get(partition, {}).keys() >= sample.groups.intersection(groups)
 
-    def begin_voting(self, partition: TopicPartition, groups: Sequence[int], now_ms: float) -> Sequence[int]:
-        """Start asking groups about a partition, and return them: at most MAX_ASKED of those ``groups`` that
-        have not voted, in their order. None if that was done lately."""
+    def begin_voting(
+        self, partition: TopicPartition, groups: Sequence[int], now_ms: float, max_asked: int = MAX_ASKED
+    ) -> Sequence[int]:
+        """Start asking groups about a partition, and return them: at most ``max_asked`` of those ``groups``
+        that have not voted, in their order. None if that was done lately."""
         before = self._samples.get(partition)
         if before is not None and now_ms - before.asked_ms < _MIN_ASK_INTERVAL_MS:
             return ()
         votes = self._votes.get(partition, {})
         missing = [group for group in groups if group not in votes]
-        asked = missing[:MAX_ASKED]
+        asked = missing[:max_asked]
         each = len(missing) / len(asked) if asked else 1.0
         self._samples[partition] = _Sample(frozenset(asked), each, now_ms)
         return asked
