@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kafka_sink.breaker.muted_partitions import MutedPartitions, MutedView, Topology
-from kafka_sink.breaker.probes import ProbePolicy, WaitingRows
+from kafka_sink.breaker.probes import ProbePolicy
 from kafka_sink.breaker.states import NO_EVIDENCE, Evidence, LocalMutes, ProbeLease, Target, target_of
 from kafka_sink.model import PartitionInfo, TopicPartition
 
@@ -134,14 +134,9 @@ class MuteControl:
     def __init__(self, topology: Topology, retry_interval_ms: float) -> None:
         self.local = LocalMutes(retry_interval_ms)
         self.partitions = MutedPartitions(self.local, topology)
-        self.waiting = WaitingRows(self.local, self.partitions)
-        self.probes = ProbePolicy(self.local, self.partitions, self.waiting)
+        self.probes = ProbePolicy(self.local, self.partitions)
         self.manager = CircuitBreakManager(self.local, self.partitions, self.probes.ask_broker)
-        self.local.on_unmuted = self._on_unmuted
-
-    def _on_unmuted(self, target: Target) -> None:
-        self.probes.forget(target)
-        self.waiting.forget(target)
+        self.local.on_unmuted = self.probes.forget
 
     @property
     def now_ms(self) -> float:

@@ -21,14 +21,17 @@ class ProbePolicy:
     Targets that the coordinator has muted are probed only under its leases, others by this task's clock.
     """
 
-    def __init__(self, mutes: LocalMutes, partitions: MutedPartitions, waiting: WaitingRows) -> None:
+    def __init__(self, mutes: LocalMutes, partitions: MutedPartitions) -> None:
         # Whether a request to the target has no response yet. Its response is as good as a probe's, so none
         # is sent.
         self.awaits_response: Callable[[Target], bool] = lambda _: False
         self._mutes = mutes
         self._table = mutes.table
         self._partitions = partitions
-        self._waiting = waiting
+        # When a batch was last seen to wait for a target.
+        self._held_ms: dict[Target, float] = {}
+        # When the task last had rows of a topic that may go to any partition. Its thread replaces it.
+        self._free_rows_ms: Mapping[str, float] = {}
         # By target, when this task's lease ends.
         self._leases: dict[Target, float] = {}
         # Targets whose lease also lets new rows go to the partition.
@@ -109,7 +112,7 @@ class ProbePolicy:
 
     def may_probe(self, partition: TopicPartition) -> bool:
         covering = self._partitions.covering(partition)
-        self._waiting.note_held(covering)
+        self._note_held(covering)
         return covering == [partition] and self._is_due(partition)
 
     def batch_sent(self, partition: TopicPartition) -> None:
@@ -156,7 +159,7 @@ class ProbePolicy:
     def _is_on_trial(self, target: Target) -> bool:
         if not isinstance(target, TopicPartition) or self._partitions.has_muted_leader(target):
             return False
-        if not self._is_due(target) or self._waiting.is_held(target) or self.awaits_response(target):
+        if not self._is_due(target) or self._is_held(target) or self.awaits_response(target):
             return False
         if self._mutes.is_shared(target):
             return target in self._trial_leases
@@ -180,52 +183,39 @@ class ProbePolicy:
     def forget(self, target: Target) -> None:
         self._batch_probes.pop(target, None)
         self._leases.pop(target, None)
+        self._held_ms.pop(target, None)
 
-
-# -- which muted targets a task has rows for: the coordinator grants probes by it ---------------------------
-
-
-class WaitingRows:
-    """Remembers when batches waited for muted targets and when rows could have gone there."""
-
-    def __init__(self, mutes: LocalMutes, partitions: MutedPartitions) -> None:
-        self._mutes = mutes
-        self._partitions = partitions
-        # When a batch was last seen to wait for a target.
-        self._held_ms: dict[Target, float] = {}
-        # When the task last had rows of a topic that may go to any partition. Its thread writes this.
-        self._free_rows_ms: dict[str, float] = {}
+    # -- which muted targets a task has rows for: the coordinator grants probes by it ------------------
 
     def note_free_rows(self, topics: Iterable[str]) -> None:
-        for topic in topics:
-            self._free_rows_ms[topic] = self._mutes.now_ms
-
-    def note_held(self, targets: Iterable[Target]) -> None:
-        for target in targets:
-            self._held_ms[target] = self._mutes.now_ms
+        """The task has rows of these topics that may go to any partition. Called by its thread."""
+        now_ms = self._mutes.now_ms
+        lately = {topic: at for topic, at in self._free_rows_ms.items() if now_ms - at <= HELD_MS}
+        self._free_rows_ms = {**lately, **dict.fromkeys(topics, now_ms)}
 
     def note_waiting(self, partitions: Iterable[TopicPartition]) -> None:
         """Batches of these partitions could go, but their brokers take none now.
 
         So a partition on trial has rows enough, and needs no new ones.
         """
-        if self._mutes.table.mutes:
+        if self._table.mutes:
             for partition in partitions:
-                self.note_held(self._partitions.covering(partition))
+                self._note_held(self._partitions.covering(partition))
 
-    def is_held(self, target: Target) -> bool:
+    def _note_held(self, targets: Iterable[Target]) -> None:
+        self._held_ms.update(dict.fromkeys(targets, self._mutes.now_ms))
+
+    def _is_held(self, target: Target) -> bool:
         return self._mutes.now_ms - self._held_ms.get(target, -math.inf) <= HELD_MS
 
     def held(self) -> list[Target]:
-        return [target for target in self._mutes.table.mutes if self.is_held(target)]
+        """Muted targets that batches of this task wait for."""
+        return [target for target in self._table.mutes if self._is_held(target)]
 
     def wanted(self) -> list[Target]:
         """Muted partitions that no batch of this task waits for, but that its rows could go to."""
-        partitions = [target for target in self._mutes.table.mutes if isinstance(target, TopicPartition)]
-        return [one for one in partitions if self._has_free_rows(one) and not self.is_held(one)]
+        partitions = [target for target in self._table.mutes if isinstance(target, TopicPartition)]
+        return [one for one in partitions if self._has_free_rows(one) and not self._is_held(one)]
 
     def _has_free_rows(self, target: TopicPartition) -> bool:
         return self._mutes.now_ms - self._free_rows_ms.get(target.topic, -math.inf) <= HELD_MS
-
-    def forget(self, target: Target) -> None:
-        self._held_ms.pop(target, None)

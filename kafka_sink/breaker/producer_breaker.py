@@ -225,7 +225,7 @@ class ProducerBreaker(SendPolicy):
     def note_free_rows(self, topics: Iterable[str]) -> None:
         """The task has rows of these topics that may go to any partition."""
         if self.control.view:
-            self.control.waiting.note_free_rows(topics)
+            self.control.probes.note_free_rows(topics)
 
     def explain(self, partition: TopicPartition) -> str | None:
         mute = self.control.partitions.mute_of(partition)
@@ -317,7 +317,7 @@ class ProducerBreaker(SendPolicy):
             shared.on_other_cluster()
 
     def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
-        self.control.waiting.note_waiting(partitions)
+        self.control.probes.note_waiting(partitions)
 
     def muted(self, now_ms: float) -> MutedView:
         """Once in each pass of the sender.

@@ -18,18 +18,8 @@ IDEMPOTENT_IN_FLIGHT = 5
 MAX_CHUNK = 16_384
 
 Values = dict[str, Any]
-_OF_TRANSACTIONS = {
-    "transactional_id_prefix": "transactional.id.prefix",
-    "transaction_progress_topic": "transaction.progress.topic",
-    "txn_app_id": "txnAppId",
-    "txn_version": "txnVersion",
-    "transaction_rerun_compare": "transaction.rerun.compare",
-}
-_OF_DEAD_LETTERS = {
-    "errors_deadletterqueue_topic_name": "errors.deadletterqueue.topic.name",
-    "errors_max": "errors.max",
-}
 _DEFAULTS: Mapping[str, Any] = {spec.attribute: spec.default for spec in SPECS}
+_BY_NAME = {spec.name: spec for spec in SPECS}
 
 
 def settle(given: Mapping[str, Any]) -> tuple[Values, list[str]]:
@@ -47,6 +37,20 @@ def settle(given: Mapping[str, Any]) -> tuple[Values, list[str]]:
 
 def _get(values: Mapping[str, Any], attribute: str) -> Any:
     return values.get(attribute, _DEFAULTS[attribute])
+
+
+def _needs(values: Values, given: Mapping[str, Any]) -> list[str]:
+    """An option has no effect without another one's value: ``OptionSpec.needs``."""
+    for spec in SPECS:
+        if spec.needs and spec.attribute in given:
+            name, _, wanted = spec.needs.partition("=")
+            other = _BY_NAME[name]
+            if _get(values, other.attribute) != other.kind.parse(wanted):
+                raise ConfigurationError(
+                    f"Option '{spec.name}' has no effect without {spec.needs}: set that, too, or remove "
+                    f"'{spec.name}'"
+                )
+    return []
 
 
 def _rack(values: Values, _: Mapping[str, Any]) -> list[str]:
@@ -79,15 +83,9 @@ def _idempotence(values: Values, given: Mapping[str, Any]) -> list[str]:
     return [f"{because}: retries may duplicate or reorder rows"]
 
 
-def _exactly_once(values: Values, given: Mapping[str, Any]) -> list[str]:
+def _exactly_once(values: Values, _: Mapping[str, Any]) -> list[str]:
     """Run after the rule about idempotence, which may have disabled it."""
     if _get(values, "delivery_guarantee") != "exactly-once":
-        for attribute, name in _OF_TRANSACTIONS.items():
-            if attribute in given:
-                raise ConfigurationError(
-                    f"Option '{name}' has no effect without delivery.guarantee=exactly-once: set that, too, "
-                    f"or remove '{name}'"
-                )
         return []
     if _get(values, "acks") != -1:
         raise ConfigurationError("delivery.guarantee=exactly-once needs kafka.acks=all")
@@ -101,21 +99,13 @@ def _exactly_once(values: Values, given: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _dead_letters(values: Values, given: Mapping[str, Any]) -> list[str]:
-    if _get(values, "errors_tolerance") == "all":
-        topic = _get(values, "errors_deadletterqueue_topic_name")
-        if topic is not None and topic == _get(values, "topic"):
-            raise ConfigurationError(
-                f"Options 'topic' and 'errors.deadletterqueue.topic.name' both name '{topic}': give dead "
-                "letters a topic of their own"
-            )
-        return []
-    for attribute, name in _OF_DEAD_LETTERS.items():
-        if attribute in given:
-            raise ConfigurationError(
-                f"Option '{name}' has no effect without errors.tolerance=all: set that, too, or "
-                f"remove '{name}'"
-            )
+def _dead_letters(values: Values, _: Mapping[str, Any]) -> list[str]:
+    topic = _get(values, "errors_deadletterqueue_topic_name")
+    if topic is not None and topic == _get(values, "topic"):
+        raise ConfigurationError(
+            f"Options 'topic' and 'errors.deadletterqueue.topic.name' both name '{topic}': give dead "
+            "letters a topic of their own"
+        )
     return []
 
 
@@ -184,12 +174,8 @@ def _capped(attribute: str, limit: str) -> Callable[[Values, Mapping[str, Any]],
     return rule
 
 
-def _topic_creation(values: Values, given: Mapping[str, Any]) -> list[str]:
+def _topic_creation(values: Values, _: Mapping[str, Any]) -> list[str]:
     if not _get(values, "topic_create"):
-        for attribute in ("topic_partitions", "topic_replication_factor", "topic_create_names"):
-            if attribute in given:
-                name = attribute.replace("_", ".")
-                raise ConfigurationError(f"Option '{name}' has no effect without topic.create=true")
         return []
     if _get(values, "topic") is None:
         if not _get(values, "topic_create_names"):
@@ -352,6 +338,7 @@ _RULES: tuple[Callable[[Values, Mapping[str, Any]], list[str]], ...] = (
     _verification,
     _idempotence,
     _exactly_once,
+    _needs,
     _dead_letters,
     _unconfirmed,
     _delivery_timeout,

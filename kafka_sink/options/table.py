@@ -45,6 +45,7 @@ LIVE_VIEW = "Live view and reports"
 class OptionSpec:
     """One row of the table. ``name`` is as users write it, ``kafka.`` included where it has it.
 
+    ``needs``: another option and its value, as users write them, without which this one has no effect.
     ``planning_only``: no task reads it. ``coordinator_reads``: the coordinator's own requests use it, or its
     watch over tasks, although its group is about what a write does with its rows.
     """
@@ -60,6 +61,7 @@ class OptionSpec:
     aliases: tuple[str, ...]
     secret: bool
     required: bool
+    needs: str
     planning_only: bool
     coordinator_reads: bool
 
@@ -86,6 +88,7 @@ def _option(  # noqa: PLR0913 - a row of the table, most by name
     aliases: tuple[str, ...] = (),
     secret: bool = False,
     required: bool = False,
+    needs: str = "",
     planning_only: bool = False,
     coordinator_reads: bool = False,
 ) -> Any:
@@ -101,6 +104,7 @@ def _option(  # noqa: PLR0913 - a row of the table, most by name
         aliases,
         secret,
         required,
+        needs,
         planning_only,
         coordinator_reads,
     )
@@ -134,18 +138,21 @@ class SinkOptions:
     topic_partitions: int = _option(
         "topic.partitions", values.integer(1, 100_000, or_value=-1), -1, TARGET, "medium",
         """Partitions of a topic that `topic.create` creates; `-1` is the broker's `num.partitions`.""",
+        needs="topic.create=true",
         planning_only=True,
     )
     topic_create_names: tuple[str, ...] = _option(
         "topic.create.names", values.topics(), (), TARGET, "low",
         """Other topics that `topic.create` creates: those that rows name in a column `topic`. Topics that it
         does not name are left to brokers.""",
+        needs="topic.create=true",
         planning_only=True,
     )
     topic_replication_factor: int = _option(
         "topic.replication.factor", values.integer(1, 10_000, or_value=-1), -1, TARGET, "medium",
         """Replicas of a topic that `topic.create` creates; `-1` is the broker's
         `default.replication.factor`.""",
+        needs="topic.create=true",
         planning_only=True,
     )
     bootstrap_servers: tuple[HostPort, ...] = _option(
@@ -255,11 +262,13 @@ class SinkOptions:
         original lengths. Requires `errors.tolerance=all`. Without it such rows are counted and their content
         is dropped. The topic must exist, unless brokers create topics or `topic.create=true`. Letters take 64
         MiB beside `kafka.buffer.memory` at most, however many there are.""",
+        needs="errors.tolerance=all",
     )
     errors_max: int = _option(
         "errors.max", values.integer(0, LONG_MAX, or_value=-1), 10_000, ERRORS, "medium",
         """Maximum number of rows that a task may skip. One more fails the task, so that a job does not skip
         everything. `-1`: no maximum. Requires `errors.tolerance=all`.""",
+        needs="errors.tolerance=all",
     )
 
     delivery_guarantee: str = _option(
@@ -274,6 +283,7 @@ class SinkOptions:
         """Prefix of the transactional ids and of the consumer groups under which progress is recorded. Each
         running query or job needs its own. If empty, it is derived from the query's checkpoint, from
         `txnAppId`, or else from the application.""",
+        needs="delivery.guarantee=exactly-once",
         planning_only=True,
     )
     transaction_progress_topic: str | None = _option(
@@ -281,6 +291,7 @@ class SinkOptions:
         """Topic for which progress is recorded as committed offsets; no rows are written to it. The default
         is the topic that `topic` names. Required if rows name their topics. Progress is lost if this topic is
         deleted.""",
+        needs="delivery.guarantee=exactly-once",
         planning_only=True,
     )
     transaction_timeout_ms: int = _option(
@@ -297,11 +308,13 @@ class SinkOptions:
         """Name of the application that writes version `txnVersion`, for `df.write` and `foreachBatch`. A
         version that has already been written is skipped. Versions are tracked for each value of the option
         `topic` separately; without it, each write needs its own `txnAppId`.""",
+        needs="delivery.guarantee=exactly-once",
         planning_only=True,
     )
     txn_version: int = _option(
         "txnVersion", values.integer(0, LONG_MAX, or_value=-1), -1, TRANSACTIONS, "medium",
         """Version that a job writes. Versions may come in any order. In `foreachBatch`, use the batch id.""",
+        needs="delivery.guarantee=exactly-once",
         planning_only=True,
     )
     transaction_rerun_compare: str = _option(
@@ -310,6 +323,7 @@ class SinkOptions:
         the run fails. `content`: number, bytes and content of its rows. `rows`: their number, for queries
         that compute other values in each run (`uuid()`, `rand()`). `none`: nothing, so it is skipped in any
         case.""",
+        needs="delivery.guarantee=exactly-once",
         planning_only=True,
     )
 

@@ -48,7 +48,7 @@ def test_no_row_goes_to_a_muted_broker_however_long_it_is_muted(control: MuteCon
     control.manager.mute(A0)
     for now in range(0, 600_000, 250):
         control.now_ms = float(now)
-        control.waiting.note_free_rows(["a", "b"])
+        control.probes.note_free_rows(["a", "b"])
         mutes = control.refresh()
         assert A0 in mutes
         assert B0 in mutes
@@ -115,10 +115,10 @@ def test_while_a_batch_waits_it_is_the_probe(control: MuteControl) -> None:
         control.now_ms = float(now)
         control.probes.may_probe(A0)
         assert A0 in control.refresh()
-    assert control.waiting.held() == [A0]
+    assert control.probes.held() == [A0]
     control.now_ms = 10_600.0
     assert A0 not in control.refresh()
-    assert control.waiting.held() == []
+    assert control.probes.held() == []
 
 
 def test_a_leased_trial_opens_at_once_and_ends_with_its_lease(control: MuteControl) -> None:
@@ -131,3 +131,14 @@ def test_a_leased_trial_opens_at_once_and_ends_with_its_lease(control: MuteContr
     assert A1 in mutes, "that lease is for a batch that waits"
     control.now_ms = 60_500.0
     assert A0 in control.refresh()
+
+
+def test_a_task_wants_the_partitions_that_its_free_rows_avoid(control: MuteControl) -> None:
+    control.manager.mute(A0)
+    control.manager.mute(B0)
+    control.probes.note_free_rows(["a"])
+    assert control.probes.wanted() == [A0]
+    control.probes.may_probe(A0)
+    assert control.probes.wanted() == [], "a batch waits for it"
+    control.now_ms = 2_000.0
+    assert control.probes.wanted() == [], "that was long ago"

@@ -258,7 +258,7 @@ class Shared:
         pass
 
     def exchange(self, control: MuteControl) -> None:
-        self.held = list(control.waiting.held())
+        self.held = list(control.probes.held())
 
     def next_change_ms(self, now_ms: float) -> float:
         return 250.0

@@ -150,8 +150,8 @@ class BreakerChannel(Channel):
             self._failures += failures
             self._urgent = True
         any_muted = bool(control.view or self._holds or self._wants or self._muted)
-        holds = control.waiting.held()[:MAX_TARGETS] if any_muted else []
-        wants = control.waiting.wanted()[:MAX_TARGETS] if any_muted else []
+        holds = control.probes.held()[:MAX_TARGETS] if any_muted else []
+        wants = control.probes.wanted()[:MAX_TARGETS] if any_muted else []
         if (holds, wants) != (self._holds, self._wants):
             # The first one may be what a probe waits for. Later ones change with every batch that is full.
             self._urgent |= not (self._holds or self._wants)

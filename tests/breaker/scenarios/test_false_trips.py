@@ -246,4 +246,4 @@ def test_waiting_for_a_healthy_partition_means_nothing() -> None:
     bench.manager.mute(1, "silent")
     bench.gate.muted(bench.now)
     bench.gate.on_waiting([P1])
-    assert bench.control.waiting.held() == []
+    assert bench.control.probes.held() == []

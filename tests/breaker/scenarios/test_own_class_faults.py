@@ -205,7 +205,7 @@ def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
     while thread.is_alive():
         now += 1
         gate.muted(now)
-        gate.control.waiting.held()
+        gate.control.probes.held()
     thread.join()
     gate.muted(now)
     assert len(gate.control.targets()) == 20
