@@ -34,13 +34,12 @@ class BatchBuffer(Protocol):
         """Append. Raises ValueError, changing nothing, if there is no room."""
 
     def write_growing(self, *parts: Data) -> bool:
-        """Append all parts, and grows as needed: as ``try_grow`` does, otherwise from the heap.
-
-        Returns whether it took heap memory. The data cannot wait, so it may exceed the heap's limit; then no
-        new request is granted until enough heap memory has come back. What is written stays where it is."""
+        """Append all parts, growing as needed: as ``try_grow`` does, otherwise from the heap. Return whether
+        it took heap memory. The data cannot wait, so it may exceed the heap's limit; then no new request is
+        granted until enough heap memory has come back. What is written stays where it is."""
 
     def truncate(self, size: int) -> None:
-        """Drop the bytes past ``size`` but keeps their memory."""
+        """Drop the bytes past ``size`` but keep their memory."""
 
     def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
         """The bytes written from ``start`` to ``end`` (default: all), in order and without a copy. No view is

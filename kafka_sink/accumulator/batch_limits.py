@@ -149,8 +149,8 @@ class BatchSizeLimits:
 
     They outlive the producer. If a broker rejects a batch as too large after the batch's connection broke,
     the batch may not be split. Its task fails then, and the task's Python worker ends. A new worker that
-    began with batch.size again would fail alike, in every attempt that Spark allows. ``cluster`` identifies
-    the brokers; with None the limits are not kept.
+    began with batch.size again would fail in the same way, in every attempt that Spark allows. ``cluster``
+    identifies the brokers; with None the limits are not kept.
     """
 
     def __init__(self, batch_size: int, cluster: str | None = None) -> None:
@@ -173,7 +173,7 @@ class BatchSizeLimits:
         """A batch of ``size`` bytes was too large. If it was within the limit, the broker's own is lower.
 
         The new limit is half the size, since splitting a batch costs a walk over its records. It is an eighth
-        if it ``costs_task``, since Spark allows four attempts by default.
+        if this ``costs_task``, since Spark allows four attempts by default.
         """
         with self._lock:
             if size > min(self._by_topic.get(topic, self._batch_size), self._batch_size):
@@ -234,7 +234,7 @@ class SizeEstimates:
         self._packed_ratios[batch.partition.topic] = batch.packed_ratio
 
     def learn_from(self, too_large: list[TooLargeBatch]) -> None:
-        """As Kafka's producer does, starts over with the estimate that proved too low; and takes over the
+        """Start over with an estimate that proved too low, as Kafka's producer does, and take over the
         topic's limit, which may be lower now."""
         for batch in too_large:
             self._ratios.relearn(batch.topic, self._compression, batch.ratio)

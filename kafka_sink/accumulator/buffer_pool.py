@@ -9,8 +9,8 @@ return. Allocation is lazy. At every moment outside the lock:
 
 Heap memory is counted apart and never enters the pool: what a codec needs beside a buffer of `full`,
 compressed data larger than estimated, and what the pieces of a split batch need beyond the batch's own
-memory. The last two cannot wait, so they may exceed its limit. All requests then wait until it is kept again,
-even if the pool has free memory.
+memory. The last two cannot wait, so they may exceed its limit. All requests then wait until the limit is kept
+again, even if the pool has free memory.
 """
 
 from __future__ import annotations

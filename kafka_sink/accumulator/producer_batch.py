@@ -76,7 +76,7 @@ class ProducerBatch:
 
     - OPEN, CLOSED: leased or not. Under a lease only the task's thread uses the batch. Without one the task
       may lease an open batch, and the sender may take or fail it. A turn that an exception ends leaves its
-      batches leased: they may lack rows, and only RecordAccumulator.abort_incomplete ends that.
+      batches leased, as they may lack rows; only RecordAccumulator.abort_incomplete ends these leases.
     - SEALED: leased until the task has ended its lease. From then on the sender may take it, with or without
       a sequence.
     - IN_FLIGHT: with a header that has the batch's sequence, and one request that refers to its memory.

@@ -75,7 +75,7 @@ class RecordAccumulator:
 
     @contextmanager
     def planning(self) -> Iterator[BatchQueues]:
-        """Holds the lock around a block that plans or ends a turn, and hands out the queues for it."""
+        """Hold the lock around a block that plans or ends a turn, and yield the queues for it."""
         with self._lock:
             yield self._queues
 
@@ -281,8 +281,8 @@ class RecordAccumulator:
             queue.retry_at_ms = max(queue.retry_at_ms, retry_at_ms)
 
     def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
-        """Put the pieces of a batch that was too large in its place. If the batch had failed before, returns
-        False and releases the pieces."""
+        """Put the pieces of a batch that was too large in its place. Return False and release the pieces if
+        the batch had failed before."""
         with self._lock:
             self._queues.request_ended(parent)
             first = parent.move_to(BatchState.SPLIT)

@@ -73,7 +73,7 @@ class RowRejection:
         self._clock_ms = clock_ms
         self._max_block_ms = max_block_ms
         self._max_age_ms = max_age_ms
-        # Until when a topic is known to have no more than so many partitions.
+        # By topic, how many partitions it has at most, and until when that is known.
         self._confirmed: dict[str, tuple[int, float]] = {}
 
     def order(self, plan: ColumnPlan, table: pa.RecordBatch | pa.Table, order: Order) -> OrderedRows | None:
@@ -224,8 +224,8 @@ def _milliseconds(column: pa.Array | None) -> Int64s | int:
 
 
 def _listed_headers(column: pa.Array) -> OwnHeaders:
-    """A null header, and a header without a key, keep their place under an empty key. Keys that are no UTF-8
-    are replaced as far as they are not, since clients could not read the letter.
+    """A null header, and a header without a key, keep their place under an empty key. In keys, bytes that are
+    no UTF-8 are replaced, since clients could not read the letter.
 
     The fields go by their positions: Spark compares their names without case.
     """

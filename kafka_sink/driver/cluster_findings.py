@@ -24,7 +24,7 @@ _MIN_ISR = "min.insync.replicas"
 
 
 def of_cluster(options: SinkOptions) -> Iterator[Finding]:
-    """As planning connects, but nothing is created. Raises KafkaSinkError where no broker can be used."""
+    """Connect as planning does, but create nothing. Raises KafkaSinkError where no broker can be used."""
     asked = replace(options, topic_create=False, allow_auto_create_topics=False)
     usable, missing = "brokers, login and topic", []
     with PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms)) as client:
@@ -84,7 +84,7 @@ def _looked_at(
 
 
 def _versions(brokers: Sequence[int], admin: Any) -> Iterator[Finding]:
-    """As the APIs of each broker tell, which have no field for it."""
+    """The brokers' versions, guessed from the APIs that each supports: no response names them."""
     found = {broker: admin.get_broker_version_data(broker).broker_version for broker in brokers}
     named = {broker: ".".join(map(str, version)) for broker, version in found.items()}
     if len(set(named.values())) == 1:

@@ -28,7 +28,7 @@ class DriverProcess:
         return found is not None and found.started == self.started and not found.zombie
 
     def arguments(self) -> list[str]:
-        """Its command line; empty where that cannot be read."""
+        """The command line; empty where it cannot be read."""
         return _proc_arguments(self.pid) if sys.platform == "linux" else _ps("args=", self.pid).split()
 
 

@@ -161,8 +161,8 @@ class TopicPreparation:
     def _numbers(self, node: int) -> tuple[int, int] | None:
         """Partitions and replicas to ask this broker for; None where it sent no response.
 
-        -1 leaves a number to the broker. Brokers before Kafka 2.4 refuse -1 (KIP-464), so they are asked for
-        the settings that newer ones would apply.
+        -1 leaves a number to the broker. Brokers before Kafka 2.4 do not know -1 (KIP-464), so they are asked
+        for the settings that newer ones would apply.
         """
         options = self._options
         numbers = {
@@ -197,7 +197,8 @@ class TopicPreparation:
             ) from None
 
     def _check_idempotence(self) -> None:
-        """Brokers refuse a producer id to a login without IDEMPOTENT_WRITE and without WRITE on any topic."""
+        """Ask for a producer id: brokers give none to a login without IDEMPOTENT_WRITE and without WRITE on
+        any topic."""
         if not self._options.enable_idempotence:
             # Tasks connect to these addresses, too, so they are tested.
             self._client.connect()

@@ -171,7 +171,7 @@ def _is_large(kind: pa.DataType) -> bool:
 def narrow(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """A large_string or large_binary array as ``kind``, which has 32-bit offsets. Raises OverflowError.
 
-    Arrow's own cast keeps the absolute offsets, and so refuses a small slice that begins beyond 2^31.
+    Arrow's own cast keeps the absolute offsets, and so fails for a small slice that begins beyond 2^31.
     """
     ends = offsets(array)
     first, size = int(ends[0]), int(ends[-1] - ends[0])

@@ -67,7 +67,7 @@ def build(  # noqa: PLR0913 - the fields of the header, by name
     else:
         crc = google_crc32c.value(checked)
         for part in body:
-            # The C extension takes bytes and numpy arrays but refuses memoryviews; see as_checkable.
+            # The C extension takes bytes and numpy arrays but no memoryviews; see as_checkable.
             crc = google_crc32c.extend(crc, as_checkable(part))
     return _HEAD.pack(0, SIZE + body_size - _LENGTH_OVERHEAD, -1, MAGIC, crc) + checked
 

@@ -54,7 +54,7 @@ class WholeCodec:
 
 
 class Lz4Codec(BlockCodec):
-    """LZ4 frame with independent 64 KiB blocks; brokers refuse linked ones."""
+    """LZ4 frame with independent 64 KiB blocks; brokers reject linked ones."""
 
     block_size = 64 * 1024
     block_overhead = 4
@@ -219,7 +219,7 @@ class _Reader:
 
 
 def _slices(views: Sequence[memoryview]) -> Iterator[memoryview]:
-    """Short ones: what a decompressor makes of one is held at once."""
+    """Short slices, as all that a decompressor makes of one is in memory at once."""
     for view in views:
         for at in range(0, len(view), _SLICE):
             yield view[at : at + _SLICE]

@@ -68,7 +68,7 @@ class Lengths:
         return self.count * self.largest if self.each is None else int(self.each.sum(dtype=np.int64))
 
     def with_prefix(self) -> Lengths:
-        """The lengths plus the bytes of each length as a varint, which are as many for a null's -1."""
+        """The lengths plus the bytes of each length as a varint. A null's, -1, takes one, as 0 does."""
         if self.each is None:
             return self.plus(len(varint.scalar(self.largest)))
         widths = varint.widths(self.each, self.smallest, self.largest)

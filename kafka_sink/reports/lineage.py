@@ -1,8 +1,8 @@
 """OpenLineage events: one for each job or micro-batch, with the topics that it wrote and the offsets there.
 
 OpenLineage's own client sends them and finds the transport by itself: OPENLINEAGE_URL, openlineage.yml and
-the like, on the driver. Catalogues differ in what they need: older versions of DataHub refuse events without
-the facet processing_engine, and Marquez those whose jobType lacks a field that is optional.
+the like, on the driver. Catalogues differ in what they need: older versions of DataHub take no events without
+the facet processing_engine, Marquez none whose jobType lacks an optional field.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class EndedWrite:
 
 
 def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
-    """All reports of a write, but the line of one that was aborted. None fails the write, whose rows Kafka
-    has.
+    """Make all reports of a write, but for the line of one that was aborted. No report fails the write, as
+    Kafka has its rows.
     """
     _to_live_view(coordinator, ended)
     if options.delivery_report_path:
@@ -114,7 +114,7 @@ def _transaction_fields(ended: EndedWrite) -> dict[str, Any]:
 
 
 def _advise(ended: EndedWrite) -> None:
-    """Once for a query, also where it writes in foreachBatch."""
+    """Log advice, once for a query, also where it writes in foreachBatch."""
     for about, advice in (
         ("empty tasks", about_empty_tasks(ended.results)),
         ("large Arrow batches", about_large_arrow_batches(ended.results)),

@@ -146,19 +146,19 @@ def _headers(column: pa.Array) -> pa.Array | None:
         return None
     entries = column.flatten()
     if entries.null_count:
-        _refuse_headers(column, null_mask(entries), "a null header")
+        _require_header_keys(column, null_mask(entries), "a null header")
     # flatten() of a struct array, unlike field(), is exact for sliced ones of every pyarrow.
     keys = entries.flatten()[0]
     if keys.null_count:
-        _refuse_headers(column, null_mask(keys), "a header without a key")
+        _require_header_keys(column, null_mask(keys), "a header without a key")
     if not is_utf8(keys):
         # Brokers take it, but clients fail to read the record: the protocol says that it is UTF-8.
         invalid = [key.decode(errors="replace").encode() != key for key in as_binary(keys).to_pylist()]
-        _refuse_headers(column, np.array(invalid), "a header whose key is no UTF-8")
+        _require_header_keys(column, np.array(invalid), "a header whose key is no UTF-8")
     return column
 
 
-def _refuse_headers(column: pa.Array, entries: Bools, what: str) -> NoReturn:
+def _require_header_keys(column: pa.Array, entries: Bools, what: str) -> NoReturn:
     """``entries`` marks the invalid headers of all rows, one after the other."""
     wrong = np.zeros(len(column), dtype=np.bool_)
     ends = np.cumsum(lengths(column))

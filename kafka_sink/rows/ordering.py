@@ -31,7 +31,7 @@ def ordered_rows_of(  # noqa: PLR0913 - what decides where a row goes
     muted: Container[TopicPartition] = (),
     near: Container[int] = (),
 ) -> OrderedRows:
-    """Assign partitions and orders the rows by them; rows of one partition keep their order.
+    """Assign partitions and order the rows by them; rows of one partition keep their order.
 
     ``now_ms`` is the wall clock, the timestamp of rows without one. Rows without keys avoid partitions
     that are ``muted`` or led by an ``unavailable`` broker, if others are left, and of those prefer the ones

@@ -59,7 +59,7 @@ class Rebatcher:
         self.batch_bytes_max = 0
 
     def adapt(self, runs: int) -> None:
-        """Sizes the next tables by the number of partitions that a table went to.
+        """Size the next tables by the number of partitions that a table went to.
 
         Measured at 1,000 partitions with 110-byte rows: 990 ns of processor time a row instead of 1,260.
         """

@@ -67,7 +67,7 @@ class BatchSplitter:
 
     def split(self, batch: ProducerBatch) -> None:
         """The records of a batch that was surely not written go on in smaller ones with consecutive
-        sequences, none larger than what the topic's brokers take as far as that is known."""
+        sequences, none larger than what the topic's brokers are known to take."""
         size, count, may_move = batch.size, batch.record_count, batch.may_move
         pieces = split_batch(batch, self._accumulator.limits.of(batch.partition.topic))
         if _log.isEnabledFor(logging.DEBUG):
@@ -86,7 +86,7 @@ class BatchSplitter:
         self._completion.replace(batch, pieces)
 
     def split_if_too_large(self, batch: ProducerBatch) -> bool:
-        """Split a batch that is about to be sent if such a large one has been too large before."""
+        """Split a batch that is about to be sent if it is larger than what its brokers are known to take."""
         limit = self._accumulator.limits.learnt(batch.partition.topic)
         if limit is None or batch.size <= limit or batch.record_count == 1 or batch.possibly_written:
             return False

@@ -29,7 +29,7 @@ _MAY_PASS = frozenset(
     }
 )
 _MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
-# Given for partitions beside one that has failed, which says why.
+# Of partitions beside one that failed, whose error says why.
 _NOT_ATTEMPTED = kafka_errors.OPERATION_NOT_ATTEMPTED
 
 

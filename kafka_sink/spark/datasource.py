@@ -30,7 +30,7 @@ _SCHEMA = (
     f"{_READ}. To write in SQL, name the columns: CREATE TEMPORARY VIEW orders (key STRING, value STRING) "
     "USING `kafka-chunked` OPTIONS (...), then INSERT INTO orders"
 )
-# Spark hands over what stands at the INSERT, and nothing of what CREATE TABLE has kept.
+# Spark passes the options of the INSERT, and none of those that CREATE TABLE has kept.
 _NO_OPTIONS = (
     "Option 'kafka.bootstrap.servers' must be specified, and there are no options at all: Spark does not "
     "pass those of a table to a data source in Python. In SQL, write INSERT INTO orders WITH "
@@ -164,7 +164,7 @@ def _is_of_spark(schema: StructType | pa.Schema) -> TypeGuard[StructType]:
 def _only_commits() -> bool:
     """Whether this process creates a stream's writer only to call its commit or abort.
 
-    Spark gives the data source no sign of it, but runs its own Python module. If Spark renames the module,
-    each commit takes over the query from its own tasks, and fails with an error about that.
+    Spark does not tell the data source, but runs a Python module of its own for it. If Spark renames that
+    module, each commit takes the query over from its own tasks, and fails with an error about that.
     """
     return any(_COMMIT_MODULE in argument for argument in sys.argv)

@@ -75,7 +75,7 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
 def acknowledged(batches: Iterator[pa.RecordBatch], descriptor: int | None) -> Iterator[pa.RecordBatch]:
     """Yield the batches. The kernel acknowledges at once what the JVM has sent so far, on this socket.
 
-    Else the end of the rows comes 40 ms late. Where this is not possible, nothing is done.
+    Otherwise the end of the rows comes 40 ms late. Does nothing where the system cannot do it.
     """
     if descriptor is None or not hasattr(socket, "TCP_QUICKACK"):
         yield from batches

@@ -33,7 +33,7 @@ class FinishedTasks:
     _arrived: Sequence[TaskCommitted]
 
     def messages(self) -> list[TaskCommitted]:
-        """Those that have arrived: all of tasks that finished before their job failed."""
+        """The messages of all tasks that finished before their job failed."""
         return list(self._arrived)
 
 

@@ -80,7 +80,7 @@ def plan(
 
 
 def _of_sink(columns: list[tuple[str, str]], options: SinkOptions) -> list[tuple[str, str]]:
-    """Without those that become fields of the value."""
+    """The columns that are not fields of an encoded value."""
     if options.value_format == "bytes" or any(name == "value" for name, _ in columns):
         return columns
     from kafka_sink.formats.row_encoding import OWN

@@ -30,7 +30,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _is_installed(spark: SparkSession) -> bool:
-    """Whether Spark finds the data source by itself. A package shipped with the job must win over that."""
+    """Whether Spark finds this very package by itself. One that is shipped with the job must win over it."""
     loader = getattr(__spec__, "loader", None)
     if isinstance(loader, zipimport.zipimporter):
         return False

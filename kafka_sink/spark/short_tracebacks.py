@@ -21,7 +21,7 @@ from kafka_sink.printable import printable
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
-# Bugs, here or in a broker: their frames say where.
+# Bugs, here or in a broker, which frames help to find.
 _WITH_FRAMES = (BufferOwnershipError, ProducerClosedError, ProtocolError)
 # PySpark's worker formats its last exception without frames where this is set, and then ends.
 _WITHOUT_FRAMES = "SPARK_HIDE_TRACEBACK"

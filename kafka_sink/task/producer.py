@@ -1,4 +1,4 @@
-"""Wires a task's parts together: rows, accumulator, sender, network, breaker and coordinator."""
+"""A task's parts, wired together: rows, accumulator, sender, network, breaker and coordinator."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ class Producer:
         self._dead_letters.add(rows)
 
     def write_letters(self) -> bool:
-        """For a task that waits for rows: appends the dead letters that wait. Returns whether there may be
+        """Append the dead letters that wait, for a task that waits for rows. Return whether there may be
         more, as not all rows so far are acknowledged. Raises as ``send`` does."""
         letters = self._dead_letters
         if letters is None or letters.topic is None:
@@ -379,7 +379,7 @@ class Producer:
         counts = self._figures.counts()
         written = counts.records + counts.unconfirmed
         if written + counts.skipped != self.rows:
-            # Guards the first invariant: no row is lost in silence. No known path leads here.
+            # No row may be lost in silence. No known path leads here.
             raise DeliveryError(f"of {self.rows} rows {written + counts.skipped} are accounted for")
         now = monotonic_ms()
         self._end_figures()
