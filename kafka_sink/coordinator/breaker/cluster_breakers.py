@@ -39,7 +39,7 @@ class ClusterBreakers(Handler):
         self._make = make
         self._shared = shared
         self._sharers = sharers
-        # By cluster id, the one that a task named last at the end. None: no task has named it yet.
+        # By cluster id, in the order in which tasks named them last. None: no task has named it yet.
         self._breakers: OrderedDict[str | None, BreakerHandler] = OrderedDict({None: make()})
         self._clusters: dict[int, str | None] = {}
 

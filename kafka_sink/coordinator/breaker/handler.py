@@ -1,6 +1,6 @@
 """The coordinator's breaker: weighs the reports of all tasks, sends mutes to all, leases probes. No I/O.
 
-A group is a group: the tasks behind a relay, or one task by itself. ``votes.py`` decides on partitions and
+A group is the tasks behind a relay, or one task by itself. ``votes.py`` decides on partitions and
 ``mute_evidence.py`` on brokers; ``tasks.py`` knows the tasks, who may probe, and what has not been pushed
 yet.
 """
@@ -105,7 +105,8 @@ class BreakerHandler(Handler):
         return [reply]
 
     def _all_muted(self) -> SharedBody:
-        """Thousands of targets, and thousands of tasks that connect at once: all get one body."""
+        """The body for new tasks: one for all, as thousands may connect at once, and thousands of targets be
+        muted."""
         if self._whole_at != self._table.version:
             reasons = {target: mute.reason for target, mute in self._table.mutes.items()}
             update = BreakerUpdate(whole=True, added=reasons, terms=self._terms)
@@ -251,7 +252,7 @@ class BreakerHandler(Handler):
             self._table.mutes[target].retry_at_ms = now_ms
 
     def _ask_another(self, group: int, node: int, now_ms: float) -> bool:
-        """Has another task send a broker a request without rows. False if there is no other task."""
+        """Have another task send a broker a request without rows. False if there is no other task."""
         if now_ms - self._asked_ms.get(node, -math.inf) < ASK_MS:
             return True
         # Walks over all tasks, so only once in a while.

@@ -54,7 +54,8 @@ class Suspicion:
 
 
 class _Responses:
-    """When tasks last had responses of one broker. What all tasks but one had takes no walk over them.
+    """When tasks last had responses of one broker. What all tasks but one had is known without a walk over
+    them.
 
     A response counts also after its task has left: the broker did respond then.
     """

@@ -71,7 +71,7 @@ class _Sample:
 
 
 class PartitionVotes:
-    """All votes of one cluster's tasks, or of those behind a relay. A group is a group, or a task there.
+    """All votes of one cluster's tasks, or of those behind a relay. In a relay, a group is one of its tasks.
 
     ``trigger_count``: no vote counts before all tasks together have sent so many rows. ``trigger_perc``: the
     share of a task's batches that must fail, and of the tasks that write to a partition. ``voting_ms``: the

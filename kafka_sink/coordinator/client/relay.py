@@ -1,7 +1,7 @@
 """One connection to the coordinator for all Python workers of an executor.
 
 A thread of one worker accepts the others on a Unix socket and passes their messages on, each with its task's
-number (see wire.lines). It knows no kind of message. What several tasks send within a few milliseconds
+number (see message_format). It knows no kind of message. What several tasks send within a few milliseconds
 travels in one frame, and so do the coordinator's messages to several tasks.
 
 A relay lives as long as its connection to the coordinator. When that ends, or the worker does, its tasks

@@ -423,7 +423,7 @@ class ApplicationFigures:
         if not self._totals:
             return
         rate, self._came_before = (self._came - self._came_before) / passed_s, self._came
-        # Half of the way: the answer of those that report comes an interval later.
+        # Only half of the way at once: tasks learn of it an interval later.
         self._pace_ms = max(_MIN_INTERVAL_MS, self.interval_ms * (1 + rate / _REPORTS_PER_S) / 2)
         self._forget_jobs(now_ms)
         for topic in self._topics.values():

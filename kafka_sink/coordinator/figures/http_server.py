@@ -60,8 +60,9 @@ _SECURITY_HEADERS = {
 class HttpServer:
     """Serves ``pages``, by path, on a socket that listens. ``hosts``: names by which clients may call it.
 
-    A Host header with another name is refused: it may be a foreign site whose name resolves to this address
-    (DNS rebinding). IP addresses are always accepted, because no site can claim those.
+    A request with another name in its Host header gets no page: it may come from a foreign site whose name
+    resolves to this address (DNS rebinding). IP addresses are always accepted, because no site has one for a
+    name.
     """
 
     def __init__(

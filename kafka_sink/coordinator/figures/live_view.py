@@ -151,7 +151,8 @@ class LivePages:
         while True:
             found = self._snapshot
             if found is not None:
-                # By the time of the request: on a busy host, a new snapshot may be old before it gets here.
+                # The time of the request counts: on a busy host, a new snapshot may be old before it gets
+                # here.
                 if found.writes_ended >= writes_ended and found.taken_ms >= asked_ms - _FRESH_MS:
                     return found
                 left_ms = found.taken_ms + _ALWAYS_FRESH_MS - monotonic_ms()

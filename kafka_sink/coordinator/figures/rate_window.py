@@ -31,7 +31,6 @@ class RateWindow:
 
     @property
     def per_second(self) -> float:
-        """That per second."""
         if not self._samples:
             return 0.0
         elapsed_ms = self._samples[-1][0] - self._samples[0][0]

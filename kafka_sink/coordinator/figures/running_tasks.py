@@ -41,7 +41,7 @@ class RunningTask:
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one cluster's tasks. By task, since when: for the oldest, which no sum gives."""
+    """Sums over one cluster's tasks, and by task since when: for the oldest, which no sum gives."""
 
     gauges: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)

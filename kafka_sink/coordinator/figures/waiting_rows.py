@@ -26,9 +26,8 @@ class _Waiting:
 
 
 class WaitingRows:
-    """Costs a report what it says, and a look nothing: tens of thousands of tasks may wait.
-
-    Which task comes to its deadline first is right again once each has reported anew.
+    """The cost of a report is that of its own entries, and a look costs nothing: tens of thousands of tasks
+    may wait. After a task has left, which one is first is known again once each has reported anew.
     """
 
     def __init__(self) -> None:

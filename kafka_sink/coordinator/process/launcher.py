@@ -42,9 +42,9 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.secret import HiddenValues
 
 _LOCK_MS = 2000.0
-# A new process must import its parts before it reads; one that runs reads within milliseconds.
+# A new process imports its modules before it reads; one that runs reads within milliseconds.
 _NEW_READS_MS, _READS_MS = 5000.0, 1000.0
-# A write that is planned before the live view serves would not be shown.
+# A write whose tasks start before the live view serves would not be shown.
 _LIVE_VIEW_MS = 5000.0
 _BACKLOG = 4096
 # After a failure, not every micro-batch tries again.

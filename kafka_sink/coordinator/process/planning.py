@@ -20,7 +20,7 @@ from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.options import SinkOptions
 from kafka_sink.timing_bounds import PLANNING_RESPONSE_MS
 
-# A process that was just started must import its parts first; one that runs responds within milliseconds.
+# A process that was just started imports its modules first; one that runs responds within milliseconds.
 _NEW_SILENCE_MS = 5000.0
 _SILENCE_MS = 500.0
 

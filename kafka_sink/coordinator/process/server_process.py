@@ -1,7 +1,7 @@
 """The process that serves tasks, until the driver or the application's folder is gone.
 
-Its parent, the supervisor, starts it again when it ends otherwise. It reports the clusters that it gets to
-the parent, so that its successor has them.
+Its parent, the supervisor, starts it again when it ends otherwise. It tells the parent of each cluster that
+it gets, so that its successor has it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class ServerSupervisor:
             _log.warning(
                 "the process that serves tasks ended (%d); it is started again in %.0f s", code, pause
             )
-            self._refuse(pause)
+            self._turn_away(pause)
 
     def _is_needed(self) -> bool:
         return self._driver.is_alive() and is_current(self._marker, self._settings["token"])
@@ -126,7 +126,7 @@ class ServerSupervisor:
                 del self._clusters[next(iter(self._clusters))]
         self._clusters.pop(str(line.get("forgotten")), None)
 
-    def _refuse(self, seconds: float) -> None:
+    def _turn_away(self, seconds: float) -> None:
         """Close connections at once meanwhile, so that tasks do not wait for a challenge."""
         until = time.monotonic() + seconds
         with socket.socket(fileno=os.dup(int(self._settings["listening"]))) as listening:

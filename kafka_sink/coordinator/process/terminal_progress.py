@@ -85,8 +85,8 @@ def driver_terminal(pid: int) -> str | None:
     """The path of the device of the terminal in which a user watches the driver, or None. Linux only.
 
     It is the stderr of the driver's JVM, where Spark draws its progress bars, if that is the controlling
-    terminal of the JVM and the JVM runs in its foreground. So neither a log file nor a notebook is one
-    (kernels have a session without a terminal), nor a job in the background.
+    terminal of the JVM and the JVM runs in its foreground. So there is none for a log file, a notebook
+    (kernels have a session without a terminal) or a job in the background.
     """
     try:
         path = os.readlink(f"/proc/{pid}/fd/2")

@@ -1,4 +1,4 @@
-"""Asks the coordinator how many rows a task may send next: see rate_handler."""
+"""Asks the coordinator how many rows a task may send next: see handler."""
 
 from __future__ import annotations
 

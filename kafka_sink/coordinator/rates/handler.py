@@ -52,7 +52,7 @@ class _JobBuckets:
     def limit(self, limits: Mapping[str, float]) -> None:
         """A restarted query may bring other limits."""
         if limits != self.limits:
-            # What was sent ahead of time costs as many seconds as before.
+            # Rows that were sent ahead of time cost as many seconds under the new limit.
             known = {name: self.levels[name] / limit for name, limit in self.limits.items()}
             self.limits = dict(limits)
             self.levels = {name: min(1.0, known.get(name, 1.0) * limit) for name, limit in limits.items()}
@@ -75,7 +75,7 @@ class _JobBuckets:
         return max(needs, default=0.0) + 1.0
 
     def grants(self, now_ms: float) -> list[tuple[int, int]]:
-        """Peers and the rows that they may send now."""
+        """Tasks and the rows that they may send now."""
         self.refill(now_ms)
         granted = []
         while self.waiting and self.may_send:

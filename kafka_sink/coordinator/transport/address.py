@@ -60,7 +60,7 @@ def make_private_folder(folder: Path) -> None:
 
 def check_private_folder(folder: Path) -> None:
     """Raise PermissionError if anybody but this user could have written to the folder."""
-    # A link is refused: its target may be another user's, and may change at any time.
+    # No symbolic link: its target may be another user's, and may change at any time.
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise PermissionError(errno.EPERM, "it is not a folder", str(folder))

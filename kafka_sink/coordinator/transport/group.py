@@ -19,9 +19,9 @@ class ToTask(NamedTuple):
 class Group:
     """Base of groups, each for one kind of message. A group overrides what it needs.
 
-    To its tasks it is what a Handler is, and to the coordinator what a Channel is. It has one message on its
-    way at a time: the relay takes the next one when the last has been answered. So a coordinator that is slow
-    gets fewer messages, which say the same. What is for tasks is put into ``outgoing``.
+    Its tasks see a Handler in it, the coordinator a Channel. It has one message on its way at a time: the
+    relay takes the next one when the last has been answered. So a coordinator that is slow gets fewer
+    messages, which say the same. What is for tasks is put into ``outgoing``.
 
     The relay calls it on its thread. Times are monotonic milliseconds. An invalid message of a task raises
     ProtocolError, which ends the task and leaves the group's state unchanged.

@@ -16,7 +16,7 @@ from kafka_sink.clock import Clock
 LATE_MS = 1000.0
 _LONG_MS = 500.0
 _INTERVAL_MS = 60_000.0
-# Sooner than so, something was ready when the loop looked; a timer that fires later than so was held up.
+# A look that returns sooner than this found something ready; a timer that fires later than this was held up.
 _AT_ONCE_MS, _SLACK_MS = 1.0, 5.0
 
 

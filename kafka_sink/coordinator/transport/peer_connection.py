@@ -64,32 +64,27 @@ class PeerConnection(asyncio.Protocol):
         self._left_of_frame = 0
         self._queued = self._held = self._own_pieces = 0
         self._enqueued = 0
-        # Of all bytes so far those that the peer had taken at the last sweep.
+        # How many bytes the peer had taken at the last sweep.
         self.taken_before = 0
 
     # -- asyncio ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=_PIECE_BYTES)
         self._owner.on_opened(self)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         self._owner.on_bytes(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self._owner.on_closed(self)
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
         self._is_writable = False
 
     def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
         self._is_writable = True
         self._owner.on_writable(self)
 
@@ -108,7 +103,7 @@ class PeerConnection(asyncio.Protocol):
 
     @property
     def taken(self) -> int:
-        """Of all bytes so far those that the system has taken for the peer."""
+        """How many bytes the system has taken for the peer so far."""
         return self._enqueued - self.unread
 
     @property
@@ -151,7 +146,7 @@ class PeerConnection(asyncio.Protocol):
         return written
 
     def _encode_next(self) -> None:
-        """Encode a frame only when it is sent: each peer's is another, and what waits is shared.
+        """Encode a frame only when it is sent: until then peers share it, and from then on each has its own.
 
         Small messages that wait together share one.
         """

@@ -40,8 +40,8 @@ class CoordinatorServer:
     """Serves clusters that were added, each known by its key. All methods belong to the loop's thread.
 
     ``watch``: of the loop that it runs on. ``factories``: a handler's factory by kind of message. ``look``:
-    called when a peer names an unknown cluster, which may be announced but not read yet. ``forgotten``:
-    called with the key of a cluster that had to make room.
+    called when a peer names an unknown cluster: planning may have announced it in the pipe by now.
+    ``forgotten``: called with the key of a cluster that had to make room.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How the driver ends attempts that outlive their write, and how tasks learn of it: see write_handler."""
+"""How the driver ends attempts that outlive their write, and how tasks learn of it: see handler."""
 
 from __future__ import annotations
 

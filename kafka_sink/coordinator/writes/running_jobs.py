@@ -68,7 +68,7 @@ class JobWatch(Protocol):
     def watch_execution(self, stage: int, execution: int, on_failure: Callable[[int], None]) -> None:
         """Call ``on_failure(stage)``, on another thread, once the SQL execution has failed.
 
-        It then does nothing any more: neither tasks nor a commit.
+        By then neither its tasks nor its commit do anything more.
         """
 
     def unwatch(self, stage: int) -> None:
@@ -102,7 +102,7 @@ class StageTracker:
         self._since_ms.setdefault(stage, now_ms)
 
     def unwatch(self, stage: int) -> None:
-        """Its job need not be looked for."""
+        """Forget a stage, whose write is over."""
         self._since_ms.pop(stage, None)
         self._jobs.pop(stage, None)
 
@@ -255,7 +255,7 @@ class RunningJobs:
         return {int(job["jobId"]): list(map(int, job["stageIds"])) for job in running}
 
     def _status(self, execution: int) -> str:
-        """Of a SQL execution; "" where Spark does not know it any more, or, being busy, not yet."""
+        """A SQL execution's status; "" where Spark does not know it any more or, being busy, not yet."""
         path = f"{self._path}/sql/{execution}?details=false&planDescription=false"
         found = self._get(path, missing={})
         return str(found.get("status", ""))
