@@ -49,17 +49,17 @@ def task_metrics(
     for name in ("bufferpool-wait-time-ns-total", "buffer-exhausted-total", "buffer-heap-bytes-total"):
         values[name] -= began[name]
     batches = counts.batches
-    values["batch-size-avg"] = counts.wire_bytes / batches if batches else 0.0
+    values["batch-size-avg"] = counts.sent_bytes / batches if batches else 0.0
     values["batch-size-max"] = counts.max_batch_bytes
     values["compression-rate-avg"] = counts.compression_rates / batches if batches else 0.0
     values["batch-split-total"] = counts.splits
     values["record-queue-time-avg"] = counts.queue_ms / counts.sent_batches if counts.sent_batches else 0.0
     values["record-queue-time-max"] = counts.max_queue_ms
-    values["record-size-avg"] = counts.raw_bytes / counts.written_records if counts.written_records else 0.0
+    values["record-size-avg"] = counts.raw_bytes / counts.written if counts.written else 0.0
     values["record-size-max"] = rows.largest_record
     values["metadata-age"] = rows.metadata_age_ms / 1000
     values["metadata-wait-time-ns-total"] = int(rows.metadata_wait_ms * 1e6)
-    values["record-moved-total"] = counts.moved_records
+    values["record-moved-total"] = counts.moved
     return values | breaker.by_name()
 
 

@@ -16,37 +16,35 @@ Range = tuple[int, int]
 
 @dataclass(slots=True)
 class DeliveryCounts:
-    """Counts of one task. Sizes are bytes.
+    """Counts of one task. What ``TaskCounts`` has, too, has its name and meaning.
 
-    Records are rows. ``written_letters`` are dead letters; their rows are counted as skipped, and not here.
-    ``written_records`` and all about batches and bytes count what is acknowledged, and with acks=0 what was
-    sent. ``unconfirmed_records`` are those sent with acks=0. ``compression_rates`` is the sum over batches of
-    compressed bytes per raw byte. ``moved_records`` went to another partition than the one they were appended
-    to, before they were sent. ``queue_ms`` is the sum over sent batches of the time from a batch's first row
-    to its first request.
+    Dead letters are no rows: ``letters`` counts those that are acknowledged. ``compression_rates`` is the sum
+    over batches of compressed bytes per raw byte. ``moved`` rows went to another partition than the one they
+    were appended to, before they were sent. ``queue_ms`` is the sum over sent batches of the time from a
+    batch's first row to its first request.
     """
 
-    written_records: int = 0
-    written_letters: int = 0
-    unconfirmed_records: int = 0
-    failed_records: int = 0
+    records: int = 0
+    unconfirmed: int = 0
+    failed: int = 0
     batches: int = 0
     raw_bytes: int = 0
-    wire_bytes: int = 0
-    max_batch_bytes: int = 0
-    compression_rates: float = 0.0
+    sent_bytes: int = 0
     requests: int = 0
     retries: int = 0
     splits: int = 0
-    moved_records: int = 0
+    letters: int = 0
+    moved: int = 0
+    max_batch_bytes: int = 0
+    compression_rates: float = 0.0
     sent_batches: int = 0
     queue_ms: float = 0.0
     max_queue_ms: float = 0.0
 
     @property
-    def acknowledged_records(self) -> int:
-        """Rows that a broker has acknowledged."""
-        return self.written_records - self.unconfirmed_records
+    def written(self) -> int:
+        """Rows that are acknowledged, or with acks=0 sent."""
+        return self.records + self.unconfirmed
 
 
 @dataclass(slots=True)
@@ -54,7 +52,7 @@ class TopicCounts:
     """A topic's acknowledged rows (with acks=0: sent rows), their bytes and batches."""
 
     records: int = 0
-    wire_bytes: int = 0
+    sent_bytes: int = 0
     raw_bytes: int = 0
     batches: int = 0
 
@@ -66,7 +64,7 @@ class Written(NamedTuple):
     partition: TopicPartition
     records: int
     raw_bytes: int
-    wire_bytes: int
+    sent_bytes: int
     base_offset: int
     log_append_time_ms: int
     confirmed: bool = True
@@ -76,12 +74,12 @@ class Written(NamedTuple):
 class _PartitionCounts:
     """One partition's acknowledged batches."""
 
-    __slots__ = ("batches", "log_append_time_ms", "ranges", "raw_bytes", "records", "wire_bytes")
+    __slots__ = ("batches", "log_append_time_ms", "ranges", "raw_bytes", "records", "sent_bytes")
 
     def __init__(self) -> None:
         self.records = 0
         self.batches = 0
-        self.wire_bytes = 0
+        self.sent_bytes = 0
         self.raw_bytes = 0
         self.log_append_time_ms = NO_TIMESTAMP
         self.ranges: list[Range] = []
@@ -94,18 +92,17 @@ class TaskDeliveries:
         self._lock = threading.Lock()  # guards everything below
         self._counts = DeliveryCounts()
         self._partitions: dict[TopicPartition, _PartitionCounts] = {}
-        self._topics: dict[str, TopicCounts] = {}
         self._first_failure: tuple[TopicPartition | None, Exception] | None = None
 
     def acknowledged(self, batches: Iterable[Written]) -> None:
         """Batches are written."""
         with self._lock:
-            counts, partitions, topics = self._counts, self._partitions, self._topics
+            counts, partitions = self._counts, self._partitions
             for (
                 partition,
                 records,
                 raw_bytes,
-                wire_bytes,
+                sent_bytes,
                 base_offset,
                 log_append_time_ms,
                 confirmed,
@@ -116,35 +113,29 @@ class TaskDeliveries:
                     of_partition = partitions[partition] = _PartitionCounts()
                 of_partition.records += records
                 of_partition.batches += 1
-                of_partition.wire_bytes += wire_bytes
+                of_partition.sent_bytes += sent_bytes
                 of_partition.raw_bytes += raw_bytes
                 if log_append_time_ms > of_partition.log_append_time_ms:
                     of_partition.log_append_time_ms = log_append_time_ms
                 if base_offset >= 0:
                     _extend(of_partition.ranges, base_offset, base_offset + records - 1)
-                of_topic = topics.get(partition.topic)
-                if of_topic is None:
-                    of_topic = topics[partition.topic] = TopicCounts()
-                of_topic.records += records
-                of_topic.batches += 1
-                of_topic.wire_bytes += wire_bytes
-                of_topic.raw_bytes += raw_bytes
                 if letters:
-                    counts.written_letters += records
+                    counts.letters += records
+                elif confirmed:
+                    counts.records += records
                 else:
-                    counts.written_records += records
-                    counts.unconfirmed_records += 0 if confirmed else records
+                    counts.unconfirmed += records
                 counts.batches += 1
                 counts.raw_bytes += raw_bytes
-                counts.wire_bytes += wire_bytes
-                if wire_bytes > counts.max_batch_bytes:
-                    counts.max_batch_bytes = wire_bytes
-                counts.compression_rates += (wire_bytes - batch_header.SIZE) / raw_bytes if raw_bytes else 1.0
+                counts.sent_bytes += sent_bytes
+                if sent_bytes > counts.max_batch_bytes:
+                    counts.max_batch_bytes = sent_bytes
+                counts.compression_rates += (sent_bytes - batch_header.SIZE) / raw_bytes if raw_bytes else 1.0
 
     def failed(self, partition: TopicPartition | None, records: int, cause: Exception) -> None:
         """A batch (or, without a partition, the producer) failed. The first cause is kept."""
         with self._lock:
-            self._counts.failed_records += records
+            self._counts.failed += records
             if self._first_failure is None:
                 self._first_failure = (partition, cause)
 
@@ -153,7 +144,7 @@ class TaskDeliveries:
         with self._lock:
             self._counts.retries += retries
             self._counts.splits += splits
-            self._counts.moved_records += moved
+            self._counts.moved += moved
 
     def sent(self, queue_ms: Sequence[float]) -> None:
         """A request goes out. ``queue_ms``: how long its batches waited that were never sent before."""
@@ -171,12 +162,16 @@ class TaskDeliveries:
             return replace(self._counts)
 
     def topics(self) -> dict[str, TopicCounts]:
-        """A copy of the counts by topic, in the order of their first batches."""
+        """The counts by topic, in the order of their first batches."""
+        found: dict[str, TopicCounts] = {}
         with self._lock:
-            return {
-                name: TopicCounts(one.records, one.wire_bytes, one.raw_bytes, one.batches)
-                for name, one in self._topics.items()
-            }
+            for partition, counts in self._partitions.items():
+                topic = found.setdefault(partition.topic, TopicCounts())
+                topic.records += counts.records
+                topic.sent_bytes += counts.sent_bytes
+                topic.raw_bytes += counts.raw_bytes
+                topic.batches += counts.batches
+        return found
 
     @property
     def has_failed(self) -> bool:
@@ -195,15 +190,13 @@ class TaskDeliveries:
         partition, cause = failure
         counts = self.counts()
         where = "" if partition is None else f" to {partition}"
-        never = max(rows - counts.written_records - counts.failed_records - unacknowledged - skipped, 0)
-        unconfirmed = f"{counts.unconfirmed_records} unconfirmed, " if counts.unconfirmed_records else ""
-        left_out = (
-            f"{skipped} skipped ({counts.written_letters} dead letters acknowledged), " if skipped else ""
-        )
+        never = max(rows - counts.written - counts.failed - unacknowledged - skipped, 0)
+        unconfirmed = f"{counts.unconfirmed} unconfirmed, " if counts.unconfirmed else ""
+        left_out = f"{skipped} skipped ({counts.letters} dead letters acknowledged), " if skipped else ""
         raise DeliveryError(
             f"delivery{where} failed: {cause} "
-            f"[{counts.acknowledged_records} rows acknowledged, {unconfirmed}{left_out}"
-            f"{counts.failed_records} failed, "
+            f"[{counts.records} rows acknowledged, {unconfirmed}{left_out}"
+            f"{counts.failed} failed, "
             f"{unacknowledged} sent without a response, {never} never sent]"
         ) from cause
 
@@ -216,7 +209,7 @@ class TaskDeliveries:
                     partition=partition.partition,
                     records=counts.records,
                     batches=counts.batches,
-                    bytes=counts.wire_bytes,
+                    bytes=counts.sent_bytes,
                     raw_bytes=counts.raw_bytes,
                     offset_ranges=merge_ranges(counts.ranges),
                     log_append_time_ms=counts.log_append_time_ms,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from kafka_sink.activity import LIMIT, MEMORY
+from kafka_sink.breaker.mute_control import BreakerMetrics
 from kafka_sink.clock import Clock
 from kafka_sink.coordinator.figures.messages import (
     MAX_BROKERS,
@@ -20,9 +21,10 @@ from kafka_sink.coordinator.figures.messages import (
     TaskIdentity,
     TopicFigures,
 )
-from kafka_sink.counts import Number, TaskCounts
+from kafka_sink.counts import NAMES, Number, TaskCounts
 from kafka_sink.metadata.cluster_metadata import LookupCounts
-from kafka_sink.sending.task_deliveries import TopicCounts
+from kafka_sink.sending.producer_metrics import Metrics, RowMetrics, task_metrics
+from kafka_sink.sending.task_deliveries import DeliveryCounts, TopicCounts
 
 if TYPE_CHECKING:
     from kafka_sink.accumulator.batch_buffer import BufferAllocator
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
     from kafka_sink.metadata.cluster_metadata import ClientRack, ClusterMetadata
     from kafka_sink.model import TopicPartition
     from kafka_sink.sending.sender import Sender
+
+
+# What the sender counts itself.
+_OF_DELIVERIES = tuple(one.name for one in fields(DeliveryCounts) if one.name in NAMES)
 
 
 @dataclass(slots=True)
@@ -59,22 +65,31 @@ class TaskFiguresReader:
     rack: ClientRack
     started_ms: float = 0.0
     transaction_since_ms: float | None = None
-    _memory_before: PoolMetrics | None = None
     _lookups_before: LookupCounts = field(default_factory=LookupCounts)
-    _trips_before: tuple[int, int] = (0, 0)
+    _breaker_before: BreakerMetrics = field(default_factory=BreakerMetrics)
+    _memory_before: PoolMetrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._memory_before = self.allocator.metrics()
 
     def begin(self) -> None:
         self.started_ms = self.clock_ms()
         self.transaction_since_ms = None
         self._memory_before = self.allocator.metrics()
         self._lookups_before = self.cluster.lookups
-        self._trips_before = self._trips()
+        self._breaker_before = BreakerMetrics() if self.breaker is None else self.breaker.metrics()
 
-    def _trips(self) -> tuple[int, int]:
-        if self.breaker is None:
-            return 0, 0
-        metrics = self.breaker.metrics()
-        return metrics.breaker_trips_total, metrics.probes
+    def _breaker_metrics(self) -> BreakerMetrics:
+        return (
+            BreakerMetrics() if self.breaker is None else self.breaker.metrics().since(self._breaker_before)
+        )
+
+    def metrics(self, rows: RowMetrics) -> Metrics:
+        """Under the names of Kafka's producer."""
+        counts = self.sender.deliveries.counts()
+        return task_metrics(
+            self.allocator.metrics(), self._memory_before, counts, self._breaker_metrics(), rows
+        )
 
     def read(self, identity: TaskIdentity, *, done: bool = False, failed: bool = False) -> TaskFigures:
         """The report of the present task."""
@@ -107,30 +122,19 @@ class TaskFiguresReader:
         )
 
     def counts(self) -> TaskCounts:
-        counts = self.sender.deliveries.counts()
-        trips, probes = self._trips()
+        counts, breaker = self.sender.deliveries.counts(), self._breaker_metrics()
         lookups, before = self.cluster.lookups, self._lookups_before
         exhausted = self.allocator.metrics().buffer_exhausted_total
-        if self._memory_before is not None:
-            exhausted -= self._memory_before.buffer_exhausted_total
         return TaskCounts(
-            records=counts.acknowledged_records,
-            unconfirmed=counts.unconfirmed_records,
+            **{name: getattr(counts, name) for name in _OF_DELIVERIES},
             skipped=sum(self.letters().values()),
-            failed=counts.failed_records,
-            batches=counts.batches,
-            raw_bytes=counts.raw_bytes,
-            sent_bytes=counts.wire_bytes,
             other_rack_bytes=self._other_rack_bytes(),
-            requests=counts.requests,
-            retries=counts.retries,
-            splits=counts.splits,
-            breaker_trips=trips - self._trips_before[0],
-            breaker_probes=probes - self._trips_before[1],
+            breaker_trips=breaker.breaker_trips_total,
+            breaker_probes=breaker.probes,
             encode_ms=self.appender.encode_ms,
             pool_wait_ms=self.appender.pool_wait_ms,
             rate_wait_ms=self.rate_wait_ms(),
-            buffer_exhausted=exhausted,
+            buffer_exhausted=exhausted - self._memory_before.buffer_exhausted_total,
             metadata_requests=lookups.requests - before.requests,
             metadata_avoided=lookups.imports - before.imports,
             transactions_begun=int(self.transaction_since_ms is not None),
@@ -213,12 +217,12 @@ def named_topics(counts: dict[str, TopicCounts]) -> dict[str, TopicFigures]:
     others = TopicCounts()
     for name, one in counts.items():
         if len(found) < MAX_TOPICS - 1:
-            found[name] = TopicFigures(one.records, one.wire_bytes, one.raw_bytes, one.batches)
+            found[name] = TopicFigures(one.records, one.sent_bytes, one.raw_bytes, one.batches)
         else:
             others.records += one.records
-            others.wire_bytes += one.wire_bytes
+            others.sent_bytes += one.sent_bytes
             others.raw_bytes += one.raw_bytes
             others.batches += one.batches
     if others.batches:
-        found[""] = TopicFigures(others.records, others.wire_bytes, others.raw_bytes, others.batches)
+        found[""] = TopicFigures(others.records, others.sent_bytes, others.raw_bytes, others.batches)
     return found

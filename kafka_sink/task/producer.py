@@ -17,7 +17,7 @@ from kafka_sink.accumulator.record_appender import MutedMemoryLimit, RecordAppen
 from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.activity import BROKER, METADATA, TaskActivity
 from kafka_sink.breaker.interface import SendPolicy, load_breaker
-from kafka_sink.breaker.mute_control import BreakerMetrics, MuteControl
+from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms, wall_ms
 from kafka_sink.coordinator.breaker.channel import BreakerChannel
@@ -48,7 +48,7 @@ from kafka_sink.rows.ordering import ordered_rows_of, partitions_needed, rows_la
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.security.settings import SecuritySettings
 from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
-from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics, task_metrics
+from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics
 from kafka_sink.sending.requests import SenderSettings
 from kafka_sink.sending.sender import Sender
 from kafka_sink.task.figures import TaskFiguresReader
@@ -110,7 +110,6 @@ class Producer:
             self._dead_letters,
         )
         self._partitioner = _partitioner(options, self._appender)
-        self._breaker_before = BreakerMetrics()
         self._rate_limit: RateLimit | None = None
         self._rates: RateChannel | None = None
         self._coordinator: CoordinatorClient | None = None
@@ -118,7 +117,6 @@ class Producer:
         self._writes = WriteChannel(self.abort)
         # Of the rows that ``send`` is given without another.
         self.plan: ColumnPlan | None = None
-        self._memory_before = self._allocator.metrics()
         self._figures = TaskFiguresReader(
             self._sender,
             self._allocator,
@@ -161,8 +159,6 @@ class Producer:
         self._sender.begin()
         self._allocator.begin()
         self._letter_memory.begin()
-        self._memory_before = self._allocator.metrics()
-        self._breaker_before = self.breaker_metrics()
         self._accumulator.begin_task()
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
         self._writes.begin(task.write, task.stage, task.transactions)
@@ -412,7 +408,7 @@ class Producer:
     @property
     def acknowledged(self) -> int:
         """Rows of this task that brokers have acknowledged; with acks=0 rows that were sent."""
-        return self._sender.deliveries.counts().written_records
+        return self._sender.deliveries.counts().written
 
     def _await_completion(self) -> None:
         deliveries = self._sender.deliveries
@@ -443,7 +439,7 @@ class Producer:
         """
         unacknowledged = self._accumulator.unacknowledged_records()
         self._sender.abort(cause)
-        written = self._sender.deliveries.counts().written_records
+        written = self._sender.deliveries.counts().written
         skipped, rows = self._skipped, self.rows + held
         _log.warning(
             "%s. Sending has stopped: of %d rows %d are acknowledged, %d were sent and have no response, "
@@ -473,14 +469,8 @@ class Producer:
 
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
-        breaker = self.breaker_metrics().since(self._breaker_before)
-        counts = self._sender.deliveries.counts()
         rows = RowMetrics(self._largest_record, self._metadata_wait_ms, self._cluster.age_ms())
-        return task_metrics(self._allocator.metrics(), self._memory_before, counts, breaker, rows)
-
-    def breaker_metrics(self) -> BreakerMetrics:
-        """muted-partitions, breaker-trips-total and probes of this producer so far."""
-        return BreakerMetrics() if self._breaker is None else self._breaker.metrics()
+        return self._figures.metrics(rows)
 
     @property
     def is_reusable(self) -> bool:

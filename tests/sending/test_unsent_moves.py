@@ -32,6 +32,6 @@ def test_dead_letters_that_move_are_no_rows(
     moves = UnsentMoves(accumulator, completion, unused, unused, policy)
     with caplog.at_level(logging.WARNING):
         assert moves.move([], ())
-    assert completion.deliveries.counts().moved_records == rows
+    assert completion.deliveries.counts().moved == rows
     assert text in caplog.text
     assert caplog.text.count("letters") == text.count("letters")

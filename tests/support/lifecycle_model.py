@@ -397,7 +397,7 @@ class Model:
         if self.exhausted:
             return
         counts = self.completion.deliveries.counts()
-        ended = counts.acknowledged_records + counts.failed_records
+        ended = counts.records + counts.failed
         known = ended + sum(batch.record_count for batch in open_ones)
         assert known == self.next_row, f"{known} of {self.next_row} rows are accounted for"
 

@@ -78,11 +78,11 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
         try:
             send_until(lambda: bool(gate.mutes))
             muted_after.append(time.monotonic() - started)
-            before = acknowledged.counts().acknowledged_records
+            before = acknowledged.counts().records
             held = producer._accumulator.held_bytes(gate.mutes)
             send_until(
                 lambda: (
-                    acknowledged.counts().acknowledged_records > before + 50 * ROWS
+                    acknowledged.counts().records > before + 50 * ROWS
                     and time.monotonic() > started + FROZEN_S
                 )
             )

@@ -97,14 +97,14 @@ def test_a_broker_that_one_task_finds_frozen_rests_for_both(cluster: FakeCluster
         cluster.freeze(0)
         send_until(lambda: mutes(first), "the first mutes it")
         until(lambda: P0 in mutes(second), "the second hears of it")
-        assert second.breaker_metrics().breaker_trips_total == 0
+        assert second.metrics()["breaker-trips-total"] == 0
         second.send(rows(100_001, 1))
         first.send(rows(100_002, 1))
         began = time.monotonic()
         time.sleep(4.5 * INTERVAL_MS / 1000)
 
-        def probes() -> int:
-            return sum(one.breaker_metrics().probes for one in (first, second))
+        def probes() -> float:
+            return sum(one.metrics()["breaker-probes-total"] for one in (first, second))
 
         until(probes, "a probe")
         assert probes() <= (time.monotonic() - began) * 1000 / INTERVAL_MS + 2
