@@ -125,7 +125,8 @@ _NO_TRIALS: frozenset[Target] = frozenset()
 
 
 class MuteControl:
-    """Wires the parts of one producer's breaker. The sender's thread calls it; any may read ``view``.
+    """The parts of one producer's breaker, wired together. The sender's thread calls it; any may read
+    ``view``.
 
     The KIP's calls carry no time, so the sender sets ``now_ms`` (monotonic) before it calls the breaker
     class.

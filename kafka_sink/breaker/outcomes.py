@@ -1,4 +1,4 @@
-"""What the outcomes of attempts say: of a broker's health each, of a partition's failures counted. No I/O."""
+"""What the outcomes of attempts say: each of a broker's health, their counts of a partition's. No I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_response(exception: Exception | None) -> bool:
 
 
 def health_of(exception: Exception | None) -> Health:
-    """By error code. No response is a bad sign, unless the client itself gave up."""
+    """A broker's health by the error code. No response is a bad sign, unless the client itself gave up."""
     if exception is None:
         return Health.HEALTHY
     if isinstance(exception, BrokerRefusedError):

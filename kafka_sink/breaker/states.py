@@ -286,13 +286,13 @@ class LocalMutes:
             self.unmute(target, reason, own=False)
 
     def succeed(self, target: Target, reason: str) -> None:
-        """A probe of a target succeeded: unmutes it."""
+        """A probe of a target succeeded: unmute it."""
         if self.table.succeed(target):
             self._note_unmute(target, reason, own=True)
 
     def _note_unmute(self, target: Target, reason: str, *, own: bool) -> None:
         self._own.pop(target, None)
-        # Until the coordinator hears of this, its messages still mean the mute that has just ended.
+        # Until the coordinator hears of this, its messages are still about the mute that has just ended.
         self._shared -= {target}
         self.on_unmuted(target)
         self._changes.append(MuteChange(target, False, reason, own))

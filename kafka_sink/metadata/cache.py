@@ -108,7 +108,8 @@ class MetadataCache:
         return self._nodes
 
     def age_ms(self, now_ms: float) -> float:
-        """How long ago brokers last listed themselves, also to a cache whose snapshot came; 0 before."""
+        """How long ago brokers last listed themselves, to this cache or to one whose snapshot came; 0
+        before."""
         return max(0.0, now_ms - self._nodes_ms) if self._nodes_ms > -math.inf else 0.0
 
     def names(self) -> tuple[str, ...]:
@@ -258,7 +259,7 @@ class MetadataCache:
         return None not in (cluster_id, self.cluster_id) and cluster_id != self.cluster_id
 
     def _start_over(self) -> None:
-        """Another cluster responds now: forgets everything and requests the topics in use again."""
+        """Another cluster responds now: forget everything and request the topics in use again."""
         used = [(name, found.used_ms) for name, found in self._topics.items() if found.in_use]
         for name in list(self._topics):
             self.forget(name)

@@ -87,7 +87,8 @@ class ClusterMetadata:
         self._updated = threading.Condition(self._lock)
         self._held_until_max_ms = math.inf
         self.hints = HintSource()
-        # Where any host on the internet may have a trusted certificate, who names an address gets the rows.
+        # Whoever names an address gets the rows, where any host on the internet may have a trusted
+        # certificate.
         self.confirmed_nodes_only = False
         self._lookups = LookupCounts()
 
@@ -202,7 +203,7 @@ class ClusterMetadata:
     def import_hints(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
         """Merge what another cache of the same cluster knows; return how many topics were news.
 
-        With ``confirmed_nodes_only``, drops it where it names a broker's address that no broker has named.
+        With ``confirmed_nodes_only``, drop it where it names a broker's address that no broker has named.
         """
         with self._lock:
             if self.confirmed_nodes_only and not set(snapshot.nodes) <= set(self._cache.nodes().values()):
@@ -216,7 +217,7 @@ class ClusterMetadata:
         return news
 
     def hold(self, until_ms: float) -> None:
-        """Send no request before this time, but waits no longer than half of the task's timeout."""
+        """Send no request before this time, but wait no longer than half of the task's timeout."""
         with self._lock:
             self._defer_requests_locked(until_ms)
 
@@ -224,7 +225,7 @@ class ClusterMetadata:
         self._cache.defer_requests(min(until_ms, self._held_until_max_ms))
 
     def release(self, now_ms: float) -> None:
-        """No hints will come: asks brokers."""
+        """No hints will come: ask brokers."""
         self.hold(now_ms)
         self._wake_sender()
 

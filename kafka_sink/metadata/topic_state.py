@@ -60,7 +60,7 @@ class TopicIdHistory:
     ignored: int = 0
 
     def judge(self, known: bytes | None, incoming: bytes | None, *, goes_back: bool = False) -> TopicIdentity:
-        """Classify a response, and remembers it.
+        """Classify a response and remember it.
 
         Brokers before 2.8 send no ids (None). For these, ``goes_back`` means that the response has lower
         epochs than the known ones. A recreated topic has these, too, so such a response is treated like a

@@ -1,4 +1,5 @@
-"""``python -m kafka_sink.transactions``: what each transactional.id.prefix has left, and ends of it."""
+"""``python -m kafka_sink.transactions``: what each transactional.id.prefix has left, and commands that end
+it."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ It ends with 0, with 1 if it could not be done, and with 2 if a batch stays inco
 
 
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
-    """0 where it was done, 1 with the reason on stderr where not, 2 where a batch is incomplete."""
+    """Return 0 where it was done, 1 with the reason on stderr where not, 2 where a batch is incomplete."""
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.prefix is None and args.action != "list":
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     try:
         client = TransactionClient(_options(given, args.bootstrap_servers))
         try:
-            # Soon an error where no broker can be reached.
+            # No long wait where no broker can be reached.
             known = client.run(_prefixes(), CONNECT_BOUND_MS)
             _warn_of_brokers(client)
             if args.prefix is None:
@@ -96,7 +97,7 @@ def _prefixes() -> Steps[frozenset[str]]:
 
 
 def _warn_of_brokers(client: TransactionClient) -> None:
-    """Where a list is not complete."""
+    """Warn of brokers that a list lacks."""
     if client.left_out:
         named = ", ".join(map(str, sorted(client.left_out)))
         print(f"warning: broker {named} did not respond: what it coordinates is not listed", file=sys.stderr)
@@ -120,7 +121,7 @@ def _known_scope(client: TransactionClient, prefix: str, topic: str | None, know
 
 
 def _unknown(prefix: str, known: Iterable[str]) -> str:
-    # As they were copied or typed: with a character too many, or cut off.
+    # Prefixes as they are copied or typed: with a character too many, or cut off.
     near = get_close_matches(prefix, known, _NEAR) or sorted(one for one in known if one.startswith(prefix))
     hint = "; similar ones: " + ", ".join(near[:_NEAR]) if near else ""
     return (

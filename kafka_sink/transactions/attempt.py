@@ -58,7 +58,7 @@ class TaskAttempt:
         try:
             self.duty = handover.duty(batch, task, in_query=in_query)
         except IncompleteBatchError:
-            # Of a driver that was replaced this is no news, and its advice would do harm.
+            # A driver that was replaced may be behind, and its advice would do harm.
             client.run(require_owner(scope, handover.claim), timeout_ms)
             raise
         # The thread that reads may be about to begin while the task's thread gives up.
@@ -108,7 +108,8 @@ class TaskAttempt:
                 writes.begin_transaction(name, *self._producer, adds_partitions=adds_partitions)
 
     def _look_at_others(self) -> None:
-        """Only in a batch that was planned long ago: it costs a request to each broker."""
+        """Warn of transactions that are open for long. Only in a batch that was planned long ago, as it costs
+        a request to each broker."""
         if self._open_time.earlier_may_be_long:
             steps = task.open_longer_than(self._scope, self._open_time.long_ms)
             self._warn(self._open_time.of_others(self._client.run(steps, self._timeout_ms)))
@@ -134,7 +135,7 @@ class TaskAttempt:
         return TaskReport(run, self._task, self.duty, digest, part)
 
     def abort(self) -> None:
-        """After a failure: as soon as it can, so that readers do not wait. Never raises KafkaSinkError."""
+        """Abort after a failure, so that readers do not wait. Never raises KafkaSinkError."""
         with self._lock:
             if self._producer is None:
                 return
@@ -160,11 +161,12 @@ class OpenTime:
 
     @property
     def earlier_may_be_long(self) -> bool:
-        """Whether tasks that ran before can have been open for long, so that brokers should be asked."""
+        """Whether transactions of earlier tasks may have been open for long, so that brokers should be
+        asked."""
         return self._batch_age_ms > self.long_ms
 
     def of_own(self, now_ms: float) -> str | None:
-        """What to warn of, once."""
+        """The warning about the task's own transaction, once."""
         if self._since_ms is None or now_ms - self._since_ms <= self.long_ms:
             return None
         open_s = (now_ms - self._since_ms) / 1000
@@ -172,7 +174,8 @@ class OpenTime:
         return self._warning(f"this task's transaction has been open for {open_s:.0f} s")
 
     def of_others(self, count: int) -> str | None:
-        """``count`` transactions of the batch have been open for longer than ``long_ms``."""
+        """The warning about ``count`` transactions of the batch that have been open for longer than
+        ``long_ms``."""
         if not count:
             return None
         return self._warning(

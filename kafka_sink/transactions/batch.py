@@ -21,8 +21,8 @@ LONG_OPEN = 0.5
 
 
 class Duty(Enum):
-    """What a task does with its rows. SKIP: their batch was written before, and they show whether it is the
-    same. COMPARE: so it is with this task's part of an incomplete batch."""
+    """What a task does with its rows. SKIP: the batch was written before, and its rows show whether it is the
+    same. COMPARE: the same for this task's part of an incomplete batch."""
 
     WRITE = "write"
     SKIP = "skip"
@@ -85,13 +85,13 @@ class Handover:
         broken = None
         problem = driver.problem_of(scope, ownership)
         if problem is not None:
-            # Of what is unknown not even its own tasks may write: their rows may be there.
+            # Where this is unknown, not even the batch's own tasks may write: their rows may be there.
             batch = None if ownership.unknown else decision.batch
             broken = Incomplete(batch, ownership.missing, problem)
         return cls(ownership.claim, decision.progress, broken, recovered, decision.number)
 
     def run(self, scope: Scope, batch: BatchIdentity) -> Run:
-        """For what the batch's tasks report."""
+        """What the batch's tasks report alike."""
         is_repair = self.incomplete is not None
         return Run(self.claim, batch, scope, is_repair, self.recovered, self.last_decision)
 
@@ -210,7 +210,7 @@ def commit(
         try:
             incomplete = _repairable(run.batch, previous, reports)
         except IncompleteBatchError:
-            # Of a driver that was replaced this is no news, and its advice would do harm.
+            # A driver that was replaced may be behind, and its advice would do harm.
             yield from proof.require_owner(run.scope, run.claim)
             raise
         decision = decisions.repaired(incomplete, parts)

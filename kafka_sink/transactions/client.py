@@ -124,11 +124,11 @@ class _Call:
     not_before_ms: float = 0.0
     is_sent: bool = False
     last_error: str = ""
-    # From then on done without a response, or with one that says that an offset is pending.
+    # When the call ends without a response, or with one that says that an offset is pending.
     give_up_ms: float = math.inf
-    # Of the same step and coordinator: counts only if it was sent behind that one, once that one is done.
+    # A call of the same step and coordinator: the response counts only if this was sent behind that one.
     behind: _Call | None = None
-    # Of the same step: not sent before that one is done.
+    # A call of the same step that has to be done before this one is sent.
     after: _Call | None = None
 
 
@@ -172,7 +172,7 @@ class TransactionClient:
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
         self._coordinators: dict[tuple[bool, str], int] = {}
         self._nodes: dict[int, Node] = {}
-        # With the time of the response.
+        # Each with the time of the response.
         self._partitions: dict[str, tuple[int, float]] = {}
         self._asked_nodes = False
         # Kinds of keys whose coordinators are being asked for.
@@ -183,7 +183,7 @@ class TransactionClient:
         self._distrusted: set[int] = set()
         self._topic: str | None = None
         self._not_before_ms = 0.0
-        # Brokers that the lists of the last run were not waited for.
+        # Brokers whose lists the last run did not wait for.
         self.left_out: set[int] = set()
         self._failures = 0
         self._deadline_ms = 0.0
@@ -429,7 +429,7 @@ class TransactionClient:
     # -- brokers and coordinators -----------------------------------------------------------------
 
     def _connect(self) -> None:
-        """Until a broker has said which others there are."""
+        """Connect to the bootstrap addresses, until a broker has said which brokers there are."""
         while not self._nodes:
             now_ms = monotonic_ms()
             if now_ms > self._deadline_ms:
@@ -517,7 +517,8 @@ class TransactionClient:
             self._network.set_nodes(self._nodes.values())
 
     def _forget_coordinators(self, operations: tuple[Operation, ...]) -> None:
-        """The brokers that are taken for them may have been replaced and not know it, so others are asked."""
+        """Forget coordinators that may have been replaced and not know it, so that other brokers are
+        asked."""
         names: list[str] = []
         for operation in operations:
             match operation:

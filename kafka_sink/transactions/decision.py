@@ -23,9 +23,9 @@ from kafka_sink.transactions.scope import Scope
 
 _CHUNK_BYTES = 3500
 _FORMAT = "kc2"
-# Writers under one prefix whose progress a decision keeps: applications for ever, queries by recency. With
-# one, a second one would have to fail: where a checkpoint was deleted, its location has another query,
-# and a copy of the first one that is restored must find what it has written.
+# Writers under one prefix whose progress a decision keeps: applications for ever, queries by recency. If it
+# kept one only, a second one would have to fail: where a checkpoint was deleted, its location has another
+# query, and a copy of the first one that is restored must find what it has written.
 _MAX_WRITERS = 64
 # Runs of consecutive versions that are remembered of a writer: a query has one, and so have daily versions
 # within a month.

@@ -78,7 +78,7 @@ def take_over(scope: Scope, now_ms: float) -> Steps[Ownership]:
 
 
 def _settle(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownership]:
-    """What was decided is completed, and everything else is aborted, by the owner of the prefix."""
+    """Complete what was decided and abort everything else, as the owner of the prefix."""
     # Both at once, for every micro-batch waits for it; where nothing is left open, this is all.
     seen, names = yield (FetchOffsets(take_over_groups(scope)), ListOpen(scope.prefix))
     left = proof.LeftOpen(claim, {})
@@ -119,9 +119,9 @@ def _remember(
 ) -> Steps[tuple[ProducerEpoch, Decision]]:
     """Record what is known of the decision's parts, while it is: what proves it expires.
 
-    So it does for a decision that is old, even where all is visible: the tasks of this run take the ids over,
-    which then tell nothing of it, and marks may have expired when the next run asks. This keeps what was
-    written of all writers from expiring, too.
+    A decision that is old is recorded anew, even where all is visible: the tasks of this run take the ids
+    over, which then tell nothing of it, and marks may have expired when the next run asks. This keeps what
+    was written of all writers from expiring, too.
     """
     is_old = abs(now_ms - decision.began_ms) >= proof.MARKS_LAST_MS
     if not decision.parts or (not failed and not is_old):
@@ -129,7 +129,7 @@ def _remember(
     fates = {part.task: Fate.COMMITTED for part in decision.parts if part.fate is Fate.UNRECORDED}
     fates |= {part.task: Fate.UNRECORDED for part in judgement.unknown}
     fates |= {part.task: Fate.LOST for part in judgement.lost}
-    # Of what stays unknown the marks are not younger now.
+    # Marks of what stays unknown are as old as before.
     began_ms = decision.began_ms if judgement.unknown else round(now_ms)
     known = replace(decisions.recorded(decision, fates), began_ms=began_ms)
     if judgement.unknown and known.parts == decision.parts:

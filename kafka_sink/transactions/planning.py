@@ -150,7 +150,7 @@ def _prefix(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool)
 
 
 def _job_prefix() -> str:
-    """Of a job without a name: one of its application's, that no other job has at the moment.
+    """The prefix of a job without a name: one of its application's that no other job has at the moment.
 
     A job that failed keeps it, as its transactions may be incomplete.
     """
@@ -179,7 +179,8 @@ def _job(options: SinkOptions) -> BatchIdentity:
 
 
 def _remember_claim(scope: Scope, claim: ProducerEpoch) -> None:
-    """Only an abort without any task's report reads it, to know whether the prefix is still this driver's."""
+    """Note the claim. Only an abort without any task's report reads it, to know whether the prefix is still
+    this driver's."""
     spark_application.note(_claim_key(scope), json.dumps(list(claim)))
 
 
@@ -199,7 +200,8 @@ def _claim_key(scope: Scope) -> str:
 
 
 def _report_names(scope: Scope) -> None:
-    """Once in an application, for operators who look for transactions that it has left open."""
+    """Log the prefix once in an application, for operators who look for transactions that it has left
+    open."""
     key = f"transactional.id.prefix {scope.prefix} is reported"
     if spark_application.only_once(key):
         driver_log.report(

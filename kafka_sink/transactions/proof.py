@@ -1,10 +1,9 @@
 """What became of transactions: which of a decided batch were committed, and what is left open beside them.
 
-Kafka tells it in three ways. An EndTxn that commits and succeeds is proof, and so is a mark that is
-visible, and a description of the transaction right after it was ended. Everything else may be a former
-coordinator's memory, or a proof that has expired, and no conclusion is drawn from it: what cannot be known is
-said to be unknown. Whoever concludes that rows are missing, or ends what others have open, owns the prefix at
-that moment.
+Kafka tells it in three ways. Proof is an EndTxn that succeeds, a mark that is visible, and a description of
+the transaction right after it was ended. Everything else may be a former coordinator's memory, or a proof
+that has expired, and no conclusion is drawn from it: what cannot be known is said to be unknown. Whoever
+concludes that rows are missing, or ends what others have open, owns the prefix at that moment.
 """
 
 from __future__ import annotations
@@ -154,7 +153,7 @@ def judge(
     """What became of decided parts whose commit failed. Raises TransactionError for a former owner.
 
     A mark that stays pending is in a transaction that is open: it is committed again, by a coordinator that
-    is found again, as the one that failed it is no longer in charge.
+    is looked for again, as the one that answered with an error is no longer in charge.
     """
     aborted: BeganMs = ()
     is_proven = False

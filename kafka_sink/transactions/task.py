@@ -21,7 +21,7 @@ from kafka_sink.transactions.operations import (
 )
 from kafka_sink.transactions.scope import Scope
 
-# Further slots of an attempt whose first one is taken.
+# How many further slots an attempt tries whose first one is taken.
 _NEXT_SLOT = 1000
 _MAX_SLOTS = 16
 
