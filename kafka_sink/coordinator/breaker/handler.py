@@ -214,8 +214,9 @@ class BreakerHandler(Handler):
         if len(active) > MAX_ASKED:
             # Neighbours may share a host, and its network. One order makes the same tasks answer for all.
             active.sort(key=lambda _: self._random())
+        all_active = frozenset(active)
         for partition in in_turn:
-            if votes.is_decided(partition, active, now_ms):
+            if votes.is_decided(partition, all_active, now_ms):
                 self._mute(partition, votes.describe(partition), now_ms)
                 votes.forget(partition)
                 self._judged -= 1

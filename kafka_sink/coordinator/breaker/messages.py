@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 from kafka_sink.breaker.outcomes import MIN_FAILURES
 from kafka_sink.breaker.states import ProbeLease, Target
 from kafka_sink.coordinator.transport import message_format as fields
-from kafka_sink.coordinator.transport.message_format import count, cut, decoding, list_in, ms, text
+from kafka_sink.coordinator.transport.message_format import count, counts_of, cut, decoding, list_in, ms, text
 from kafka_sink.model import TopicPartition
 
 KIND = "breaker"
@@ -355,17 +355,10 @@ def _outcomes(values: list[Any]) -> tuple[OutcomeCounts, ...]:
     for topic, *rows in values:
         name = fields.topic(topic)
         for partition, written, failed, answered, error, *votes in rows:
-            where = _shared(name, count(partition))
-            found.append(
-                OutcomeCounts(
-                    where,
-                    count(written),
-                    count(failed),
-                    bool(answered),
-                    text(error),
-                    _votes(*votes) if votes else None,
-                )
-            )
+            partition, written, failed = counts_of([partition, written, failed])
+            counted = _votes(*votes) if votes else None
+            where = _shared(name, partition)
+            found.append(OutcomeCounts(where, written, failed, bool(answered), text(error), counted))
     if len(found) > MAX_OUTCOMES:
         raise ValueError("too many outcomes")
     return tuple(found)

@@ -136,6 +136,10 @@ class BreakerTasks:
         fallback = other_than if other_than in self._groups and self._groups[other_than].tasks > 1 else None
         return min(others, key=lambda group: self._groups[group].leased_ms, default=fallback)
 
+    def names(self, target: Target) -> bool:
+        """Whether batches of a task wait for a target, or rows could go there."""
+        return target in self._holders_of or target in self._wanters_of
+
     def first_holder(self, target: Target, order: Mapping[int, None]) -> int | None:
         """The first task in ``order`` with a batch for ``target``."""
         return self._first(order, self._holders_of.get(target, set()))
@@ -166,6 +170,10 @@ def _index(
 # -- which task may probe a muted target, one at a time. No I/O ---------------------------------------------
 
 
+# One after another, hundreds would hold up the coordinator's loop.
+_GRANTED_AT_ONCE = 500
+
+
 class ProbeLeases:
     """The leases of one cluster's mutes. ``table`` and ``tasks`` are the handler's."""
 
@@ -174,6 +182,8 @@ class ProbeLeases:
         self._tasks = tasks
         # The task that has the lease for a target.
         self._owners: dict[Target, int] = {}
+        # Whether more are due than were granted at once.
+        self._has_more = False
 
     @property
     def owners(self) -> Mapping[Target, int]:
@@ -181,21 +191,29 @@ class ProbeLeases:
         return self._owners
 
     def grant(self, now_ms: float) -> dict[int, dict[Target, ProbeLease]]:
-        """By task, new leases for all targets that are due and that an active task can probe."""
+        """By task, new leases for targets that are due and that an active task can probe."""
         due = [
             target
             for target, mute in self._table.mutes.items()
-            if mute.state is BreakerState.OPEN and mute.retry_at_ms <= now_ms
+            if mute.state is BreakerState.OPEN
+            and mute.retry_at_ms <= now_ms
+            and (type(target) is int or self._tasks.names(target))
         ]
+        self._has_more = False
         if not due:
             return {}
         # A task that gets a lease goes to the end.
         order = dict.fromkeys(self._tasks.in_lease_order(now_ms))
         leases: dict[int, dict[Target, ProbeLease]] = {}
+        left = _GRANTED_AT_ONCE
         for target in due:
             found = self._candidate(target, order, now_ms)
             if found is None:
                 continue
+            if not left:
+                self._has_more = True
+                break
+            left -= 1
             group, trial = found
             self._table.probe(target, now_ms)
             self._owners[target] = group
@@ -224,7 +242,10 @@ class ProbeLeases:
         return None if first is None else (first, True)
 
     def next_trial_ms(self, now_ms: float) -> float:
-        """Milliseconds until a task without batches may probe a target; infinite if time brings none."""
+        """Milliseconds until a task without batches may probe a target, or until the next leases if more are
+        due; infinite if time brings none."""
+        if self._has_more:
+            return GATHER_MUTES_MS
         trials = (
             mute.retry_at_ms + self._table.retry_interval_ms
             for mute in self._table.mutes.values()

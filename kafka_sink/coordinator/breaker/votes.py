@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from kafka_sink.breaker.outcomes import MIN_FAILURES
 from kafka_sink.coordinator.breaker.messages import OutcomeCounts, TaskVotes
@@ -29,11 +30,15 @@ _TIMER_DELAY_MS = 20.0
 _MIN_ASK_INTERVAL_MS = 2_000.0
 # How often old votes are withdrawn.
 _EXPIRE_INTERVAL_MS = 1_000.0
+_EXPIRED_AT_ONCE = 1_000
 _ROUNDING = 1e-6
 
 
 # At most so many tasks are asked about a partition.
 MAX_ASKED = 100
+# Where thousands of partitions fail for thousands of tasks, more votes than so many in all count only where a
+# partition has few, or the voter was asked.
+_MAX_VOTES, _MIN_VOTERS = 50_000, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +89,10 @@ class PartitionVotes:
         self._voting_ms = voting_ms
         self._rows = 0
         self._votes: dict[TopicPartition, dict[int, _Vote]] = {}
+        self._count = 0
         self._tallies: dict[TopicPartition, _Tally] = {}
         self._expired_ms = -math.inf
+        self._to_expire: list[TopicPartition] = []
         # By task, the partitions that it has voted on.
         self._voted: dict[int, set[TopicPartition]] = {}
         self._samples: dict[TopicPartition, _Sample] = {}
@@ -109,14 +116,18 @@ class PartitionVotes:
             votes = self._votes[partition] = {}
             self._tallies[partition] = _Tally()
         tally, sample = self._tallies[partition], self._samples.get(partition)
-        before = votes.get(group)
-        if before is not None:
+        before, is_asked = votes.get(group), sample is not None and group in sample.groups
+        if before is None:
+            if self._count >= _MAX_VOTES and len(votes) >= _MIN_VOTERS and not is_asked:
+                return
+            self._count += 1
+        else:
             tally.add(before, -1)
             if outcome.failed and not outcome.error:
                 # An answer to a question names no error that was reported before.
                 error, answered = before.outcome.error, before.outcome.answered
                 outcome = replace(outcome, error=error, answered=answered)
-        each = sample.tasks_each if sample is not None and group in sample.groups else 1.0
+        each = sample.tasks_each if sample is not None and is_asked else 1.0
         vote = votes[group] = _Vote(outcome, now_ms, outcome.votes or self._votes_of(outcome), each)
         tally.add(vote)
         self._voted.setdefault(group, set()).add(partition)
@@ -169,6 +180,7 @@ class PartitionVotes:
         vote = self._votes.get(partition, {}).pop(group, None)
         if vote is None:
             return
+        self._count -= 1
         self._tallies[partition].add(vote, -1)
         self._forget_voter(group, partition)
         if not self._votes[partition]:
@@ -184,7 +196,9 @@ class PartitionVotes:
 
     def forget(self, partition: TopicPartition) -> None:
         """Drop a partition's votes, as after a mute."""
-        for group in self._votes.pop(partition, ()):
+        votes = self._votes.pop(partition, {})
+        self._count -= len(votes)
+        for group in votes:
             self._forget_voter(group, partition)
         self._tallies.pop(partition, None)
         self._samples.pop(partition, None)
@@ -197,13 +211,15 @@ class PartitionVotes:
         return [partition for partition in self._votes if self._exceeds(partition)]
 
     def expire(self, now_ms: float) -> None:
-        """Withdraw old votes."""
-        if now_ms - self._expired_ms < _EXPIRE_INTERVAL_MS:
-            return
-        self._expired_ms = now_ms
-        for group in [group for group, at_ms in self._heard_ms.items() if now_ms - at_ms > GROUP_VALID_MS]:
-            self.remove_group(group)
-        for partition, votes in list(self._votes.items()):
+        """Withdraw old votes, of a part of thousands of partitions at a time."""
+        if now_ms - self._expired_ms >= _EXPIRE_INTERVAL_MS and not self._to_expire:
+            self._expired_ms = now_ms
+            for group in [one for one, at_ms in self._heard_ms.items() if now_ms - at_ms > GROUP_VALID_MS]:
+                self.remove_group(group)
+            self._to_expire = list(self._votes)
+        in_turn, self._to_expire = self._to_expire[-_EXPIRED_AT_ONCE:], self._to_expire[:-_EXPIRED_AT_ONCE]
+        for partition in in_turn:
+            votes = self._votes.get(partition, {})
             old = [group for group, vote in votes.items() if now_ms - vote.at_ms > _VALID_MS]
             for group in old:
                 if group not in self._heard_ms:
@@ -238,9 +254,8 @@ class PartitionVotes:
         if before is not None and now_ms - before.asked_ms < _MIN_ASK_INTERVAL_MS:
             return ()
         votes = self._votes.get(partition, {})
-        missing = [group for group in groups if group not in votes]
-        asked = missing[:max_asked]
-        each = len(missing) / len(asked) if asked else 1.0
+        asked = list(islice((group for group in groups if group not in votes), max_asked))
+        each = max(1.0, (len(groups) - len(votes)) / len(asked)) if asked else 1.0
         self._samples[partition] = _Sample(frozenset(asked), each, now_ms)
         return asked
 
