@@ -74,7 +74,7 @@ def is_single_threaded() -> bool:
 
 
 def _reseed(daemon: int) -> None:
-    """In a new worker: numpy's global generator would return the same numbers in all workers."""
+    """Seed numpy's global generator in a new worker: it would return the same numbers in all of them."""
     random = sys.modules.get("numpy.random")
     # Not in processes that a worker forks.
     if random is not None and os.getppid() == daemon:

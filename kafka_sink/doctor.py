@@ -357,7 +357,7 @@ def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> 
 
 
 def _registry(options: SinkOptions) -> Iterator[Finding]:
-    """Asks the schema registry as planning does, but nothing is registered."""
+    """Ask the schema registry as planning does, but register nothing."""
     if (options.value_format, options.key_format) == ("bytes", "bytes"):
         return
     from kafka_sink.formats import planning
@@ -400,7 +400,7 @@ def _dotted(version: Sequence[int]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
-    """0 if no job would fail on what was looked at, otherwise 1."""
+    """Return 0 if no job would fail on what was looked at, otherwise 1."""
     parser = argparse.ArgumentParser(
         prog="python -m kafka_sink.doctor",
         description=_DESCRIPTION,

@@ -26,7 +26,7 @@ class SchemaError(KafkaSinkError, ValueError):
 
 
 class RegistryError(KafkaSinkError):
-    """The schema registry cannot be reached, or refuses what was asked. Never contains a secret.
+    """The schema registry cannot be reached, or answered with an error. Never contains a secret.
 
     ``is_temporary``: it may respond later. ``is_missing``: it has no such subject, version or schema.
     """

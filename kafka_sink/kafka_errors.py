@@ -65,10 +65,10 @@ REBOOTSTRAP_REQUIRED = 129
 class KafkaError:
     """One error code.
 
-    ``retriable``: the same request may succeed later (Java's RetriableException).
-    ``final_for_topic``: in a Metadata response, asking again hardly helps the topic.
-    ``blames_broker``: the circuit breaker counts the attempt against the broker. Every other error is about
-    the batch, the metadata or the client's rights.
+    ``retriable``: the same request may succeed later (Java's RetriableException). ``final_for_topic``: after
+    this error in a Metadata response, asking again hardly helps the topic. ``blames_broker``: the circuit
+    breaker counts the attempt against the broker. Every other error is about the batch, the metadata or the
+    client's rights.
     """
 
     code: int

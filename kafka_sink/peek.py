@@ -195,7 +195,7 @@ def _record(row: Mapping[str, Any], to: str | None) -> tuple[str, dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
-    """0 where all was shown or written, otherwise 1 with the reason on stderr."""
+    """Return 0 where all was shown or written, otherwise 1 with the reason on stderr."""
     parser = _parser()
     args = parser.parse_args(arguments)
     if (args.topic is None) == (args.write_back is None):

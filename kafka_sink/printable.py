@@ -16,7 +16,7 @@ def is_host(text: str) -> bool:
 
 
 def printable(text: str, limit: int = MAX_CHARACTERS) -> str:
-    """At most ``limit`` characters of it, on one line.
+    """At most ``limit`` characters of the text, on one line.
 
     What is not printable becomes a space: ends of lines, terminals' escape codes, marks that turn the
     direction of writing. A text that is cut ends in "...".

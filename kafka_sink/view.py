@@ -90,7 +90,8 @@ def pages_of(recorded: Recorded) -> dict[str, Page]:
 
 
 def main(arguments: Sequence[str] | None = None, until: threading.Event | None = None) -> int:
-    """0 after Ctrl-C, or once ``until`` is set; 1, with a line that says why, where nothing can be shown."""
+    """Return 0 after Ctrl-C, or once ``until`` is set; 1, with a line that says why, where nothing can be
+    shown."""
     parser = argparse.ArgumentParser(prog="python -m kafka_sink.view", description=_DESCRIPTION)
     parser.add_argument("file", type=Path, help="a file that ui.history.path keeps, or its folder")
     parser.add_argument("--port", type=int, default=0, help="default: any free one")

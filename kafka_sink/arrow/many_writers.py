@@ -1,7 +1,7 @@
 """What a write by tasks of Ray or Daft shares: its options, its columns, and the report when all have ended.
 
-Each task is a write of its own, in a process that knows nothing of the others. What needs one that knows them
-all is refused.
+Each task is a write of its own, in a process that knows nothing of the others. Options that need one that
+knows them all are errors.
 """
 
 from __future__ import annotations

@@ -88,14 +88,14 @@ def _unfit(data: Any, why: str = "") -> SchemaError:
 
 # How often rejected rows are looked for while nothing is sent: they would expire without their letters.
 _LETTERS_MS = 100.0
-# As many may come in turns, as those of several topics, without a look at the registry for each batch.
+# So many may come in turns, as where each topic has its own, without a look at the registry for each batch.
 _SCHEMAS = 16
 # Connections of idle producers are closed before the interpreter ends their threads.
 atexit.register(PRODUCERS.close)
 
 
 class ArrowProducer:
-    """See ``kafka_sink.producer``. Its methods may be called from several threads within the block.
+    """What ``kafka_sink.producer`` returns. Its methods may be called from several threads within the block.
 
     ``result`` is there after the block.
     """

@@ -51,7 +51,7 @@ class WriteTransaction:
         return True
 
     def begin(self, columns: Sequence[int | None], writes: WritesInTransaction) -> bool:
-        """Begins the transaction, unless it has begun. Returns whether rows are to be written."""
+        """Begin the transaction, unless it has begun. Return whether rows are to be written."""
         attempt = self._begun(columns)
         if attempt.duty is not Duty.WRITE:
             return False

@@ -248,7 +248,8 @@ class _Integer:
 
 @dataclass(frozen=True, slots=True)
 class _Finer:
-    """Instants in a finer unit than the column's: ``factor`` to one, of which the latest have no number."""
+    """Instants in a finer unit than the column's, ``factor`` of which make one of its own; the latest are too
+    large for it."""
 
     factor: int
     path: str

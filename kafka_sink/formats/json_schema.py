@@ -1,6 +1,6 @@
 """JSON Schemas (draft 7): deriving one from columns, and comparing columns with one that is given.
 
-Compared are names, types and what is required. What only values decide (pattern, minimum, enum ...) is not
+Names, types and what is required are compared. What only values decide (pattern, minimum, enum ...) is not
 checked: consumers' deserializers do that where they validate.
 """
 

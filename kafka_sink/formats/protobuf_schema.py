@@ -117,7 +117,7 @@ def _add(schema: ProtobufSchema, text: str) -> None:
 
 
 def _resolve(schema: ProtobufSchema, message: Message, one: Field) -> None:
-    """Finds the type that a field names, from the innermost scope outwards."""
+    """Find the type that a field names, from the innermost scope outwards."""
     if not one.type_name or one.kind == "group":
         return
     name = one.type_name.removeprefix(".")

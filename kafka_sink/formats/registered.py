@@ -23,7 +23,8 @@ class Schema:
 
 
 class Steps:
-    """What may be spent on one schema: a short one can name its parts so often that they never end."""
+    """How many steps may be spent on one schema: a short one can name its parts so often that they never
+    end."""
 
     def __init__(self) -> None:
         self._left = _MAX_STEPS

@@ -175,7 +175,7 @@ class Registry:
 
 
 def _reason(failure: Exception) -> str:
-    """What failed, with the step below it, as of TLS: httpx says little itself."""
+    """What failed, with the error below it (of TLS, say): httpx says little itself."""
     return printable(str(failure) or type(failure).__name__, _MAX_REASON)
 
 

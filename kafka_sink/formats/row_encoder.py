@@ -95,7 +95,8 @@ _MAGIC_ID, _MAGIC_GUID = b"\0", b"\1"
 
 
 class RowEncoder:
-    """For batches of one schema. ``plan`` is that of the encoded batches, once ``convert`` has had them."""
+    """Encodes batches of one schema. ``plan`` describes the encoded batches, once ``convert`` has had
+    them."""
 
     def __init__(
         self,

@@ -2,8 +2,9 @@
 
 A row is a sequence of pieces: words of up to eight bytes, for numbers, and binary arrays, for texts and for
 what was encoded before. Neighbouring words go to a slot, which has room for the widest row. They are written
-one over the end of the other, a column at a time, so that a number of three bytes costs no more than one of
-eight, and no mask drops the bytes that it does not need. Arrow then gathers slots and texts in one pass.
+a column at a time, each word over the unused end of the one before, so that a number of three bytes costs no
+more than one of eight, and no mask drops the bytes that it does not need. Arrow then gathers slots and texts
+in one pass.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class BrokerConnection:
         self._move_to(ConnectionState.CONNECTING)
 
     def writable(self, now_ms: float) -> None:
-        """Call when the socket is writable: continues to connect. Raises as the stream does."""
+        """Continue to connect: to be called when the socket is writable. Raises as the stream does."""
         if self.transport is not None and self.state is ConnectionState.CONNECTING:
             self.transport.connected()
             self._move_to(ConnectionState.HANDSHAKING)

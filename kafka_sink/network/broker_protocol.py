@@ -155,8 +155,8 @@ class BrokerProtocol:
 
         Responses to the connection's own requests are handled here and not returned. Raises ProtocolError for
         bytes that no broker sends, BrokerVersionError where the broker takes no Produce requests,
-        AuthenticationError where it refuses the login. A request whose response cannot be read stays in
-        flight, so that ``take_in_flight`` reports it.
+        AuthenticationError where the login fails. A request whose response cannot be read stays in flight, so
+        that ``take_in_flight`` reports it.
         """
         while True:
             payload = self._next_payload()

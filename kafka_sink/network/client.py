@@ -141,7 +141,7 @@ class NetworkClient:
                 del self._connections[node_id]
 
     def rebootstrap(self) -> None:
-        """Close all connections, forgets the known brokers and resolves the bootstrap addresses again
+        """Close all connections, forget the known brokers and resolve the bootstrap addresses again
         (KIP-1102)."""
         self._known = {}
         for connection in list(self._connections.values()):
@@ -306,8 +306,8 @@ class NetworkClient:
         ]
 
     def describe_brokers(self) -> str:
-        """For messages, from any thread: the brokers known, else the bootstrap addresses, and the last
-        error of those that cannot be reached."""
+        """The known brokers, or else the bootstrap addresses, and the last error of those that cannot be
+        reached: for messages. Any thread."""
         errors = self.connection_errors()
         nodes = list(self._known.values()) or [Node(-1, *at) for at in self._settings.bootstrap_servers]
         shown = [

@@ -20,7 +20,7 @@ class OutboundRequest:
 
     ``timeout_ms`` counts from ``NetworkClient.send``. ``tag`` is the caller's own and comes back in events.
     ``asked``: how many topics, partitions and keys the body names, where these may be many: a response that
-    has far more is refused.
+    has far more is a ProtocolError.
     """
 
     api_key: int

@@ -95,7 +95,7 @@ def encode_api_versions(version: int, software_version: str) -> bytes:
 def decode_api_versions(version: int, payload: bytes, asked: int = 0) -> ApiVersionsResponse:
     """``payload`` with its header. A broker too old for the version responds in version 0's format."""
     failed = payload[4:6] != b"\0\0"
-    # So that a client of any version can read it, its header has no tagged fields.
+    # Its header has no tagged fields, so that clients of any version can read it.
     return read_response(
         API_VERSIONS, 0 if failed else version, payload, _api_versions, asked, tagged_header=False
     )

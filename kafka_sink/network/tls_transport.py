@@ -134,7 +134,7 @@ class TlsStream:
 
 
 class TlsTransport:
-    """A TLS connection to a broker. See Transport; raises AuthenticationError besides OSError."""
+    """A TLS connection to a broker. Raises AuthenticationError besides OSError."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
 """Reads responses, with hostile and malformed bytes kept from doing harm.
 
 What a broker sends must not decide how much memory and time it costs. So nothing is made of what this client
-does not use, and lists have no more elements than the request has named, before any of them is read; what
-lists are there that no request names have a bound of their own. kafka-python, which encodes requests, has two
-decoders: one trusts lengths, the other makes an object of each element, at up to 28 times the memory of its
-bytes and 1.5 s a MiB.
+does not use, and lists have no more elements than the request has named, before any of them is read; lists
+that no request names have a bound of their own. kafka-python, which encodes requests, has two decoders: one
+trusts lengths, the other makes an object of each element, at up to 28 times the memory of its bytes and 1.5 s
+a MiB.
 """
 
 from __future__ import annotations
@@ -187,13 +187,13 @@ class Reader:
         return range(length)
 
     def only_element(self, what: str) -> None:
-        """Into a list of one element. Raises ProtocolError for any other."""
+        """Go into a list of one element. Raises ProtocolError for any other."""
         length = self._list_length()
         if length != 1:
             raise ProtocolError(f"a response to {self.name} has {length} {what}, not 1")
 
     def skip_list(self, size: int) -> int:
-        """Over a list of elements of this size. Returns how many there are."""
+        """Skip a list of elements of this size; return how many there are."""
         length = max(0, self._list_length())
         self.skip(length * size)
         return length
@@ -207,7 +207,8 @@ class Reader:
     # -- tagged fields (KIP-482) --------------------------------------------------------------------
 
     def tags(self) -> Iterator[int]:
-        """The tags of the fields that follow. Each may be read; what is not read is left out."""
+        """The tags of the fields that follow. The caller may read each; one that it does not read is
+        skipped."""
         if not self.flexible:
             return
         if self.payload[self.at] == 0:

@@ -1071,7 +1071,7 @@ _GROUPS_OF_WRITES = (
 )
 
 
-# What is so only for the client that connects, and for how long it waits: the first write's hold for all.
+# Options that only name the client or say how long it waits: the first write's hold for all.
 _NAMES_OR_TIMES = re.compile(
     r"kafka\.(client\.id|request\.|retry\.|reconnect\.|connections\.|socket\.|send\.|receive\."
     r"|sasl\.login\.(refresh|retry|connect|read)\.)"

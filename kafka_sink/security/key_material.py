@@ -86,7 +86,7 @@ def read_private_key(store: Store) -> PrivateKeyTypes:
 
 
 def named(store: Store) -> str:
-    """Its option and its file, for messages."""
+    """The store's option and file, for messages."""
     where = f" = {store.location}" if store.location else ""
     return f"Option '{store.option}'{where}"
 

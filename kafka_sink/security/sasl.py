@@ -18,9 +18,11 @@ from kafka_sink.errors import AuthenticationError
 from kafka_sink.secret import Secret
 from kafka_sink.security.settings import KerberosSettings
 
-# RFC 5802; Java refuses fewer, too: a forged broker would get a proof from which passwords are soon guessed.
+# RFC 5802; Java accepts no fewer, either: a forged broker would get a proof from which passwords are soon
+# guessed.
 _MIN_ITERATIONS = 4096
-# They are computed on the sender's thread: some 60 ms. Kafka lets nobody set more than 16,384 (KIP-554).
+# They are computed on the sender's thread, which takes some 60 ms. Kafka lets nobody set more than 16,384
+# (KIP-554).
 _MAX_ITERATIONS = 131_072
 # The server's first message, as strict as Java's. kafka-python takes the last of doubled attributes, and
 # numbers such as " 1" and "1_0": what is checked must be what it uses.

@@ -180,7 +180,7 @@ def _restrict_suites(context: ssl.SSLContext, settings: TlsSettings) -> None:
 
 
 def _load_key(context: ssl.SSLContext, key: ClientKey, option: str) -> None:
-    """Python takes keys from files only; a pipe is one that never touches a disk."""
+    """Load the key through a pipe: Python takes keys from files only, and a pipe never touches a disk."""
     with _Pipe(key.chain) as chain, _Pipe(key.key.reveal().encode()) as secret:
         try:
             context.load_cert_chain(chain.path, secret.path)
@@ -236,7 +236,8 @@ class TlsContexts:
         self._stamp: _Stamp = ()
 
     def current(self) -> ssl.SSLContext:
-        """Raise ConfigurationError where there never was a usable one."""
+        """The context of the files as they are now. Raises ConfigurationError where there never was a usable
+        one."""
         with self._lock:
             stamp = _stamp_of(self._settings)
             if self._context is not None and stamp == self._stamp:

@@ -159,8 +159,8 @@ class TokenEndpoint:
         self._shown = f"{self._host}:{self._port}{parts.path}"
 
     def fetch(self) -> Token:
-        """Raise AuthenticationError where the endpoint refuses, ConfigurationError where no assertion can be
-        made, TokenUnavailableError else."""
+        """Fetch a token. Raises AuthenticationError where the endpoint grants none, ConfigurationError where
+        no assertion can be made, TokenUnavailableError otherwise."""
         settings = self._settings
         proof = settings.client_secret or Secret("")
         if settings.assertion is not None:
@@ -303,7 +303,7 @@ class TokenSource:
     def get(self) -> Token:
         """A token that is valid. Blocks while it is fetched.
 
-        Raises AuthenticationError where the endpoint refuses, TokenUnavailableError where it cannot be
+        Raises AuthenticationError where the endpoint grants none, TokenUnavailableError where it cannot be
         reached and the token at hand, if any, has run out.
         """
         kept = self._kept
@@ -394,5 +394,5 @@ def _read_file(path: str) -> str:
         content = content_of(Store("kafka.sasl.oauthbearer.token.endpoint.url", "JWT", path))
     except ConfigurationError as error:
         raise TokenUnavailableError(f"{error}") from None
-    # What is not ASCII is refused as no token.
+    # What is not ASCII is no token, which is an error.
     return content.decode("latin-1").strip()
