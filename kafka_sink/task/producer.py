@@ -25,6 +25,7 @@ from kafka_sink.coordinator.client.client import CoordinatorClient
 from kafka_sink.coordinator.figures.channel import FiguresChannel
 from kafka_sink.coordinator.figures.messages import TaskIdentity
 from kafka_sink.coordinator.metadata.channel import MetadataChannel
+from kafka_sink.coordinator.process.relay_groups import RELAY_GROUPS
 from kafka_sink.coordinator.rates.channel import RateChannel
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.channel import Channel
@@ -231,7 +232,7 @@ class Producer:
         if limits_of(self.options):
             self._rates = RateChannel()
             channels.append(self._rates)
-        coordinator = CoordinatorClient(address, channels, monotonic_ms)
+        coordinator = CoordinatorClient(address, channels, monotonic_ms, groups=RELAY_GROUPS)
         self._cluster.hints = metadata
         coordinator.start()
         return coordinator

@@ -19,7 +19,9 @@ from itertools import islice
 from typing import Any
 
 from kafka_sink.breaker.states import Target
+from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.breaker.messages import (
+    KIND,
     MAX_MUTES,
     MAX_NODES,
     MAX_OUTCOMES,
@@ -53,9 +55,9 @@ class BreakerGroup(Group):
     """``random`` returns a number in [0, 1). Tasks that write to another Kafka cluster than the first one
     speak for themselves."""
 
-    kind = "breaker"
+    kind = KIND
 
-    def __init__(self, random: Callable[[], float]) -> None:
+    def __init__(self, random: Callable[[], float] = RANDOM.random) -> None:
         super().__init__()
         self._random = random
         self._tasks = BreakerTasks(SILENT_TASK_MS)
@@ -129,7 +131,8 @@ class BreakerGroup(Group):
             self._note_response(task, node, now_ms - ago_ms)
         self._rows += report.rows
         if self._votes is not None:
-            for outcome in report.outcomes:
+            # The coordinator takes no votes on what is muted already.
+            for outcome in (one for one in report.outcomes if one.partition not in (self._muted or ())):
                 self._votes.vote(task, replace(outcome, votes=None), now_ms)
                 self._ask_tasks(outcome.partition, now_ms, fails=outcome.failed > 0)
         for target, error in report.failed:

@@ -20,6 +20,7 @@ from kafka_sink.coordinator.client.executor_relay import ExecutorRelay
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, warn_once
 from kafka_sink.coordinator.transport.channel import Channel
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
+from kafka_sink.coordinator.transport.group import GroupFactory
 from kafka_sink.errors import ProtocolError
 from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
 
@@ -32,7 +33,7 @@ class CoordinatorClient(threading.Thread):
     """Connects after ``resume``, and reconnects as needed until ``pause``.
 
     ``pause`` keeps an open connection for the next task. A daemon thread, so that it keeps no killed task
-    alive.
+    alive. ``groups``: what this process adds up for other tasks where it is their relay.
     """
 
     def __init__(
@@ -41,13 +42,15 @@ class CoordinatorClient(threading.Thread):
         channels: Sequence[Channel],
         clock_ms: Clock,
         silence_ms: float = COORDINATOR_SILENCE_MS,
+        *,
+        groups: Sequence[GroupFactory] = (),
     ) -> None:
         super().__init__(name="kafka-chunked-coordinator-client", daemon=True)
         self.address = address
         self._channels = {one.kind: one for one in channels}
         self._clock_ms = clock_ms
         self._silence_ms = silence_ms
-        self._relay = ExecutorRelay(address, silence_ms, clock_ms)
+        self._relay = ExecutorRelay(address, silence_ms, clock_ms, groups)
         self._backoff = ExponentialBackoff(_BACKOFF_MS, _BACKOFF_MAX_MS, RANDOM.random)
         self._failures = 0
         self._connect_after_ms = -math.inf

@@ -12,11 +12,13 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 
 from kafka_sink.clock import RANDOM, Clock
 from kafka_sink.coordinator.client.relay import Relay, RelayFolder
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection, Link, connect
+from kafka_sink.coordinator.transport.group import GroupFactory
 from kafka_sink.errors import ProtocolError
 
 # A relay runs on this host, in a worker that may be busy.
@@ -42,10 +44,17 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class ExecutorRelay:
-    """The way to one coordinator. Used by one thread."""
+    """The way to one coordinator. Used by one thread. ``groups``: of a relay that this process becomes."""
 
-    def __init__(self, address: CoordinatorAddress, silence_ms: float, clock_ms: Clock) -> None:
+    def __init__(
+        self,
+        address: CoordinatorAddress,
+        silence_ms: float,
+        clock_ms: Clock,
+        groups: Sequence[GroupFactory] = (),
+    ) -> None:
         self._address = address
+        self._groups = groups
         self._silence_ms = silence_ms
         self._clock_ms = clock_ms
         self._avoid_until_ms = -math.inf if hasattr(socket, "AF_UNIX") else math.inf
@@ -126,7 +135,7 @@ class ExecutorRelay:
             raise _NoRelayError from None
         try:
             connected = connect(self._address, self._silence_ms)
-            link = Link(connected, rendezvous, self._silence_ms, self._clock_ms)
+            link = Link(connected, rendezvous, self._silence_ms, self._clock_ms, is_relay=True)
         except BaseException:
             listening.close()
             raise
@@ -137,7 +146,8 @@ class ExecutorRelay:
                     _relays.pop(str(folder.lock_path), None)
                     os.close(handle)
 
-        relay = Relay(link, listening, rendezvous, self._clock_ms, ended)
+        groups = [make() for make in self._groups]
+        relay = Relay(link, listening, rendezvous, self._clock_ms, ended, groups, self._silence_ms)
         relay.start()
         return relay
 

@@ -1,11 +1,13 @@
 """One connection to the coordinator for all Python workers of an executor.
 
-A thread of one worker accepts the others on a Unix socket and passes their messages on, each with its task's
-number (see message_format). It knows no kind of message. What several tasks send within a few milliseconds
-travels in one frame, and so do the coordinator's messages to several tasks.
+A thread of one worker accepts the others on a Unix socket. It adds up what they report all the time, and
+answers for the coordinator (see group): to that an executor costs what one task does. Messages of other kinds
+it passes on, each with its task's number (see message_format). What several tasks send within a few
+milliseconds travels in one frame, and so do the coordinator's messages to several tasks.
 
 A relay lives as long as its connection to the coordinator. When that ends, or the worker does, its tasks
-connect again, and one of them becomes the next relay.
+connect again, and one of them becomes the next relay. While the coordinator is silent, the relay keeps the
+connection and answers no task.
 
 Workers find it in a folder in their SPARK_LOCAL_DIRS, mode 0700. For each coordinator and cluster that has a
 lock, which the relay's process holds, and the relay's socket. Their name is an HMAC under the application's
@@ -25,8 +27,9 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from kafka_sink.clock import Clock
@@ -37,12 +40,15 @@ from kafka_sink.coordinator.transport.address import (
     make_private_folder,
 )
 from kafka_sink.coordinator.transport.connection import READ_BYTES, Link
-from kafka_sink.coordinator.transport.message_format import in_frames, prefixed, split_lines
+from kafka_sink.coordinator.transport.group import Group
+from kafka_sink.coordinator.transport.message_format import in_frames, prefixed, split_lines, unpacked
 from kafka_sink.coordinator.transport.session import (
     MAX_FRAME_BYTES,
     MAX_HANDSHAKE_BYTES,
     FrameReader,
+    Message,
     Session,
+    dump,
     parse,
 )
 from kafka_sink.errors import ProtocolError
@@ -58,6 +64,8 @@ _MAX_TASKS = 512
 _LINGER_MS = 30_000.0
 _SILENCE_MS = 110_000.0
 _SWEEP_MS = 5_000.0
+# A coordinator that does not respond for so long is gone, or cannot be reached.
+_GIVE_UP_MS = 30_000.0
 
 
 class _Outlet:
@@ -100,7 +108,11 @@ class _LocalTask:
 
 
 class Relay(threading.Thread):
-    """``on_end`` is called on the thread when it has ended. Closes ``link`` and ``listening`` then."""
+    """``on_end`` is called on the thread when it has ended. Closes ``link`` and ``listening`` then.
+
+    ``groups``: of the kinds of messages that it adds up. ``silence_ms``: a coordinator that has not responded
+    for so long is silent.
+    """
 
     def __init__(
         self,
@@ -109,7 +121,8 @@ class Relay(threading.Thread):
         rendezvous: Rendezvous,
         clock_ms: Clock,
         on_end: Callable[[], None],
-        linger_ms: float = _LINGER_MS,
+        groups: Iterable[Group],
+        silence_ms: float,
     ) -> None:
         super().__init__(name="kafka-chunked-relay", daemon=True)
         self._link = link
@@ -117,7 +130,15 @@ class Relay(threading.Thread):
         self._rendezvous = rendezvous
         self._clock_ms = clock_ms
         self._on_end = on_end
-        self._linger_ms = linger_ms
+        self._groups = {one.kind: one for one in groups}
+        self._silence_ms = silence_ms
+        # Groups whose last message has not been answered, by its number, and when it was sent.
+        self._awaited: dict[int, tuple[Group, float]] = {}
+        self._sent = 0
+        self._is_silent = False
+        self._heard_ms = -math.inf
+        # What tasks say meanwhile.
+        self._held: list[tuple[_LocalTask, bytes]] = []
         self._pid = os.getpid()
         self._selector = selectors.DefaultSelector()
         self._upstream = _Outlet(link.socket)
@@ -151,9 +172,10 @@ class Relay(threading.Thread):
         self._link.socket.setblocking(False)
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._selector.register(self._link.socket, selectors.EVENT_READ)
+        self._hear(self._clock_ms())
         # The challenge may have been followed by messages.
         self._take_from_coordinator(b"")
-        while self._tasks or self._clock_ms() < self._empty_since_ms + self._linger_ms:
+        while self._tasks or self._clock_ms() < self._empty_since_ms + _LINGER_MS:
             for key, events in self._selector.select(self._timeout_s()):
                 if key.fileobj is self._listening:
                     self._accept()
@@ -161,18 +183,23 @@ class Relay(threading.Thread):
                     self._on_coordinator(events)
                 elif key.data.number in self._tasks:
                     self._on_task(key.data, events)
-            self._send_to_tasks()
             now_ms = self._clock_ms()
+            self._look_for_silence(now_ms)
+            self._take_from_groups(now_ms)
+            self._send_to_tasks()
             if now_ms >= self._flush_ms:
-                self._send_to_coordinator()
+                self._send_to_coordinator(now_ms)
             if now_ms >= self._swept_ms + _SWEEP_MS:
                 self._sweep(now_ms)
 
     def _timeout_s(self) -> float:
         now_ms = self._clock_ms()
-        due_ms = min(self._flush_ms, self._swept_ms + _SWEEP_MS)
+        due_ms = min(self._flush_ms, self._swept_ms + _SWEEP_MS, self._group_due_ms(now_ms))
+        if self._awaited:
+            bound_ms = _GIVE_UP_MS if self._is_silent else self._silence_ms
+            due_ms = min(due_ms, self._unheard_since_ms() + bound_ms)
         if not self._tasks:
-            due_ms = min(due_ms, self._empty_since_ms + self._linger_ms)
+            due_ms = min(due_ms, self._empty_since_ms + _LINGER_MS)
         return max(0.0, due_ms - now_ms) / 1000
 
     # -- the coordinator ----------------------------------------------------------------------------
@@ -194,6 +221,8 @@ class Relay(threading.Thread):
         self._link.frames.feed(data)
         while (frame := self._link.frames.next_frame()) is not None:
             for line in split_lines(self._link.session.payload(frame)):
+                if not line.tasks:
+                    self._take_as_group(parse(line.message))
                 for number in line.tasks:
                     task = self._tasks.get(number)
                     if task is None:
@@ -205,8 +234,75 @@ class Relay(threading.Thread):
                         task.has_spoken = False
                         self._drop(task)
 
-    def _send_to_coordinator(self) -> None:
+    def _take_as_group(self, message: Message) -> None:
+        body, now_ms = message.get("body"), self._clock_ms()
+        if not isinstance(body, dict):
+            raise ProtocolError("a message without body")
+        self._hear(now_ms)
+        number = message.get("id")
+        if number is None:
+            group = self._groups.get(message.get("kind", ""))
+            if group is not None:
+                group.on_push(unpacked(body), now_ms)
+            return
+        if number not in self._awaited:
+            raise ProtocolError("a reply to no message")
+        group, sent_ms = self._awaited.pop(number)
+        group.on_reply(unpacked(body), now_ms - sent_ms, now_ms)
+        if self._is_silent:
+            self._is_silent = False
+            held, self._held = self._held, []
+            for task, said in held:
+                if task.number in self._tasks:
+                    self._guarded(task, partial(self._take_message, task, said))
+
+    def _hear(self, now_ms: float) -> None:
+        self._heard_ms = now_ms
+        for group in self._groups.values():
+            group.heard_ms = now_ms
+
+    def _group_due_ms(self, now_ms: float) -> float:
+        awaited = [group for group, _ in self._awaited.values()]
+        due = (group.due_ms(now_ms) for group in self._groups.values() if group not in awaited)
+        return max(now_ms, min(due, default=math.inf))
+
+    def _take_from_groups(self, now_ms: float) -> None:
+        """What they have for tasks, and when to send what they have for the coordinator."""
+        for group in self._groups.values():
+            while group.outgoing:
+                one = group.outgoing.popleft()
+                task = self._tasks.get(one.task)
+                if task is not None:
+                    reply = {} if one.request is None else {"id": one.request, "last": True}
+                    task.lines.append(dump({"kind": group.kind, **reply, "body": one.body}))
+                    self._touched[task.number] = task
+        if self._group_due_ms(now_ms) <= now_ms:
+            self._flush_ms = min(self._flush_ms, now_ms + _GATHER_MS)
+
+    def _unheard_since_ms(self) -> float:
+        """Since when it has waited for the coordinator to say anything; infinite where it does not."""
+        oldest_ms = min((sent_ms for _, sent_ms in self._awaited.values()), default=math.inf)
+        return max(oldest_ms, self._heard_ms)
+
+    def _look_for_silence(self, now_ms: float) -> None:
+        silent_ms = now_ms - self._unheard_since_ms()
+        if silent_ms >= _GIVE_UP_MS:
+            raise ConnectionError("the coordinator does not respond")
+        if silent_ms >= self._silence_ms and not self._is_silent:
+            self._is_silent = True
+            # They work alone from now on, and come back here: what they say is held until it responds.
+            for task in list(self._tasks.values()):
+                self._drop(task)
+
+    def _send_to_coordinator(self, now_ms: float) -> None:
         lines, self._outgoing, self._flush_ms = self._outgoing, [], math.inf
+        awaited = [group for group, _ in self._awaited.values()]
+        for group in self._groups.values():
+            body = None if group in awaited else group.next_message(now_ms)
+            if body is not None:
+                self._sent += 1
+                self._awaited[self._sent] = group, now_ms
+                lines.append(dump({"id": self._sent, "kind": group.kind, "body": body}))
         for payload in in_frames(lines, _FRAME_BYTES):
             self._upstream.write(self._link.session.encode_payload(payload))
         self._watch(self._upstream, None)
@@ -238,12 +334,18 @@ class Relay(threading.Thread):
             self._drop(task)
 
     def _on_task(self, task: _LocalTask, events: int) -> None:
-        try:
+        def take() -> None:
             if events & selectors.EVENT_WRITE:
                 task.outlet.flush()
                 self._watch(task.outlet, task)
             if events & selectors.EVENT_READ:
                 self._read(task)
+
+        self._guarded(task, take)
+
+    def _guarded(self, task: _LocalTask, act: Callable[[], None]) -> None:
+        try:
+            act()
         except (OSError, ProtocolError):
             self._drop(task)
 
@@ -269,12 +371,29 @@ class Relay(threading.Thread):
             if line.tasks:
                 raise ProtocolError("a worker's message names a task")
             if task.is_admitted:
-                task.has_spoken = True
-                self._pass_on(task, line.message)
+                self._take_message(task, line.message)
             elif parse(line.message).get("cluster") == self._rendezvous.cluster:
                 task.is_admitted = True
             else:
                 raise ProtocolError("a worker must name the relay's cluster first")
+
+    def _take_message(self, task: _LocalTask, said: bytes) -> None:
+        if self._is_silent:
+            self._held.append((task, said))
+            return
+        message = parse(said)
+        group, number, body = (
+            self._groups.get(message.get("kind", "")),
+            message.get("id"),
+            message.get("body"),
+        )
+        if group is None or not isinstance(number, int) or not isinstance(body, dict):
+            is_taken = False
+        else:
+            is_taken = group.on_task(task.number, number, body, self._clock_ms())
+        if not is_taken:
+            task.has_spoken = True
+            self._pass_on(task, said)
 
     def _send_to_tasks(self) -> None:
         touched, self._touched = self._touched, {}
@@ -302,6 +421,9 @@ class Relay(threading.Thread):
             return
         self._selector.unregister(task.outlet.socket)
         task.outlet.socket.close()
+        for group in self._groups.values():
+            group.on_task_left(task.number, self._clock_ms())
+        self._held = [one for one in self._held if one[0] is not task]
         if task.has_spoken:
             self._pass_on(task, b"")
         if not self._tasks:

@@ -39,8 +39,8 @@ from kafka_sink.coordinator.process.rendezvous_directory import (
     ui_marker,
 )
 from kafka_sink.coordinator.process.terminal_progress import TerminalProgress
-from kafka_sink.coordinator.rates.channel import KIND as RATES
 from kafka_sink.coordinator.rates.handler import rate_handler
+from kafka_sink.coordinator.rates.messages import KIND as RATES
 from kafka_sink.coordinator.transport.connections import ServerBounds
 from kafka_sink.coordinator.transport.handlers import Handler, HandlerFactory
 from kafka_sink.coordinator.transport.loop_watch import LoopWatch

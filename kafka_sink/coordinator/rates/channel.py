@@ -6,10 +6,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from kafka_sink.coordinator.rates.messages import KIND
 from kafka_sink.coordinator.transport.channel import Channel
 from kafka_sink.errors import ProtocolError
-
-KIND = "rates"
 
 
 class RateChannel(Channel):

@@ -2,10 +2,12 @@
 
     task -> {"job": name, "limits": {"rows": per second, "bytes": per second}, "rows": r, "bytes": b}
             reply {}; the push {"rows": granted} follows when the job may send more
+    relay -> the same with "tasks": n, of all its tasks that wait; rows of 0: none waits any more
+            the push names the "job", with its limits
 
-Each job has one token bucket, so the sum never exceeds the limit, whatever tasks come and go. Tasks are
-served in the order in which they ask, each with a fraction of a second's rows. So a task with few rows
-waits no longer than one turn of the others.
+Each job has one token bucket, so the sum never exceeds the limit, whatever tasks come and go. Groups (the
+tasks behind a relay, or one by itself) are served in the order in which they ask, each with a fraction of a
+second's rows for each of its tasks. So a task with few rows waits no longer than one turn of the others.
 """
 
 from __future__ import annotations
@@ -13,11 +15,10 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from kafka_sink.coordinator.transport import message_format as fields
+from kafka_sink.coordinator.rates.messages import Ask, RateRequest, decode_request
 from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage, TaskId
-from kafka_sink.coordinator.transport.message_format import count, decoding
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
@@ -30,14 +31,6 @@ _MIN_GRANT = 0.001
 _BURST_S = 0.2
 _FORGET_MS = 300_000.0
 _MAX_JOBS = 10_000
-_DIMENSIONS = ("rows", "bytes")
-
-
-class Ask(NamedTuple):
-    """What a task has ready to send."""
-
-    rows: int
-    bytes: int
 
 
 class _JobBuckets:
@@ -47,7 +40,19 @@ class _JobBuckets:
         self.limits: dict[str, float] = {}
         self.levels: dict[str, float] = {}
         self.waiting: OrderedDict[int, Ask] = OrderedDict()
+        self.tasks_waiting = 0
         self.at_ms = now_ms
+
+    def wait(self, group: TaskId, ask: Ask) -> None:
+        """A group has rows ready. One that waits already keeps its place."""
+        before = self.waiting.get(group)
+        self.waiting[group] = ask
+        self.tasks_waiting += ask.tasks - (0 if before is None else before.tasks)
+
+    def leave(self, group: TaskId) -> None:
+        """A group waits no more."""
+        ask = self.waiting.pop(group, None)
+        self.tasks_waiting -= 0 if ask is None else ask.tasks
 
     def limit(self, limits: Mapping[str, float]) -> None:
         """A restarted query may bring other limits."""
@@ -75,18 +80,19 @@ class _JobBuckets:
         return max(needs, default=0.0) + 1.0
 
     def grants(self, now_ms: float) -> list[tuple[int, int]]:
-        """Tasks and the rows that they may send now."""
+        """Groups and the rows that they may send now."""
         self.refill(now_ms)
         granted = []
         while self.waiting and self.may_send:
-            task, ask = self.waiting.popitem(last=False)
-            share = max(_TURN / (len(self.waiting) + 1), _MIN_GRANT)
+            group, ask = next(iter(self.waiting.items()))
+            share = max(_TURN / self.tasks_waiting, _MIN_GRANT) * ask.tasks
+            self.leave(group)
             wanted = {"rows": ask.rows, "bytes": max(1, ask.bytes)}
             part = min([1.0, *(limit * share / wanted[name] for name, limit in self.limits.items())])
             rows = max(1, int(ask.rows * part))
             for name in self.levels:
                 self.levels[name] -= wanted[name] * rows / ask.rows
-            granted.append((task, rows))
+            granted.append((group, rows))
         return granted
 
 
@@ -95,36 +101,44 @@ class RateHandler(Handler):
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, _JobBuckets] = OrderedDict()
-        # Jobs of waiting tasks, by task. A task writes for one job at a time.
-        self._job_of: dict[TaskId, str] = {}
+        # Jobs of waiting groups. A task by itself writes for one job at a time.
+        self._jobs_of: dict[TaskId, set[str]] = {}
 
     def on_message(
         self, task: TaskId, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
-        with decoding("request of rows"):
-            name, limits, ask = fields.name(body["job"]), _limits(body["limits"]), _ask(body)
-        # Writes of one query may have different limits, and each its own bucket.
-        name = f"{name} {sorted(limits.items())}"
-        self._leave(task)
-        job = self._jobs.setdefault(name, _JobBuckets(now_ms))
-        self._jobs.move_to_end(name)
-        job.limit(limits)
-        job.waiting[task] = ask
-        self._job_of[task] = name
-        self._forget(now_ms)
-        return [Reply(task, request, {}), *self._serve(job, now_ms)]
+        asked = decode_request(body)
+        if "tasks" not in body:
+            for key in self._jobs_of.get(task, set()) - {asked.key}:
+                self._leave(task, key)
+        if not asked.ask.tasks:
+            self._leave(task, asked.key)
+            return [Reply(task, request, {})]
+        return [Reply(task, request, {}), *self._wait(task, asked, now_ms)]
 
-    def _serve(self, job: _JobBuckets, now_ms: float) -> list[ServerMessage]:
+    def _wait(self, group: TaskId, asked: RateRequest, now_ms: float) -> list[ServerMessage]:
+        job = self._jobs.setdefault(asked.key, _JobBuckets(now_ms))
+        self._jobs.move_to_end(asked.key)
+        job.limit(asked.limits)
+        job.wait(group, asked.ask)
+        self._jobs_of.setdefault(group, set()).add(asked.key)
+        self._forget(now_ms)
+        return self._serve(asked.key, job, now_ms)
+
+    def _serve(self, key: str, job: _JobBuckets, now_ms: float) -> list[ServerMessage]:
         pushes: list[ServerMessage] = []
-        for task, rows in job.grants(now_ms):
-            self._job_of.pop(task, None)
-            pushes.append(Push(task, {"rows": rows}))
+        for group, rows in job.grants(now_ms):
+            self._leave(group, key)
+            pushes.append(Push(group, {"rows": rows, "job": key}))
         return pushes
 
-    def _leave(self, task: TaskId) -> None:
-        name = self._job_of.pop(task, None)
-        if name is not None:
-            self._jobs[name].waiting.pop(task, None)
+    def _leave(self, group: TaskId, key: str) -> None:
+        keys = self._jobs_of.get(group, set())
+        if key in keys:
+            self._jobs[key].leave(group)
+            keys.discard(key)
+            if not keys:
+                del self._jobs_of[group]
 
     def _forget(self, now_ms: float) -> None:
         """Forget jobs that nobody asks for, from the one that was used longest ago."""
@@ -135,33 +149,18 @@ class RateHandler(Handler):
             del self._jobs[name]
 
     def on_disconnect(self, task: TaskId, now_ms: float) -> None:
-        self._leave(task)
+        for key in list(self._jobs_of.get(task, ())):
+            self._leave(task, key)
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
-        return [message for job in self._waiting() for message in self._serve(job, now_ms)]
+        return [message for key, job in self._waiting() for message in self._serve(key, job, now_ms)]
 
     def next_change_ms(self, now_ms: float) -> float:
-        return min((job.at_ms + job.delay_ms() - now_ms for job in self._waiting()), default=math.inf)
+        return min((job.at_ms + job.delay_ms() - now_ms for _, job in self._waiting()), default=math.inf)
 
-    def _waiting(self) -> list[_JobBuckets]:
+    def _waiting(self) -> list[tuple[str, _JobBuckets]]:
         """The jobs whose tasks wait. There are few jobs, and may be thousands of tasks."""
-        return [job for job in self._jobs.values() if job.waiting]
-
-
-def _limits(value: Any) -> dict[str, float]:
-    if not isinstance(value, dict) or not value or not value.keys() <= set(_DIMENSIONS):
-        raise ValueError("a job's limits are missing or unknown")
-    return {name: float(_positive(limit)) for name, limit in value.items()}
-
-
-def _ask(body: Mapping[str, Any]) -> Ask:
-    return Ask(_positive(body["rows"]), count(body["bytes"]))
-
-
-def _positive(value: Any) -> int:
-    if count(value) < 1:
-        raise ValueError("not a positive number")
-    return int(value)
+        return [(key, job) for key, job in self._jobs.items() if job.waiting]
 
 
 def rate_handler(_options: SinkOptions, _wake: Callable[[], None]) -> Handler:

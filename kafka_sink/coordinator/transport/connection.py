@@ -39,11 +39,18 @@ class Received:
 class Link:
     """A connected socket after the challenge of both ends, with its session. The socket blocks.
 
-    ``silence_ms`` bounds the challenge. Raises OSError and ProtocolError.
+    ``silence_ms`` bounds the challenge. ``is_relay``: several tasks share it. Raises OSError and
+    ProtocolError.
     """
 
     def __init__(
-        self, connected: socket.socket, rendezvous: Rendezvous, silence_ms: float, clock_ms: Clock
+        self,
+        connected: socket.socket,
+        rendezvous: Rendezvous,
+        silence_ms: float,
+        clock_ms: Clock,
+        *,
+        is_relay: bool = False,
     ) -> None:
         self.socket = connected
         self.session = Session(rendezvous.secret, "client")
@@ -54,7 +61,7 @@ class Link:
             self.socket.sendall(proof)
             self.session.verify_proof(self._next_frame(deadline_ms, silence_ms, clock_ms))
             self.frames.max_bytes = MAX_FRAME_BYTES
-            self.socket.sendall(self.session.encode({"cluster": rendezvous.cluster}))
+            self.socket.sendall(self.session.encode({"cluster": rendezvous.cluster, "relay": is_relay}))
             self.socket.settimeout(silence_ms / 1000)
         except BaseException:
             self.socket.close()

@@ -185,7 +185,7 @@ class Connections:
             return "unproved"
         if not peer.tasks:
             return "idle"
-        return "task" if None in peer.tasks else "executor"
+        return "executor" if peer.is_relay else "task"
 
     def described(self) -> str:
         """How many there are of each kind, as of the last sweep."""

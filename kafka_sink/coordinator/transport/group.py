@@ -31,6 +31,8 @@ class Group:
 
     def __init__(self) -> None:
         self.outgoing: deque[ToTask] = deque()
+        # When the coordinator spoke last, of whatever.
+        self.heard_ms = -math.inf
 
     def on_task(self, task: int, request: int, body: Mapping[str, Any], now_ms: float) -> bool:
         """Take a task's message. False: the relay must pass it on as it is, under the task's number."""
@@ -54,5 +56,4 @@ class Group:
         """The coordinator has sent a message for all tasks."""
 
 
-# By the kind of its messages; the argument is random: a number in [0, 1).
-GroupFactory = Callable[[Callable[[], float]], Group]
+GroupFactory = Callable[[], Group]

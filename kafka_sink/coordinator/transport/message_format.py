@@ -2,13 +2,13 @@
 
 A line is a JSON object, preceded by the numbers of the tasks that it concerns:
 
-    {"id":1,...}       on a connection that belongs to one task
+    {"id":1,...}       on a connection that belongs to one task; on a relay's, from the relay, or to it
     3{"id":1,...}      from task 3, or to it
     1,3{"kind":...}    to tasks 1 and 3
     3                  from a relay: task 3 has left; to a relay: task 3 must leave
 
-JSON contains no raw line breaks, so that a relay passes messages on without decoding them. It therefore knows
-no kind of message.
+JSON contains no raw line breaks, so that a relay passes messages of most kinds on as they are. Those of some
+kinds it adds up (see group).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _MAX_TASK = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``tasks`` is empty on a connection of one task. ``message``: JSON, empty if the tasks leave."""
+    """``tasks`` is empty where a task or a relay speaks for itself. ``message``: JSON, empty if the tasks
+    leave."""
 
     tasks: tuple[int, ...]
     message: bytes

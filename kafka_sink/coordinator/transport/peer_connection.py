@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections import ChainMap, deque
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from kafka_sink.coordinator.transport.session import (
     OVERHEAD_BYTES,
     FrameReader,
     Session,
+    dump,
 )
 
 # Bytes that the transport may buffer. More waits in the queue, where connections share message bodies.
@@ -41,8 +41,9 @@ class PeerConnection(asyncio.Protocol):
         self.session = session
         self.frames = FrameReader(MAX_HANDSHAKE_BYTES)
         self.cluster: str | None = None
-        # The tasks that have sent a message, by their numbers on this connection. None: it has one task,
-        # and messages carry no number.
+        self.is_relay = False
+        # The tasks that have sent a message, by their numbers on this connection. None: its only task, or the
+        # relay itself; their messages carry no number.
         self.tasks: dict[int | None, int] = {}
         self.opened_ms = self.heard_ms = now_ms
         # When the incomplete frame began, and since when the peer has left bytes unread.
@@ -187,10 +188,6 @@ def encode_message(head: Mapping[str, Any], body: Mapping[str, Any]) -> tuple[by
     if isinstance(body, ChainMap) and isinstance(body.maps[-1], SharedBody):
         facts, shared = body.maps[0], body.maps[-1]
     if shared is None:
-        return _dump({**head, "body": body}), b""
-    start = _dump(head)[:-1] + b',"body":' + _dump(facts)[:-1]
+        return dump({**head, "body": body}), b""
+    start = dump(head)[:-1] + b',"body":' + dump(facts)[:-1]
     return start + (b"," if facts and shared else b""), shared.tail
-
-
-def _dump(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()

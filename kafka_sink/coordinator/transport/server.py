@@ -1,7 +1,8 @@
 """The coordinator's sockets on one asyncio loop: accepts, reads frames, dispatches messages, writes replies.
 
 Handlers decide what a message means, and Connections which connections are kept. A connection serves one
-task, or all tasks of an executor by way of a relay; handlers see tasks only. The server itself bounds a
+task, or all tasks of an executor by way of a relay. To handlers a relay is one more task, which reports for
+the others. The server itself bounds a
 connection's messages in a second and the bytes that wait for one peer.
 """
 
@@ -70,6 +71,8 @@ class CoordinatorServer:
         self._count = 0
         # The tasks that have sent a message: their connections, and their numbers there.
         self._tasks: dict[int, tuple[PeerConnection, int | None]] = {}
+        # How many of them are relays, which speak for all of their tasks.
+        self._groups = 0
         # Peers with something to write, in turn.
         self._to_write: deque[PeerConnection] = deque()
         self._writing = False
@@ -86,7 +89,7 @@ class CoordinatorServer:
         """For metrics: how late the loop is, tasks, and connections by kind."""
         return {
             **self._watch.state(),
-            "tasks": len(self._tasks),
+            "tasks": len(self._tasks) - self._groups,
             "connections": dict(self._connections.of_kind),
         }
 
@@ -176,6 +179,7 @@ class CoordinatorServer:
     def _leave(self, peer: PeerConnection, task: int | None) -> None:
         """A task has left."""
         number = peer.tasks.pop(task, None)
+        self._groups -= number is not None and task is None and peer.is_relay
         cluster = None if peer.cluster is None else self._clusters.running(peer.cluster)
         if number is not None:
             del self._tasks[number]
@@ -263,7 +267,7 @@ class CoordinatorServer:
             self._look()
         if not self._clusters.enter(key):
             raise ProtocolError("a peer named a cluster that is not served")
-        peer.cluster = key
+        peer.cluster, peer.is_relay = key, message.get("relay") is True
 
     def _take_line(self, peer: PeerConnection, key: str, line: Line) -> Sequence[tuple[str, ServerMessage]]:
         if not line.tasks:
@@ -308,6 +312,7 @@ class CoordinatorServer:
             self._count += 1
             number = self._count
         peer.tasks[task] = number
+        self._groups += task is None and peer.is_relay
         self._tasks[number] = peer, task
         return number
 

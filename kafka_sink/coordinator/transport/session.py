@@ -21,7 +21,7 @@ import json
 import os
 import secrets
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
@@ -163,7 +163,7 @@ class Session:
 
     def encode(self, message: Message) -> bytes:
         """The next frame. Raises ProtocolError for a message that is too large, and then changes nothing."""
-        return self.encode_payload(_dump(message))
+        return self.encode_payload(dump(message))
 
     def encode_payload(self, payload: bytes) -> bytes:
         """The next frame, with encoded lines. Raises as ``encode``."""
@@ -231,7 +231,7 @@ def _in_pieces(key: bytes, nonce: bytes, start: bytes, end: bytes, piece_bytes: 
 
 
 def _frame(message: Message) -> bytes:
-    payload = _dump(message)
+    payload = dump(message)
     return _LENGTH.pack(len(payload)) + payload
 
 
@@ -245,7 +245,8 @@ def _nonce(message: Message) -> bytes:
     return nonce
 
 
-def _dump(message: Message) -> bytes:
+def dump(message: Mapping[str, Any]) -> bytes:
+    """JSON without spaces."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 

