@@ -224,7 +224,7 @@ def test_a_thousand_silent_connections_do_not_keep_a_task_out() -> None:
 
 def test_of_those_that_have_proved_nothing_any_one_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: the oldest of an address went, which may be an executor in the middle of its challenge."""
-    monkeypatch.setattr(connections, "random", Random(5))
+    monkeypatch.setattr(connections, "RANDOM", Random(5))
     gone: set[int] = set()
     for _ in range(5):
         with serving(replace(PATIENT, unproved=3)) as found, contextlib.ExitStack() as stack:
