@@ -10,6 +10,7 @@ from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header
 from kafka_sink.records.batch_header import NO_SEQUENCE, ProducerSequence
 from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios, WholeCodec, unpack
+from kafka_sink.records.encoder import Records
 
 
 class BatchState(Enum):
@@ -181,7 +182,7 @@ class ProducerBatch:
 
     # -- filling: the task's thread, outside the lock -------------------------------------------
 
-    def append(self, records: memoryview, count: int, max_timestamp: int) -> None:
+    def append(self, records: Records, count: int, max_timestamp: int) -> None:
         """Add ``count`` encoded records; room and memory were reserved under a lease.
 
         Raises IllegalTransitionError without a lease.
@@ -190,14 +191,14 @@ class ProducerBatch:
             raise IllegalTransitionError(f"append to a batch of {self.partition} that is {self.state.value}")
         blocks = self._blocks
         if blocks is None:
-            self.buffer.write(records)
+            self.buffer.write(records[:])
         else:
             self._append_blocks(blocks, records)
         self.raw_bytes += len(records)
         self.record_count += count
         self.max_timestamp = max(self.max_timestamp, max_timestamp)
 
-    def _append_blocks(self, codec: BlockCodec, records: memoryview) -> None:
+    def _append_blocks(self, codec: BlockCodec, records: Records) -> None:
         """Compress every block that fills and keep the rest raw, at fixed raw offsets."""
         size = codec.block_size
         tail = self.raw_tail
@@ -215,8 +216,8 @@ class ProducerBatch:
             # Blocks end in the middle of chunks: one write of all costs less than one for each.
             self.buffer.write_growing(b"".join(packed))
             self._tail_at = self.buffer.size
-        if records:
-            self.buffer.write_growing(records)
+        if len(records):
+            self.buffer.write_growing(records[:])
         if self.packing and self.buffer.capacity - self.buffer.size > size:
             # Blocks have shrunk more than was expected, and what was reserved for them is missed elsewhere.
             self.buffer.trim()

@@ -399,5 +399,5 @@ def _encode(ordered: OrderedRows, segments: list[Segment]) -> None:
     encoded = encoder.encode(ordered.columns.slice(first, last), timestamps, runs)
     at = 0
     for segment, end, max_timestamp in zip(segments, encoded.ends, latest, strict=True):
-        segment.batch.append(encoded.data[at:end], segment.stop - segment.start, max_timestamp)
+        segment.batch.append(encoded.part(at, end), segment.stop - segment.start, max_timestamp)
         at = end

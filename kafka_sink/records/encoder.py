@@ -8,8 +8,10 @@ bytes, then one C++ take interleaves them with keys and values: no Python per re
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,12 +33,54 @@ _ONE_ZERO_BYTE = pa.Array.from_buffers(
 )
 
 
+# Rows of so many bytes on average stay where they are until they are compressed: two copies of them in Arrow
+# cost more than some slices in Python.
+_SLICED_ROW_BYTES = 8 * 1024
+
+
+class Pieces:
+    """Bytes in many places, read as if they lay in one. A slice copies only what lies in several places."""
+
+    __slots__ = ("_begin", "_end", "_ends", "_views")
+
+    def __init__(self, views: Sequence[memoryview], ends: Sequence[int], begin: int, end: int) -> None:
+        """Bytes ``begin`` to ``end`` of the views, of which each ends where ``ends`` says."""
+        self._views, self._ends, self._begin, self._end = views, ends, begin, end
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    def part(self, start: int, stop: int) -> Pieces:
+        """Bytes ``start`` to ``stop``, not copied."""
+        return Pieces(self._views, self._ends, self._begin + start, self._begin + stop)
+
+    def __getitem__(self, wanted: slice) -> memoryview:
+        start, stop, _ = wanted.indices(len(self))
+        start, stop = self._begin + start, self._begin + stop
+        first, last = bisect_right(self._ends, start), bisect_left(self._ends, stop)
+        found = list(self._views[first : last + 1])
+        if not found:
+            return memoryview(b"")
+        # The end first: it counts from the last view's end, wherever the first one begins.
+        found[-1] = found[-1][: len(found[-1]) - (self._ends[first + len(found) - 1] - stop)]
+        found[0] = found[0][start - (self._ends[first] - len(self._views[first])) :]
+        return found[0] if len(found) == 1 else memoryview(b"".join(found))
+
+
+Records = memoryview | Pieces
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:
-    """Records back to back: those of run r are ``data[ends[r - 1]:ends[r]]`` (from 0 for the first run)."""
+    """Records back to back. Those of run r end at ``ends[r]``."""
 
-    data: memoryview
+    data: Records
     ends: list[int]
+
+    def part(self, start: int, stop: int) -> Records:
+        """Bytes ``start`` to ``stop``, not copied."""
+        data = self.data
+        return data[start:stop] if isinstance(data, memoryview) else data.part(start, stop)
 
 
 def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -> EncodedRecords:
@@ -52,26 +96,51 @@ def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -
     size = heads.ends[-1]
     if size > _MAX_JOIN:
         raise OverflowError(f"{count} rows encode to {size} bytes; a table stays below 2 GiB")
-    joined = _interleave(rows, heads)
     # Without headers a record's last byte, its header count of 0, is the first of the next record's prefix.
     first = 1 if rows.headers is None else 0
+    columns = _columns(rows, heads)
+    if size >= _SLICED_ROW_BYTES * count and not rows.has_nulls:
+        return EncodedRecords(_sliced(columns).part(first, first + size), heads.ends)
+    joined = _interleave(rows, columns)
     return EncodedRecords(memoryview(joined)[first : first + size], heads.ends)
 
 
-def _interleave(rows: RecordColumns, heads: Heads) -> pa.Buffer:
-    """The bytes of all records: one take over one array of all their parts.
+# The parts of records, in the order in which a record has them: arrays, and each row's place in them.
+_Columns = list[tuple[list[pa.Array], Int32s]]
 
-    This orders the rows and joins their parts in one pass.
-    """
-    count = len(rows)
-    here: Int32s = np.arange(count, dtype=np.int32)
+
+def _columns(rows: RecordColumns, heads: Heads) -> _Columns:
+    here: Int32s = np.arange(len(rows), dtype=np.int32)
     there = here if rows.order is None else rows.order
-    columns: list[tuple[list[pa.Array], Int32s]] = [([heads.prefix], here)]
+    columns: _Columns = [([heads.prefix], here)]
     if heads.middle is not None:
         columns += [([as_binary(rows.key)], there), ([heads.middle], here)]
     columns.append(([as_binary(chunk) for chunk in rows.value], there))
     if rows.headers is not None:
         columns.append(([rows.headers], there))
+    return columns
+
+
+def _sliced(columns: _Columns) -> Pieces:
+    """The bytes of all records where they are, and a header count of 0 behind them; no entry is null."""
+    parts: list[list[memoryview]] = []
+    for arrays, places in columns:
+        entries: list[memoryview] = []
+        for array in arrays:
+            data = memoryview(values_buffer(array))
+            entries += [data[start:end] for start, end in pairwise(offsets(array).tolist())]
+        parts.append([entries[place] for place in places.tolist()])
+    views = [*chain.from_iterable(zip(*parts, strict=True)), memoryview(b"\0")]
+    ends = list(accumulate(map(len, views)))
+    return Pieces(views, ends, 0, ends[-1])
+
+
+def _interleave(rows: RecordColumns, columns: _Columns) -> pa.Buffer:
+    """The bytes of all records: one take over one array of all their parts.
+
+    This orders the rows and joins their parts in one pass.
+    """
+    count = len(rows)
     index: Int32s = np.empty(count * len(columns) + 1, dtype=np.int32)
     matrix = index[:-1].reshape(count, len(columns))
     sources: list[pa.Array] = []
