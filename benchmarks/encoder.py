@@ -56,7 +56,7 @@ def main() -> None:
         "order by partition": lambda: plain.ordered(np.argsort(partitions.astype(np.int16), kind="stable")),
         "encode": lambda: encoder.encode(ordered, 0, runs),
         "lz4": lambda: [codec.compress_block(block) for block in blocks],
-        "crc32c (of raw bytes)": lambda: google_crc32c.value(np.frombuffer(encoded.data, np.uint8)),
+        "crc32c (of raw bytes)": lambda: google_crc32c.value(np.frombuffer(encoded.data[:], np.uint8)),
     }
     print(f"{rows:,} rows a unit, {os.cpu_count()} cores (one used), Python {platform.python_version()}")
     for name, work in stages.items():

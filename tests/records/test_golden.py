@@ -150,10 +150,16 @@ def test_decompressed_bytes_equal_the_uncompressed_ones(compression: Compression
 
 
 @pytest.mark.parametrize("compression", list(CompressionType))
-def test_bytes_do_not_depend_on_pieces_or_strategy(compression: CompressionType) -> None:
+def test_bytes_do_not_depend_on_pieces_or_strategy(
+    compression: CompressionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks are cut at fixed raw offsets, so how rows came in leaves no trace."""
     for batch in cases(7):
         whole = encode_batch(batch, compression)
+        with monkeypatch.context() as patch:
+            # As large rows are.
+            patch.setattr(encoder, "_SLICED_ROW_BYTES", 0)
+            assert encode_batch(batch, compression, pieces=3) == whole
         assert encode_batch(batch, compression, pieces=5) == whole
         assert encode_batch(batch, compression, pieces=2, full=True) == whole
 
