@@ -35,6 +35,8 @@ DESCRIBE_CONFIGS = 32
 SASL_AUTHENTICATE = 36
 DESCRIBE_TRANSACTIONS = 65
 LIST_TRANSACTIONS = 66
+GET_TELEMETRY_SUBSCRIPTIONS = 71
+PUSH_TELEMETRY = 72
 
 _KIB, _MIB = 1024, 1024 * 1024
 _NEVER = 32_767
@@ -89,17 +91,18 @@ APIS: Mapping[int, Api] = {
     SASL_AUTHENTICATE: Api("SaslAuthenticate", "authentication", 256 * _KIB, 0, 2),
     DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", "transaction_requests", 16 * _MIB, 0, 0),
     LIST_TRANSACTIONS: Api("ListTransactions", "transaction_requests", 16 * _MIB, 0, 0),
+    GET_TELEMETRY_SUBSCRIPTIONS: Api("GetTelemetrySubscriptions", "telemetry_requests", 256 * _KIB, 0, 0),
+    PUSH_TELEMETRY: Api("PushTelemetry", "telemetry_requests", 64 * _KIB, 0, 0),
 }
 
 
 class Codec(Protocol):
-    """What a codec module has, by API key: kafka-python's request classes, and its own decoders.
+    """What a codec module has, by API key: its decoders.
 
     A decoder takes the version, the response with its header, and how many topics, partitions and keys the
     request has named (``OutboundRequest.asked``). It raises ProtocolError.
     """
 
-    REQUESTS: Mapping[int, Any]
     DECODERS: Mapping[int, Callable[[int, bytes, int], Any]]
 
 

@@ -161,10 +161,6 @@ def decode_authenticate(reader: Reader) -> AuthenticateResponse:
     return AuthenticateResponse(error, message, data, lifetime_ms)
 
 
-REQUESTS: Mapping[int, Any] = {
-    SASL_HANDSHAKE: SaslHandshakeRequest,
-    SASL_AUTHENTICATE: SaslAuthenticateRequest,
-}
 DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {
     SASL_HANDSHAKE: decode_handshake,
     SASL_AUTHENTICATE: decode_authenticate,

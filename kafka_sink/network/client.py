@@ -273,6 +273,15 @@ class NetworkClient:
         """The newest version of an API that a connected broker speaks, -1 where it lacks the API."""
         return self._connections[node_id].api_versions.get(api_key, (0, -1))[1]
 
+    def connected_with(self, api_key: int, now_ms: float) -> int | None:
+        """The connected broker with the least to do of those that have this API; None without one."""
+        ready = [
+            connection
+            for connection in self._connections.values()
+            if connection.state is ConnectionState.READY and api_key in connection.api_versions
+        ]
+        return min(ready, key=lambda connection: self._load(connection, now_ms)).node.id if ready else None
+
     def feature_level(self, node_id: int, name: str) -> int:
         """The level of a feature that a connected broker's cluster has finalized (KIP-584), 0 without it."""
         return self._connections[node_id].features.get(name, 0)

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kafka.protocol import producer as producer_api
-
 from kafka_sink.model import NO_RECORD_ERRORS, Node, RecordErrors
 from kafka_sink.network.apis import PRODUCE
 from kafka_sink.network.wire import ANY_NUMBER, UNASKED, Reader, broker_in, read_response, text_of
@@ -112,7 +110,7 @@ def _flexible_body(
 ) -> list[bytes | memoryview]:
     no_tags = b"\0"
     head = b"\0" if transactional_id is None else _compact_string(transactional_id)
-    pending = head + struct.pack(">hi", acks, timeout_ms) + _uvarint(len(topics) + 1)
+    pending = head + struct.pack(">hi", acks, timeout_ms) + uvarint(len(topics) + 1)
     out: list[bytes | memoryview] = []
     for name, topic_id, partitions in topics:
         if version > LAST_VERSION_WITH_NAMES:
@@ -121,9 +119,9 @@ def _flexible_body(
             pending += topic_id
         else:
             pending += _compact_string(name)
-        pending += _uvarint(len(partitions) + 1)
+        pending += uvarint(len(partitions) + 1)
         for index, buffers, size in partitions:
-            out.append(pending + _INT32.pack(index) + _uvarint(size + 1))
+            out.append(pending + _INT32.pack(index) + uvarint(size + 1))
             out += buffers
             pending = no_tags
         pending += no_tags
@@ -138,10 +136,10 @@ def _string(text: str) -> bytes:
 
 def _compact_string(text: str) -> bytes:
     raw = text.encode()
-    return _uvarint(len(raw) + 1) + raw
+    return uvarint(len(raw) + 1) + raw
 
 
-def _uvarint(value: int) -> bytes:
+def uvarint(value: int) -> bytes:
     # Most are of one or two bytes, and a request has one or two for each batch.
     if value <= 0x7F:
         return _ONE_BYTE[value]
@@ -272,5 +270,4 @@ def _record_errors(reader: Reader) -> RecordErrors:
     return RecordErrors(places, reason)
 
 
-REQUESTS: Mapping[int, Any] = {PRODUCE: producer_api.ProduceRequest}
 DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {PRODUCE: decode_produce}

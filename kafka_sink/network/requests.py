@@ -18,7 +18,7 @@ from kafka.protocol.producer import InitProducerIdRequest
 
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Partitions, TopicMetadata
-from kafka_sink.network.apis import API_VERSIONS, INIT_PRODUCER_ID, METADATA, codec_of
+from kafka_sink.network.apis import API_VERSIONS, APIS, INIT_PRODUCER_ID, METADATA
 from kafka_sink.network.wire import Reader, broker_in, decoder, read_response, text_of
 
 # The last versions are those that this package reads and kafka-python writes. Of Metadata, version 4 is the
@@ -76,7 +76,7 @@ def _header_template(api_key: int, api_version: int, client_id: str) -> bytes:
         correlation_id=0,
         client_id=client_id,
     )
-    return bytes(header.encode(flexible=codec_of(api_key).REQUESTS[api_key].flexible_version_q(api_version)))
+    return bytes(header.encode(flexible=api_version >= APIS[api_key].first_flexible))
 
 
 # -- ApiVersions ----------------------------------------------------------------------------------
@@ -178,13 +178,6 @@ def decode_init_producer_id(reader: Reader) -> ProducerIdResponse:
         reader.skip(_ONGOING_BYTES)
     reader.skip_tags()
     return found
-
-
-REQUESTS: Mapping[int, Any] = {
-    METADATA: MetadataRequest,
-    API_VERSIONS: ApiVersionsRequest,
-    INIT_PRODUCER_ID: InitProducerIdRequest,
-}
 
 
 _FIRST_WITH_OFFLINE, _FIRST_WITH_EPOCH, _FIRST_WITH_OPERATIONS = 5, 7, 8

@@ -144,10 +144,6 @@ def _skip_synonyms(reader: Reader) -> None:
         reader.skip_tags()
 
 
-REQUESTS: Mapping[int, Any] = {
-    CREATE_TOPICS: CreateTopicsRequest,
-    DESCRIBE_CONFIGS: DescribeConfigsRequest,
-}
 DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {
     CREATE_TOPICS: decode_create_topic,
     DESCRIBE_CONFIGS: decode_describe_broker,

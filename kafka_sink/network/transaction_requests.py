@@ -416,16 +416,6 @@ def decode_list_transactions(reader: Reader) -> ListTransactionsResponse:
     return ListTransactionsResponse(error, ids, throttle)
 
 
-REQUESTS: Mapping[int, Any] = {
-    OFFSET_FETCH: OffsetFetchRequest,
-    FIND_COORDINATOR: FindCoordinatorRequest,
-    ADD_PARTITIONS_TO_TXN: AddPartitionsToTxnRequest,
-    ADD_OFFSETS_TO_TXN: AddOffsetsToTxnRequest,
-    END_TXN: EndTxnRequest,
-    TXN_OFFSET_COMMIT: TxnOffsetCommitRequest,
-    DESCRIBE_TRANSACTIONS: DescribeTransactionsRequest,
-    LIST_TRANSACTIONS: ListTransactionsRequest,
-}
 DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {
     OFFSET_FETCH: decode_offset_fetch,
     FIND_COORDINATOR: decode_find_coordinator,

@@ -471,6 +471,11 @@ class SinkOptions:
         "medium",
         """Maximum time for setting up a connection.""",
     )
+    enable_metrics_push: bool = _option(
+        "kafka.enable.metrics.push", values.boolean(), True, NETWORK, "low",
+        """Push the producer's metrics to brokers that ask for them (KIP-714). Brokers do where a plugin
+        receives such metrics and `kafka-client-metrics.sh` has set which ones; others are sent nothing.""",
+    )
 
     security_protocol: str = _option(
         "kafka.security.protocol", values.words(*values.PROTOCOLS, any_case=True), "PLAINTEXT", SECURITY,

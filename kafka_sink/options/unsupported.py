@@ -16,7 +16,6 @@ _BROKER_SIDE = "it configures how brokers validate tokens"
 # (Kafka's default, why it has no effect). These options change neither what is sent nor to whom. One warning
 # names those that are set to another value.
 WITHOUT_EFFECT: Mapping[str, tuple[str, str]] = {
-    "enable.metrics.push": ("true", _JVM),
     "interceptor.classes": ("", _JVM),
     "metric.reporters": ("org.apache.kafka.common.metrics.JmxReporter", _JVM),
     "metrics.num.samples": ("2", _JVM),

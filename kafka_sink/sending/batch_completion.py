@@ -16,6 +16,7 @@ from kafka_sink.sending import response_classifier
 from kafka_sink.sending.nodes import NodeMetricsRecorder
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.task_deliveries import TaskDeliveries, Written
+from kafka_sink.sending.telemetry import ClientTelemetry
 
 _log = logging.getLogger(__name__)
 
@@ -24,10 +25,11 @@ class BatchCompletion:
     """Used by the sender's thread. ``deliveries`` and ``nodes`` are replaced between tasks, when no batch is
     left."""
 
-    def __init__(self, accumulator: RecordAccumulator) -> None:
+    def __init__(self, accumulator: RecordAccumulator, telemetry: ClientTelemetry | None = None) -> None:
         self.deliveries = TaskDeliveries()
         self.nodes = NodeMetricsRecorder()
         self._accumulator = accumulator
+        self._telemetry = telemetry
         # Batches that were sent and have no response yet, by identity. They expire like queued batches, but
         # keep their memory until the response, because the socket may still read it.
         self._in_flight: dict[int, ProducerBatch] = {}
@@ -39,7 +41,10 @@ class BatchCompletion:
         if _log.isEnabledFor(logging.DEBUG):
             size = sum(batch.size for batch in batches)
             _log.debug("broker %d: request with %d batch(es) of %d bytes", node_id, len(batches), size)
-        self.deliveries.sent([now_ms - batch.created_ms for batch in batches if batch.attempts == 1])
+        queue_ms = [now_ms - batch.created_ms for batch in batches if batch.attempts == 1]
+        self.deliveries.sent(queue_ms)
+        if self._telemetry is not None:
+            self._telemetry.on_sent(queue_ms)
         for batch in batches:
             self._in_flight[id(batch)] = batch
 

@@ -58,6 +58,7 @@ from kafka_sink.sending.requests import (
 )
 from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.task_deliveries import TaskDeliveries
+from kafka_sink.sending.telemetry import ClientTelemetry, TelemetryTag
 from kafka_sink.timing_bounds import MAX_POLL_MS
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class Sender(threading.Thread):
         policy: SendPolicy,
         clock_ms: Clock,
         dead_letters: DeadLetters | None = None,
+        telemetry: ClientTelemetry | None = None,
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
         self.availability = NodeAvailability(settings.availability_timeout_ms)
@@ -152,7 +154,8 @@ class Sender(threading.Thread):
         self._identity = identity
         self._clock_ms = clock_ms
         self._policy = policy
-        self._completion = BatchCompletion(accumulator)
+        self._completion = BatchCompletion(accumulator, telemetry)
+        self._telemetry = telemetry
         backoff = ExponentialBackoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms, RANDOM.random)
         self._expiry = BatchExpiry(
             self._completion, accumulator, cluster, identity, self._policy, network.connection_errors
@@ -205,6 +208,8 @@ class Sender(threading.Thread):
         try:
             while not self._closing:
                 self.run_once(self._clock_ms())
+            if self._telemetry is not None and not self._aborting:
+                self._telemetry.terminate(self._clock_ms())
         except Exception as error:  # noqa: BLE001 - the task that waits must fail with any of them
             if isinstance(error, KafkaSinkError):
                 self._end_with(error)
@@ -237,6 +242,8 @@ class Sender(threading.Thread):
             delay = min(delay, self._send_ready(now_ms, muted))
             if self._transaction_partitions is not None:
                 delay = min(delay, self._transaction_partitions.refresh(now_ms))
+        if self._telemetry is not None:
+            delay = min(delay, self._telemetry.refresh(now_ms))
         for event in self._network.poll(max(delay, 0.0), now_ms):
             self._on_event(event, self._clock_ms())
 
@@ -396,6 +403,8 @@ class Sender(threading.Thread):
                 self._on_request_failed(event, now_ms)
             case NodeConnected():
                 self._policy.on_connected(event.node_id, event.setup_ms, now_ms)
+                if self._telemetry is not None:
+                    self._telemetry.on_connected(event.node_id, now_ms)
             case NodeDisconnected():
                 self._on_disconnect(event)
 
@@ -403,9 +412,15 @@ class Sender(threading.Thread):
         if throttled := self._network.throttled_ms(event.node_id, now_ms):
             self._policy.on_throttled(event.node_id, now_ms, throttled)
             self._completion.nodes.throttled(event.node_id, throttled, now_ms)
+        if self._telemetry is not None and event.response is not None:
+            is_produce = isinstance(event.tag, ProduceTag)
+            throttle_ms = event.response.throttle_time_ms if is_produce else None
+            self._telemetry.on_responded(event.node_id, event.latency_ms, throttle_ms)
         match event.tag:
             case ProduceTag():
                 self._responses.on_response(event, event.tag, now_ms)
+            case TelemetryTag() if self._telemetry is not None:
+                self._telemetry.on_response(event, now_ms)
             case BrokerProbeTag():
                 self._policy.on_probe_done(event.node_id, None, now_ms)
             case MetadataTag():
@@ -436,6 +451,8 @@ class Sender(threading.Thread):
         match event.tag:
             case ProduceTag():
                 self._responses.on_failure(event, event.tag, now_ms)
+            case TelemetryTag() if self._telemetry is not None:
+                self._telemetry.on_failure(now_ms)
             case BrokerProbeTag():
                 self._policy.on_probe_done(event.node_id, event.cause, now_ms)
             case MetadataTag():

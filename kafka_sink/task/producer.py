@@ -52,6 +52,7 @@ from kafka_sink.sending.producer_identity import ProducerIdentity, Transactional
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics
 from kafka_sink.sending.requests import SenderSettings
 from kafka_sink.sending.sender import Sender
+from kafka_sink.sending.telemetry import ClientTelemetry
 from kafka_sink.task.figures import TaskFiguresReader
 from kafka_sink.task.rate_limit import RateLimit, limits_of
 from kafka_sink.timing_bounds import HINT_WAIT_MS
@@ -109,6 +110,7 @@ class Producer:
             self._breaker or SendPolicy(),
             monotonic_ms,
             self._dead_letters,
+            self._telemetry(),
         )
         self._partitioner = _partitioner(options, self._appender)
         self._rate_limit: RateLimit | None = None
@@ -134,6 +136,17 @@ class Producer:
         self._figures_channel: FiguresChannel | None = None
         self._sender.start()
         LIVE_PRODUCERS.add(self)
+
+    def _telemetry(self) -> ClientTelemetry | None:
+        if not self.options.enable_metrics_push:
+            return None
+
+        def resource() -> dict[str, str]:
+            transactional_id = None if self._identity is None else self._identity.transactional_id
+            found = {"client_rack": self._rack.name, "transactional_id": transactional_id}
+            return {name: value for name, value in found.items() if value}
+
+        return ClientTelemetry(self._network, self.options.request_timeout_ms, resource)
 
     def begin(
         self,

@@ -214,3 +214,14 @@ def test_with_any_response_no_row_is_doubled_or_reported_and_missing(
             assert (acknowledged, found) == (12, list(range(12)))
         PRODUCERS.close()
         assert sender_threads() == []
+
+
+def test_brokers_that_offer_to_receive_metrics_and_drop_those_who_ask_cost_nothing() -> None:
+    offered = {71: (0, 0), 72: (0, 0)}
+    with FakeCluster({TOPIC: 1}, versions=offered) as cluster:
+        started = time.monotonic()
+        assert send(cluster, rows(0, 100)).records == 100
+        assert send(cluster, rows(100, 100)).records == 100
+        assert written(cluster) == list(range(200))
+        assert time.monotonic() - started < BOUND_S
+        PRODUCERS.close()

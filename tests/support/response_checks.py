@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kafka_sink.network import apis, authentication, produce, requests, topic_requests
+from kafka_sink.network import apis, authentication, produce, requests, telemetry_requests, topic_requests
 from kafka_sink.network import transaction_requests as transactions
 
 Values = dict[str, Any]
@@ -176,6 +176,20 @@ def of_login(response: authentication.AuthenticateResponse, values: Values, vers
     assert response.session_ms == max(0, values.get("SessionLifetimeMs", 0))
 
 
+def of_subscription(response: telemetry_requests.Subscription, values: Values, version: int) -> None:
+    assert response == telemetry_requests.Subscription(
+        values["ErrorCode"],
+        values["ClientInstanceId"],
+        values["SubscriptionId"],
+        tuple(values["AcceptedCompressionTypes"]),
+        values["PushIntervalMs"],
+        values["TelemetryMaxBytes"],
+        values["DeltaTemporality"],
+        tuple(values["RequestedMetrics"]),
+        values["ThrottleTimeMs"],
+    )
+
+
 ADD_OFFSETS, END_TXN = transactions.ADD_OFFSETS_TO_TXN_VERSIONS, transactions.PROTOCOL_1_END_TXN_VERSIONS
 DIGITS = {"PartitionIndex": lambda chance: chance.randint(0, 2), "len(Topics)": 2}
 NO_ERROR = {"ErrorCode": lambda _: 0}
@@ -196,6 +210,8 @@ CASES: dict[int, Case] = {
     apis.END_TXN: ((END_TXN[0], transactions.END_TXN_VERSIONS[1]), of_end, {}),
     apis.CREATE_TOPICS: (topic_requests.CREATE_TOPICS_VERSIONS, of_created, {"len(Topics)": 1}),
     apis.DESCRIBE_CONFIGS: (topic_requests.DESCRIBE_CONFIGS_VERSIONS, of_configs, {"len(Results)": 1}),
+    apis.GET_TELEMETRY_SUBSCRIPTIONS: ((0, 0), of_subscription, {}),
+    apis.PUSH_TELEMETRY: ((0, 0), of_end, {}),
     apis.SASL_HANDSHAKE: (authentication.HANDSHAKE_VERSIONS, of_handshake, {}),
     apis.SASL_AUTHENTICATE: (authentication.AUTHENTICATE_VERSIONS, of_login, {}),
 }

@@ -1,0 +1,254 @@
+"""The client's metrics for brokers that ask for them (KIP-714): what is pushed, when, and where.
+
+A client is a producer, as in Kafka: a Python worker's, which outlives its tasks. Brokers without a receiver
+do not offer the APIs, and then nothing is recorded or sent. Nothing here fails or holds up a task: a push
+that fails is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kafka_sink.clock import RANDOM, Clock, wall_ms
+from kafka_sink.kafka_errors import (
+    TELEMETRY_TOO_LARGE,
+    THROTTLING_QUOTA_EXCEEDED,
+    UNKNOWN_SUBSCRIPTION_ID,
+    UNSUPPORTED_COMPRESSION_TYPE,
+    error_of,
+)
+from kafka_sink.model import CompressionType
+from kafka_sink.network.apis import GET_TELEMETRY_SUBSCRIPTIONS, PUSH_TELEMETRY
+from kafka_sink.network.client import NetworkClient, OutboundRequest, ResponseReceived
+from kafka_sink.records.compression import BlockCodec, codec_for
+
+if TYPE_CHECKING:
+    from kafka_sink.network.telemetry_requests import Subscription
+    from kafka_sink.sending.otlp import Metric
+
+_log = logging.getLogger(__name__)
+# Where a broker says no interval, or a wrong one. Kafka's brokers allow no shorter one than the other.
+_DEFAULT_INTERVAL_MS, _MIN_INTERVAL_MS = 300_000.0, 100.0
+_CODECS = frozenset(map(int, CompressionType))
+_PREFIX = "org.apache.kafka.producer."
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryTag:
+    """Marks the requests."""
+
+
+class _Window:
+    """Values since the last push."""
+
+    __slots__ = ("count", "most", "total")
+
+    def __init__(self) -> None:
+        self.count, self.total, self.most = 0, 0.0, 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.most = max(self.most, value)
+
+
+class ClientTelemetry:
+    """Used by the sender's thread. ``resource`` returns the attributes of all metrics. Times are ms."""
+
+    def __init__(
+        self,
+        network: NetworkClient,
+        request_timeout_ms: float,
+        resource: Callable[[], Mapping[str, str]] = dict,
+        wall_clock_ms: Clock = wall_ms,
+        random: Callable[[], float] = RANDOM.random,
+    ) -> None:
+        # Whether a broker has offered to receive metrics.
+        self.is_offered = False
+        self._network = network
+        self._request_timeout_ms = request_timeout_ms
+        self._resource = resource
+        self._wall_clock_ms = wall_clock_ms
+        self._random = random
+        self._instance_id = bytes(16)
+        self._subscription: Subscription | None = None
+        self._interval_ms = _DEFAULT_INTERVAL_MS
+        # Brokers keep what they know of a client with its connection.
+        self._node: int | None = None
+        # When to send the next request; infinite while one is in flight, nobody is connected or all is over.
+        self._due_ms = math.inf
+        self._is_off = self._is_asking = self._compresses_wrongly = False
+        self._connections = 0
+        self._created_ms = wall_clock_ms()
+        self._begin_window(self._created_ms)
+
+    def _begin_window(self, now_wall_ms: float) -> None:
+        self._since_ms = now_wall_ms
+        self._connections_before = self._connections
+        self._queued, self._throttled = _Window(), _Window()
+        self._latencies: dict[int, _Window] = {}
+
+    # -- what is recorded ---------------------------------------------------------------------------
+
+    def on_connected(self, node_id: int, now_ms: float) -> None:
+        self._connections += 1
+        if self._network.newest_version(node_id, GET_TELEMETRY_SUBSCRIPTIONS) < 0 or self._is_off:
+            return
+        self.is_offered = True
+        if self._node is None and self._due_ms == math.inf:
+            self._due_ms = now_ms
+
+    def on_sent(self, queue_ms: Sequence[float]) -> None:
+        """A request goes out, with batches that waited for so long."""
+        for waited_ms in queue_ms if self.is_offered else ():
+            self._queued.add(waited_ms)
+
+    def on_responded(self, node_id: int, latency_ms: float, produce_throttle_ms: float | None) -> None:
+        if self.is_offered:
+            self._latencies.setdefault(node_id, _Window()).add(latency_ms)
+            if produce_throttle_ms is not None:
+                self._throttled.add(produce_throttle_ms)
+
+    # -- requests and responses -----------------------------------------------------------------------
+
+    def refresh(self, now_ms: float) -> float:
+        """Send the request that is due; return the milliseconds until the next one."""
+        if now_ms < self._due_ms:
+            return self._due_ms - now_ms
+        self._due_ms = math.inf
+        node = self._find_node(now_ms)
+        if node is not None:
+            subscription = self._subscription
+            if subscription is None:
+                self._ask(node, now_ms)
+            else:
+                self._push(node, subscription, now_ms)
+        return self._due_ms - now_ms
+
+    def _find_node(self, now_ms: float) -> int | None:
+        """The connection of the last request, or the one with the least to do: that of a bootstrap address,
+        while there is one. Brokers handle the requests of a connection one after the other."""
+        if self._node is None or not self._network.is_connected(self._node):
+            self._node = self._network.connected_with(GET_TELEMETRY_SUBSCRIPTIONS, now_ms)
+        return self._node
+
+    def _ask(self, node: int, now_ms: float) -> None:
+        from kafka_sink.network.telemetry_requests import encode_get_subscription
+
+        self._is_asking = True
+        self._send(node, GET_TELEMETRY_SUBSCRIPTIONS, encode_get_subscription(self._instance_id), now_ms)
+
+    def _push(self, node: int, wanted: Subscription, now_ms: float, *, terminating: bool = False) -> None:
+        from kafka_sink.network.telemetry_requests import encode_push
+
+        self._is_asking = False
+        codec, data = self._payload(wanted)
+        if len(data) > wanted.max_bytes:
+            _log.debug("metrics of %d bytes are dropped: the broker takes %d", len(data), wanted.max_bytes)
+            self._due_ms = now_ms + self._interval_ms
+            return
+        body = encode_push(self._instance_id, wanted.subscription_id, codec, data, terminating=terminating)
+        self._send(node, PUSH_TELEMETRY, body, now_ms)
+
+    def _send(self, node: int, api: int, body: bytes, now_ms: float) -> None:
+        request = OutboundRequest(api, 0, [body], True, self._request_timeout_ms, TelemetryTag())
+        self._network.send(node, request, now_ms)
+
+    def on_response(self, event: ResponseReceived, now_ms: float) -> None:
+        code = event.response.error_code
+        was_asking, self._is_asking = self._is_asking, False
+        self._due_ms = now_ms + self._interval_ms
+        if code == 0 and was_asking:
+            self._subscribe(event.response, now_ms)
+        elif code in (UNKNOWN_SUBSCRIPTION_ID, UNSUPPORTED_COMPRESSION_TYPE) and not was_asking:
+            # Ask at once. The next push waits for its share of an interval again.
+            self._compresses_wrongly |= code == UNSUPPORTED_COMPRESSION_TYPE
+            self._subscription = None
+            self._due_ms = now_ms
+        elif code not in (0, TELEMETRY_TOO_LARGE, THROTTLING_QUOTA_EXCEEDED):
+            _log.info("no more metrics are pushed: a broker says %s", error_of(code).label)
+            self._end()
+
+    def on_failure(self, now_ms: float) -> None:
+        self._node = None
+        self._due_ms = now_ms + self._interval_ms
+
+    def _subscribe(self, given: Subscription, now_ms: float) -> None:
+        if any(given.instance_id):
+            self._instance_id = given.instance_id
+        interval = given.push_interval_ms
+        self._interval_ms = max(interval, _MIN_INTERVAL_MS) if interval > 0 else _DEFAULT_INTERVAL_MS
+        if not given.requested:
+            # It is asked again after an interval.
+            self._due_ms = now_ms + self._interval_ms
+            return
+        self._subscription = given
+        # So that clients that begin together do not push together.
+        self._due_ms = now_ms + self._interval_ms * (0.5 + self._random())
+
+    def _end(self) -> None:
+        self._is_off, self.is_offered, self._due_ms = True, False, math.inf
+
+    def terminate(self, now_ms: float) -> None:
+        """The last push: it is written as far as the socket takes it at once, and not waited for."""
+        if self._subscription is None or self._is_off or self._node is None:
+            return
+        if self._network.is_connected(self._node):
+            self._push(self._node, self._subscription, now_ms, terminating=True)
+        self._end()
+
+    # -- what is pushed -------------------------------------------------------------------------------
+
+    def _payload(self, wanted: Subscription) -> tuple[int, bytes]:
+        """The codec's id and the metrics that are wanted since the last push."""
+        from kafka_sink.sending.otlp import metrics_data
+
+        now_ms = self._wall_clock_ms()
+        is_all = wanted.requested == ("*",)
+        metrics = [
+            one for one in self._metrics(wanted, now_ms) if is_all or one.name.startswith(wanted.requested)
+        ]
+        start_ms = self._since_ms if wanted.delta else self._created_ms
+        data = metrics_data(metrics, self._resource(), start_ms, now_ms, delta=wanted.delta)
+        self._begin_window(now_ms)
+        known = [one for one in wanted.compression_types if one in _CODECS]
+        codec = CompressionType(known[0] if known and not self._compresses_wrongly else 0)
+        return codec, _compressed(data, codec)
+
+    def _metrics(self, wanted: Subscription, now_ms: float) -> list[Metric]:
+        from kafka_sink.sending.otlp import Metric
+
+        made = self._connections - self._connections_before
+        seconds = max(now_ms - self._since_ms, 1.0) / 1000
+        found = [
+            Metric(f"{_PREFIX}connection.creation.rate", made / seconds),
+            Metric(
+                f"{_PREFIX}connection.creation.total", made if wanted.delta else self._connections, {}, True
+            ),
+        ]
+        windows: list[tuple[str, _Window, dict[str, str]]]
+        windows = [("produce.throttle.time", self._throttled, {}), ("record.queue.time", self._queued, {})]
+        windows += [
+            ("node.request.latency", window, {"node_id": f"node-{node}"})
+            for node, window in self._latencies.items()
+        ]
+        for name, window, labels in windows:
+            if window.count:
+                found.append(Metric(f"{_PREFIX}{name}.avg", window.total / window.count, labels))
+                found.append(Metric(f"{_PREFIX}{name}.max", window.most, labels))
+        return found
+
+
+def _compressed(data: bytes, compression: CompressionType) -> bytes:
+    codec = codec_for(compression, None)
+    if codec is None:
+        return data
+    if not isinstance(codec, BlockCodec):
+        return codec.compress(data)
+    cuts = range(0, len(data), codec.block_size)
+    blocks = [part for at in cuts for part in codec.compress_block(data[at : at + codec.block_size])]
+    return b"".join((codec.prologue, *blocks, codec.epilogue))

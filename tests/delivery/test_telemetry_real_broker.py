@@ -1,0 +1,198 @@
+"""Client metrics as a real broker's plugin sees them (KIP-714), beside what the producer has counted."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zipfile import ZipFile
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.local_broker import LocalBroker
+from kafka_sink.model import CompressionType
+from kafka_sink.options import parse
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.sending import telemetry
+from kafka_sink.task.producer import Producer
+from tests.support.scripted_cluster import until
+from tests.support.telemetry import Pushed, read
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SOURCE = Path(__file__).parent.parent / "support" / "TelemetryReceiver.java"
+TOPIC = "telemetry"
+BATCH = pa.record_batch({"value": pa.array([b"x" * 50] * 1000, pa.binary())})
+
+
+@dataclass
+class Push:
+    client_id: str
+    instance_id: str
+    terminating: bool
+    metrics: Pushed
+
+
+@dataclass
+class Receiver:
+    """A broker with a plugin that receives metrics."""
+
+    broker: LocalBroker
+    file: Path
+
+    def subscribe(self, interval_ms: int, metrics: str = "*") -> None:
+        """All clients push these metrics from now on, in the interval."""
+        tool = "org.apache.kafka.tools.ClientMetricsCommand"
+        given = ("--metrics", metrics, "--interval", str(interval_ms), "--name", "all", "--alter")
+        self.broker.run_tool(tool, "--bootstrap-server", self.broker.bootstrap_servers, *given)
+
+    def pushes(self, client_id: str) -> list[Push]:
+        """Of this client, so far."""
+        lines = self.file.read_text().splitlines(keepends=True) if self.file.exists() else []
+        words = [line.split() for line in lines if line.endswith("\n") and line.split()[0] == client_id]
+        return [
+            Push(word[0], word[1], word[2] == "true", read(base64.b64decode(word[3]) if word[3:] else b""))
+            for word in words
+        ]
+
+    def options(self, client_id: str, **more: str) -> dict[str, str]:
+        given = {f"kafka.{name.replace('_', '.')}": value for name, value in more.items()}
+        return {
+            "kafka.bootstrap.servers": self.broker.bootstrap_servers,
+            "kafka.client.id": client_id,
+            "topic": TOPIC,
+            **given,
+        }
+
+
+@pytest.fixture(scope="module")
+def receiver(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
+    folder = tmp_path_factory.mktemp("telemetry")
+    kafka = Path(broker.classpath).parent
+    javac = Path(broker.java).resolve().with_name("javac")
+    subprocess.run([javac, "-cp", broker.classpath, "-d", folder / "classes", SOURCE], check=True)
+    (folder / "jars").mkdir()
+    for jar in kafka.glob("*.jar"):
+        (folder / "jars" / jar.name).symlink_to(jar)
+    with ZipFile(folder / "jars" / "receiver.jar", "w") as plugin:
+        for one in (folder / "classes").iterdir():
+            plugin.write(one, one.name)
+    properties = {"metric.reporters": "TelemetryReceiver", "telemetry.file": folder / "pushed"}
+    with LocalBroker(kafka_home=folder / "jars", properties=properties) as running:
+        running.create_topic(TOPIC, 3)
+        found = Receiver(running, folder / "pushed")
+        found.subscribe(100)
+        yield found
+
+
+def producer_of(raw: dict[str, str]) -> Producer:
+    producer = Producer(parse(raw).options)
+    producer.plan = ColumnPlan.of([("value", "binary")], TOPIC).narrowed()
+    producer.begin()
+    return producer
+
+
+def test_pushes_are_the_producers_own_figures(receiver: Receiver) -> None:
+    """Sums over all pushes, and the extremes, against what the task counted."""
+    producer = producer_of(receiver.options("own", client_rack="zone-a", linger_ms="20"))
+    try:
+        for _ in range(20):
+            producer.send(BATCH)
+            producer.flush()
+            time.sleep(0.02)
+        producer.finish()
+        metrics = producer.metrics()
+        nodes = producer._sender.node_metrics(0.0)
+        until(lambda: len(receiver.pushes("own")) >= 3, "pushes")
+    finally:
+        producer.close()
+    until(lambda: receiver.pushes("own")[-1].terminating, "the last push")
+    pushes = receiver.pushes("own")
+    assert len({push.instance_id for push in pushes}) == 1
+    assert [push.terminating for push in pushes] == [False] * (len(pushes) - 1) + [True]
+    assert {tuple(push.metrics.resource.items()) for push in pushes} == {(("client_rack", "zone-a"),)}
+    assert pushes[0].metrics.sums == {"connection.creation.total": True}
+
+    def greatest(name: str) -> float:
+        return max(push.metrics.values[name] for push in pushes if name in push.metrics.values)
+
+    assert sum(push.metrics.values["connection.creation.total"] for push in pushes) == 2
+    assert greatest("record.queue.time.max") == pytest.approx(metrics["record-queue-time-max"])
+    assert greatest("record.queue.time.avg") <= metrics["record-queue-time-max"]
+    ((node, of_node),) = nodes.items()
+    assert greatest(f"node.request.latency.max:node-{node}") >= of_node.max_latency_ms * 0.5
+    assert greatest("produce.throttle.time.max") == 0
+    # Windows follow one another without a gap.
+    for push, following in pairwise(pushes):
+        assert following.metrics.start_s == pytest.approx(push.metrics.end_s)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4", "gzip", "snappy", "none"])
+def test_the_broker_unpacks_each_codec(
+    receiver: Receiver, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "_CODECS", {CompressionType[codec.upper()]})
+    client = f"codec-{codec}"
+    producer = producer_of(receiver.options(client))
+    try:
+        producer.send(BATCH)
+        producer.finish()
+        until(lambda: receiver.pushes(client), "a push")
+    finally:
+        producer.close()
+    assert receiver.pushes(client)[0].metrics.values.keys() >= {
+        "connection.creation.rate",
+        "connection.creation.total",
+        "produce.throttle.time.avg",
+        "produce.throttle.time.max",
+        "record.queue.time.avg",
+        "record.queue.time.max",
+    }
+
+
+def test_switched_off_nothing_is_pushed(receiver: Receiver) -> None:
+    producer = producer_of(receiver.options("off", enable_metrics_push="false"))
+    producer.send(BATCH)
+    producer.finish()
+    producer.close()
+    assert not receiver.pushes("off")
+
+
+def test_a_receiver_that_hangs_holds_up_no_task(receiver: Receiver) -> None:
+    hang = receiver.file.with_name(f"{receiver.file.name}.hang")
+    producer = producer_of(receiver.options("hung"))
+    hang.touch()
+    try:
+        producer.send(BATCH)
+        producer.flush()
+        mine = producer._sender._telemetry
+        assert mine is not None
+        until(lambda: mine._subscription is not None and mine._due_ms == float("inf"), "a push that hangs")
+        for _ in range(5):
+            producer.send(BATCH)
+            producer.flush()
+        assert producer.finish().records == 6000
+        started = time.monotonic()
+        producer.close()
+        assert time.monotonic() - started < 4
+    finally:
+        hang.unlink()
+
+
+def test_tasks_of_spark_push(receiver: Receiver, spark: SparkSession) -> None:
+    before = time.time()
+    frame = spark.range(1000).selectExpr("CAST(id AS STRING) AS value").repartition(4)
+    frame.write.format("kafka-chunked").mode("append").options(**receiver.options("tasks")).save()
+    # Workers push while they wait for their next tasks, too.
+    until(lambda: len(receiver.pushes("tasks")) >= 2, "pushes of workers")
+    pushes = receiver.pushes("tasks")
+    assert 1 <= len({push.instance_id for push in pushes}) <= 2, "one for each worker"
+    assert any("record.queue.time.max" in push.metrics.values for push in pushes)
+    assert before < pushes[0].metrics.end_s <= time.time()

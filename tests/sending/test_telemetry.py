@@ -1,0 +1,317 @@
+"""Client metrics (KIP-714): when they are asked for and pushed, which and how, and what each error means."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from kafka_sink.kafka_errors import (
+    INVALID_RECORD,
+    TELEMETRY_TOO_LARGE,
+    THROTTLING_QUOTA_EXCEEDED,
+    UNKNOWN_SUBSCRIPTION_ID,
+    UNSUPPORTED_COMPRESSION_TYPE,
+    UNSUPPORTED_VERSION,
+)
+from kafka_sink.model import CompressionType
+from kafka_sink.network.client import OutboundRequest, ResponseReceived
+from kafka_sink.network.telemetry_requests import PushResponse, Subscription
+from kafka_sink.records.compression import decompressed
+from kafka_sink.sending.telemetry import ClientTelemetry
+from tests.support.telemetry import Pushed, read
+
+GET, PUSH = 71, 72
+NEW, ID = bytes(16), bytes(range(16))
+INTERVAL = 10_000
+WANTED = Subscription(0, ID, 7, (), INTERVAL, 1_000_000, True, ("*",))
+
+
+@dataclass
+class Push:
+    instance_id: bytes
+    subscription_id: int
+    terminating: bool
+    codec: int
+    data: bytes
+
+    @property
+    def metrics(self) -> Pushed:
+        assert self.codec == 0
+        return read(self.data)
+
+
+class Network:
+    """Brokers by id; those in ``offering`` have the APIs."""
+
+    def __init__(self, *offering: int) -> None:
+        self.offering, self.connected = set(offering), set(offering)
+        self.requests: list[tuple[int, OutboundRequest]] = []
+
+    def newest_version(self, node_id: int, api_key: int) -> int:
+        return 0 if node_id in self.offering else -1
+
+    def is_connected(self, node_id: int) -> bool:
+        return node_id in self.connected
+
+    def connected_with(self, api_key: int, now_ms: float) -> int | None:
+        return min(self.connected & self.offering, default=None)
+
+    def send(self, node_id: int, request: OutboundRequest, now_ms: float) -> None:
+        self.requests.append((node_id, request))
+
+
+class Client:
+    """A client at exact times."""
+
+    def __init__(self, *offering: int, draw: float = 0.5, **resource: str) -> None:
+        self.network, self.now, self.draw = Network(*offering), 0.0, draw
+        clock = lambda: 1e12 + self.now  # noqa: E731
+        network: Any = self.network
+        self.telemetry = ClientTelemetry(network, 30_000, lambda: resource, clock, lambda: self.draw)
+        for node in sorted(offering):
+            self.telemetry.on_connected(node, self.now)
+
+    def at(self, now_ms: float) -> Client:
+        """Time goes on."""
+        self.now = now_ms
+        self.due = self.telemetry.refresh(now_ms)
+        return self
+
+    @property
+    def last(self) -> tuple[int, bytes]:
+        _, request = self.network.requests[-1]
+        return request.api_key, b"".join(map(bytes, request.body))
+
+    @property
+    def push(self) -> Push:
+        api, body = self.last
+        assert api == PUSH
+        instance, subscription, terminating, codec = struct.unpack_from(">16si?b", body)
+        size, at, shift = 0, 22, 0
+        while True:
+            size |= (body[at] & 0x7F) << shift
+            shift, at = shift + 7, at + 1
+            if body[at - 1] < 0x80:
+                break
+        assert len(body) == at + size
+        return Push(instance, subscription, terminating, codec, body[at : at + size - 1])
+
+    def answered(self, response: Any) -> Client:
+        event = ResponseReceived(self.network.requests[-1][0], None, response, 1.0)
+        self.telemetry.on_response(event, self.now)
+        return self
+
+    def subscribed(self, **changes: Any) -> Client:
+        """Has pushed once, a whole interval after it asked."""
+        self.at(0).answered(replace(WANTED, **changes))
+        return self.at(INTERVAL)
+
+
+def test_brokers_that_do_not_offer_it_are_asked_nothing_and_nothing_is_recorded() -> None:
+    client = Client()
+    client.telemetry.on_connected(1, 0.0)
+    client.telemetry.on_sent([5.0])
+    client.telemetry.on_responded(1, 5.0, 0.0)
+    assert client.at(1e9).due == math.inf
+    client.telemetry.terminate(1e9)
+    assert not client.network.requests
+    assert not client.telemetry._latencies
+    assert not client.telemetry._queued.count
+
+
+@pytest.mark.parametrize(("draw", "first"), [(0.0, 0.5), (0.25, 0.75), (0.999, 1.499)])
+def test_it_asks_at_once_and_pushes_first_after_a_random_part_of_the_interval(
+    draw: float, first: float
+) -> None:
+    client = Client(1, draw=draw).at(0)
+    assert client.last == (GET, NEW + b"\0")
+    assert client.due == math.inf
+    client.answered(WANTED)
+    assert client.at(INTERVAL * first - 1).due == pytest.approx(1)
+    assert len(client.network.requests) == 1
+    client.at(INTERVAL * first)
+    assert (client.push.instance_id, client.push.subscription_id, client.push.terminating) == (ID, 7, False)
+    client.answered(PushResponse(0))
+    assert client.at(INTERVAL * first + 1).due == pytest.approx(INTERVAL - 1)
+    assert len(client.network.requests) == 2
+    client.at(INTERVAL * (first + 1))
+    assert len(client.network.requests) == 3
+
+
+def test_the_required_metrics_are_those_since_the_last_push() -> None:
+    client = Client(1, 2, client_rack="a", transactional_id="x").at(0).answered(WANTED)
+    client.telemetry.on_sent([2.0, 6.0])
+    client.telemetry.on_sent([])
+    client.telemetry.on_responded(1, 10.0, 0.0)
+    client.telemetry.on_responded(1, 30.0, 5.0)
+    client.telemetry.on_responded(2, 7.0, None)
+    pushed = client.at(INTERVAL).push.metrics
+    assert pushed.resource == {"client_rack": "a", "transactional_id": "x"}
+    assert pushed.values == {
+        "connection.creation.rate": pytest.approx(0.2),
+        "connection.creation.total": 2,
+        "node.request.latency.avg:node-1": 20,
+        "node.request.latency.max:node-1": 30,
+        "node.request.latency.avg:node-2": 7,
+        "node.request.latency.max:node-2": 7,
+        "produce.throttle.time.avg": 2.5,
+        "produce.throttle.time.max": 5,
+        "record.queue.time.avg": 4,
+        "record.queue.time.max": 6,
+    }
+    assert pushed.sums == {"connection.creation.total": True}
+    assert (pushed.start_s, pushed.end_s) == (1e9, 1e9 + INTERVAL / 1000)
+    client.answered(PushResponse(0))
+    client.telemetry.on_connected(3, client.now)
+    later = client.at(2 * INTERVAL).push.metrics
+    assert later.values == {"connection.creation.rate": pytest.approx(0.1), "connection.creation.total": 1}
+    assert later.start_s == 1e9 + INTERVAL / 1000
+
+
+def test_sums_that_are_not_deltas_count_from_the_beginning() -> None:
+    client = Client(1).subscribed(delta=False)
+    assert client.push.metrics.sums == {"connection.creation.total": False}
+    client.answered(PushResponse(0))
+    client.telemetry.on_connected(2, client.now)
+    later = client.at(2 * INTERVAL).push.metrics
+    assert later.values["connection.creation.total"] == 2
+    assert later.start_s == 1e9
+
+
+@pytest.mark.parametrize(
+    ("requested", "names"),
+    [
+        (("",), {"connection.creation.rate", "connection.creation.total", "record.queue.time.avg"}),
+        (
+            ("org.apache.kafka.producer.connection.",),
+            {"connection.creation.rate", "connection.creation.total"},
+        ),
+        (("org.apache.kafka.consumer.",), set()),
+        (("x", "org.apache.kafka.producer.record.queue.time.avg"), {"record.queue.time.avg"}),
+    ],
+)
+def test_prefixes_choose(requested: tuple[str, ...], names: set[str]) -> None:
+    client = Client(1).at(0).answered(replace(WANTED, requested=requested))
+    client.telemetry.on_sent([2.0])
+    found = client.at(INTERVAL).push.metrics.values
+    assert found.keys() - {"record.queue.time.max"} == names
+
+
+def test_without_a_subscription_it_asks_again_after_an_interval() -> None:
+    client = Client(1).subscribed(requested=())
+    assert client.last == (GET, ID + b"\0")
+    client.telemetry.terminate(client.now)
+    assert len(client.network.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("accepted", "codec"),
+    [((4, 3, 1, 2), 4), ((3,), 3), ((9, 1), 1), ((2,), 2), ((0, 4), 0), ((9,), 0), ((), 0)],
+)
+def test_the_first_codec_that_is_known_is_taken(accepted: tuple[int, ...], codec: int) -> None:
+    push = Client(1).subscribed(compression_types=accepted).push
+    assert push.codec == codec
+    plain = Client(1).subscribed().push.data
+    pieces = decompressed([memoryview(push.data)], CompressionType(codec), len(plain))
+    assert b"".join(pieces) == plain
+
+
+# -- errors ---------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_subscription_is_asked_for_at_once_under_the_same_id() -> None:
+    client = Client(1, draw=0.0).subscribed().answered(PushResponse(UNKNOWN_SUBSCRIPTION_ID))
+    client.at(client.now)
+    assert client.last == (GET, ID + b"\0")
+    client.answered(replace(WANTED, instance_id=NEW, subscription_id=8))
+    assert client.due == math.inf
+    client.at(client.now + INTERVAL / 2)
+    assert (client.push.instance_id, client.push.subscription_id) == (ID, 8)
+
+
+def test_a_codec_that_is_refused_is_not_used_again() -> None:
+    client = Client(1).subscribed(compression_types=(4,)).answered(PushResponse(UNSUPPORTED_COMPRESSION_TYPE))
+    client.at(client.now).answered(replace(WANTED, compression_types=(4,)))
+    assert client.at(client.now + INTERVAL).push.codec == 0
+
+
+@pytest.mark.parametrize("error", [TELEMETRY_TOO_LARGE, THROTTLING_QUOTA_EXCEEDED])
+def test_errors_of_one_push_drop_it(error: int) -> None:
+    client = Client(1).subscribed().answered(PushResponse(error))
+    assert client.at(client.now).due == INTERVAL
+    assert client.at(client.now + INTERVAL).push.subscription_id == 7
+
+
+@pytest.mark.parametrize("error", [INVALID_RECORD, UNSUPPORTED_VERSION, 42, -1])
+def test_other_errors_end_it_for_good(error: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    client = Client(1).subscribed().answered(PushResponse(error))
+    client.telemetry.on_connected(2, client.now)
+    client.telemetry.on_sent([1.0])
+    client.telemetry.terminate(client.now)
+    assert client.at(1e9).due == math.inf
+    assert len(client.network.requests) == 2
+    assert "no more metrics are pushed" in caplog.text
+
+
+def test_a_throttled_question_waits() -> None:
+    client = Client(1).at(0).answered(replace(WANTED, error_code=THROTTLING_QUOTA_EXCEEDED))
+    assert client.at(0).due == 300_000
+
+
+def test_what_is_larger_than_the_broker_takes_is_not_sent() -> None:
+    client = Client(1).subscribed(max_bytes=10)
+    assert client.last[0] == GET
+    assert client.due == INTERVAL
+
+
+@pytest.mark.parametrize(("given", "interval"), [(0, 300_000), (-5, 300_000), (1, 100), (2_000, 2_000)])
+def test_intervals_have_a_lower_bound(given: int, interval: int) -> None:
+    client = Client(1).at(0).answered(replace(WANTED, push_interval_ms=given))
+    assert client.at(0).due == interval
+
+
+def test_a_lost_connection_drops_the_push_and_the_next_goes_elsewhere() -> None:
+    client = Client(1, 2).subscribed()
+    assert client.network.requests[-1][0] == 1
+    client.network.connected = {2}
+    client.telemetry.on_failure(client.now)
+    client.telemetry.on_connected(2, client.now)
+    assert client.at(client.now).due == INTERVAL
+    client.at(client.now + INTERVAL)
+    assert (client.network.requests[-1][0], client.push.subscription_id) == (2, 7)
+
+
+def test_where_nobody_is_connected_the_next_connection_is_used() -> None:
+    client = Client(1).subscribed().answered(PushResponse(0))
+    client.network.connected = set()
+    assert client.at(2 * INTERVAL).due == math.inf
+    client.network.connected = {1}
+    client.telemetry.on_connected(1, client.now)
+    client.at(client.now)
+    assert len(client.network.requests) == 3
+
+
+# -- the end --------------------------------------------------------------------------------------------
+
+
+def test_the_last_push_says_that_it_is_the_last_and_nothing_follows() -> None:
+    client = Client(1).subscribed().answered(PushResponse(0))
+    client.telemetry.on_sent([3.0])
+    client.telemetry.terminate(client.now)
+    assert client.push.terminating
+    assert client.push.metrics.values["record.queue.time.max"] == 3
+    client.telemetry.terminate(client.now)
+    assert client.at(1e9).due == math.inf
+    assert len(client.network.requests) == 3
+
+
+def test_without_a_connection_there_is_no_last_push() -> None:
+    client = Client(1).subscribed().answered(PushResponse(0))
+    client.network.connected = set()
+    client.telemetry.terminate(client.now)
+    assert len(client.network.requests) == 2
