@@ -15,6 +15,7 @@ from kafka_sink.local_broker import LocalBroker
 from kafka_sink.local_broker.schema_registry import LocalRegistry
 from tests.matrix.released_kafka import RELEASES, jars_of
 from tests.support import lanes, processor_time
+from tests.support.broker_settings import SETTINGS
 from tests.support.effort import tries
 from tests.support.ports import free_port
 from tests.support.strategy import forced
@@ -27,8 +28,6 @@ STRATEGIES = ("incremental", "full")
 # For every JVM that tests start. Most live for seconds: the second compiler, and a collector with threads of
 # its own, cost them more than they save.
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# Transactions that time out are aborted within a second, not ten.
-_QUICK = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -123,7 +122,7 @@ def _no_connection_outlives_its_test() -> Iterator[None]:
 def broker() -> Iterator[LocalBroker]:
     """One real broker for the whole run; tests use topics of their own, and one that stops it starts it
     again."""
-    with LocalBroker(properties=_QUICK) as running:
+    with LocalBroker(properties=SETTINGS) as running:
         yield running
 
 
@@ -137,14 +136,14 @@ def registry() -> Iterator[LocalRegistry]:
 @pytest.fixture(scope="session")
 def old_broker() -> Iterator[LocalBroker]:
     """As ``broker``, of the last Kafka with transaction protocol 1."""
-    with LocalBroker(kafka_home=jars_of(RELEASES[-1]), properties=_QUICK) as running:
+    with LocalBroker(kafka_home=jars_of(RELEASES[-1]), properties=SETTINGS) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def cluster3() -> Iterator[LocalBroker]:
     """Three real brokers for the whole run; a test that stops or freezes one brings it back."""
-    with LocalBroker(brokers=3, properties=_QUICK) as running:
+    with LocalBroker(brokers=3, properties=SETTINGS) as running:
         yield running
 
 

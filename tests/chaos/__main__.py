@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from kafka_sink.local_broker import LocalBroker
-from tests.chaos.rounds import CLUSTER_PROPERTIES, RoundReport, run_round
+from tests.chaos.rounds import RoundReport, run_round
 from tests.chaos.schedule import Fault, described, draw, fault_of_round
+from tests.support.broker_settings import SHORT_SESSIONS
 
 
 def main() -> int:
@@ -26,7 +27,7 @@ def main() -> int:
     arguments = parser.parse_args()
     reports: list[RoundReport] = []
     began = time.monotonic()
-    with LocalBroker(brokers=3, properties=CLUSTER_PROPERTIES) as cluster:
+    with LocalBroker(brokers=3, properties=SHORT_SESSIONS) as cluster:
         for seed in range(arguments.seed, arguments.seed + arguments.rounds):
             if arguments.minutes and time.monotonic() - began > arguments.minutes * 60:
                 break

@@ -23,11 +23,6 @@ from tests.chaos.schedule import Fault, Schedule, Worker
 from tests.support.proxy import ProxyCluster
 from tests.support.topics import log_end
 
-CLUSTER_PROPERTIES = {
-    # A killed broker may register again only when its session is over: short, so that rounds are.
-    "broker.session.timeout.ms": 3000,
-    "replica.lag.time.max.ms": 5000,
-}
 # delivery.timeout.ms is the longest bound of a task; then there is the machine's own slowness.
 _PATIENCE_S = 150.0
 _SYNC_PATIENCE_S = 120.0

@@ -11,8 +11,9 @@ from collections import Counter
 
 from kafka_sink.local_broker import LocalBroker
 from tests.exactly_once.history import Checker
-from tests.exactly_once.rounds import CLUSTER_PROPERTIES, Fault, Report, Round, Zygote
+from tests.exactly_once.rounds import Fault, Report, Round, Zygote
 from tests.matrix.released_kafka import RELEASES, jars_of
+from tests.support.broker_settings import SHORT_SESSIONS
 
 
 def main() -> int:
@@ -34,7 +35,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         with (
-            LocalBroker(brokers=3, properties=CLUSTER_PROPERTIES, kafka_home=home) as cluster,
+            LocalBroker(brokers=3, properties=SHORT_SESSIONS, kafka_home=home) as cluster,
             Checker() if arguments.checker else contextlib.nullcontext() as checker,
         ):
             for seed in range(arguments.seed, arguments.seed + arguments.rounds):

@@ -35,12 +35,6 @@ from tests.exactly_once.kafka_state import (
 )
 
 PARTITIONS = 3
-CLUSTER_PROPERTIES = {
-    "broker.session.timeout.ms": 3000,
-    "replica.lag.time.max.ms": 5000,
-    # How often brokers look for transactions whose time is over: 10 s by default.
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
-}
 # The session's timeout and an election.
 _REPLACED_AFTER_S = 5.0
 _PATIENCE_S = 240.0

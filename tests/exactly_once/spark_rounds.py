@@ -26,7 +26,8 @@ from typing import Any
 
 from kafka_sink.local_broker import LocalBroker
 from tests.exactly_once import dying
-from tests.exactly_once.rounds import CLUSTER_PROPERTIES, children, create_topic, read_committed
+from tests.exactly_once.rounds import children, create_topic, read_committed
+from tests.support.broker_settings import SHORT_SESSIONS
 from tests.support.standalone_cluster import StandaloneCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +66,7 @@ def main() -> int:
     faults: Counter[str] = Counter()
     began = time.monotonic()
     with (
-        LocalBroker(brokers=3, properties=CLUSTER_PROPERTIES) as brokers,
+        LocalBroker(brokers=3, properties=SHORT_SESSIONS) as brokers,
         # Room for a second driver's executors, too.
         StandaloneCluster(workers=_EXECUTORS, cores=4, memory="2g", environ=environ)
         if arguments.executors

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from kafka_sink.local_broker import LocalBroker
+from tests.support.broker_settings import SETTINGS
 from tests.support.security.certificates import Authority, Identity
 
 # Every character that somebody's parser stumbles over.
@@ -121,6 +122,7 @@ class Secured:
 def _properties(folder: Path) -> Mapping[str, object]:
     handler = f"{_MODULES}.oauthbearer.OAuthBearerValidatorCallbackHandler"
     values: dict[str, object] = {
+        **SETTINGS,
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS;User:admin",
         "allow.everyone.if.no.acl.found": "true",
