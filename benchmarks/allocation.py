@@ -36,12 +36,12 @@ from kafka_sink.accumulator.chunked_buffer import (
 )
 from kafka_sink.accumulator.producer_batch import BatchState
 from kafka_sink.accumulator.record_accumulator import (
-    AccumulatorSettings,
     RecordAccumulator,
 )
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_columns import RecordColumns
 
@@ -183,14 +183,14 @@ class Appending:
     def __init__(self, strategy: str, batch_size: int, partitions: int, rows: int, units: int) -> None:
         # `full` holds a batch.size for each; the kernel backs what is written.
         memory = max(MEMORY, 2 * partitions * batch_size)
-        settings = AccumulatorSettings(
+        settings = SinkOptions(
+            bootstrap_servers=(),
             batch_size=batch_size,
-            linger_ms=1e9,
+            linger_ms=10**9,
             max_block_ms=0,
-            delivery_timeout_ms=1e9,
+            delivery_timeout_ms=10**9,
             buffer_memory=memory,
-            compression=CompressionType.NONE,
-            guarantee_order=False,
+            compression_type=CompressionType.NONE,
         )
         self.pool, allocator = allocator_of(strategy, batch_size, memory)
         self._accumulator = RecordAccumulator(settings, allocator)

@@ -38,12 +38,13 @@ from benchmarks import direct_producer as direct
 from benchmarks.direct_producer import MIB, pool_of
 from benchmarks.surroundings import RESULTS
 from kafka_sink.accumulator.producer_batch import BatchState
-from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import CompressionType, Partitions, TaskResult, TopicMetadata
+from kafka_sink.options import SinkOptions
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
@@ -199,14 +200,14 @@ class Unsent:
 
     def __init__(self, strategy: str, codec: CompressionType, partitions: int) -> None:
         self.allocator = WorkerPools(monotonic_ms).allocator(strategy, MEMORY, 4 * MIB)
-        settings = AccumulatorSettings(
+        settings = SinkOptions(
+            bootstrap_servers=(),
             batch_size=4 * MIB,
-            linger_ms=1e9,
+            linger_ms=10**9,
             max_block_ms=60_000,
-            delivery_timeout_ms=1e9,
+            delivery_timeout_ms=10**9,
             buffer_memory=MEMORY,
-            compression=codec,
-            guarantee_order=False,
+            compression_type=codec,
         )
         self._accumulator = RecordAccumulator(settings, self.allocator)
         self._appender = RecordAppender(self._accumulator, codec_for(codec, None), monotonic_ms, lambda: None)

@@ -13,8 +13,8 @@ from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import AccumulatorSettings
 from kafka_sink.clock import Clock
+from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import BlockCodec, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
@@ -99,7 +99,7 @@ class AppendPlanner:
 
     def __init__(
         self,
-        settings: AccumulatorSettings,
+        options: SinkOptions,
         allocator: BufferAllocator,
         codec: BlockCodec | WholeCodec | None,
         estimates: SizeEstimates,
@@ -108,13 +108,13 @@ class AppendPlanner:
         letters: bool = False,
     ) -> None:
         """``letters``: the rows are dead letters."""
-        self._settings = settings
+        self._options = options
         self._allocator = allocator
         self._codec = codec
         self._letters = letters
         self._compresses_at_seal = isinstance(codec, WholeCodec)
         self._has_fixed_buffers = allocator.has_fixed_buffers
-        self._max_open_raw_bytes = settings.buffer_memory // _RAW_DIVISOR
+        self._max_open_raw_bytes = options.buffer_memory // _RAW_DIVISOR
         self._estimates = estimates
         self._clock_ms = clock_ms
 
@@ -272,16 +272,16 @@ class AppendPlanner:
         size = self._new_batch_bytes(queues, plan, topic, start, end)
         buffer = self._try_open(size, ordered, start)
         most = end
-        if buffer is None and self._has_fixed_buffers and size > self._settings.batch_size:
+        if buffer is None and self._has_fixed_buffers and size > self._options.batch_size:
             # Open batches may have used up what rows may take beside their buffers. Some fit into the buffer.
-            end = ordered.rows_within(start, most, self._settings.batch_size - _FRAME_BYTES)
+            end = ordered.rows_within(start, most, self._options.batch_size - _FRAME_BYTES)
             size = self._new_batch_bytes(queues, plan, topic, start, end)
             buffer = self._try_open(size, ordered, start)
         if buffer is None:
-            share = max(self._settings.buffer_memory // _BLOCKING_DIVISOR, 1)
+            share = max(self._options.buffer_memory // _BLOCKING_DIVISOR, 1)
             if self._has_fixed_buffers:
                 # The pool gives batch.size in any case. Compressed, fewer rows would fill little of it.
-                share = max(share, _FIXED_SHARE * self._settings.batch_size)
+                share = max(share, _FIXED_SHARE * self._options.batch_size)
             end = ordered.rows_within(start, most, share)
             size = self._new_batch_bytes(queues, plan, topic, start, end)
             plan.shortage = Shortage(size, end, self._first_record_bytes(ordered, start))
@@ -291,7 +291,7 @@ class AppendPlanner:
 
     def _try_open(self, size: int, ordered: OrderedRows, start: int) -> BatchBuffer | None:
         """Memory for a batch of ``size`` bytes that begins with row ``start``, if there is enough now."""
-        if size <= self._settings.batch_size or not self._has_fixed_buffers:
+        if size <= self._options.batch_size or not self._has_fixed_buffers:
             return self._allocator.try_open(size)
         return self._allocator.try_open(size, self._first_record_bytes(ordered, start))
 
@@ -333,7 +333,7 @@ class AppendPlanner:
             queue.partition,
             buffer,
             self._codec,
-            self._settings.compression,
+            self._options.compression_type,
             self._estimates.ratio(queue.partition.topic),
             plan.ordered.timestamp(start),
             plan.now_ms,
@@ -360,7 +360,7 @@ class AppendPlanner:
         size = self._estimates.new_batch_bytes(plan.ordered, start, stop, topic)
         if self._compresses_at_seal:
             added = plan.ordered.bound(start, stop)
-            if self._must_pack(queues, plan, added, outgrows=size > self._settings.batch_size):
+            if self._must_pack(queues, plan, added, outgrows=size > self._options.batch_size):
                 return min(size, self._estimates.packed_bytes(added, topic))
         return size
 

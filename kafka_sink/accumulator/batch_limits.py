@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,10 @@ from kafka_sink import spark_application
 from kafka_sink.accumulator.batch_queues import TooLargeBatch
 from kafka_sink.accumulator.producer_batch import ProducerBatch, projected_size
 from kafka_sink.dtypes import Int64s
+from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
-
-if TYPE_CHECKING:
-    from kafka_sink.accumulator.record_accumulator import AccumulatorSettings
 
 # Rows that the first step of an exact cut looks at, as it usually ends there, and the largest step.
 _FIRST_SCAN_ROWS = 128
@@ -205,14 +203,14 @@ class SizeEstimates:
 
     def __init__(
         self,
-        settings: AccumulatorSettings,
+        options: SinkOptions,
         codec: BlockCodec | WholeCodec | None,
         size_limits: BatchSizeLimits,
     ) -> None:
-        self._compression = settings.compression
+        self._compression = options.compression_type
         self._codec = codec
         self._size_limits = size_limits
-        batch_size = settings.batch_size
+        batch_size = options.batch_size
         raw_limit = max(batch_size, _WHOLE_RAW_LIMIT) if isinstance(codec, WholeCodec) else None
         self._default = BatchLimits(batch_size, raw_limit)
         # The lowest of all topics' limits so far.

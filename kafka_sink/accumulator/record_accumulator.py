@@ -14,24 +14,12 @@ from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import BatchSizeLimits
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue, TooLargeBatch
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
+from kafka_sink.model import PartitionInfo, TopicPartition
+from kafka_sink.options import SinkOptions
 
 Ended = TypeVar("Ended")
 # How long a lease usually lasts: a leased batch that has expired is looked at again after it.
 LEASE_MS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class AccumulatorSettings:
-    """The options of the same names. Sizes are bytes, times milliseconds."""
-
-    batch_size: int
-    linger_ms: float
-    max_block_ms: float
-    delivery_timeout_ms: float
-    buffer_memory: int
-    compression: CompressionType
-    guarantee_order: bool  # one batch of a partition in flight at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +45,14 @@ class RecordAccumulator:
 
     def __init__(
         self,
-        settings: AccumulatorSettings,
+        options: SinkOptions,
         allocator: BufferAllocator,
         limits: BatchSizeLimits | None = None,
     ) -> None:
         """``limits``: what was learnt about the topics before; default nothing."""
-        self.settings = settings
-        self.limits = BatchSizeLimits(settings.batch_size) if limits is None else limits
+        self.options = options
+        self._guarantees_order = options.max_in_flight_requests_per_connection == 1
+        self.limits = BatchSizeLimits(options.batch_size) if limits is None else limits
         self.allocator = allocator
         self._lock = threading.Lock()  # guards batches and their queues
         # Signalled when batches reach a final state.
@@ -151,8 +140,8 @@ class RecordAccumulator:
         with self._lock:
             hurry = self._queues.flushing or self.allocator.queued > 0
             # With thousands of partitions nearly all linger, and this loop is most of the cost of a pass.
-            lingers_since = math.inf if hurry else now_ms - self.settings.linger_ms
-            guarantees_order = self.settings.guarantee_order
+            lingers_since = math.inf if hurry else now_ms - self.options.linger_ms
+            guarantees_order = self._guarantees_order
             oldest = math.inf
             for queue in self._queues.waiting.values():
                 batches = queue.batches
@@ -190,13 +179,13 @@ class RecordAccumulator:
         if head.leased:
             self._queues.leased_batch_skipped = True
             return math.inf
-        if self.settings.guarantee_order and queue.in_flight:
+        if self._guarantees_order and queue.in_flight:
             return math.inf
         if head.attempts:
             return queue.retry_at_ms - now_ms
         if hurry or len(queue.batches) > 1 or head.state is not BatchState.OPEN:
             return 0.0
-        return head.created_ms + self.settings.linger_ms - now_ms
+        return head.created_ms + self.options.linger_ms - now_ms
 
     def drain(
         self,
@@ -411,7 +400,7 @@ class RecordAccumulator:
 
     def expired(self, now_ms: float) -> tuple[list[ProducerBatch], float]:
         """Queued batches older than delivery.timeout.ms, and the milliseconds until there may be others."""
-        timeout = self.settings.delivery_timeout_ms
+        timeout = self.options.delivery_timeout_ms
         found: list[ProducerBatch] = []
         delay = math.inf
         with self._lock:

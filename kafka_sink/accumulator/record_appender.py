@@ -72,7 +72,7 @@ class MutedMemoryLimit:
             return taken
         partition = needs[0][0]
         started_ms = self._clock_ms()
-        timeout_ms = self._accumulator.settings.delivery_timeout_ms
+        timeout_ms = self._accumulator.options.delivery_timeout_ms
         self._say(partition)
         try:
             while not (taken := self._may_go(needs)):
@@ -115,7 +115,7 @@ class MutedMemoryLimit:
             partition,
             self._limit_bytes,
             self._explain(partition),
-            self._accumulator.settings.delivery_timeout_ms,
+            self._accumulator.options.delivery_timeout_ms,
         )
 
 
@@ -138,11 +138,11 @@ class RecordAppender:
         self.encode_ms = 0.0
         self.pool_wait_ms = 0.0
         self._accumulator = accumulator
-        self._settings = accumulator.settings
+        self._options = accumulator.options
         self._allocator = accumulator.allocator
-        self._estimates = SizeEstimates(accumulator.settings, codec, accumulator.limits)
+        self._estimates = SizeEstimates(accumulator.options, codec, accumulator.limits)
         self._planner = AppendPlanner(
-            accumulator.settings, accumulator.allocator, codec, self._estimates, clock_ms
+            accumulator.options, accumulator.allocator, codec, self._estimates, clock_ms
         )
         self._writer = RunWriter(accumulator, self._estimates, wake_sender)
         self._codec = codec
@@ -157,9 +157,9 @@ class RecordAppender:
         written while this appender waits for memory that rejected rows hold."""
         found = copy(self)
         found._allocator = allocator
-        found._settings = replace(self._settings, buffer_memory=memory_bytes)
+        found._options = replace(self._options, buffer_memory=memory_bytes)
         found._planner = AppendPlanner(
-            found._settings, allocator, self._codec, self._estimates, self._clock_ms, letters=True
+            found._options, allocator, self._codec, self._estimates, self._clock_ms, letters=True
         )
         found._muted_memory_limit = None
         return found
@@ -274,7 +274,7 @@ class RecordAppender:
         waited_ms, self._waited_ms = self._waited_ms, 0.0
         try:
             with self._activity.waiting(MEMORY):
-                left_ms = max(self._settings.max_block_ms - waited_ms, 0.0)
+                left_ms = max(self._options.max_block_ms - waited_ms, 0.0)
                 buffer = self._allocator.open(shortage.size, left_ms, watch, shortage.first_record)
         except BufferExhaustedError as error:
             if waited_ms < 1.0:

@@ -24,36 +24,16 @@ class MetadataTag:
     topics: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataRequestSettings:
-    """The options of the same names; ``rebootstrap`` is metadata.recovery.strategy."""
-
-    request_timeout_ms: float
-    allow_auto_create_topics: bool
-    rebootstrap: bool = True
-    rebootstrap_trigger_ms: float = 300_000.0
-
-    @classmethod
-    def from_options(cls, options: SinkOptions) -> MetadataRequestSettings:
-        return cls(
-            request_timeout_ms=options.request_timeout_ms,
-            allow_auto_create_topics=options.allow_auto_create_topics,
-            rebootstrap=options.metadata_recovery_strategy == "rebootstrap",
-            rebootstrap_trigger_ms=options.metadata_recovery_rebootstrap_trigger_ms,
-        )
-
-
 class MetadataRequests:
     """Used by the thread that polls ``network``. Times are monotonic milliseconds."""
 
-    def __init__(
-        self, settings: MetadataRequestSettings, cluster: ClusterMetadata, network: NetworkClient
-    ) -> None:
-        self._settings = settings
+    def __init__(self, options: SinkOptions, cluster: ClusterMetadata, network: NetworkClient) -> None:
+        self._options = options
         self._cluster = cluster
         self._network = network
         self._rebootstrap = RebootstrapTimer(
-            rebootstrap=settings.rebootstrap, trigger_ms=settings.rebootstrap_trigger_ms
+            rebootstrap=options.metadata_recovery_strategy == "rebootstrap",
+            trigger_ms=options.metadata_recovery_rebootstrap_trigger_ms,
         )
 
     def refresh(self, now_ms: float) -> float:
@@ -76,8 +56,8 @@ class MetadataRequests:
             # Some topics have aged, but too few for a request of their own. They wait until one is urgent.
             return self._cluster.next_request_delay_ms(now_ms)
         version = self._network.api_version(node, apis.METADATA, requests.METADATA_VERSIONS)
-        body = requests.encode_metadata(version, topics, self._settings.allow_auto_create_topics)
-        timeout_ms = self._settings.request_timeout_ms
+        body = requests.encode_metadata(version, topics, self._options.allow_auto_create_topics)
+        timeout_ms = self._options.request_timeout_ms
         tag = MetadataTag(topics)
         request = OutboundRequest(apis.METADATA, version, [body], True, timeout_ms, tag, len(topics))
         self._network.send(node, request, now_ms)

@@ -149,7 +149,7 @@ class BatchExpiry:
         if now_ms < self._none_expires_before_ms:
             return self._none_expires_before_ms - now_ms
         expired, delay = self._accumulator.expired(now_ms)
-        timeout = self._accumulator.settings.delivery_timeout_ms
+        timeout = self._accumulator.options.delivery_timeout_ms
         for batch in self._completion.in_flight():
             left = batch.created_ms + timeout - now_ms
             if left <= 0:
@@ -169,7 +169,7 @@ class BatchExpiry:
         last = batch.last_error or self._obstacle(batch.partition)
         if lookup_error := self._cluster.describe_lookup_error(batch.partition.topic):
             last = f"{last}; the topic's metadata: {lookup_error}"
-        timeout = self._accumulator.settings.delivery_timeout_ms
+        timeout = self._accumulator.options.delivery_timeout_ms
         muted = self._policy.explain(batch.partition)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
@@ -198,7 +198,7 @@ class BatchExpiry:
         missing = {partition for partition in partitions if self._partitions_without(partition) is not None}
         since_ms = {partition: self._missing_since_ms.get(partition, now_ms) for partition in missing}
         self._missing_since_ms = since_ms
-        max_block_ms = self._accumulator.settings.max_block_ms
+        max_block_ms = self._accumulator.options.max_block_ms
         for batch in queued:
             if now_ms - since_ms.get(batch.partition, now_ms) >= max_block_ms:
                 reason = f"{self._obstacle(batch.partition)}, for kafka.max.block.ms = {max_block_ms:.0f} ms"

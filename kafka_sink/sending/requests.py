@@ -13,7 +13,6 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
-from kafka_sink.metadata.metadata_requests import MetadataRequestSettings
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
@@ -22,42 +21,6 @@ from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
-
-
-@dataclass(frozen=True, slots=True)
-class SenderSettings:
-    """The options of the same names; times in milliseconds, sizes in bytes.
-
-    ``availability_timeout_ms`` is 0 where partitioning does not adapt to slow brokers.
-    """
-
-    acks: int
-    max_request_size: int
-    request_timeout_ms: float
-    retries: int
-    retry_backoff_ms: float
-    retry_backoff_max_ms: float
-    batch_size: int
-    metadata: MetadataRequestSettings
-    availability_timeout_ms: float = 0.0
-
-    @classmethod
-    def from_options(cls, options: SinkOptions) -> SenderSettings:
-        return cls(
-            acks=options.acks,
-            max_request_size=options.max_request_size,
-            request_timeout_ms=options.request_timeout_ms,
-            retries=options.retries,
-            retry_backoff_ms=options.retry_backoff_ms,
-            retry_backoff_max_ms=options.retry_backoff_max_ms,
-            batch_size=options.batch_size,
-            metadata=MetadataRequestSettings.from_options(options),
-            availability_timeout_ms=(
-                options.partitioner_availability_timeout_ms
-                if options.partitioner_adaptive_partitioning_enable
-                else 0
-            ),
-        )
 
 
 def fill_request(
@@ -111,12 +74,12 @@ class ProduceRequests:
 
     def __init__(
         self,
-        settings: SenderSettings,
+        options: SinkOptions,
         cluster: ClusterMetadata,
         network: NetworkClient,
         identity: ProducerIdentity | None,
     ) -> None:
-        self._settings = settings
+        self._options = options
         self._cluster = cluster
         self._network = network
         self._identity = identity
@@ -146,14 +109,14 @@ class ProduceRequests:
             topics[topic][1].append((batch.partition.partition, views, batch.size))
         body = produce.produce_body(
             version,
-            self._settings.acks,
-            int(self._settings.request_timeout_ms),
+            self._options.acks,
+            self._options.request_timeout_ms,
             None if self._identity is None else self._identity.transactional_id,
             [(name, topic_id, parts) for name, (topic_id, parts) in topics.items()],
         )
         tag = ProduceTag(node, {batch.partition: batch for batch in taken}, names)
-        expects_response = self._settings.acks != 0
-        timeout = self._settings.request_timeout_ms
+        expects_response = self._options.acks != 0
+        timeout = self._options.request_timeout_ms
         asked = len(topics) + len(taken)
         return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag, asked)
 

@@ -31,12 +31,13 @@ from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce
 from kafka_sink.network.client import RequestFailed, ResponseReceived
+from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable_list
 from kafka_sink.sending import response_classifier
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.new_partitions import NewPartitions
 from kafka_sink.sending.producer_identity import ProducerIdentity
-from kafka_sink.sending.requests import ProduceTag, SenderSettings
+from kafka_sink.sending.requests import ProduceTag
 from kafka_sink.sending.response_classifier import Action, AttemptFacts, Verdict
 from kafka_sink.sending.splitting import BatchSplitter, TakenRecords, content_of, take_out
 
@@ -48,7 +49,7 @@ class ResponseHandler:
 
     def __init__(  # noqa: PLR0913 - the parts of a producer
         self,
-        settings: SenderSettings,
+        options: SinkOptions,
         completion: BatchCompletion,
         accumulator: RecordAccumulator,
         cluster: ClusterMetadata,
@@ -57,7 +58,7 @@ class ResponseHandler:
         policy: SendPolicy,
         dead_letters: DeadLetters | None = None,
     ) -> None:
-        self._settings = settings
+        self._options = options
         self._completion = completion
         self._accumulator = accumulator
         self._cluster = cluster
@@ -95,7 +96,7 @@ class ResponseHandler:
         """The response has come; with acks=0, the request is written to the socket."""
         self._policy.on_request_done(tag.node_id, now_ms)
         self._completion.nodes.responded(tag.node_id, now_ms)
-        if self._settings.acks == 0:
+        if self._options.acks == 0:
             sent = [(batch, -1, -1) for batch in tag.batches.values()]
             self._succeed(sent, tag.node_id, now_ms, confirmed=False)
             return
@@ -235,7 +236,7 @@ class ResponseHandler:
             self._identity.attempt_failed(batch)
 
     def _retries_left(self, batch: ProducerBatch, verdict: Verdict) -> bool:
-        return not verdict.spends_retry or batch.retries_spent <= self._settings.retries
+        return not verdict.spends_retry or batch.retries_spent <= self._options.retries
 
     def _request_restart(self, batch: ProducerBatch, cause: Exception) -> None:
         if self._identity is None:
@@ -277,7 +278,7 @@ class ResponseHandler:
         code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
         if self._dead_letters is None or code != TOPIC_AUTHORIZATION_FAILED or batch.terminal:
             return False
-        wait_ms = min(timing_bounds.UNAUTHORIZED_TOPIC_MS, self._accumulator.settings.delivery_timeout_ms / 2)
+        wait_ms = min(timing_bounds.UNAUTHORIZED_TOPIC_MS, self._options.delivery_timeout_ms / 2)
         topic = batch.partition.topic
         since_ms, last_ms = self._unauthorized_topics.get(topic, (now_ms, now_ms))
         if now_ms - last_ms > 2 * wait_ms:

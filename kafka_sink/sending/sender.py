@@ -34,6 +34,7 @@ from kafka_sink.network.client import (
     RequestFailed,
     ResponseReceived,
 )
+from kafka_sink.options import SinkOptions
 from kafka_sink.sending.batch_completion import (
     BatchCompletion,
     BatchExpiry,
@@ -53,7 +54,6 @@ from kafka_sink.sending.requests import (
     ProducerIdRequests,
     ProducerIdTag,
     ProduceTag,
-    SenderSettings,
     fill_request,
 )
 from kafka_sink.sending.response_handler import ResponseHandler
@@ -135,7 +135,7 @@ class Sender(threading.Thread):
 
     def __init__(  # noqa: PLR0913 - the parts of a producer
         self,
-        settings: SenderSettings,
+        options: SinkOptions,
         accumulator: RecordAccumulator,
         cluster: ClusterMetadata,
         network: NetworkClient,
@@ -146,8 +146,9 @@ class Sender(threading.Thread):
         telemetry: ClientTelemetry | None = None,
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
-        self.availability = NodeAvailability(settings.availability_timeout_ms)
-        self._settings = settings
+        adapts = options.partitioner_adaptive_partitioning_enable
+        self.availability = NodeAvailability(options.partitioner_availability_timeout_ms if adapts else 0)
+        self._options = options
         self._accumulator = accumulator
         self._cluster = cluster
         self._network = network
@@ -156,15 +157,15 @@ class Sender(threading.Thread):
         self._policy = policy
         self._completion = BatchCompletion(accumulator, telemetry)
         self._telemetry = telemetry
-        backoff = ExponentialBackoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms, RANDOM.random)
+        backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
         self._expiry = BatchExpiry(
             self._completion, accumulator, cluster, identity, self._policy, network.connection_errors
         )
         self._responses = ResponseHandler(
-            settings, self._completion, accumulator, cluster, identity, backoff, self._policy, dead_letters
+            options, self._completion, accumulator, cluster, identity, backoff, self._policy, dead_letters
         )
-        self._metadata = MetadataRequests(settings.metadata, cluster, network)
-        timeout_ms = settings.request_timeout_ms
+        self._metadata = MetadataRequests(options, cluster, network)
+        timeout_ms = options.request_timeout_ms
         self._probes = BrokerProbes(self._policy, network, timeout_ms)
         self._producer_ids = None if identity is None else ProducerIdRequests(identity, network, timeout_ms)
         self._moves = UnsentMoves(accumulator, self._completion, cluster, network, self._policy)
@@ -174,7 +175,7 @@ class Sender(threading.Thread):
             from kafka_sink.sending.transaction_partitions import TransactionPartitions
 
             self._transaction_partitions = TransactionPartitions(identity, network, timeout_ms, backoff)
-        self._requests = ProduceRequests(settings, cluster, network, identity)
+        self._requests = ProduceRequests(options, cluster, network, identity)
         self._closing = False
         self._aborting = False
         self._task_ended = False
@@ -376,7 +377,7 @@ class Sender(threading.Thread):
         """Send one request if there is a batch for it; return whether it did."""
         if self._aborting:
             return False
-        max_bytes = self._settings.max_request_size
+        max_bytes = self._options.max_request_size
         may_send = self._responses.new_partitions.limited(node, now_ms, partial(self._may_send, now_ms))
         split = self._responses.splitter.split_if_too_large
         taken = fill_request(self._accumulator, node, queues, max_bytes, may_send, split)

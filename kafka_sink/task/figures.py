@@ -187,7 +187,7 @@ class TaskFiguresReader:
             for target in (partition, None if info is None else info.leader):
                 if target is not None:
                     waiting.setdefault(target, []).append((partition, rows, since_ms))
-        timeout_ms, made = self.accumulator.settings.delivery_timeout_ms, []
+        timeout_ms, made = self.accumulator.options.delivery_timeout_ms, []
         for target, reason, age_ms in muted:
             held = waiting.get(target, [])
             made.append(

@@ -12,7 +12,7 @@ from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.batch_limits import BatchSizeLimits
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
-from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.activity import BROKER, METADATA, TaskActivity
@@ -50,7 +50,6 @@ from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.security.settings import SecuritySettings
 from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics
-from kafka_sink.sending.requests import SenderSettings
 from kafka_sink.sending.sender import Sender
 from kafka_sink.sending.telemetry import ClientTelemetry
 from kafka_sink.task.figures import TaskFiguresReader
@@ -102,7 +101,7 @@ class Producer:
         if self._dead_letters is not None:
             self._letter_writer = LetterWriter(self._dead_letters, self._order, self._append_letters)
         self._sender = Sender(
-            SenderSettings.from_options(options),
+            options,
             self._accumulator,
             self._cluster,
             self._network,
@@ -522,17 +521,8 @@ class Producer:
 
 
 def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccumulator:
-    settings = AccumulatorSettings(
-        batch_size=options.batch_size,
-        linger_ms=options.linger_ms,
-        max_block_ms=options.max_block_ms,
-        delivery_timeout_ms=options.delivery_timeout_ms,
-        buffer_memory=options.buffer_memory,
-        compression=options.compression_type,
-        guarantee_order=options.max_in_flight_requests_per_connection == 1,
-    )
     limits = BatchSizeLimits(options.batch_size, repr(options.bootstrap_servers))
-    return RecordAccumulator(settings, allocator, limits)
+    return RecordAccumulator(options, allocator, limits)
 
 
 def _letter_memory(options: SinkOptions) -> BufferAllocator:

@@ -12,10 +12,11 @@ import pytest
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
-from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import NO_LEADER, CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
@@ -65,14 +66,14 @@ class Bench:
         self.mutes: set[TopicPartition] = set()
         self.order: list[int] = []
         allocator = IncrementalAllocator(BufferPool(1 << 20, 128, clock_ms=lambda: self.now), 128)
-        settings = AccumulatorSettings(
+        settings = SinkOptions(
+            bootstrap_servers=(),
             batch_size=1_024,
             linger_ms=0,
             max_block_ms=0,
             delivery_timeout_ms=1_000,
             buffer_memory=1 << 20,
-            compression=CompressionType.NONE,
-            guarantee_order=False,
+            compression_type=CompressionType.NONE,
         )
         self.accumulator = RecordAccumulator(settings, allocator)
         self.share = MutedMemoryLimit(

@@ -11,22 +11,23 @@ import pytest
 from kafka_sink.accumulator import record_accumulator
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
+from kafka_sink.options import SinkOptions
 from kafka_sink.records.batch_header import ProducerSequence
 from tests.support.queues import queues_of
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
 
-SETTINGS = AccumulatorSettings(
+SETTINGS = SinkOptions(
+    bootstrap_servers=(),
     batch_size=1_000,
     linger_ms=20,
     max_block_ms=1_000,
     delivery_timeout_ms=10_000,
     buffer_memory=1 << 20,
-    compression=CompressionType.NONE,
-    guarantee_order=False,
+    compression_type=CompressionType.NONE,
 )
 P = [TopicPartition("t", index) for index in range(6)]
 
@@ -163,7 +164,7 @@ def test_a_retry_waits_for_its_backoff_and_holds_back_what_stands_behind() -> No
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_one_in_flight_where_order_asks_for_it(guarded: bool) -> None:
-    bench = Bench(guarantee_order=guarded)
+    bench = Bench(max_in_flight_requests_per_connection=1 if guarded else 5)
     bench.closed(P[0])
     bench.closed(P[0])
     (taken,) = bench.drain(0)

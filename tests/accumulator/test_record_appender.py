@@ -16,11 +16,12 @@ from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import codec_for, decompressed
 from kafka_sink.records.ordered_rows import OrderedRows
@@ -70,9 +71,9 @@ class Bench:
         memory: int = 1 << 20,
         batch_size: int = BATCH_SIZE,
         compression: CompressionType = CompressionType.NONE,
-        max_block_ms: float = 0,
+        max_block_ms: int = 0,
         strategy: Callable[[BufferPool, int], BufferAllocator] | None = None,
-        linger_ms: float = 0,
+        linger_ms: int = 0,
         heap: int | None = None,
     ) -> None:
         self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0, heap_limit_bytes=heap)
@@ -81,14 +82,14 @@ class Bench:
             if strategy is None
             else strategy(self.pool, batch_size)
         )
-        settings = AccumulatorSettings(
+        settings = SinkOptions(
+            bootstrap_servers=(),
             batch_size=batch_size,
             linger_ms=linger_ms,
             max_block_ms=max_block_ms,
             delivery_timeout_ms=10_000,
             buffer_memory=memory,
-            compression=compression,
-            guarantee_order=False,
+            compression_type=compression,
         )
         self.accumulator = RecordAccumulator(settings, self.allocator)
         self.wakes = 0
@@ -267,7 +268,7 @@ def test_full_fills_the_buffers_of_all_partitions_before_it_waits_for_one(codec:
         compression=codec,
         strategy=FullAllocator,
         max_block_ms=60_000,
-        linger_ms=1e9,
+        linger_ms=10**9,
     )
     chance = random.Random(5)
     count = 640 if codec is CompressionType.NONE else 1_200

@@ -20,11 +20,12 @@ from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network.produce import produce_body
+from kafka_sink.options import SinkOptions
 from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -160,14 +161,14 @@ class Run:
         self.pool = BufferPool(POOL_BYTES, max(1, shape.batch_size), clock_ms=lambda: 0.0)
         self.allocator = strategy(self.pool, shape.batch_size)
         self.accumulator = RecordAccumulator(
-            AccumulatorSettings(
+            SinkOptions(
+                bootstrap_servers=(),
                 batch_size=shape.batch_size,
                 linger_ms=0,
                 max_block_ms=0,
-                delivery_timeout_ms=1e9,
+                delivery_timeout_ms=10**9,
                 buffer_memory=POOL_BYTES,
-                compression=codec,
-                guarantee_order=False,
+                compression_type=codec,
             ),
             self.allocator,
         )

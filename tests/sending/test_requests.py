@@ -10,9 +10,10 @@ import pytest
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.options import SinkOptions
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
@@ -40,14 +41,14 @@ class Bench:
     def __init__(self, compression: CompressionType, ratio: float = 1.0) -> None:
         memory = 256 << 20
         pool = BufferPool(memory, 4_096, clock_ms=lambda: 0.0)
-        settings = AccumulatorSettings(
+        settings = SinkOptions(
+            bootstrap_servers=(),
             batch_size=512 << 10,
             linger_ms=20,
             max_block_ms=0,
             delivery_timeout_ms=10_000,
             buffer_memory=memory,
-            compression=compression,
-            guarantee_order=False,
+            compression_type=compression,
         )
         self.accumulator = RecordAccumulator(settings, forced.allocator(pool, 512 << 10, 4_096))
         codec = codec_for(compression, None)

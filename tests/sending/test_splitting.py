@@ -13,9 +13,10 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.options import SinkOptions
 from kafka_sink.records import varint
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -47,14 +48,14 @@ class Refused:
     ) -> None:
         self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0)
         self.allocator = forced.allocator(self.pool, 1_000, 128)
-        settings = AccumulatorSettings(
+        settings = SinkOptions(
+            bootstrap_servers=(),
             batch_size=memory,
             linger_ms=0,
             max_block_ms=0,
             delivery_timeout_ms=10_000,
             buffer_memory=memory,
-            compression=codec,
-            guarantee_order=False,
+            compression_type=codec,
         )
         accumulator = RecordAccumulator(settings, self.allocator)
         appender = RecordAppender(accumulator, codec_for(codec, None), lambda: 0.0, lambda: None)

@@ -21,10 +21,11 @@ from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata
+from kafka_sink.options import SinkOptions
 from kafka_sink.records.compression import codec_for
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -92,14 +93,14 @@ class Task:
         make = FullAllocator if shape.full else IncrementalAllocator
         self.allocator = make(self.pool, shape.batch_size)
         self.accumulator = RecordAccumulator(
-            AccumulatorSettings(
+            SinkOptions(
+                bootstrap_servers=(),
                 batch_size=shape.batch_size,
                 linger_ms=1_000,
                 max_block_ms=0,
-                delivery_timeout_ms=1e9,
+                delivery_timeout_ms=10**9,
                 buffer_memory=memory,
-                compression=shape.codec,
-                guarantee_order=False,
+                compression_type=shape.codec,
             ),
             self.allocator,
         )

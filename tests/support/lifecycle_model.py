@@ -17,15 +17,15 @@ from kafka_sink.accumulator.batch_buffer import PieceBuffer
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import AccumulatorSettings, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
-from kafka_sink.metadata.metadata_requests import MetadataRequestSettings
 from kafka_sink.model import NO_RECORD_ERRORS, CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network.client import RequestFailed, ResponseReceived
 from kafka_sink.network.produce import ProducePartitionResponse, ProduceResponse
+from kafka_sink.options import SinkOptions
 from kafka_sink.records import encoder
 from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -34,7 +34,7 @@ from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion, BatchExpiry, restart_sequences
 from kafka_sink.sending.producer_identity import ProducerIdentity
-from kafka_sink.sending.requests import ProduceRequests, ProduceTag, SenderSettings, fill_request
+from kafka_sink.sending.requests import ProduceRequests, ProduceTag, fill_request
 from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.task_deliveries import Written
 from tests.support.fake_log import PartitionLog, numbers_in, parse_batch
@@ -45,7 +45,7 @@ TOPIC = "t"
 PARTITIONS = 3
 NODES = 2
 NOT_LEADER = 6
-DELIVERY_TIMEOUT_MS = 10_000.0
+DELIVERY_TIMEOUT_MS = 10_000
 _BATCH_SIZE = 700
 _POOL_BYTES = 32_768
 _PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
@@ -112,24 +112,23 @@ class Model:
 
     def __post_init__(self) -> None:
         self.pool = BufferPool(_POOL_BYTES, 128, clock_ms=lambda: self.now)
-        settings = AccumulatorSettings(
+        options = SinkOptions(
+            bootstrap_servers=(),
             batch_size=_BATCH_SIZE,
             linger_ms=0,
             max_block_ms=0,
             delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
             buffer_memory=_POOL_BYTES,
-            compression=CompressionType.NONE,
-            guarantee_order=False,
+            compression_type=CompressionType.NONE,
+            max_request_size=4_000,
+            retries=1_000,
         )
-        self.accumulator = RecordAccumulator(settings, forced.allocator(self.pool, _BATCH_SIZE, 128))
+        self.accumulator = RecordAccumulator(options, forced.allocator(self.pool, _BATCH_SIZE, 128))
         self.appender = RecordAppender(self.accumulator, None, lambda: self.now, lambda: None)
         backoff = ExponentialBackoff(100, 1_000, lambda: 0.5)
         self.identity = ProducerIdentity(backoff)
         self.identity.producer_id, self.identity.producer_epoch = 7, 0
         self.metadata = Metadata()
-        sender = SenderSettings(
-            -1, 4_000, 30_000, 1_000, 100, 1_000, _BATCH_SIZE, MetadataRequestSettings(30_000, True)
-        )
         policy = SendPolicy()
         self.completion = BatchCompletion(self.accumulator)
         self.expiry = BatchExpiry(
@@ -141,7 +140,7 @@ class Model:
             dict,  # type: ignore[arg-type]
         )
         self.responses = ResponseHandler(
-            sender,
+            options,
             self.completion,
             self.accumulator,
             self.metadata,  # type: ignore[arg-type]
@@ -149,7 +148,7 @@ class Model:
             backoff,
             policy,  # type: ignore[arg-type]
         )
-        self.requests = ProduceRequests(sender, self.metadata, Versions(), self.identity)  # type: ignore[arg-type]
+        self.requests = ProduceRequests(options, self.metadata, Versions(), self.identity)  # type: ignore[arg-type]
         self.partitioner = Partitioner(
             room=lambda *_: BatchRoom(None, _BATCH_SIZE),
             ignore_keys=False,

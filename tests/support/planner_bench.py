@@ -10,8 +10,8 @@ from kafka_sink.accumulator.batch_limits import BatchSizeLimits, SizeEstimates
 from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
-from kafka_sink.accumulator.record_accumulator import AccumulatorSettings
 from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_columns import RecordColumns
 
@@ -35,14 +35,14 @@ class Bench:
     def __init__(self, memory: int = 1 << 20) -> None:
         self.pool = BufferPool(memory, CHUNK, clock_ms=lambda: 0.0)
         self.allocator = IncrementalAllocator(self.pool, BATCH_SIZE)
-        self.settings = AccumulatorSettings(
+        self.settings = SinkOptions(
+            bootstrap_servers=(),
             batch_size=BATCH_SIZE,
             linger_ms=0,
             max_block_ms=0,
             delivery_timeout_ms=10_000,
             buffer_memory=memory,
-            compression=CompressionType.NONE,
-            guarantee_order=False,
+            compression_type=CompressionType.NONE,
         )
         self.estimates = SizeEstimates(self.settings, None, BatchSizeLimits(BATCH_SIZE))
         self.planner = AppendPlanner(self.settings, self.allocator, None, self.estimates, lambda: 3.0)

@@ -12,7 +12,7 @@ from kafka_sink.coordinator.metadata.messages import coordinator_idle_ms
 from kafka_sink.coordinator.transport.handlers import Handler
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
-from kafka_sink.metadata.metadata_requests import MetadataRequests, MetadataRequestSettings, MetadataTag
+from kafka_sink.metadata.metadata_requests import MetadataRequests, MetadataTag
 from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE
 from kafka_sink.network.client import (
     NetworkClient,
@@ -38,7 +38,6 @@ class MetadataFetcher(threading.Thread):
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(name="kafka-chunked-metadata", daemon=True)
         self._options = options
-        self._settings = MetadataRequestSettings.from_options(options)
         self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         cache = MetadataCache(
             max_age_ms=options.metadata_max_age_ms * _SHARE_OF_AGE,
@@ -50,7 +49,7 @@ class MetadataFetcher(threading.Thread):
         )
         self.view = ClusterMetadata(cache, monotonic_ms, self.wake, self._describe)
         self._handler: MetadataHandler | None = None
-        self._requests = MetadataRequests(self._settings, self.view, self._network)
+        self._requests = MetadataRequests(self._options, self.view, self._network)
         self._known_version = -1
         self._closing = threading.Event()
 
@@ -85,7 +84,7 @@ class MetadataFetcher(threading.Thread):
                 self._network.close()
                 self._closing.wait(backoff.delay_ms(failures) / 1000)
                 self._network = NetworkClient(NetworkSettings.from_options(self._options), monotonic_ms)
-                self._requests = MetadataRequests(self._settings, self.view, self._network)
+                self._requests = MetadataRequests(self._options, self.view, self._network)
                 self.view.on_failure(monotonic_ms())
         self._network.close()
 
