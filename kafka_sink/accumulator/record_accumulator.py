@@ -26,11 +26,11 @@ LEASE_MS = 5.0
 class ReadyCheck:
     """Queues that may be sent, by leader; topics with partitions without a leader; and when to look again.
 
-    ``held`` are queues by leader that are ready but muted. ``leaderless`` are muted, too, and have none.
+    ``muted`` are queues by leader that would be ready. ``leaderless`` are muted, too, and have none.
     """
 
     nodes: dict[int, list[PartitionQueue]]
-    held: dict[int, list[PartitionQueue]]
+    muted: dict[int, list[PartitionQueue]]
     leaderless: list[PartitionQueue]
     unknown_leaders: set[str]
     next_check_delay_ms: float
@@ -133,7 +133,7 @@ class RecordAccumulator:
         are none) are returned apart.
         """
         nodes: dict[int, list[PartitionQueue]] = {}
-        held: dict[int, list[PartitionQueue]] = {}
+        held_back: dict[int, list[PartitionQueue]] = {}
         leaderless: list[PartitionQueue] = []
         unknown: set[str] = set()
         delay = math.inf
@@ -166,12 +166,12 @@ class RecordAccumulator:
                     if muted and queue.partition in muted:
                         leaderless.append(queue)
                 elif muted and queue.partition in muted:
-                    held.setdefault(info.leader, []).append(queue)
+                    held_back.setdefault(info.leader, []).append(queue)
                 else:
                     nodes.setdefault(info.leader, []).append(queue)
         if oldest < math.inf:
             delay = min(delay, oldest - lingers_since)
-        return ReadyCheck(nodes, held, leaderless, unknown, delay)
+        return ReadyCheck(nodes, held_back, leaderless, unknown, delay)
 
     def _wait_ms_locked(self, queue: PartitionQueue, hurry: bool, now_ms: float) -> float:
         """Milliseconds until the first batch may go; infinite while something else must happen first."""

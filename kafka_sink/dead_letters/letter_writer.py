@@ -83,7 +83,7 @@ class LetterWriter:
                 continue
             if isinstance(rejected, RejectedRecords):
                 rejected = rows_of_records(rejected, self._letters.max_bytes)
-            yield from pieces(rejected)
+            yield from slices(rejected)
 
     def _write(self, plan: ColumnPlan, table: pa.Table, topic: str) -> None:
         try:
@@ -142,8 +142,8 @@ def letter_plan(topic: str) -> ColumnPlan:
     return ColumnPlan.of(_COLUMNS, topic)
 
 
-def pieces(rows: RejectedRows) -> Iterator[RejectedRows]:
-    """The rows in parts whose letters take about 1 MiB, or one row."""
+def slices(rows: RejectedRows) -> Iterator[RejectedRows]:
+    """The rows in slices whose letters take about 1 MiB, or one row."""
     before = np.concatenate(([0], np.cumsum(rows.sizes + _CONTEXT_BYTES)))
     start = 0
     while start < rows.count:

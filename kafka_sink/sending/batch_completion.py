@@ -84,7 +84,7 @@ class BatchCompletion:
         self.deliveries.count(retries=1)
         self._accumulator.reenqueue(batch, at_ms)
 
-    def hold(self, batch: ProducerBatch) -> None:
+    def put_back(self, batch: ProducerBatch) -> None:
         """Queue the batch again. It is not to be sent."""
         self._accumulator.reenqueue(batch, 0.0)
 

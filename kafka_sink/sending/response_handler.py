@@ -70,7 +70,7 @@ class ResponseHandler:
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
         # Rejected batches that wait in their queues until there is room for their dead letters.
-        self._held: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
+        self._waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
         self.splitter = BatchSplitter(completion, accumulator, identity)
 
     def on_sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
@@ -309,9 +309,9 @@ class ResponseHandler:
         except TooManyDeadLettersError as too_many:
             self._completion.fail_taken(batch, too_many)
             return
-        # No batch of the dead letter topic is held: letters behind it would wait for it.
+        # No batch of the dead letter topic waits here: letters behind it would wait for it.
         if not letters.has_room and batch.partition.topic != letters.topic:
-            self._hold(batch, positions, cause)
+            self._await_letters(batch, positions, cause)
             return
         pieces, records = take_out(batch, positions or (0,), ROOM_BYTES)
         failure = self._add_letters(batch, records, cause)
@@ -320,12 +320,12 @@ class ResponseHandler:
                 piece.buffer.release()
             self._completion.fail_taken(batch, failure)
             return
-        # A restart of sequences takes those of batches that are held.
+        # A restart of sequences takes those of batches that wait.
         if self._identity is not None and batch.has_sequence:
             self._identity.shrunk(batch, pieces)
         self._completion.shrink(batch, pieces)
 
-    def _hold(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
+    def _await_letters(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
         """Leave the batch in buffer.memory, unsent, until letters of other rows are written. If that never
         happens, delivery.timeout.ms ends it."""
         letters = self._dead_letters
@@ -338,19 +338,19 @@ class ResponseHandler:
             f"{cause}; its dead letters waited for those of others in errors.deadletterqueue.topic.name = "
             f"{letters.topic!r}"
         )
-        self._held[batch] = positions, cause
-        self._completion.hold(batch)
+        self._waiting[batch] = positions, cause
+        self._completion.put_back(batch)
 
-    def is_held(self, batch: ProducerBatch) -> bool:
+    def awaits_letters(self, batch: ProducerBatch) -> bool:
         """Whether brokers have rejected the batch, and it waits for its dead letters. It must not be sent."""
-        return batch in self._held
+        return batch in self._waiting
 
-    def skip_held(self) -> None:
-        """Make dead letters of the batches that are held, while there is room for them."""
+    def skip_waiting(self) -> None:
+        """Make dead letters of the batches that wait, while there is room for them."""
         letters = self._dead_letters
-        while self._held and letters is not None and letters.has_room:
-            batch = next(iter(self._held))
-            positions, cause = self._held.pop(batch)
+        while self._waiting and letters is not None and letters.has_room:
+            batch = next(iter(self._waiting))
+            positions, cause = self._waiting.pop(batch)
             # It may have failed meanwhile.
             if self._accumulator.take(batch):
                 self._skip_records(batch, positions, cause)

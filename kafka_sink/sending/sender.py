@@ -226,7 +226,7 @@ class Sender(threading.Thread):
     def run_once(self, now_ms: float) -> None:
         """One pass. Blocks in the network poll until there may be something to do."""
         delay = min(MAX_POLL_MS, self._expiry.expire(now_ms))
-        self._responses.skip_held()
+        self._responses.skip_waiting()
         if self._identity is not None:
             restart_sequences(self._identity, self._completion)
             close_sequence_gaps(self._identity, self._completion)
@@ -304,10 +304,10 @@ class Sender(threading.Thread):
     def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> float:
         check = self._accumulator.ready(self._cluster.leader, now_ms, muted)
         delay = check.next_check_delay_ms
-        if not (check.nodes or check.held or check.unknown_leaders or self._waited):
+        if not (check.nodes or check.muted or check.unknown_leaders or self._waited):
             return min(delay, self._responses.new_partitions.next_change_ms(now_ms))
         self._expiry.expire_missing(check.unknown_leaders, now_ms)
-        stale = check.unknown_leaders | self._topics_of_gone(check.nodes) | self._topics_of_gone(check.held)
+        stale = check.unknown_leaders | self._topics_of_gone(check.nodes) | self._topics_of_gone(check.muted)
         for topic in stale:
             self._cluster.mark_stale(topic, now_ms)
         if stale:
@@ -330,9 +330,9 @@ class Sender(threading.Thread):
             else:
                 delay = min(delay, self._network.ready_delay_ms(node, now_ms))
         delay = min(delay, self._responses.new_partitions.next_change_ms(now_ms))
-        for node, queues in check.held.items():
+        for node, queues in check.muted.items():
             delay = min(delay, self._probe(node, queues, now_ms))
-        stuck = [queue for queues in check.held.values() for queue in queues] + check.leaderless
+        stuck = [queue for queues in check.muted.values() for queue in queues] + check.leaderless
         return 0.0 if stuck and self._moves.move(stuck, muted) else delay
 
     def _delay_after_request(self, queues: Sequence[PartitionQueue], now_ms: float) -> float:
@@ -390,7 +390,7 @@ class Sender(threading.Thread):
         return True
 
     def _may_send(self, now_ms: float, batch: ProducerBatch) -> bool:
-        if self._responses.is_held(batch):
+        if self._responses.awaits_letters(batch):
             return False
         return self._identity is None or self._identity.may_send(batch, now_ms)
 

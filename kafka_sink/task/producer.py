@@ -263,9 +263,7 @@ class Producer:
             raise ValueError("rows need a plan of their columns")
         if self._rate_limit is None:
             return self._send(plan, batch)
-        return max(
-            (self._send(plan, piece) for piece in self._rate_limit.pieces(batch, self.check)), default=0
-        )
+        return max((self._send(plan, part) for part in self._rate_limit.slices(batch, self.check)), default=0)
 
     def _send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> int:
         self.check()

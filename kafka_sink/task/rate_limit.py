@@ -1,6 +1,6 @@
 """max.rows.per.second and max.bytes.per.second in a task: cuts tables into what the task may send now.
 
-With a coordinator, the limit is the job's, and each piece waits for a grant. Without one, the task keeps to
+With a coordinator, the limit is the job's, and each slice waits for a grant. Without one, the task keeps to
 its share of the limit: the limit divided by the number of tasks that run at once.
 """
 
@@ -20,8 +20,8 @@ from kafka_sink.options import SinkOptions
 _log = logging.getLogger(__name__)
 # How often a task that waits looks whether it has been given up.
 _CHECK_MS = 100.0
-# A piece is what a share allows in this time, so that rows flow evenly.
-_PIECE_S = 0.1
+# A slice is what a share allows in this time, so that rows flow evenly.
+_SLICE_S = 0.1
 
 
 class Grants(Protocol):
@@ -72,8 +72,8 @@ class RateLimit:
         self.job = job
         self.waited_ms = 0.0
 
-    def pieces(self, table: pa.Table | pa.RecordBatch, check: Callable[[], None]) -> Iterator[pa.Table]:
-        """Yield the rows in order, each piece when it may be sent. ``check`` raises if the task is lost."""
+    def slices(self, table: pa.Table | pa.RecordBatch, check: Callable[[], None]) -> Iterator[pa.Table]:
+        """Yield the rows in order, each slice when it may be sent. ``check`` raises if the task is lost."""
         start = 0
         while start < table.num_rows:
             rest = table.slice(start)
@@ -113,7 +113,7 @@ class RateLimit:
                 break
             self._sleep(min(delay_ms + 1.0, _CHECK_MS))
         wanted = {"rows": rows, "bytes": max(1, size)}
-        part = min([1.0, *(share * _PIECE_S / wanted[name] for name, share in self._share.items())])
+        part = min([1.0, *(share * _SLICE_S / wanted[name] for name, share in self._share.items())])
         taken = max(1, int(rows * part))
         for name in self._levels:
             self._levels[name] -= wanted[name] * taken / rows
@@ -124,4 +124,4 @@ class RateLimit:
         passed_s = (now_ms - self._at_ms) / 1000
         self._at_ms = now_ms
         for name, share in self._share.items():
-            self._levels[name] = min(share * _PIECE_S, self._levels[name] + share * passed_s)
+            self._levels[name] = min(share * _SLICE_S, self._levels[name] + share * passed_s)

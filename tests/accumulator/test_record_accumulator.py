@@ -448,5 +448,5 @@ def test_muted_queues_without_a_leader_are_named() -> None:
     bench.leaders[P[0]] = -1
     check = bench.accumulator.ready(bench.leader, 1_000, (P[0],))
     assert [queue.partition for queue in check.leaderless] == [P[0]]
-    assert (check.held, check.unknown_leaders) == ({}, {"t"})
+    assert (check.muted, check.unknown_leaders) == ({}, {"t"})
     assert not bench.accumulator.ready(bench.leader, 1_000).leaderless

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.dead_letters.letter_writer import letter_plan, letter_table, pieces
+from kafka_sink.dead_letters.letter_writer import letter_plan, letter_table, slices
 from kafka_sink.dead_letters.rejected_rows import (
     Header,
     RejectedLetter,
@@ -164,7 +164,7 @@ def test_letters_are_made_a_megabyte_at_once() -> None:
     rows = rejected(
         *[(b"%d" % number, b"v" * 1000, ()) for number in range(5000)], (None, b"x" * 3_000_000, ())
     )
-    found = list(pieces(rows))
+    found = list(slices(rows))
     assert sum(piece.count for piece in found) == rows.count
     assert len(found) == 9
     assert all(piece.count < 1000 for piece in found)

@@ -39,7 +39,7 @@ def test_without_a_coordinator_a_task_keeps_to_its_share(caplog: pytest.LogCaptu
     at = Time()
     limit = RateLimit({"rows": 1000}, 4, at.clock, at.sleep)
     limit.begin("job")
-    sent = [piece.num_rows for _ in range(3) for piece in limit.pieces(TABLE, unchecked)]
+    sent = [one.num_rows for _ in range(3) for one in limit.slices(TABLE, unchecked)]
     assert sum(sent) == 3000
     assert at.now_ms == pytest.approx(12_000, rel=0.05)
     assert max(sent) <= 25
@@ -53,8 +53,8 @@ def test_bytes_are_limited_by_what_rows_have() -> None:
     at = Time()
     limit = RateLimit({"rows": 10**6, "bytes": 7_000}, 1, at.clock, at.sleep)
     limit.begin("job")
-    pieces = list(limit.pieces(TABLE, unchecked))
-    assert pa.concat_tables(pieces).equals(TABLE), "all rows, in order"
+    slices = list(limit.slices(TABLE, unchecked))
+    assert pa.concat_tables(slices).equals(TABLE), "all rows, in order"
     # 10 bytes and an offset a row.
     assert at.now_ms == pytest.approx(2_000, rel=0.1)
 
@@ -69,7 +69,7 @@ def test_a_task_that_was_given_up_ends_while_it_waits() -> None:
             raise DeliveryError("given up")
 
     with pytest.raises(DeliveryError):
-        list(limit.pieces(TABLE, check))
+        list(limit.slices(TABLE, check))
     assert at.now_ms < 700
 
 
@@ -86,8 +86,8 @@ def test_tasks_share_a_limit_and_go_on_alone_when_the_coordinator_is_lost() -> N
 
         try:
             while True:
-                for piece in limit.pieces(TABLE, check):
-                    counts[number] += piece.num_rows
+                for one in limit.slices(TABLE, check):
+                    counts[number] += one.num_rows
         except DeliveryError:
             pass
 
