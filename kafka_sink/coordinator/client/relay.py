@@ -40,15 +40,14 @@ from kafka_sink.coordinator.transport.address import (
     make_private_folder,
 )
 from kafka_sink.coordinator.transport.connection import READ_BYTES, Link
-from kafka_sink.coordinator.transport.group import Group
-from kafka_sink.coordinator.transport.message_format import in_frames, prefixed, split_lines, unpacked
+from kafka_sink.coordinator.transport.group import Group, Groups
+from kafka_sink.coordinator.transport.message_format import in_frames, prefixed, split_lines
 from kafka_sink.coordinator.transport.session import (
     MAX_FRAME_BYTES,
     MAX_HANDSHAKE_BYTES,
     FrameReader,
     Message,
     Session,
-    dump,
     parse,
 )
 from kafka_sink.errors import ProtocolError
@@ -130,13 +129,9 @@ class Relay(threading.Thread):
         self._rendezvous = rendezvous
         self._clock_ms = clock_ms
         self._on_end = on_end
-        self._groups = {one.kind: one for one in groups}
+        self._groups = Groups(groups, clock_ms())
         self._silence_ms = silence_ms
-        # Groups whose last message has not been answered, by its number, and when it was sent.
-        self._awaited: dict[int, tuple[Group, float]] = {}
-        self._sent = 0
         self._is_silent = False
-        self._heard_ms = -math.inf
         # What tasks say meanwhile.
         self._held: list[tuple[_LocalTask, bytes]] = []
         self._pid = os.getpid()
@@ -172,7 +167,6 @@ class Relay(threading.Thread):
         self._link.socket.setblocking(False)
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._selector.register(self._link.socket, selectors.EVENT_READ)
-        self._hear(self._clock_ms())
         # The challenge may have been followed by messages.
         self._take_from_coordinator(b"")
         while self._tasks or self._clock_ms() < self._empty_since_ms + _LINGER_MS:
@@ -185,8 +179,9 @@ class Relay(threading.Thread):
                     self._on_task(key.data, events)
             now_ms = self._clock_ms()
             self._look_for_silence(now_ms)
-            self._take_from_groups(now_ms)
             self._send_to_tasks()
+            if self._groups.due_ms(now_ms) <= now_ms:
+                self._flush_ms = min(self._flush_ms, now_ms + _GATHER_MS)
             if now_ms >= self._flush_ms:
                 self._send_to_coordinator(now_ms)
             if now_ms >= self._swept_ms + _SWEEP_MS:
@@ -194,10 +189,12 @@ class Relay(threading.Thread):
 
     def _timeout_s(self) -> float:
         now_ms = self._clock_ms()
-        due_ms = min(self._flush_ms, self._swept_ms + _SWEEP_MS, self._group_due_ms(now_ms))
-        if self._awaited:
-            bound_ms = _GIVE_UP_MS if self._is_silent else self._silence_ms
-            due_ms = min(due_ms, self._unheard_since_ms() + bound_ms)
+        due_ms = min(
+            # What groups have waits for others, too.
+            self._flush_ms if self._flush_ms < math.inf else self._groups.due_ms(now_ms),
+            self._swept_ms + _SWEEP_MS,
+            self._groups.unheard_since_ms() + (_GIVE_UP_MS if self._is_silent else self._silence_ms),
+        )
         if not self._tasks:
             due_ms = min(due_ms, self._empty_since_ms + _LINGER_MS)
         return max(0.0, due_ms - now_ms) / 1000
@@ -222,7 +219,7 @@ class Relay(threading.Thread):
         while (frame := self._link.frames.next_frame()) is not None:
             for line in split_lines(self._link.session.payload(frame)):
                 if not line.tasks:
-                    self._take_as_group(parse(line.message))
+                    self._take_as_relay(parse(line.message))
                 for number in line.tasks:
                     task = self._tasks.get(number)
                     if task is None:
@@ -234,58 +231,16 @@ class Relay(threading.Thread):
                         task.has_spoken = False
                         self._drop(task)
 
-    def _take_as_group(self, message: Message) -> None:
-        body, now_ms = message.get("body"), self._clock_ms()
-        if not isinstance(body, dict):
-            raise ProtocolError("a message without body")
-        self._hear(now_ms)
-        number = message.get("id")
-        if number is None:
-            group = self._groups.get(message.get("kind", ""))
-            if group is not None:
-                group.on_push(unpacked(body), now_ms)
-            return
-        if number not in self._awaited:
-            raise ProtocolError("a reply to no message")
-        group, sent_ms = self._awaited.pop(number)
-        group.on_reply(unpacked(body), now_ms - sent_ms, now_ms)
-        if self._is_silent:
-            self._is_silent = False
-            held, self._held = self._held, []
-            for task, said in held:
-                if task.number in self._tasks:
-                    self._guarded(task, partial(self._take_message, task, said))
-
-    def _hear(self, now_ms: float) -> None:
-        self._heard_ms = now_ms
-        for group in self._groups.values():
-            group.heard_ms = now_ms
-
-    def _group_due_ms(self, now_ms: float) -> float:
-        awaited = [group for group, _ in self._awaited.values()]
-        due = (group.due_ms(now_ms) for group in self._groups.values() if group not in awaited)
-        return max(now_ms, min(due, default=math.inf))
-
-    def _take_from_groups(self, now_ms: float) -> None:
-        """What they have for tasks, and when to send what they have for the coordinator."""
-        for group in self._groups.values():
-            while group.outgoing:
-                one = group.outgoing.popleft()
-                task = self._tasks.get(one.task)
-                if task is not None:
-                    reply = {} if one.request is None else {"id": one.request, "last": True}
-                    task.lines.append(dump({"kind": group.kind, **reply, "body": one.body}))
-                    self._touched[task.number] = task
-        if self._group_due_ms(now_ms) <= now_ms:
-            self._flush_ms = min(self._flush_ms, now_ms + _GATHER_MS)
-
-    def _unheard_since_ms(self) -> float:
-        """Since when it has waited for the coordinator to say anything; infinite where it does not."""
-        oldest_ms = min((sent_ms for _, sent_ms in self._awaited.values()), default=math.inf)
-        return max(oldest_ms, self._heard_ms)
+    def _take_as_relay(self, message: Message) -> None:
+        self._groups.on_coordinator(message, self._clock_ms())
+        self._is_silent = False
+        held, self._held = self._held, []
+        for task, said in held:
+            if task.number in self._tasks:
+                self._guarded(task, partial(self._take_message, task, said))
 
     def _look_for_silence(self, now_ms: float) -> None:
-        silent_ms = now_ms - self._unheard_since_ms()
+        silent_ms = now_ms - self._groups.unheard_since_ms()
         if silent_ms >= _GIVE_UP_MS:
             raise ConnectionError("the coordinator does not respond")
         if silent_ms >= self._silence_ms and not self._is_silent:
@@ -296,13 +251,7 @@ class Relay(threading.Thread):
 
     def _send_to_coordinator(self, now_ms: float) -> None:
         lines, self._outgoing, self._flush_ms = self._outgoing, [], math.inf
-        awaited = [group for group, _ in self._awaited.values()]
-        for group in self._groups.values():
-            body = None if group in awaited else group.next_message(now_ms)
-            if body is not None:
-                self._sent += 1
-                self._awaited[self._sent] = group, now_ms
-                lines.append(dump({"id": self._sent, "kind": group.kind, "body": body}))
+        lines += self._groups.messages(now_ms)
         for payload in in_frames(lines, _FRAME_BYTES):
             self._upstream.write(self._link.session.encode_payload(payload))
         self._watch(self._upstream, None)
@@ -381,21 +330,15 @@ class Relay(threading.Thread):
         if self._is_silent:
             self._held.append((task, said))
             return
-        message = parse(said)
-        group, number, body = (
-            self._groups.get(message.get("kind", "")),
-            message.get("id"),
-            message.get("body"),
-        )
-        if group is None or not isinstance(number, int) or not isinstance(body, dict):
-            is_taken = False
-        else:
-            is_taken = group.on_task(task.number, number, body, self._clock_ms())
-        if not is_taken:
+        if not self._groups.on_task(task.number, parse(said), self._clock_ms()):
             task.has_spoken = True
             self._pass_on(task, said)
 
     def _send_to_tasks(self) -> None:
+        for number, message in self._groups.for_tasks():
+            if number in self._tasks:
+                self._tasks[number].lines.append(message)
+                self._touched[number] = self._tasks[number]
         touched, self._touched = self._touched, {}
         for task in touched.values():
             lines, task.lines = task.lines, []
@@ -421,8 +364,7 @@ class Relay(threading.Thread):
             return
         self._selector.unregister(task.outlet.socket)
         task.outlet.socket.close()
-        for group in self._groups.values():
-            group.on_task_left(task.number, self._clock_ms())
+        self._groups.on_task_left(task.number, self._clock_ms())
         self._held = [one for one in self._held if one[0] is not task]
         if task.has_spoken:
             self._pass_on(task, b"")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
+
+from kafka_sink.coordinator.transport.message_format import unpacked
+from kafka_sink.coordinator.transport.session import Message, dump
+from kafka_sink.errors import ProtocolError
 
 
 class ToTask(NamedTuple):
@@ -57,3 +61,80 @@ class Group:
 
 
 GroupFactory = Callable[[], Group]
+
+
+class Groups:
+    """All groups of one relay, and what they await of the coordinator. Messages of other kinds are not
+    theirs."""
+
+    def __init__(self, groups: Iterable[Group], now_ms: float) -> None:
+        self._groups = {one.kind: one for one in groups}
+        # Those whose last message has not been answered, by its number, and when it was sent.
+        self._awaited: dict[int, tuple[Group, float]] = {}
+        self._sent = 0
+        self._hear(now_ms)
+
+    def on_task(self, task: int, message: Message, now_ms: float) -> bool:
+        """Take a task's message. False: the relay must pass it on. Raises ProtocolError."""
+        group = self._groups.get(message.get("kind", ""))
+        number, body = message.get("id"), message.get("body")
+        if group is None or not isinstance(number, int) or not isinstance(body, dict):
+            return False
+        return group.on_task(task, number, body, now_ms)
+
+    def on_task_left(self, task: int, now_ms: float) -> None:
+        """The task is gone."""
+        for group in self._groups.values():
+            group.on_task_left(task, now_ms)
+
+    def for_tasks(self) -> Iterator[tuple[int, bytes]]:
+        """Tasks and the messages for them."""
+        for group in self._groups.values():
+            while group.outgoing:
+                one = group.outgoing.popleft()
+                reply = {} if one.request is None else {"id": one.request, "last": True}
+                yield one.task, dump({"kind": group.kind, **reply, "body": one.body})
+
+    def due_ms(self, now_ms: float) -> float:
+        """When ``messages`` has something to send; infinite if only a task or the coordinator can bring
+        it."""
+        awaited = [group for group, _ in self._awaited.values()]
+        due = (group.due_ms(now_ms) for group in self._groups.values() if group not in awaited)
+        return max(now_ms, min(due, default=math.inf))
+
+    def messages(self, now_ms: float) -> Iterator[bytes]:
+        """What to send to the coordinator now."""
+        awaited = [group for group, _ in self._awaited.values()]
+        for group in self._groups.values():
+            body = None if group in awaited else group.next_message(now_ms)
+            if body is not None:
+                self._sent += 1
+                self._awaited[self._sent] = group, now_ms
+                yield dump({"id": self._sent, "kind": group.kind, "body": body})
+
+    def on_coordinator(self, message: Message, now_ms: float) -> None:
+        """Take the coordinator's message to the relay itself. Raises ProtocolError."""
+        self._hear(now_ms)
+        number, body = message.get("id"), message.get("body")
+        if not isinstance(body, dict):
+            raise ProtocolError("a message without body")
+        if number is None:
+            group = self._groups.get(message.get("kind", ""))
+            if group is not None:
+                group.on_push(unpacked(body), now_ms)
+            return
+        if number not in self._awaited:
+            raise ProtocolError("a reply to no message")
+        group, sent_ms = self._awaited.pop(number)
+        group.on_reply(unpacked(body), now_ms - sent_ms, now_ms)
+
+    def _hear(self, now_ms: float) -> None:
+        self._heard_ms = now_ms
+        for group in self._groups.values():
+            group.heard_ms = now_ms
+
+    def unheard_since_ms(self) -> float:
+        """Since when the coordinator has been silent although it should respond; infinite if it should
+        not."""
+        oldest_ms = min((sent_ms for _, sent_ms in self._awaited.values()), default=math.inf)
+        return max(oldest_ms, self._heard_ms)
