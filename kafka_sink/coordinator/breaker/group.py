@@ -105,9 +105,8 @@ class BreakerGroup(Group):
         self._name_cluster(named)
         is_first = task not in self._tasks
         was_silent = self._tasks.update(task, replace(report, tasks=None), now_ms)
-        self._urgent |= (
-            is_first or (was_silent and self._is_resting) or self._cluster_id != self._reported_cluster
-        )
+        # One more task at work can wait for the next report.
+        self._urgent |= (was_silent and self._is_resting) or self._names_cluster
         self._note(task, report, now_ms, is_first=is_first)
         if not is_first:
             self.outgoing.append(ToTask(task, request, {}))
@@ -119,9 +118,13 @@ class BreakerGroup(Group):
 
     def _name_cluster(self, named: str | None) -> None:
         self._cluster_id = named or self._cluster_id
-        if self._reported_cluster not in (None, self._cluster_id):
+        if self._names_cluster and self._reported_cluster is not None:
             # What was muted is muted in another cluster. The coordinator will say what is in this one.
             self._muted = None
+
+    @property
+    def _names_cluster(self) -> bool:
+        return self._cluster_id not in (None, self._reported_cluster)
 
     def _whole(self) -> Mapping[str, Any]:
         return encode_update(BreakerUpdate(whole=True, added=self._muted or {}))
@@ -250,14 +253,14 @@ class BreakerGroup(Group):
             tuple(sorted(waits[0], key=str)[:MAX_TARGETS]) if waits[0] != self._waits[0] else None,
             tuple(sorted(waits[1], key=str)[:MAX_TARGETS]) if waits[1] != self._waits[1] else None,
             not active,
-            self._cluster_id if self._cluster_id != self._reported_cluster else None,
+            self._cluster_id if self._names_cluster else None,
             {node: task for node, (_, task) in self._responses.items()},
             active,
         )
         self._responses, self._rows = {}, 0
         self._asked_brokers -= report.responses.keys()
         self._unmutes, self._failed = self._unmutes[MAX_TARGETS:], self._failed[MAX_TARGETS:]
-        self._waits, self._reported_cluster = waits, self._cluster_id
+        self._waits, self._reported_cluster = waits, self._cluster_id or self._reported_cluster
         self._is_resting, self._sent_ms = report.is_resting, now_ms
         self._urgent = bool(self._mutes or self._unmutes or self._failed)
         return encode_report(report)

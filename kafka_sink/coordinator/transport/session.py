@@ -36,6 +36,8 @@ MAX_HANDSHAKE_BYTES = 512
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 SECRET_BYTES = 32
 
+# json.dumps would make one for each message.
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _LENGTH = struct.Struct(">I")
 # AES-GCM's nonce of 12 bytes: a frame's number.
 _NONCE = struct.Struct(">4xQ")
@@ -247,13 +249,13 @@ def _nonce(message: Message) -> bytes:
 
 def dump(message: Mapping[str, Any]) -> bytes:
     """JSON without spaces."""
-    return json.dumps(message, separators=(",", ":")).encode()
+    return _ENCODER.encode(message).encode()
 
 
 def parse(payload: bytes) -> Message:
     """A JSON object. Raises ProtocolError."""
     try:
-        message = json.loads(payload)
+        message = json.loads(payload.decode())
     except (ValueError, RecursionError):
         raise ProtocolError("a frame contains invalid JSON") from None
     if not isinstance(message, dict):

@@ -1,0 +1,290 @@
+"""What a relay makes of its tasks' reports, and of the coordinator's updates. At exact times, without
+sockets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kafka_sink.breaker.states import ProbeLease, Target
+from kafka_sink.coordinator.breaker.group import BreakerGroup
+from kafka_sink.coordinator.breaker.messages import (
+    BreakerReport,
+    BreakerUpdate,
+    MuteReport,
+    OutcomeCounts,
+    TaskVotes,
+    Terms,
+    UnmuteReport,
+    decode_report,
+    decode_update,
+    encode_report,
+    encode_update,
+)
+from kafka_sink.errors import ProtocolError
+from kafka_sink.model import TopicPartition
+from kafka_sink.timing_bounds import HEALTHY_REPORT_MS
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+SICK = 7
+TERMS = Terms(50, 500.0)
+SILENT = MuteReport(SICK, "silent", 2_000.0)
+
+
+class Bench:
+    """A group of so many tasks, of which the coordinator knows. The time is ``now``."""
+
+    def __init__(self, tasks: int, added: Mapping[Target, str] | None = None) -> None:
+        self.now = 10_000.0
+        self.group = BreakerGroup(lambda: 0.5)
+        for task in range(1, tasks + 1):
+            self.say(task, rows=1)
+        assert self.report() is not None
+        self.hear(whole=True, added=added or {}, terms=TERMS)
+        self.told()
+
+    def say(self, task: int, **report: Any) -> bool:
+        body = json.loads(json.dumps(encode_report(BreakerReport(**report))))
+        return self.group.on_task(task, 5, body, self.now)
+
+    def hear(self, **update: Any) -> None:
+        self.group.on_push(json.loads(json.dumps(encode_update(BreakerUpdate(**update)))), self.now)
+
+    def report(self) -> BreakerReport | None:
+        """What it says to the coordinator now."""
+        body = self.group.next_message(self.now)
+        return None if body is None else decode_report(json.loads(json.dumps(body)))
+
+    def told(self) -> dict[int, BreakerUpdate]:
+        """By task, the last thing that it was told."""
+        found = {one.task: decode_update({"whole": False, **one.body}, 100) for one in self.group.outgoing}
+        self.group.outgoing.clear()
+        return found
+
+
+def test_reports_without_news_become_one_every_two_seconds() -> None:
+    bench = Bench(3)
+    reports = []
+    for step in range(400):
+        bench.now += 10.0
+        if step % 100 == 50:
+            for task in (1, 2, 3):
+                bench.say(task, rows=100, responses={1: float(10 * task), 2: 5.0})
+        found = bench.report()
+        if found is not None:
+            reports.append((bench.now, found))
+    assert [at for at, _ in reports] == [12_000.0, 14_000.0]
+    assert sum(found.rows for _, found in reports) == 4 * 3 * 100
+    assert {found.tasks for _, found in reports} == {3}
+    # The newest response, of whichever task.
+    assert reports[0][1].responses[1] == pytest.approx(12_000.0 - 11_510.0 + 10.0)
+    assert reports[0][1].responders[1] == 1
+    assert all(one.request == 5 and not one.body for one in bench.group.outgoing)
+
+
+def test_a_mute_goes_out_at_once_with_its_task_and_not_again_once_all_know() -> None:
+    bench = Bench(3)
+    bench.say(2, muted=(SILENT,))
+    bench.now += 5.0
+    found = bench.report()
+    assert found is not None
+    (mute,) = found.muted
+    assert (mute.target, mute.task, mute.is_old) == (SICK, 2, False)
+    assert mute.silence_ms == 2_005.0, "it was silent all the time"
+    bench.hear(added={SICK: "silent"})
+    assert {task: set(update.added) for task, update in bench.told().items()} == dict.fromkeys(
+        (1, 2, 3), {SICK}
+    )
+    bench.say(3, muted=(SILENT,))
+    assert bench.report() is None
+    # A task that has had a response knows more than the coordinator, and so does who mutes it next.
+    bench.say(1, unmuted=(UnmuteReport(SICK, "it responds"),))
+    bench.say(1, muted=(SILENT,))
+    found = bench.report()
+    assert found is not None
+    assert [one.task for one in found.unmuted] == [1]
+    assert [one.task for one in found.muted] == [1]
+
+
+def test_a_task_that_comes_later_learns_what_is_muted_without_the_coordinator() -> None:
+    bench = Bench(1, {SICK: "silent"})
+    bench.say(2, rows=1, muted=(MuteReport(3, "silent", 9_000.0),))
+    assert set(bench.told()[2].added) == {SICK}
+    found = bench.report()
+    assert found is not None
+    assert [one.is_old for one in found.muted] == [True]
+
+
+def test_a_response_of_a_muted_broker_is_reported_at_once() -> None:
+    bench = Bench(2, {SICK: "silent"})
+    bench.say(1, responses={1: 5.0})
+    assert bench.report() is None
+    bench.say(1, responses={SICK: 5.0})
+    found = bench.report()
+    assert found is not None
+    assert SICK in found.responses
+
+
+def test_what_tasks_wait_for_is_reported_as_one_list_when_it_changes() -> None:
+    bench = Bench(3, {P0: "x", P1: "x"})
+    bench.say(1, holds=(P0,))
+    bench.say(2, holds=(P0, P1), wants=(P1,))
+    assert bench.report() is None, "gathered for a moment"
+    bench.now += 100.0
+    found = bench.report()
+    assert found is not None
+    assert found.holds is not None
+    assert found.wants == (P1,)
+    assert set(found.holds) == {P0, P1}
+    bench.say(1, holds=())
+    bench.now += 200.0
+    assert bench.report() is None, "another task still waits"
+    bench.group.on_task_left(2, bench.now)
+    bench.now += 100.0
+    found = bench.report()
+    assert found is not None
+    assert found.holds == found.wants == ()
+
+
+def test_a_relay_votes_for_all_its_tasks_once_they_have_voted() -> None:
+    bench = Bench(3)
+    bench.say(1, outcomes=(OutcomeCounts(P0, 0, 4, True, "no"),))
+    assert bench.report() is None
+    assert {task: update.asks for task, update in bench.told().items() if update.asks} == {2: (P0,), 3: (P0,)}
+    bench.say(2, outcomes=(OutcomeCounts(P0, 9, 0),))
+    assert bench.report() is None
+    bench.say(3, outcomes=(OutcomeCounts(P0, 0, 0),))  # it does not write there
+    found = bench.report()
+    assert found is not None
+    assert found.outcomes == (OutcomeCounts(P0, 9, 4, True, "no", TaskVotes(2, 1, 3)),)
+    # The same votes are no news. A task's vote goes with it.
+    bench.say(1, outcomes=(OutcomeCounts(P0, 0, 5, True, "no"),))
+    assert bench.report() is None
+    bench.group.on_task_left(1, bench.now)
+    found = bench.report()
+    assert found is not None
+    assert found.outcomes[0].votes == TaskVotes(1, 0, 0)
+
+
+def test_a_task_that_does_not_vote_holds_a_relay_up_for_a_moment_only() -> None:
+    bench = Bench(2)
+    bench.hear(asks=(P0,))
+    assert {task: update.asks for task, update in bench.told().items()} == {1: (P0,), 2: (P0,)}
+    bench.say(1, outcomes=(OutcomeCounts(P0, 5, 0),))
+    assert bench.report() is None
+    bench.now += 151.0
+    found = bench.report()
+    assert found is not None
+    assert found.outcomes[0].votes == TaskVotes(1, 0, 0)
+
+
+def test_after_a_pause_it_votes_again() -> None:
+    """The coordinator has withdrawn the votes of a relay that it did not hear: its tasks may be elsewhere."""
+    bench = Bench(1)
+    bench.say(1, outcomes=(OutcomeCounts(P0, 0, 4, True, "no"),))
+    assert bench.report() is not None
+    bench.now += HEALTHY_REPORT_MS
+    found = bench.report()
+    assert found is not None
+    assert not found.outcomes
+    bench.now += 3_000.0
+    found = bench.report()
+    assert found is not None
+    assert [one.partition for one in found.outcomes] == [P0]
+
+
+def test_a_lease_goes_to_one_task_that_can_use_it_and_ends_with_it() -> None:
+    bench = Bench(3, {P0: "x", SICK: "silent"})
+    bench.say(2, holds=(P0,))
+    bench.report()
+    bench.hear(leases={P0: ProbeLease(2_000.0)})
+    assert [task for task, update in bench.told().items() if update.leases] == [2]
+    bench.hear(leases={SICK: ProbeLease(2_000.0)})
+    ((prober, _),) = bench.told().items()
+    assert prober != 2, "the others' turn"
+    bench.say(2, failed=((SICK, "late"),))
+    found = bench.report()
+    assert found is None or not found.failed, "it has no lease for that"
+    bench.say(2, failed=((P0, "again"),))
+    found = bench.report()
+    assert found is not None
+    assert found.failed == ((P0, "again"),)
+    bench.group.on_task_left(prober, bench.now)
+    found = bench.report()
+    assert found is not None
+    assert found.failed == ((SICK, ""),)
+
+
+def test_a_task_with_a_lease_speaks_for_the_relay_when_its_probe_succeeds() -> None:
+    bench = Bench(2, {SICK: "silent"})
+    bench.hear(leases={SICK: ProbeLease(2_000.0)})
+    (prober,) = bench.told()
+    for task, voice in ((prober, 0), (3 - prober, 3 - prober)):
+        bench.say(task, unmuted=(UnmuteReport(SICK, "it responds"),))
+        found = bench.report()
+        assert found is not None
+        assert [one.task for one in found.unmuted] == [voice]
+
+
+@pytest.mark.parametrize("delay_ms", [0.0, 50.0, 450.0])
+def test_unmuted_tasks_send_again_one_after_the_other(delay_ms: float) -> None:
+    bench = Bench(8, {SICK: "silent"})
+    bench.say(5, holds=(SICK,))
+    bench.hear(removed=(SICK,), delay_ms=delay_ms)
+    delays = {task: update.delay_ms for task, update in bench.told().items()}
+    assert delays.keys() == set(range(1, 9))
+    assert delays[5] == min(delays.values()) == delay_ms, "the one that waits"
+    assert max(delays.values()) <= delay_ms + 400.0
+    assert len({one for one in delays.values() if one <= delay_ms + 10.0}) < 3
+    assert bench.told() == {}
+
+
+def test_tasks_of_another_cluster_speak_for_themselves() -> None:
+    bench = Bench(2)
+    assert bench.say(1, cluster_id="here")
+    found = bench.report()
+    assert found is not None
+    assert found.cluster_id == "here"
+    assert not bench.say(2, cluster_id="there")
+    assert not bench.say(2, rows=5)
+    bench.now += HEALTHY_REPORT_MS
+    found = bench.report()
+    assert found is not None
+    assert found.tasks == 1
+
+
+def test_when_all_have_left_the_next_ones_may_write_to_another_cluster() -> None:
+    bench = Bench(1, {SICK: "silent"})
+    bench.say(1, cluster_id="here")
+    bench.report()
+    bench.group.on_task_left(1, bench.now)
+    found = bench.report()
+    assert found is not None
+    assert found.is_resting
+    assert found.tasks == 0
+    bench.now += 60_000.0
+    assert bench.report() is None
+    bench.group.outgoing.clear()
+    assert bench.say(2, rows=1)
+    assert set(bench.told()[2].added) == {SICK}, "it has not said where it writes"
+    assert bench.say(2, cluster_id="there")
+    found = bench.report()
+    assert found is not None
+    assert found.cluster_id == "there"
+    bench.say(3, rows=1)
+    assert bench.told().keys() == {2}, "what is muted there is not known yet"
+    bench.hear(whole=True, added={9: "silent"}, terms=TERMS)
+    assert {task: set(update.added) for task, update in bench.told().items()} == {2: {9}, 3: {9}}
+
+
+def test_an_invalid_report_changes_nothing() -> None:
+    bench = Bench(1)
+    with pytest.raises(ProtocolError):
+        bench.group.on_task(1, 1, {"rows": 5, "muted": [["t"]]}, bench.now)
+    bench.now += HEALTHY_REPORT_MS
+    found = bench.report()
+    assert found is not None
+    assert found.rows == 0
