@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from kafka_sink.options import SinkOptions
+from kafka_sink.security.preparation import Security
 from kafka_sink.security.sasl import scram_name
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
 from kafka_sink.security.tls_context import make_context
@@ -40,6 +41,7 @@ class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has 
 def client_settings(options: SinkOptions) -> dict[str, Any]:
     """Arguments of kafka-python's clients. Raises ConfigurationError for files that cannot be used."""
     security = SecuritySettings.from_options(options)
+    Security(security).check()
     settings: dict[str, Any] = {
         "bootstrap_servers": [f"{host}:{port}" for host, port in options.bootstrap_servers],
         "security_protocol": security.protocol,

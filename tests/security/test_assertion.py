@@ -23,6 +23,7 @@ from joserfc import jwt
 from joserfc.errors import BadSignatureError
 from joserfc.jwk import ECKey, RSAKey
 
+from kafka_sink.driver.kafka_python import client_settings
 from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.secret import Secret
@@ -275,6 +276,9 @@ def test_planning_makes_one_before_it_connects() -> None:
     options = parse({"kafka.bootstrap.servers": "h:1", **sasl, **given}).options
     with pytest.raises(ConfigurationError, match="/nowhere/jwt cannot be read"):
         Security(SecuritySettings.from_options(options)).check()
+    # The doctor and peek connect by kafka-python.
+    with pytest.raises(ConfigurationError, match="/nowhere/jwt cannot be read"):
+        client_settings(options)
 
 
 def test_the_parts_are_not_padded(tmp_path: Path) -> None:

@@ -28,14 +28,15 @@ def read(data: bytes) -> Pushed:
         pushed.resource |= _labels(resource_metrics.resource.attributes)
         for scope in resource_metrics.scope_metrics:
             for metric in scope.metrics:
-                _take(pushed, metric)
+                # Java's client has others, too.
+                if metric.name.startswith(PREFIX):
+                    _take(pushed, metric)
     return pushed
 
 
 def _take(pushed: Pushed, metric: Any) -> None:
     kind = metric.WhichOneof("data")
     (point,) = getattr(metric, kind).data_points
-    assert metric.name.startswith(PREFIX)
     name = ":".join((metric.name.removeprefix(PREFIX), *_labels(point.attributes).values()))
     pushed.values[name] = point.as_double
     pushed.end_s = point.time_unix_nano / 1e9
