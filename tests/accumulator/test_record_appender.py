@@ -1,4 +1,4 @@
-"""Rows of units into batches: turns, leases, memory that is short, and who is woken."""
+"""Rows of tables into batches: turns, leases, memory that is short, and who is woken."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_row_larger_than_a_batch_gets_one_of_its_own() -> None:
 @pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
 @pytest.mark.parametrize("later", [-1_700_000_000_000, 90_000_000_000, 9_000_000_000_000])
 def test_units_may_be_any_time_apart(codec: CompressionType, later: int) -> None:
-    """Deltas to the first row of a batch are wider then than between the rows of a unit."""
+    """Deltas to the first row of a batch are wider then than between the rows of a table."""
     bench = Bench(batch_size=60_000, compression=codec)
     first = 1_700_000_000_000
     for start in range(0, 1_200, 300):
