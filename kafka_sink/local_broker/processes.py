@@ -22,7 +22,7 @@ _CLOSE_SECONDS = 20.0
 class SupervisedProcesses:
     """Named processes that never outlive this one; ``folder`` is deleted with them.
 
-    Raises LocalBrokerError if the supervisor is gone or refuses a command.
+    Raises LocalBrokerError if the supervisor is gone or a command fails.
     """
 
     def __init__(self, folder: Path) -> None:

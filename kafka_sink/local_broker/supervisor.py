@@ -7,7 +7,7 @@ hang-up in the terminal reaches the parent, which then closes the pipe, and neve
 
 Commands: ``{"do": "start", "name", "argv", "log", "cwd"}`` -> ``{"pid"}``;
 ``{"do": "signal", "name", "signal"}`` -> ``{}``; ``{"do": "poll", "name"}`` -> ``{"code"}`` (null while it
-runs). The reply to a refused command is ``{"error"}``.
+runs). The reply to a command that failed is ``{"error"}``.
 """
 
 from __future__ import annotations

@@ -60,19 +60,19 @@ def _take_back(handle: int, written: int) -> None:
 
 def _opened(path: str) -> int:
     """Do not wait for the reader of a FIFO. Raises OSError, also for what this user has not made."""
-    refused = OSError(errno.EINVAL, "it is not a regular file")
+    irregular = OSError(errno.EINVAL, "it is not a regular file")
     try:
         handle = os.open(path, _FLAGS, _MODE)
     except OSError as error:
         # A FIFO without a reader, or a socket.
         if error.errno == errno.ENXIO:
-            raise refused from None
+            raise irregular from None
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a symbolic link: name the file itself") from None
         raise
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode):
-        problem: OSError | None = refused
+        problem: OSError | None = irregular
     elif found.st_uid != os.geteuid() or found.st_nlink != 1:
         problem = OSError(errno.EPERM, "it belongs to another user, or has a second name: delete it")
     else:
