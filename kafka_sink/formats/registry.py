@@ -70,7 +70,6 @@ class Registry:
         return RegisteredSchema(schema, found.schema_id, found.guid or "", subject, found.version or -1)
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """The newest version."""
         return self._registered(
             subject,
             self._ask(
@@ -80,7 +79,6 @@ class Registry:
         )
 
     def version(self, subject: str, version: int) -> RegisteredSchema:
-        """This version of a subject."""
         return self._registered(
             subject,
             self._ask(
@@ -90,7 +88,6 @@ class Registry:
         )
 
     def by_id(self, schema_id: int) -> RegisteredSchema:
-        """The schema with this id."""
         found = self._ask(
             f"read the schema with id {schema_id}",
             partial(self._client.get_schema, schema_id, None, self._fmt),

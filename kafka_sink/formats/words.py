@@ -233,7 +233,6 @@ def _gathered(parts: Sequence[list[Word] | pa.Array], rows: int) -> pa.Array:
 
 
 def _size(text: pa.Array) -> int:
-    """Bytes of an array's entries."""
     ends = offsets(text)
     return int(ends[-1]) - int(ends[0])
 

@@ -78,7 +78,6 @@ class OrderedRows:
         )
 
     def timestamp(self, row: int) -> int:
-        """A row's timestamp."""
         return self._timestamps if isinstance(self._timestamps, int) else int(self._timestamps[row])
 
     def timestamps(self, start: int, stop: int) -> Int64s | int:

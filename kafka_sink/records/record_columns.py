@@ -55,16 +55,13 @@ class Lengths:
         return Lengths(len(order), self.smallest, self.largest, each)
 
     def slice(self, start: int, stop: int) -> Lengths:
-        """Entries ``start`` to ``stop``."""
         each = None if self.each is None else self.each[start:stop]
         return Lengths(stop - start, self.smallest, self.largest, each)
 
     def numbers(self) -> Ints:
-        """One number an entry."""
         return np.full(self.count, self.largest, dtype=np.int64) if self.each is None else self.each
 
     def total(self) -> int:
-        """The sum of all entries."""
         return self.count * self.largest if self.each is None else int(self.each.sum(dtype=np.int64))
 
     def with_prefix(self) -> Lengths:
@@ -158,7 +155,6 @@ def _no_nulls(column: pa.Array) -> pa.Array:
 
 
 def _join(parts: list[pa.Array]) -> pa.Array:
-    """Concatenate element by element."""
     return pc.binary_join_element_wise(*parts, _EMPTY)
 
 

@@ -57,7 +57,6 @@ class EndedWrite:
 
     @property
     def label(self) -> str:
-        """How text lines begin."""
         return "kafka-chunked: " if self.batch is None else f"kafka-chunked, micro-batch {self.batch}: "
 
 

@@ -67,7 +67,6 @@ class Rebatcher:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no rows are held."""
         return not self._held
 
     @property

@@ -286,7 +286,6 @@ class TransactionClient:
         return found
 
     def close(self) -> None:
-        """Close the connections."""
         self._network.close()
 
     # -- a step -----------------------------------------------------------------------------------

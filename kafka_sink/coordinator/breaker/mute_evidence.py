@@ -176,7 +176,6 @@ class MuteEvidence:
             self._witnessed[voice.group].discard(target)
 
     def remove_group(self, group: int) -> None:
-        """A group has disconnected."""
         self._doubted_ms.pop(group, None)
         for target in self._witnessed.pop(group, ()):
             self._witnesses[target] = {one for one in self._witnesses[target] if one.group != group}

@@ -74,7 +74,6 @@ class BreakerTasks:
         return was_silent
 
     def remove(self, group: int) -> None:
-        """A group has disconnected."""
         known = self._groups.pop(group, None)
         if known is not None:
             _index(self._holders_of, group, known.holds, frozenset())
@@ -91,7 +90,6 @@ class BreakerTasks:
 
     @property
     def has_any(self) -> bool:
-        """Whether any group is connected."""
         return bool(self._groups)
 
     def size(self, group: int) -> int:
@@ -265,7 +263,6 @@ class ProbeLeases:
         self._owners.pop(target, None)
 
     def remove_task(self, group: int, now_ms: float) -> None:
-        """A task has disconnected."""
         for target in [target for target, owner in self._owners.items() if owner == group]:
             # Its probe may be in flight, so the next one waits as after a failure.
             self.on_failure(group, target, "", now_ms)
@@ -306,12 +303,10 @@ class MutePushes:
         self._pushed_ms = -math.inf
 
     def add(self, target: Target, reason: str) -> None:
-        """A target is muted."""
         self._added[target] = reason
         self._removed.discard(target)
 
     def remove(self, target: Target) -> None:
-        """A target is muted no more."""
         self._removed.add(target)
         self._added.pop(target, None)
 

@@ -101,7 +101,6 @@ class PartitionVotes:
 
     @property
     def has_votes(self) -> bool:
-        """Whether there is any vote."""
         return bool(self._votes)
 
     def add_rows(self, rows: int) -> None:
@@ -171,7 +170,6 @@ class PartitionVotes:
         )
 
     def remove_group(self, group: int) -> None:
-        """A group is gone."""
         self._heard_ms.pop(group, None)
         for partition in self._voted.pop(group, ()):
             self._withdraw(partition, group)

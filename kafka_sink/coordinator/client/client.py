@@ -101,7 +101,6 @@ class CoordinatorClient(threading.Thread):
     # -- the thread ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run until ``close`` is called."""
         try:
             while not self._closing:
                 try:

@@ -407,7 +407,6 @@ class RelayFolder:
 
     @property
     def lock_path(self) -> Path:
-        """The lock's file."""
         return self.folder / f"{self.name}.lock"
 
     def try_lock(self) -> int | None:

@@ -81,5 +81,4 @@ class EventLog:
         return self.shown()[: max(0, self._count - seen)][::-1]
 
     def shown(self) -> list[dict[str, Any]]:
-        """The events, the last first."""
         return [{"time": one.time_s, "level": one.level, "text": one.text} for one in reversed(self._events)]

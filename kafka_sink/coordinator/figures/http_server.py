@@ -83,7 +83,6 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="kafka-chunked-live-view", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve."""
         self._listening.setblocking(False)
         self._thread.start()
 

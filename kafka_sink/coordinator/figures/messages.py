@@ -98,7 +98,6 @@ class TopicFigures(NamedTuple):
     batches: int = 0
 
     def plus(self, other: TopicFigures) -> TopicFigures:
-        """The sums of both."""
         return TopicFigures(*map(add, self, other))
 
 

@@ -35,7 +35,6 @@ class RunningTask:
 
     @property
     def job(self) -> str:
-        """The query or the write."""
         return self.figures.identity.query or self.figures.identity.write
 
 
@@ -77,7 +76,6 @@ class RunningTasks:
         return len(self._shown)
 
     def report(self, cluster: str, figures: TaskFigures, now_ms: float) -> RunningTask:
-        """A task has reported."""
         key = figures.identity.write, figures.identity.task
         task = self._tasks.get(key)
         if task is None:
@@ -96,7 +94,6 @@ class RunningTasks:
         return task
 
     def remove(self, write: str, number: int) -> None:
-        """A task has ended."""
         key = write, number
         self._hide(key)
         task = self._tasks.pop(key, None)

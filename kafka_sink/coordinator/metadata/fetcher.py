@@ -71,7 +71,6 @@ class MetadataFetcher(threading.Thread):
         self._network.wakeup()
 
     def run(self) -> None:
-        """Fetch until ``close`` is called."""
         backoff = ExponentialBackoff(_RESTART_MS, _RESTART_MAX_MS, RANDOM.random)
         failures = 0
         while not self._closing.is_set():

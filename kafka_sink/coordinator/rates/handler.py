@@ -164,5 +164,4 @@ class RateHandler(Handler):
 
 
 def rate_handler(_options: SinkOptions, _wake: Callable[[], None]) -> Handler:
-    """The handler of one cluster."""
     return RateHandler()

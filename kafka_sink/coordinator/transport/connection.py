@@ -116,7 +116,6 @@ class CoordinatorConnection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no reply is awaited."""
         return not self._asked
 
     @property
@@ -125,7 +124,6 @@ class CoordinatorConnection:
         return min(self._asked.values(), default=math.inf)
 
     def send(self, kind: str, body: Mapping[str, Any], now_ms: float) -> None:
-        """Send a message."""
         self._count += 1
         self._asked[self._count] = now_ms + self._silence_ms
         self.socket.sendall(self._session.encode({"id": self._count, "kind": kind, "body": body}))
@@ -161,7 +159,6 @@ class CoordinatorConnection:
         return Received(kind, body, last)
 
     def close(self) -> None:
-        """End it."""
         self.socket.close()
 
 
@@ -196,7 +193,6 @@ class KeptConnection:
                 raise
 
     def close(self) -> None:
-        """Close it, if there is one."""
         with self._lock:
             self._close()
 

@@ -176,7 +176,6 @@ class Connections:
         self._on_removed(peer)
 
     def close(self) -> None:
-        """End all connections."""
         for peer in list(self._peers.values()):
             self.remove(peer)
 

@@ -235,7 +235,6 @@ class ClusterRegistry:
         return idle
 
     def close(self) -> None:
-        """Stop all clusters."""
         for one in self._known.values():
             self._stop(one)
 

@@ -188,7 +188,6 @@ def name(value: Any, max_length: int = 200) -> str:
 
 
 def topic(value: Any) -> str:
-    """The name of a topic."""
     return text(value, TOPIC_MAX_LENGTH)
 
 

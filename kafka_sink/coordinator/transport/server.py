@@ -82,7 +82,6 @@ class CoordinatorServer:
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
         return len(self._connections)
 
     def state(self) -> Mapping[str, Any]:
@@ -116,7 +115,6 @@ class CoordinatorServer:
         self._sweep_later()
 
     def close(self) -> None:
-        """End all connections and handlers."""
         if self._listening is not None and self._loop is not None:
             self._loop.remove_reader(self._listening.fileno())
         for task in self._opening:
@@ -177,7 +175,6 @@ class CoordinatorServer:
         self._clusters.leave(peer.cluster, self._clock_ms())
 
     def _leave(self, peer: PeerConnection, task: int | None) -> None:
-        """A task has left."""
         number = peer.tasks.pop(task, None)
         self._groups -= number is not None and task is None and peer.is_relay
         cluster = None if peer.cluster is None else self._clusters.running(peer.cluster)

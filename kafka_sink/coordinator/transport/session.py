@@ -70,7 +70,6 @@ class FrameReader:
         return bool(len(self._held) >= _LENGTH.size + length)
 
     def feed(self, data: bytes) -> None:
-        """Add received bytes."""
         self._held += data
 
     def next_frame(self) -> bytes | None:

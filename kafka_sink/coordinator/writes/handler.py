@@ -224,5 +224,4 @@ def write_handler(
     jobs: JobWatch | None = None,
     listener: WriteListener | None = None,
 ) -> WriteHandler:
-    """The handler of one cluster."""
     return WriteHandler(jobs, wake, UnfinishedWrites(options).end, listener)
