@@ -137,14 +137,9 @@ class Login:
     def _refusal(self, response: AuthenticateResponse) -> str:
         mechanism = self._exchange.mechanism
         said = f" ({response.error_message})" if response.error_message else ""
-        remedy = {
-            "OAUTHBEARER": "check the token's issuer, audience and lifetime",
-            "AWS_MSK_IAM": "check that the role may kafka-cluster:Connect to this cluster",
-            "GSSAPI": "check the principal, and kafka.sasl.kerberos.service.name",
-        }.get(mechanism, "check the user name and the password")
         code = "" if response.error_code == SASL_AUTHENTICATION_FAILED else f", error {response.error_code}"
         refused = f"it refuses the credentials for SASL {mechanism}{code}{said}"
-        return f"login at {self._name} failed: {refused}: {remedy}"
+        return f"login at {self._name} failed: {refused}: {self._exchange.remedy}"
 
 
 @decoder(SASL_HANDSHAKE, asked=0)

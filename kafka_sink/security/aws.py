@@ -10,7 +10,7 @@ from typing import Any
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.printable import printable
-from kafka_sink.security.sasl import SaslExchange, driven_by
+from kafka_sink.security.sasl import MechanismExchange, SaslExchange
 from kafka_sink.security.settings import IamSettings
 from kafka_sink.security.token import TokenUnavailableError
 
@@ -67,7 +67,8 @@ class IamLogin:
             region=region,
             token=frozen.token,
         )
-        return driven_by("AWS_MSK_IAM", _Iam(client))
+        remedy = "check that the role may kafka-cluster:Connect to this cluster"
+        return MechanismExchange("AWS_MSK_IAM", _Iam(client), remedy)
 
     def _looked_up(self) -> Any:
         """Credentials of one moment. Logins that wait at the same time share a look for them."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kafka_sink.errors import AuthenticationError, KafkaSinkError
-from kafka_sink.security.settings import SaslSettings, SecuritySettings
+from kafka_sink.security.settings import SecuritySettings
 
 # What a protocol needs is imported when it is used: most clusters need none of it.
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ class Security:
             if self._contexts is not None:
                 preparation.context = self._contexts.current()
             if self.settings.sasl is not None:
-                preparation.exchange = self._exchange(self.settings.sasl, host)
+                from kafka_sink.security import sasl
+
+                preparation.exchange = sasl.exchange(self.settings.sasl, host, self._iam)
         except KafkaSinkError as error:
             # Executors have files, packages and roles of their own, which the driver cannot check.
             preparation.error = AuthenticationError(f"{error} (on host {socket.gethostname()})")
@@ -94,21 +96,3 @@ class Security:
         finally:
             preparation.done = True
             notify()
-
-    def _exchange(self, settings: SaslSettings, host: str) -> SaslExchange:
-        from kafka_sink.security import sasl
-
-        if settings.tokens is not None:
-            # It brings Python's HTTP client, which other logins need not load.
-            from kafka_sink.security.token import token_source
-
-            token = token_source(settings.tokens).get()
-            return sasl.oauthbearer(token.text, dict(settings.tokens.extensions))
-        if self._iam is not None:
-            return self._iam.exchange(host)
-        if settings.kerberos is not None:
-            return sasl.kerberos(settings.kerberos, host)
-        assert settings.password is not None
-        if settings.mechanism == "PLAIN":
-            return sasl.plain(settings.username, settings.password)
-        return sasl.scram(settings.mechanism, settings.username, settings.password)

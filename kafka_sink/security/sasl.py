@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kafka.net.sasl.abc import SaslMechanism
 from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth
@@ -16,7 +16,10 @@ from kafka.net.sasl.scram import SaslMechanismScram
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.secret import Secret
-from kafka_sink.security.settings import KerberosSettings
+from kafka_sink.security.settings import KerberosSettings, SaslSettings
+
+if TYPE_CHECKING:
+    from kafka_sink.security.aws import IamLogin
 
 # RFC 5802; Java accepts no fewer, either: a forged broker would get a proof from which passwords are soon
 # guessed.
@@ -36,6 +39,8 @@ class SaslExchange(Protocol):
     """One login on one connection. Raises AuthenticationError for a message that no broker should send."""
 
     mechanism: str
+    # What to check when a broker refuses the login.
+    remedy: str
 
     def first(self) -> bytes:
         """What the client begins with."""
@@ -45,8 +50,13 @@ class SaslExchange(Protocol):
 
 
 class MechanismExchange:
-    def __init__(self, mechanism: str, driven: SaslMechanism) -> None:
+    """By a mechanism with kafka-python's interface."""
+
+    def __init__(
+        self, mechanism: str, driven: SaslMechanism, remedy: str = "check the user name and the password"
+    ) -> None:
         self.mechanism = mechanism
+        self.remedy = remedy
         self._driven = driven
 
     def __repr__(self) -> str:
@@ -111,6 +121,27 @@ class ScramExchange(MechanismExchange):
             )
 
 
+def exchange(settings: SaslSettings, host: str, iam: IamLogin | None) -> SaslExchange:
+    """A login at one broker. Blocks while a token, a ticket or AWS credentials are fetched.
+
+    Raises AuthenticationError where there are none.
+    """
+    if settings.tokens is not None:
+        # It brings Python's HTTP client, which other logins need not load.
+        from kafka_sink.security.token import token_source
+
+        token = token_source(settings.tokens).get()
+        return oauthbearer(token.text, dict(settings.tokens.extensions))
+    if iam is not None:
+        return iam.exchange(host)
+    if settings.kerberos is not None:
+        return kerberos(settings.kerberos, host)
+    assert settings.password is not None
+    if settings.mechanism == "PLAIN":
+        return plain(settings.username, settings.password)
+    return scram(settings.mechanism, settings.username, settings.password)
+
+
 def plain(username: str, password: Secret) -> SaslExchange:
     driven = SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=password.reveal())
     return MechanismExchange("PLAIN", driven)
@@ -146,12 +177,7 @@ class _GivenToken(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python 
 def oauthbearer(token: Secret, extensions: Mapping[str, str]) -> SaslExchange:
     """RFC 7628 with a token that was fetched before."""
     driven = SaslMechanismOAuth(sasl_oauth_token_provider=_GivenToken(token, extensions))
-    return MechanismExchange("OAUTHBEARER", driven)
-
-
-def driven_by(mechanism: str, driven: Any) -> SaslExchange:
-    """Any other mechanism with kafka-python's interface."""
-    return MechanismExchange(mechanism, driven)
+    return MechanismExchange("OAUTHBEARER", driven, "check the token's issuer, audience and lifetime")
 
 
 def kerberos(settings: KerberosSettings, host: str) -> SaslExchange:
@@ -179,7 +205,8 @@ def kerberos(settings: KerberosSettings, host: str) -> SaslExchange:
             self._next_token = self._client_ctx.step(None)
 
     try:
-        return driven_by("GSSAPI", Mechanism())
+        remedy = "check the principal, and kafka.sasl.kerberos.service.name"
+        return MechanismExchange("GSSAPI", Mechanism(), remedy)
     except gssapi.exceptions.GSSError as error:
         problem = " ".join(str(error).split())
     raise AuthenticationError(

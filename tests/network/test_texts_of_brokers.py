@@ -85,6 +85,7 @@ def test_mechanisms_on_offer_are_cut() -> None:
 
 class _Exchange:
     mechanism = "PLAIN"
+    remedy = ""
 
     def first(self) -> bytes:
         return b""
