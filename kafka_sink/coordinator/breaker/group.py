@@ -330,10 +330,7 @@ class BreakerGroup(Group):
             whole = self._whole()
             self.outgoing += [ToTask(task, entering.get(task), whole) for task in self._tasks]
         elif update.removed:
-            removed = frozenset(update.removed)
-            order = sorted(
-                self._tasks, key=lambda one: (not self._tasks.holds_any(one, removed), self._random())
-            )
+            order = self._tasks.those_that_wait_first(update.removed, self._random)
             first = turn_at(update.delay_ms)
             for turn, task in enumerate(order, first):
                 delay_ms = update.delay_ms if turn == first else delay_of_turn(turn, self._random())

@@ -34,7 +34,7 @@ from kafka_sink.timing_bounds import GATHER_MUTES_MS
 # A muted partition that no task has written to for this long is unmuted.
 _FORGET_MS = 600_000.0
 # Partitions that are judged in one turn of the loop, and the votes that all those in question may cause.
-_JUDGED_AT_ONCE = 500
+_JUDGED_AT_ONCE = 300
 _MAX_VOTES, _MIN_ASKED = 20_000, 10
 
 

@@ -113,9 +113,10 @@ class BreakerTasks:
         """Whether batches of an active task wait for a target."""
         return any(self._is_active(group, now_ms) for group in self._holders_of.get(target, ()))
 
-    def holds_any(self, group: int, targets: Collection[Target]) -> bool:
-        """Whether batches of a task wait for one of these targets."""
-        return not self._groups[group].holds.isdisjoint(targets)
+    def those_that_wait_first(self, targets: Collection[Target], random: Callable[[], float]) -> list[int]:
+        """All, in any order, but first those with batches that wait for one of these targets."""
+        holders = set().union(*(self._holders_of.get(target, ()) for target in targets))
+        return sorted(self._groups, key=lambda group: (group not in holders, random()))
 
     # -- the order of leases --------------------------------------------------------------------------
 
@@ -331,7 +332,7 @@ class MutePushes:
         if not removed:
             return [Push(group, update) for group in tasks]
         # Tasks that hold rows for these targets go first. For the others the moment does not matter yet.
-        order = sorted(tasks, key=lambda group: (not tasks.holds_any(group, removed), self._random()))
+        order = tasks.those_that_wait_first(removed, self._random)
         # A relay's tasks take as many turns.
         turns = accumulate((tasks.size(group) for group in order), initial=0)
         # Hundreds of targets may end together, and thousands of groups wait: all share the list of targets,

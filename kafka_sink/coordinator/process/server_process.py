@@ -238,7 +238,7 @@ def collect_garbage_seldom() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(2_000, 10, 1_000)
+    gc.set_threshold(500, 4, 10_000)
 
 
 def serve(

@@ -31,7 +31,8 @@ def test_a_report_without_targets_keeps_those_of_the_report_before(tasks: Breake
     tasks.update(1, BreakerReport(holds=(P0, 7)), 1_000.0)
     tasks.update(1, BreakerReport(), 1_100.0)
     assert tasks.has_holder(P0, 1_100.0)
-    assert tasks.holds_any(1, {7, P1})
+    tasks.update(2, BreakerReport(holds=(P1,)), 1_100.0)
+    assert tasks.those_that_wait_first({7, P1}, iter((0.9, 0.5, 0.1)).__next__) == [2, 1, 3]
     tasks.update(1, BreakerReport(holds=(7,)), 1_200.0)
     assert not tasks.has_holder(P0, 1_200.0)
     tasks.remove(1)
