@@ -61,7 +61,7 @@ def _parsed(text: str) -> Any:
         # A schema may be just a type's name.
         if _NAME.fullmatch(text.strip()):
             return text.strip()
-        raise SchemaError(f"the Avro schema is no JSON: {text[:100]!r}") from None
+        raise SchemaError(f"the Avro schema is not JSON: {text[:100]!r}") from None
 
 
 class _Reader:
@@ -190,7 +190,7 @@ def _derived(kind: pa.DataType, name: str, namespace: str, path: str) -> Any:
     found = _leaf(kind)
     if found is None:
         raise SchemaError(
-            f"column '{path}' has the type {kind}, for which Avro has none: cast it, for example to string"
+            f"column '{path}' has the type {kind}, which Avro does not have: cast it, for example to string"
         )
     return found
 

@@ -32,7 +32,7 @@ def parsed(text: str) -> Schema:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise SchemaError(f"the JSON schema is no JSON: {text[:100]!r}") from None
+        raise SchemaError(f"the JSON schema is not JSON: {text[:100]!r}") from None
     if not isinstance(found, dict | bool):
         raise SchemaError("the JSON schema is neither an object nor true or false")
     return found
@@ -73,7 +73,7 @@ def _nullable(field: pa.Field, path: str) -> dict[str, Any]:
 def _leaf(kind: pa.DataType, path: str) -> dict[str, Any]:
     name = _type_of(kind)
     if name is None:
-        raise SchemaError(f"column '{path}' has the type {kind}, for which JSON has none: cast it to string")
+        raise SchemaError(f"column '{path}' has the type {kind}, which JSON does not have: cast it to string")
     if pa.types.is_timestamp(kind) and kind.tz:
         return {"type": name, "format": "date-time"}
     if pa.types.is_date(kind):

@@ -71,7 +71,7 @@ def _of_value(kind: pa.DataType, path: str) -> Encoder:
         return _Base64()
     found = _printer(kind)
     if found is None:
-        raise SchemaError(f"column '{path}' has the type {kind}, for which JSON has none: cast it to string")
+        raise SchemaError(f"column '{path}' has the type {kind}, which JSON does not have: cast it to string")
     return _Printed(found, path)
 
 

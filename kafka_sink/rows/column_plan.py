@@ -111,7 +111,7 @@ def named_columns(columns: Iterable[tuple[str, str]]) -> dict[str, tuple[int, st
         if months:
             # Else pyarrow's "KeyError: 21" in the tasks, whatever the column.
             raise SchemaError(
-                f"Column '{name}' has the type {months[1]}, which pyarrow has not, and Spark hands all "
+                f"Column '{name}' has the type {months[1]}, which pyarrow lacks, and Spark hands all "
                 "columns to a Python sink: drop it or cast it to string."
             )
         found[name] = (index, spark_type)

@@ -80,7 +80,7 @@ class IamLogin:
                 threading.Thread(target=self._run, args=(lookup,), name=name, daemon=True).start()
         if not lookup.done.wait(_WAIT_S):
             raise TokenUnavailableError(
-                f"AWS_MSK_IAM: botocore has looked for credentials for {_WAIT_S:.0f} s without an end; check "
+                f"AWS_MSK_IAM: botocore has looked for credentials for {_WAIT_S:.0f} s in vain; check "
                 "credential_process of the AWS profile, and whether this host reaches AWS"
             )
         if lookup.error is not None:

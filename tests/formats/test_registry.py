@@ -121,7 +121,7 @@ def test_many_topics_share_one_schema(registry: LocalRegistry) -> None:
     [
         ([("id", "bigint"), ("id", "int")], "two columns 'id'"),
         ([("id", "array<struct<a:variant>>")], "variants have no schema"),
-        ([("id", "interval year")], "which pyarrow has not"),
+        ([("id", "interval year")], "which pyarrow lacks"),
         ([("key", "string")], "there is no column for the value"),
     ],
 )
