@@ -303,9 +303,7 @@ class _FixedBytes:
         if nulls is not None:
             wrong &= ~nulls
         if wrong.any():
-            raise UnfitRowsError(
-                wrong, self.path, f"does not have the {self.size} bytes that the schema wants"
-            )
+            raise UnfitRowsError(wrong, self.path, f"is not {self.size} bytes long, as the schema wants")
         return [as_binary(column)]
 
 
