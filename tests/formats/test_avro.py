@@ -162,7 +162,7 @@ def test_timestamps_of_other_units_belong_to_the_one_that_they_lie_in() -> None:
             [("x", pa.int32())],
             "default of field 'y'",
         ),
-        ("{", [("x", pa.int32())], "is no JSON"),
+        ("{", [("x", pa.int32())], "is not JSON"),
     ],
 )
 def test_what_does_not_fit_is_named_at_planning(schema: str, kind: list[Any], said: str) -> None:

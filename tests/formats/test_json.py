@@ -84,7 +84,7 @@ def test_texts_are_those_of_json_dumps() -> None:
 
 
 def test_a_column_of_nothing_but_nulls_beside_a_null_row() -> None:
-    """Catches: an object with nothing behind a name, which is no JSON."""
+    """Catches: an object with nothing behind a name, which is not JSON."""
     column = pa.array(
         [{"n": None, "a": [{"n": None}]}, None], pa.struct([("n", pa.null()), ("a", _NOTHINGS)])
     )
