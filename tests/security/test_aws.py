@@ -103,7 +103,7 @@ def test_a_look_for_credentials_that_hangs_ends_every_login_and_is_not_begun_aga
     monkeypatch.setattr(Session, "get_credentials", hang)
     login = IamLogin(IamSettings())
     for _ in range(3):
-        with pytest.raises(TokenUnavailableError, match=r"without an end; check credential_process"):
+        with pytest.raises(TokenUnavailableError, match=r"in vain; check credential_process"):
             login.exchange(HOST)
     assert began == [1]
     end.set()
