@@ -182,13 +182,13 @@ def serving(bootstrap: str) -> Iterator[Server]:
 def measure(model: Model, server: Server, seconds: float) -> Phase:
     lost = model.lost
     model.latencies.clear()
-    before = model.messages, model.frames, model.bytes_in, model.bytes_out
+    before = model.relayed, model.frames, model.bytes_in, model.bytes_out
     cpu_s, started = server.cpu_s(), time.monotonic()
     model.run(seconds)
     took_s = time.monotonic() - started
     waiting = [1000 * (time.monotonic() - at) for task in model.tasks for at in task.asked.values()]
     latencies = sorted(model.latencies + waiting)
-    after = model.messages, model.frames, model.bytes_in, model.bytes_out
+    after = model.relayed, model.frames, model.bytes_in, model.bytes_out
     return Phase(
         round(100 * (server.cpu_s() - cpu_s) / took_s, 1),
         round(latencies[int(0.99 * len(latencies))], 1) if latencies else 0.0,

@@ -26,9 +26,17 @@ class ModelledRelay:
         self._hear = hear
         self._groups = Groups([make() for make in RELAY_GROUPS], now_ms - phase_ms)
         self._lines: list[bytes] = []
+        # How long the coordinator took to reply.
+        self.latencies: list[float] = []
+        # Tasks whose messages are held, because the coordinator is silent.
+        self.is_silent = False
+        self._held: list[tuple[int, int, str, Mapping[str, Any]]] = []
 
     def say(self, task: int, number: int, kind: str, body: Mapping[str, Any], now_ms: float) -> None:
         """A task's message."""
+        if self.is_silent:
+            self._held.append((task, number, kind, body))
+            return
         message = {"id": number, "kind": kind, "body": body}
         if not self._groups.on_task(task, message, now_ms - self._phase_ms):
             self._lines.append(prefixed((task,), dump(message)))
@@ -37,6 +45,7 @@ class ModelledRelay:
     def leave(self, task: int, now_ms: float) -> None:
         """A task has gone."""
         self._groups.on_task_left(task, now_ms - self._phase_ms)
+        self._held = [one for one in self._held if one[0] != task]
         self._lines.append(prefixed((task,), b""))
 
     def due_ms(self, now_ms: float) -> float:
@@ -50,8 +59,23 @@ class ModelledRelay:
 
     def receive(self, message: bytes, now_ms: float) -> None:
         """The coordinator's message to the relay itself."""
-        self._groups.on_coordinator(parse(message), now_ms - self._phase_ms)
+        found = parse(message)
+        if "id" in found:
+            self.latencies.append(now_ms - self._phase_ms - self._groups._awaited[found["id"]][1])
+        self._groups.on_coordinator(found, now_ms - self._phase_ms)
         self._deliver()
+        self.is_silent, held, self._held = False, self._held, []
+        for one in held:
+            self.say(*one, now_ms)
+
+    @property
+    def heard_ms(self) -> float:
+        """When the coordinator has said something to it last."""
+        return self._groups._heard_ms + self._phase_ms
+
+    def silent_ms(self, now_ms: float) -> float:
+        """For how long the coordinator has not responded."""
+        return now_ms - self._phase_ms - self._groups.unheard_since_ms()
 
     def _deliver(self) -> None:
         for task, message in self._groups.for_tasks():

@@ -1,14 +1,14 @@
 """Modelled tasks of a coordinator: connections, messages and times of real ones, all on one thread.
 
-Tasks of an executor share a connection, as behind a relay; with ``per_host=0`` each has its own. They
-report as often and as much as real tasks do (``BreakerChannel``, ``MetadataChannel``), of the worst kind:
-all partitions are written in each interval, and each task holds batches for all that is muted.
+Tasks of an executor share a connection and the real code of a relay that adds up what they report
+(``modelled_relay``); with ``per_host=0`` each has its own. They report as often and as much as real tasks do
+(``BreakerChannel``, ``MetadataChannel``), of the worst kind: all partitions are written in each interval, and
+each task holds batches for all that is muted.
 """
 
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import random
 import re
@@ -17,8 +17,10 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from benchmarks.modelled_relay import ModelledRelay
 from kafka_sink.breaker.states import Target
 from kafka_sink.coordinator.breaker.messages import (
     MAX_MUTES,
@@ -39,7 +41,7 @@ from kafka_sink.coordinator.figures.messages import (
     TopicFigures,
 )
 from kafka_sink.coordinator.metadata.messages import in_parts
-from kafka_sink.coordinator.transport.message_format import prefixed, split_lines, unpacked
+from kafka_sink.coordinator.transport.message_format import split_lines, unpacked
 from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES, FrameReader, Session, parse
 from kafka_sink.counts import NAMES
 from kafka_sink.model import TopicPartition
@@ -74,6 +76,8 @@ class Task:
 
     number: int
     host: Host
+    # Its number there.
+    place: int = 0
     asked: dict[int, float] = field(default_factory=dict)
     count: int = 0
     muted: set[Target] = field(default_factory=set)
@@ -92,7 +96,9 @@ class Host:
     frames: FrameReader = field(default_factory=lambda: FrameReader(MAX_FRAME_BYTES))
     unsent: bytearray = field(default_factory=bytearray)
     tasks: dict[int, Task] = field(default_factory=dict)
-    lines: list[bytes] = field(default_factory=list)
+    relay: ModelledRelay | None = None
+    # When the relay is looked at next.
+    wakes_at: float = math.inf
     stage: int = 0
     is_lost: bool = False
     cluster: str = ""
@@ -104,7 +110,7 @@ class Host:
         """A task enters, with the next number."""
         self.number += 1
         self.tasks[self.number] = task
-        task.host = self
+        task.host, task.place = self, self.number
 
 
 def key_of(number: int) -> str:
@@ -123,7 +129,8 @@ class Model:
         self.tasks: list[Task] = []
         self.due: list[tuple[float, int, Callable[[], None]]] = []
         self.latencies: list[float] = []
-        self.bytes_in = self.bytes_out = self.messages = self.frames = 0
+        # Messages of tasks, and those that reach the coordinator.
+        self.bytes_in = self.bytes_out = self.messages = self.relayed = self.frames = 0
         self.failing: set[int] = set()
         self.is_muted = False
         self.sick_responds = True
@@ -210,25 +217,39 @@ class Model:
             self.selector.modify(host.sock, events, host)
 
     def tell(self, task: Task, kind: str, body: Mapping[str, Any]) -> None:
-        """Sends a message; those of a host travel together, as from a relay."""
+        """Sends a message, by way of its host's relay."""
         host = task.host
         if host.is_lost:
             return
         task.count += 1
         task.asked[task.count] = time.monotonic()
         self.messages += 1
-        line = json.dumps({"id": task.count, "kind": kind, "body": body}, separators=(",", ":")).encode()
-        if not self.case.per_host:
-            self._write(host, host.session.encode_payload(line))
+        if host.relay is None:
+            self._write(host, host.session.encode({"id": task.count, "kind": kind, "body": body}))
+            self.relayed += 1
             return
-        if not host.lines:
-            self.at(time.monotonic() + GATHER_MS / 1000, lambda: self._send(host))
-        number = next(number for number, one in host.tasks.items() if one is task)
-        host.lines.append(prefixed((number,), line))
+        host.relay.say(task.place, task.count, kind, body, time.monotonic() * 1000)
+        self._wake(host)
+
+    def _wake(self, host: Host) -> None:
+        """Look at its relay when that has something to send, or a moment later."""
+        if host.relay is None or host.is_lost:
+            return
+        now_ms = time.monotonic() * 1000
+        wakes_at = max(now_ms + GATHER_MS, host.relay.due_ms(now_ms)) / 1000
+        if wakes_at < host.wakes_at:
+            host.wakes_at = wakes_at
+            self.at(wakes_at, lambda: self._send(host))
 
     def _send(self, host: Host) -> None:
-        lines, host.lines = host.lines, []
-        self._write(host, host.session.encode_payload(b"\n".join(lines)))
+        host.wakes_at = math.inf
+        if host.relay is None or host.is_lost:
+            return
+        payload = host.relay.payload(time.monotonic() * 1000)
+        if payload:
+            self.relayed += payload.count(b"\n") + 1
+            self._write(host, host.session.encode_payload(payload))
+        self._wake(host)
 
     def _on_readable(self, host: Host) -> None:
         try:
@@ -252,11 +273,21 @@ class Model:
         elif host.stage == 1:
             host.session.verify_proof(frame)
             host.stage = 2
-            self._write(host, host.session.encode({"cluster": host.cluster}))
+            self._write(
+                host, host.session.encode({"cluster": host.cluster, "relay": bool(self.case.per_host)})
+            )
+            if self.case.per_host:
+                hear = partial(self._on_relayed, host)
+                host.relay = ModelledRelay(host.phase_ms, time.monotonic() * 1000, hear)
             for task in host.tasks.values():
                 self._begin(task)
         else:
             for line in split_lines(host.session.payload(frame)):
+                if host.relay is not None and not line.tasks:
+                    host.relay.receive(line.message, time.monotonic() * 1000)
+                    self.latencies += host.relay.latencies
+                    host.relay.latencies.clear()
+                    continue
                 message = _head(line.message) or parse(line.message)
                 message["body"] = unpacked(message["body"])
                 update = None
@@ -265,6 +296,19 @@ class Model:
                 for number in line.tasks or (1,):
                     if number in host.tasks:
                         self._on_message(host.tasks[number], message, update)
+            self._wake(host)
+
+    def _on_relayed(
+        self, host: Host, place: int, kind: str, request: int | None, body: Mapping[str, Any]
+    ) -> None:
+        """What the relay has for a task. Its reply says nothing of the coordinator."""
+        task = host.tasks.get(place)
+        if task is None:
+            return
+        update = decode_update(body, MAX_MUTES) if kind == "breaker" and body else None
+        if request is not None:
+            task.asked.pop(request, None)
+        self._on_message(task, {"kind": kind, "body": body}, update)
 
     def _on_message(self, task: Task, message: Mapping[str, Any], update: BreakerUpdate | None) -> None:
         now = time.monotonic()
@@ -467,11 +511,10 @@ class StormModel(Model):
         host = task.host
         if host.is_lost or host.stage < 2 or task.number in self.entering:
             return
-        number = next(number for number, one in host.tasks.items() if one is task)
-        del host.tasks[number]
-        if not host.lines:
-            self.at(time.monotonic() + GATHER_MS / 1000, lambda: self._send(host))
-        host.lines.append(prefixed((number,), b""))
+        del host.tasks[task.place]
+        if host.relay is not None:
+            host.relay.leave(task.place, time.monotonic() * 1000)
+            self._wake(host)
         self._forget(task)
         self.entering.add(task.number)
 
@@ -489,6 +532,15 @@ class StormModel(Model):
         """Tasks that have waited for too long give up, and come back to their relay, which responds."""
         now = time.monotonic()
         self.at(now + _LOOK_S, self._look)
+        for host in self.hosts:
+            relay = host.relay
+            if relay is None or host.is_lost or relay.is_silent:
+                continue
+            if relay.silent_ms(now * 1000) >= COORDINATOR_SILENCE_MS:
+                relay.is_silent = True
+                # It lets its tasks go. They come back, and wait.
+                for task in list(host.tasks.values()):
+                    self._enter(task, self.chance.random() * _BACK_S)
         for task in self.tasks:
             asked = task.asked
             if asked and not task.host.is_lost and (first := min(asked.values())) < now - _GIVE_UP_S:
@@ -501,11 +553,11 @@ class StormModel(Model):
         if message.get("last") and message["id"] not in task.asked:
             return  # to a task that had this place before
         super()._on_message(task, message, update)
-        if message.get("last"):
+        if message.get("last") or "id" not in message:
             self.answered_at[task.number] = time.monotonic()
             self.failures.pop(task.number, None)
-            if message["kind"] == "figures":
-                self.live[task.number].on_reply(message["body"], True, 0.0)
+        if message.get("last") and message["kind"] == "figures":
+            self.live[task.number].on_reply(message["body"], True, 0.0)
         if self.sick_responds and not task.muted:
             self.free_at.setdefault(task.number, time.monotonic())
 
@@ -513,7 +565,12 @@ class StormModel(Model):
         """When the last task was answered for the first time after ``since``. None: not within so long."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            if all(self.answered_at.get(one.number, 0.0) >= since for one in self.tasks):
+            answered = (
+                self.answered_at.get(one.number, 0.0) >= since
+                and (one.host.relay is None or one.host.relay.heard_ms >= 1000 * since)
+                for one in self.tasks
+            )
+            if all(answered):
                 return time.monotonic()
             self.run(0.05)
         return None
