@@ -1,6 +1,7 @@
 """Connects a task to the coordinator by way of its executor's relay, or directly.
 
-The first worker that finds no relay becomes it. Where workers cannot share one (no common folder, no Unix
+The first worker that finds no relay becomes it, unless a process runs relays for the workers (relay_host).
+Where workers cannot share one (no common folder, no Unix
 sockets, a relay that is frozen), each has a connection of its own. A relay saves work, and nothing depends on
 it.
 """
@@ -13,8 +14,10 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from kafka_sink.clock import RANDOM, Clock
+from kafka_sink.coordinator.client import relay_host
 from kafka_sink.coordinator.client.relay import Relay, RelayFolder
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection, Link, connect
@@ -25,6 +28,8 @@ from kafka_sink.errors import ProtocolError
 _CHALLENGE_MS = 1000.0
 # Another worker may be about to become the relay: it connects to the coordinator first.
 _WAITS_S = (0.0, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+# So often the process that runs relays is asked, if there is one, before a worker becomes the relay.
+_HOST_ATTEMPTS = 5
 # A relay that could not be reached is not tried again for this long, and for twice as long each time that it
 # fails again. One that did not greet may only be busy, because all workers of an executor start at once.
 _AVOID_MS, _AVOID_BUSY_MS, _AVOID_MAX_MS = 60_000.0, 5_000.0, 600_000.0
@@ -91,10 +96,11 @@ class ExecutorRelay:
     def _connect_by(self, folder: RelayFolder | None) -> CoordinatorConnection:
         if folder is None:
             raise _NoRelayError
-        for wait_s in _WAITS_S:
+        for attempt, wait_s in enumerate(_WAITS_S):
             # Workers of an executor try at the same time.
             time.sleep(wait_s * (0.5 + RANDOM.random()))
-            self._become_relay(folder)
+            if attempt >= _HOST_ATTEMPTS or not relay_host.is_there():
+                self._become_relay(folder)
             try:
                 connected = folder.connect(_CHALLENGE_MS)
                 return CoordinatorConnection(
@@ -103,8 +109,15 @@ class ExecutorRelay:
             except (TimeoutError, ProtocolError):
                 raise _NoRelayError(_AVOID_BUSY_MS) from None
             except OSError:
-                continue
+                relay_host.ask(self._address)
         raise _NoRelayError
+
+    def become_relay(self) -> None:
+        """Start the relay in this process, unless there is one. Raises OSError and ProtocolError."""
+        folder = RelayFolder.of(self._address)
+        if folder is not None:
+            with suppress(_NoRelayError):
+                self._become_relay(folder)
 
     def _become_relay(self, folder: RelayFolder) -> None:
         """Start the relay in this process, unless there is one. Raises as connecting does."""
