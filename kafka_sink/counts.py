@@ -19,18 +19,25 @@ class CountSpec:
     """``metric``: the name in /metrics after the prefix, in the unit that the name says; "" for none.
 
     ``scale`` converts the count to that unit. ``doc`` describes the metric. ``json``: the key in the summary
-    as JSON. ``noun``: in the summary as text, which leaves out a count of 0.
+    as JSON. ``nouns``: one and many of them, in the summary as text, which leaves out a count of 0.
     """
 
     metric: str = ""
     doc: str = ""
     json: str = ""
-    noun: str = ""
+    nouns: tuple[str, str] | None = None
     scale: float = 1.0
 
 
-def _count(metric: str = "", doc: str = "", *, json: str = "", noun: str = "", scale: float = 1.0) -> Any:
-    return field(default=0, metadata={"spec": CountSpec(metric, doc, json, noun, scale)})
+def _count(
+    metric: str = "",
+    doc: str = "",
+    *,
+    json: str = "",
+    nouns: tuple[str, str] | None = None,
+    scale: float = 1.0,
+) -> Any:
+    return field(default=0, metadata={"spec": CountSpec(metric, doc, json, nouns, scale)})
 
 
 def _time(metric: str, doc: str) -> Any:
@@ -62,21 +69,26 @@ class TaskCounts:
         json="otherRackBytes",
     )
     requests: int = _count("request", "Produce requests", json="requests")
-    retries: int = _count("batch_retry", "Record batches that were sent again", json="retries", noun="retry")
+    retries: int = _count(
+        "batch_retry", "Record batches that were sent again", json="retries", nouns=("retry", "retries")
+    )
     splits: int = _count(
         "batch_split",
         "Record batches that were too large for a broker and were split",
         json="splits",
-        noun="split",
+        nouns=("split", "splits"),
     )
     breaker_trips: int = _count(
         "breaker_trips",
         "Brokers and partitions that tasks muted",
         json="breakerTrips",
-        noun="circuit breaker trip",
+        nouns=("circuit breaker trip", "circuit breaker trips"),
     )
     breaker_probes: int = _count(
-        "breaker_probes", "Probes of muted brokers and partitions", json="breakerProbes", noun="probe"
+        "breaker_probes",
+        "Probes of muted brokers and partitions",
+        json="breakerProbes",
+        nouns=("probe", "probes"),
     )
     encode_ms: float = _time("encode_time_seconds", "Time that tasks spent encoding rows")
     pool_wait_ms: float = _time("bufferpool_wait_time_seconds", "Time that tasks waited for memory")

@@ -21,8 +21,7 @@ from kafka_sink.errors import ConfigurationError, DeliveryError
 from kafka_sink.model import TaskResult
 from kafka_sink.options import texts
 from kafka_sink.reports import write_reports
-from kafka_sink.reports.delivery_report import Written
-from kafka_sink.reports.write_reports import EndedWrite
+from kafka_sink.reports.delivery_report import EndedWrite, Written
 from kafka_sink.secret import HiddenValues
 
 # Only the driver reports.

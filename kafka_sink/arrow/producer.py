@@ -29,8 +29,7 @@ from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, ProducerClosedError, SchemaError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.reports import write_reports
-from kafka_sink.reports.delivery_report import Written
-from kafka_sink.reports.write_reports import EndedWrite
+from kafka_sink.reports.delivery_report import EndedWrite, Written
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.rebatching import Rebatcher
 from kafka_sink.task.producer import Producer

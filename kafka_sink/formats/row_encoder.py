@@ -94,6 +94,23 @@ _MAX_PIECE_BYTES = 4 << 20
 _MAGIC_ID, _MAGIC_GUID = b"\0", b"\1"
 
 
+def encoded(
+    encoding: RowEncoding,
+    batches: Iterator[pa.RecordBatch],
+    plan: ColumnPlan,
+    reject: Callable[[RejectedRows], None] | None,
+) -> Iterator[pa.RecordBatch]:
+    """The batches encoded; ``plan`` is that of encoded batches.
+
+    Rows that do not fit their schema go to ``reject``; without it, they raise InvalidRowError.
+    """
+    encoder: RowEncoder | None = None
+    for batch in batches:
+        if encoder is None:
+            encoder = RowEncoder(encoding, batch.schema, plan, reject)
+        yield from encoder.encoded(batch)
+
+
 class RowEncoder:
     """Encodes batches of one schema. ``plan`` describes the encoded batches, once ``convert`` has had
     them."""

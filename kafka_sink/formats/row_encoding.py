@@ -5,17 +5,10 @@ Imports nothing heavy: planning and commits load it, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kafka_sink.formats.registered import RegisteredSchema
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from kafka_sink.dead_letters.rejected_rows import RejectedRows
-    from kafka_sink.rows.column_plan import ColumnPlan
 
 # Of the sink itself: the parts of a record beside its value.
 OWN = ("key", "topic", "headers", "partition", "timestamp")
@@ -61,24 +54,6 @@ class RowEncoding:
         if any(part.in_header for part in self.parts) and "headers" not in dict(columns):
             columns.append(("headers", HEADERS_TYPE))
         return columns
-
-    def batches(
-        self,
-        batches: Iterator[pa.RecordBatch],
-        plan: ColumnPlan,
-        reject: Callable[[RejectedRows], None] | None,
-    ) -> Iterator[pa.RecordBatch]:
-        """The batches encoded; ``plan`` is that of encoded batches.
-
-        Rows that do not fit their schema go to ``reject``; without it, they raise InvalidRowError.
-        """
-        from kafka_sink.formats.row_encoder import RowEncoder
-
-        encoder: RowEncoder | None = None
-        for batch in batches:
-            if encoder is None:
-                encoder = RowEncoder(self, batch.schema, plan, reject)
-            yield from encoder.encoded(batch)
 
 
 def layout(

@@ -9,11 +9,12 @@ import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 from kafka_sink.counts import total
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.model import TaskResult, TopicPartition
+from kafka_sink.model import EndedTransactions, TaskResult, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.values import local_path
 
@@ -21,6 +22,46 @@ _OPTION = "delivery.report.path"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 # The group may read it, as log collectors do. Names of topics are nobody else's business.
 _MODE = 0o640
+
+
+@dataclass(frozen=True, slots=True)
+class EndedWrite:
+    """A job or micro-batch. ``outcome``: "committed", "skipped" where it was written before, or "aborted".
+    ``results``: of the tasks that finished.
+
+    ``tasks`` is None where Spark does not tell how many there were: in a job of mapInArrow that failed.
+    ``query`` is the query's id, and ``batch`` the micro-batch; "" and None for a batch write outside of
+    queries. ``transactions``: by outcome. ``note`` is about transactions, in the line of a write.
+    ``last_task`` is the highest taskAttemptId of the tasks that finished. ``schemas``: by which schemas keys
+    and values were encoded. ``cause``: of an abort, "" where it is not known.
+    """
+
+    write: str
+    outcome: str
+    query: str
+    batch: int | None
+    tasks: int | None
+    results: Sequence[TaskResult]
+    transactions: Mapping[str, EndedTransactions] = field(default_factory=dict)
+    note: str = ""
+    last_task: int = -1
+    schemas: tuple[str, ...] = ()
+    cause: str = ""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The fields by which lines of a query are joined with its progress."""
+        return {
+            "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "queryId": self.query or None,
+            "batchId": self.batch,
+            "write": self.write,
+            "outcome": self.outcome,
+        }
+
+    @property
+    def label(self) -> str:
+        return "kafka-chunked: " if self.batch is None else f"kafka-chunked, micro-batch {self.batch}: "
 
 
 def check(value: str) -> None:

@@ -19,14 +19,13 @@ from kafka_sink import spark_application
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.printable import printable
-from kafka_sink.reports.delivery_report import partitions_of
+from kafka_sink.reports.delivery_report import EndedWrite, partitions_of
 from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import OutputDataset, RunEvent
 
     from kafka_sink.options import SinkOptions
-    from kafka_sink.reports.write_reports import EndedWrite
 
 # A stream should not wait for a backend that is down in each micro-batch.
 _PAUSE_S = 60.0

@@ -13,14 +13,12 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kafka_sink import spark_application
 from kafka_sink.counts import SPECS, total
 from kafka_sink.model import TaskResult
-
-if TYPE_CHECKING:
-    from kafka_sink.reports.write_reports import EndedWrite
+from kafka_sink.reports.delivery_report import EndedWrite
 
 _TOPICS_NAMED = 3
 # Fewer tasks cost less than a second altogether.
@@ -37,14 +35,16 @@ def summarise(results: Sequence[TaskResult]) -> str:
     parts = [f"{rows:,} rows acknowledged"] if rows or not unconfirmed else []
     if unconfirmed:
         parts.append(f"{unconfirmed:,} rows sent unconfirmed")
-    line = " and ".join(parts) + _topics(results) + f" by {_count(len(results), 'task')}" + _skipped(results)
+    tasks = _count(len(results), "task", "tasks")
+    line = " and ".join(parts) + f"{_topics(results)} by {tasks}{_skipped(results)}"
     if not counts.batches:
         return line
-    batches, requests = _count(counts.batches, "batch"), _count(counts.requests, "request")
+    batches = _count(counts.batches, "batch", "batches")
+    requests = _count(counts.requests, "request", "requests")
     line += f": {size(counts.raw_bytes)} as {size(counts.sent_bytes)} in {batches} and {requests}"
     for name, count in counts.by_name().items():
-        if SPECS[name].noun:
-            line += f", {_count(int(count), SPECS[name].noun)}"
+        if nouns := SPECS[name].nouns:
+            line += f", {_count(int(count), *nouns)}"
     return f"{line}; {_times(results)}{_memory(results)}"
 
 
@@ -111,7 +111,7 @@ def _skipped(results: Sequence[TaskResult]) -> str:
         reasons.update(result.skip_reasons)
     if not reasons:
         return ""
-    rows = _count(total(results).skipped, "row")
+    rows = _count(total(results).skipped, "row", "rows")
     return f"; {rows} skipped ({', '.join(f'{name}: {count:,}' for name, count in reasons.most_common())})"
 
 
@@ -125,7 +125,7 @@ def _topics(results: Sequence[TaskResult]) -> str:
     names = sorted(partitions)
     more = f" and {len(names) - _TOPICS_NAMED:,} more topics" if len(names) > _TOPICS_NAMED else ""
     total = sum(map(len, partitions.values()))
-    return f" in {', '.join(names[:_TOPICS_NAMED])}{more} ({_count(total, 'partition')})"
+    return f" in {', '.join(names[:_TOPICS_NAMED])}{more} ({_count(total, 'partition', 'partitions')})"
 
 
 def _times(results: Sequence[TaskResult]) -> str:
@@ -160,9 +160,8 @@ def _held(result: TaskResult) -> int:
     )
 
 
-def _count(number: int, noun: str) -> str:
-    plural = {"batch": "batches", "retry": "retries"}.get(noun, noun + "s")
-    return f"{number:,} {noun if number == 1 else plural}"
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def size(count: int) -> str:

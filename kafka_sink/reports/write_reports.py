@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from dataclasses import replace
 from typing import Any
 
 from kafka_sink import spark_application
@@ -17,47 +16,8 @@ from kafka_sink.driver import driver_log
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.reports import summary
+from kafka_sink.reports.delivery_report import EndedWrite, append, partitions_of
 from kafka_sink.reports.summary import about_empty_tasks, about_large_arrow_batches, summarise, summary_fields
-
-
-@dataclass(frozen=True, slots=True)
-class EndedWrite:
-    """A job or micro-batch. ``outcome``: "committed", "skipped" where it was written before, or "aborted".
-    ``results``: of the tasks that finished.
-
-    ``tasks`` is None where Spark does not tell how many there were: in a job of mapInArrow that failed.
-    ``query`` is the query's id, and ``batch`` the micro-batch; "" and None for a batch write outside of
-    queries. ``transactions``: by outcome. ``note`` is about transactions, in the line of a write.
-    ``last_task`` is the highest taskAttemptId of the tasks that finished. ``schemas``: by which schemas keys
-    and values were encoded. ``cause``: of an abort, "" where it is not known.
-    """
-
-    write: str
-    outcome: str
-    query: str
-    batch: int | None
-    tasks: int | None
-    results: Sequence[TaskResult]
-    transactions: Mapping[str, EndedTransactions] = field(default_factory=dict)
-    note: str = ""
-    last_task: int = -1
-    schemas: tuple[str, ...] = ()
-    cause: str = ""
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The fields by which lines of a query are joined with its progress."""
-        return {
-            "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "queryId": self.query or None,
-            "batchId": self.batch,
-            "write": self.write,
-            "outcome": self.outcome,
-        }
-
-    @property
-    def label(self) -> str:
-        return "kafka-chunked: " if self.batch is None else f"kafka-chunked, micro-batch {self.batch}: "
 
 
 def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
@@ -138,8 +98,6 @@ def _to_live_view(coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
 
 
 def _to_delivery_report(path: str, ended: EndedWrite) -> None:
-    from kafka_sink.reports.delivery_report import append, partitions_of
-
     line = {**ended.identity, "partitions": partitions_of(ended.results)}
     try:
         append(path, line)

@@ -31,7 +31,7 @@ from kafka_sink.model import EndedTransactions, SparkTask, TaskResult, WriteTran
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
 from kafka_sink.reports import write_reports
-from kafka_sink.reports.write_reports import EndedWrite
+from kafka_sink.reports.delivery_report import EndedWrite
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import worker_imports
 from kafka_sink.spark.pyspark_classes import WriterCommitMessage
@@ -197,8 +197,10 @@ class PlannedWrite:
             if producer is not None:
                 producer.reject(rows)
 
+        from kafka_sink.formats.row_encoder import encoded
+
         takes_letters = self.options.errors_tolerance == "all"
-        return self.encoding.batches(batches, self.plan, reject if takes_letters else None)
+        return encoded(self.encoding, batches, self.plan, reject if takes_letters else None)
 
     def _write_in_transaction(
         self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions, *, is_streaming: bool

@@ -18,7 +18,7 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import EndedTransactions, PartitionResult, TaskResult
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.reports import lineage, write_reports
-from kafka_sink.reports.write_reports import EndedWrite
+from kafka_sink.reports.delivery_report import EndedWrite
 
 pytest.importorskip("openlineage.client")
 

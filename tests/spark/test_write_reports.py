@@ -34,7 +34,8 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import EndedTransactions, PartitionResult, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.reports import delivery_report, write_reports
-from kafka_sink.reports.write_reports import EndedWrite, final_figures
+from kafka_sink.reports.delivery_report import EndedWrite
+from kafka_sink.reports.write_reports import final_figures
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
 from kafka_sink.transactions.batch import BatchOutcome
