@@ -441,6 +441,20 @@ _SILENCE_S, _OWN_EVIDENCE_S = 2.5, 2.0
 _WRITTEN_TOPICS, _BROKERS = 20, 10
 
 
+def written_figures(identity: TaskIdentity, count: int) -> TaskFigures:
+    """Of a task that writes to all topics and brokers. With a higher ``count`` it has written more."""
+    return TaskFigures(
+        identity,
+        counters=dict.fromkeys(NAMES[:25], count),
+        gauges=dict.fromkeys(GAUGES, 1000),
+        topics={f"topic-{one}": TopicFigures(count, count, count, 1) for one in range(_WRITTEN_TOPICS)},
+        brokers={
+            one: BrokerFigures(f"b{one}:9092", count, 0, 2, 5.0, 9.0, (count,) * 12, 0.0, 3.0)
+            for one in range(_BROKERS)
+        },
+    )
+
+
 class StormModel(Model):
     """Tasks that also leave and come back, mute by themselves, and report figures to the live view.
 
@@ -588,18 +602,7 @@ class StormModel(Model):
         self.tell(task, "breaker", encode_report(BreakerReport(rows=1, cluster_id="modelled-kafka")))
 
     def _figures(self, identity: TaskIdentity) -> TaskFigures:
-        """Of a task that writes to all topics and brokers: each report has more than the one before."""
-        count = int(time.monotonic() * 10)
-        return TaskFigures(
-            identity,
-            counters=dict.fromkeys(NAMES[:25], count),
-            gauges=dict.fromkeys(GAUGES, 1000),
-            topics={f"topic-{one}": TopicFigures(count, count, count, 1) for one in range(_WRITTEN_TOPICS)},
-            brokers={
-                one: BrokerFigures(f"b{one}:9092", count, 0, 2, 5.0, 9.0, (count,) * 12, 0.0, 3.0)
-                for one in range(_BROKERS)
-            },
-        )
+        return written_figures(identity, int(time.monotonic() * 10))
 
     def _run_next(self, task: Task) -> None:
         """The task in this place ends, if there is one, and the next one begins."""

@@ -5,8 +5,9 @@
 Each executor is a JVM on a loopback address of its own (127.0.0.2 and following). All workers write keyless
 rows at a steady rate to three real brokers. A broker is frozen for a while; each worker writes down when it
 mutes that broker and which of its batches are probes. Then the coordinator's process is killed (SIGKILL)
-while the job runs. Figures: workers, connections to the coordinator, the time from the first to the last
-mute, probes per interval, and the time until all executors are connected to the restarted coordinator.
+while the job runs, and the next one stands still for 5 s (SIGSTOP). Figures: workers, connections to the
+coordinator, the time from the first to the last mute, probes per interval, the time until all executors are
+connected to the restarted coordinator, and rows lost or written twice.
 
 Afterwards all workers write a little to a new topic, through proxies that count requests by API. Before and
 while the broker is frozen there is no proxy, whose processor time the workers would miss.
@@ -42,22 +43,49 @@ APIS = {0: "Produce", 3: "Metadata", 22: "InitProducerId"}
 ESTABLISHED = "01"
 # After this the kernel has closed the connections of a process that was killed.
 _CLOSED_S = 0.1
+# From the kill until the next process stands still, and for how long.
+STALL_AFTER_S, STALL_S = 6.0, 5.0
 
 
 class Watch(threading.Thread):
-    """Counts connections to the coordinator, and kills its process some time after the broker is back."""
+    """Counts connections to the coordinator, kills its process some time after the broker is back, and stops
+    the next one for a while."""
 
     def __init__(self, folder: Path, executors: int, kill_after_s: float) -> None:
         super().__init__(name="watch", daemon=True)
         self.most_connections = 0
         self.reconnected_s: float | None = None
+        self.stalled = False
+        # From the stall on, and when the job was over.
+        self.most_since_stall = self.connections = 0
         self.ended = threading.Event()
         self._folder = folder
         self._executors = executors
         self._kill_after_s = kill_after_s
         self._connected_at: float | None = None
+        self._stopped: tuple[int, float] | None = None
 
     def run(self) -> None:
+        try:
+            self._watch()
+        finally:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._stopped is not None:
+            os.kill(self._stopped[0], signal.SIGCONT)
+            self._stopped = None
+
+    def _stall(self, folder: Path, now: float) -> None:
+        """Once, and not for ever."""
+        if self._stopped is not None and now > self._stopped[1] + STALL_S:
+            self._go_on()
+        elif not self.stalled:
+            self.stalled = True
+            self._stopped = server_of(folder), now
+            os.kill(self._stopped[0], signal.SIGSTOP)
+
+    def _watch(self) -> None:
         killed_at = None
         while not self.ended.wait(0.02):
             found = next(iter(self._folder.glob("**/kafka-chunked-coordinator/found")), None)
@@ -65,7 +93,11 @@ class Watch(threading.Thread):
                 continue
             count = connections_to(json.loads(found.read_bytes())["port"])
             now = time.monotonic()
-            self.most_connections = max(self.most_connections, count)
+            self.most_connections, self.connections = max(self.most_connections, count), count
+            if self.stalled:
+                self.most_since_stall = max(self.most_since_stall, count)
+            if killed_at is not None and now > killed_at + STALL_AFTER_S:
+                self._stall(found.parent, now)
             if self._connected_at is None and count >= self._executors:
                 self._connected_at = now
             if (
@@ -127,6 +159,9 @@ def measure(executors: int, workers: int, load: Load) -> dict[str, Any]:
             **judged(notes_of(notes), run),
             "most_connections": watch.most_connections,
             "reconnected_after_kill_s": watch.reconnected_s,
+            "stalled": watch.stalled,
+            "most_connections_since_stall": watch.most_since_stall,
+            "connections_at_the_end": watch.connections,
             "rows": load.rows,
             "lost": stored.lost(load.rows),
             "doubled": stored.doubled(),
@@ -159,9 +194,9 @@ def main() -> None:
     options = parser.parse_args()
     executors, workers = (1, 2) if options.smoke else (options.executors, options.workers)
     tasks = executors * workers
-    load = Load(tasks * RATE_OF_A_WORKER, 30, 0, 12, 25, tasks=tasks)
+    load = Load(tasks * RATE_OF_A_WORKER, 30, 0, 12, 30, tasks=tasks)
     if options.smoke:
-        load = Load(200, 2, 0, 3, 6, tasks=tasks)
+        load = Load(200, 2, 0, 3, 17, tasks=tasks)
     outcome = measure(executors, workers, load)
     print(json.dumps(outcome, indent=1))
     if not options.smoke:

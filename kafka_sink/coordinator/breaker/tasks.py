@@ -170,7 +170,7 @@ def _index(
 
 
 # One after another, hundreds would hold up the coordinator's loop.
-_GRANTED_AT_ONCE = 500
+_GRANTED_AT_ONCE = 250
 
 
 class ProbeLeases:

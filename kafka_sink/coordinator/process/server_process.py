@@ -234,11 +234,12 @@ def _bounds(settings: dict[str, Any]) -> ServerBounds:
 def collect_garbage_seldom() -> None:
     """A full collection looks at all objects of all tasks at once, and stops the loop for that long.
 
-    References free what connections and tasks leave behind. Cycles, as of exceptions, are mostly young.
+    Counts of references free what tasks leave behind, ``Connections`` what sockets do. Other cycles, as of
+    exceptions, are mostly young. Young objects are looked at a few at a time: each may hold many others.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(500, 4, 10_000)
+    gc.set_threshold(100, 5, 10_000)
 
 
 def serve(
