@@ -88,12 +88,13 @@ class Lookups:
 
 @dataclass(slots=True)
 class _Pending:
-    """A request that waits until its topics have been fetched."""
+    """A request that waits until its topics have been fetched. Hundreds share
+    these sets."""
 
     task: TaskId
     request: int
-    asked: list[str]
-    missing: set[str]
+    asked: frozenset[str]
+    missing: frozenset[str]
     next_ms: float
     until_ms: float
 
@@ -188,7 +189,8 @@ class MetadataHandler(Handler):
     def on_message(
         self, task: TaskId, request: int, body: Mapping[str, Any], now_ms: float
     ) -> Sequence[ServerMessage]:
-        asked, used = topics_in(body, "ask"), topics_in(body, "use")
+        named = frozenset(topics_in(body, "ask"))
+        asked, used = self._sets.setdefault(named, named), topics_in(body, "use")
         stale, leaders = stale_in(body), leaders_in(body)
         known = self._tasks.setdefault(task, _MetadataTask())
         self._lookups.asked += bool(asked)
@@ -196,7 +198,7 @@ class MetadataHandler(Handler):
         self._tidy()
         self._note_topics(known, asked, used, now_ms)
         newer = [topic for topic, ago_ms in stale.items() if not self._mark(topic, ago_ms, now_ms)]
-        missing = set(self._view_of(asked).unsettled)
+        missing = self._view_of(asked).unsettled
         if self._take_leaders(leaders, now_ms) or missing or len(newer) < len(stale):
             self._fetch()
         topics = self._changed(known).union(asked, newer)
@@ -209,8 +211,10 @@ class MetadataHandler(Handler):
         self._pending.append(_Pending(task, request, asked, missing, next_ms, until_ms))
         return self._replies(task, request, topics, (), last=False, now_ms=now_ms)
 
-    def _note_topics(self, task: _MetadataTask, asked: list[str], used: list[str], now_ms: float) -> None:
-        named = frozenset((*asked, *used))
+    def _note_topics(
+        self, task: _MetadataTask, asked: frozenset[str], used: list[str], now_ms: float
+    ) -> None:
+        named = asked.union(used)
         if not named:
             return
         if not named <= task.topics:
@@ -228,7 +232,7 @@ class MetadataHandler(Handler):
 
     def _view_of(self, asked: Iterable[str]) -> _TopicsView:
         """What the view knows of these topics. Many tasks ask for the same thousands of topics at once."""
-        key = frozenset(asked)
+        key = asked if isinstance(asked, frozenset) else frozenset(asked)
         # The view may contain a change that ``_note_responses`` has not counted yet.
         state = (self._change, len(self._responses))
         if self._views_at != state or len(self._views) >= _MAX_ENCODED:
@@ -288,7 +292,8 @@ class MetadataHandler(Handler):
         replies: list[ServerMessage] = []
         waiting: list[_Pending] = []
         for one in self._pending:
-            one.missing &= self._view_of(one.asked).unsettled
+            unsettled = self._view_of(one.asked).unsettled
+            one.missing = unsettled if unsettled <= one.missing else one.missing & unsettled
             if not one.missing or now_ms >= one.until_ms or self._failure is not None:
                 task = self._tasks[one.task]
                 task.pending -= 1
