@@ -50,6 +50,7 @@ CASES = {
     "1000x200, own connections": Case(1000, 200, per_host=0),
     "5000x12, own connections": Case(5000, 12, per_host=0),
     "10000 tasks, 1250 hosts": Case(10_000, 12),
+    "100000 tasks, 10000 hosts": Case(100_000, 12, per_host=10, relays=100),
 }
 SWEEPS = {
     "tasks": {tasks: Case(tasks, 12) for tasks in (250, 500, 1000, 2500, 5000, 10_000)},

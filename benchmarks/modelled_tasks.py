@@ -61,13 +61,18 @@ TOGETHER, CONNECT_S = 32, 120.0
 
 @dataclass(frozen=True)
 class Case:
-    """``muted``: how many partitions are muted; 0: a broker. ``per_host``: tasks that share a connection."""
+    """``muted``: how many partitions are muted; 0: a broker. ``per_host``: tasks that share a connection.
+
+    ``relays``: how many hosts have the real code of a relay and a model of each of its tasks. For the others
+    one report stands for all: so many tasks are more than a model in Python can be.
+    """
 
     tasks: int
     partitions: int
     muted: int = 0
     topics: int = 1
     per_host: int = 8
+    relays: int = 1_000_000
 
 
 @dataclass
@@ -99,6 +104,8 @@ class Host:
     relay: ModelledRelay | None = None
     # When the relay is looked at next.
     wakes_at: float = math.inf
+    # How many tasks its only one stands for.
+    stands_for: int | None = None
     stage: int = 0
     is_lost: bool = False
     cluster: str = ""
@@ -163,9 +170,10 @@ class Model:
             proving = sum(host.stage < 2 and not host.is_lost for host in self.hosts)
             for _ in range(min(TOGETHER - proving, wanted - len(self.hosts))):
                 # Executors have addresses of their own, with up to eight tasks each.
-                executor = len(self.tasks) // 8
+                number = len(self.hosts)
+                executor = number * per_host // 8
                 source = f"127.1.{executor // 250}.{executor % 250 + 1}"
-                self.add_host(min(per_host, self.case.tasks - len(self.tasks)), source)
+                self.add_host(min(per_host, self.case.tasks - number * per_host), source)
             self.run(0.002)
         while any(host.stage < 2 and not host.is_lost for host in self.hosts) and (
             time.monotonic() < started + CONNECT_S
@@ -182,6 +190,8 @@ class Model:
         host = Host(
             sock, (len(self.hosts) * 0.618034 % 1) * HEALTHY_REPORT_MS, cluster=key_of(0), source=source
         )
+        if self.case.per_host and len(self.hosts) >= self.case.relays:
+            host.stands_for, tasks = tasks, min(1, tasks)
         for _ in range(tasks):
             self.tasks.append(Task(len(self.tasks), host))
             host.add(self.tasks[-1])
@@ -276,7 +286,7 @@ class Model:
             self._write(
                 host, host.session.encode({"cluster": host.cluster, "relay": bool(self.case.per_host)})
             )
-            if self.case.per_host:
+            if self.case.per_host and host.stands_for is None:
                 hear = partial(self._on_relayed, host)
                 host.relay = ModelledRelay(host.phase_ms, time.monotonic() * 1000, hear)
             for task in host.tasks.values():
@@ -346,6 +356,8 @@ class Model:
         self.at(next_ms / 1000, act)
 
     def _beat(self, task: Task) -> None:
+        if task.host.stands_for is not None:
+            return  # its relay hears from the coordinator all the time
         self.tell(task, "metadata", {"use": [], "stale": []})
         self._at_beat(task, HEARTBEAT_MS, lambda: self._beat(task))
 
@@ -375,6 +387,7 @@ class Model:
             unmuted=tuple(UnmuteReport(target, "it responds") for target in task.leased)
             if self.sick_responds
             else (),
+            tasks=task.host.stands_for,
         )
         task.leased = []
         if bool(task.muted) == task.holds:
