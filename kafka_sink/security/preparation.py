@@ -82,7 +82,8 @@ class Security:
             if self.settings.sasl is not None:
                 from kafka_sink.security import sasl
 
-                preparation.exchange = sasl.exchange(self.settings.sasl, host, self._iam)
+                iam = None if self._iam is None else self._iam.exchange
+                preparation.exchange = sasl.exchange(self.settings.sasl, host, iam)
         except KafkaSinkError as error:
             # Executors have files, packages and roles of their own, which the driver cannot check.
             preparation.error = AuthenticationError(f"{error} (on host {socket.gethostname()})")

@@ -6,8 +6,8 @@ A mechanism is made with all it needs, off the sender's thread; from then on not
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from kafka.net.sasl.abc import SaslMechanism
 from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth
@@ -17,9 +17,6 @@ from kafka.net.sasl.scram import SaslMechanismScram
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.secret import Secret
 from kafka_sink.security.settings import KerberosSettings, SaslSettings
-
-if TYPE_CHECKING:
-    from kafka_sink.security.aws import IamLogin
 
 # RFC 5802; Java accepts no fewer, either: a forged broker would get a proof from which passwords are soon
 # guessed.
@@ -121,10 +118,10 @@ class ScramExchange(MechanismExchange):
             )
 
 
-def exchange(settings: SaslSettings, host: str, iam: IamLogin | None) -> SaslExchange:
+def exchange(settings: SaslSettings, host: str, iam: Callable[[str], SaslExchange] | None) -> SaslExchange:
     """A login at one broker. Blocks while a token, a ticket or AWS credentials are fetched.
 
-    Raises AuthenticationError where there are none.
+    ``iam`` makes AWS's login for a host. Raises AuthenticationError where there are none.
     """
     if settings.tokens is not None:
         # It brings Python's HTTP client, which other logins need not load.
@@ -133,7 +130,7 @@ def exchange(settings: SaslSettings, host: str, iam: IamLogin | None) -> SaslExc
         token = token_source(settings.tokens).get()
         return oauthbearer(token.text, dict(settings.tokens.extensions))
     if iam is not None:
-        return iam.exchange(host)
+        return iam(host)
     if settings.kerberos is not None:
         return kerberos(settings.kerberos, host)
     assert settings.password is not None

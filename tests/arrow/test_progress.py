@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kafka_sink.arrow.progress import ProgressLine, is_wanted
+from kafka_sink.arrow.write import ProgressLine, is_wanted
 from tests.support.scripted_cluster import until
 
 
