@@ -47,6 +47,7 @@ CASES = {
     "200x2000": Case(200, 2000, topics=20),
     "1000 tasks, 300 muted": Case(1000, 300, muted=300),
     "1000 tasks, 2000 topics": Case(1000, 2000, topics=2000),
+    "100 tasks, 10000 topics": Case(100, 10_000, topics=10_000),
     "1000x200, own connections": Case(1000, 200, per_host=0),
     "5000x12, own connections": Case(5000, 12, per_host=0),
     "10000 tasks, 1250 hosts": Case(10_000, 12),
