@@ -82,14 +82,14 @@ def calls_ns(observer: SendPolicy, per_request: int, requests: int, rounds: int)
             observer.on_unreachable((), (), now)
             observer.on_request(node, now)
             for partition in places[node]:
-                observer.on_send(node, partition, ROWS_A_BATCH, now)
+                observer.on_send(node, [(partition, ROWS_A_BATCH)], now)
             now += LATENCY_MS
             observer.muted(now)
             observer.next_change_ms(now)
             observer.on_unreachable((), (), now)
             observer.on_request_done(node, now)
             for partition in places[node]:
-                observer.on_complete(node, partition, ROWS_A_BATCH, None, now)
+                observer.on_complete(node, [(partition, ROWS_A_BATCH)], None, now)
         best = min(best, (time.thread_time_ns() - started) / (requests * per_request))
     return best
 

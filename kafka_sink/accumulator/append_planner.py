@@ -27,6 +27,8 @@ _FIXED_SHARE = 4
 # Open batches that are compressed only when sealed (zstd, gzip) may hold 1/2 of the pool uncompressed; beyond
 # that they pack.
 _RAW_DIVISOR = 2
+# New batches for which the pool is asked in one call: so many chunks take it some 50 us.
+_OPENED_AT_ONCE = 128
 # A batch's header, and at least what a codec writes around a block of rows that do not shrink.
 _FRAME_BYTES = batch_header.SIZE + 64
 
@@ -138,20 +140,22 @@ class AppendPlanner:
         starts = ordered.starts
         at_run = ordered.bound_at_run
         start = max(cursor.row, starts[cursor.run])
+        opened = cursor.run
         for run in range(cursor.run, stop_run):
+            if run < opened:
+                continue
+            start = max(start, starts[run])
             stop = starts[run + 1]
             queue = queues.queue(ordered.partitions[run])
-            tail = queue.batches[-1] if queue.batches else None
             # The common cases by far: a short run, and its batch, or a new one, takes all of it.
             if grant is None and start == starts[run]:
-                bound = at_run[run + 1] - at_run[run]
-                if (
-                    self._extend(queues, plan, tail, run, bound)
-                    if tail is not None and tail.state is BatchState.OPEN
-                    else self._open_for_run(queues, plan, queue, run, bound)
-                ):
-                    start = stop
-                    continue
+                if queue.batches and queue.batches[-1].state is BatchState.OPEN:
+                    if self._extend(queues, plan, queue.batches[-1], run, at_run[run + 1] - at_run[run]):
+                        continue
+                else:
+                    opened = self._open_for_runs(queues, plan, run, min(stop_run, run + _OPENED_AT_ONCE))
+                    if run < opened:
+                        continue
             if grant is None:
                 start = self._place_run(queues, plan, queue, start, stop)
             else:
@@ -203,21 +207,38 @@ class AppendPlanner:
         plan.add(tail, start, stop)
         return True
 
-    def _open_for_run(
-        self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, run: int, bound: int
-    ) -> bool:
-        """Put a whole run, ``bound`` bytes at most, into a new batch if it surely fits and the pool has the
-        memory. Otherwise nothing has changed."""
-        if self._compresses_at_seal:
-            return False
-        ordered, start, stop = plan.ordered, plan.ordered.starts[run], plan.ordered.starts[run + 1]
-        topic = queue.partition.topic
-        size = self._estimates.new_batch_bytes_of_run(topic, stop - start, bound, ordered.largest_bound)
-        buffer = None if size is None else self._try_open(size, ordered, start)
-        if buffer is None:
-            return False
-        self._add_new_batch(queues, plan, queue, buffer, start, stop, bound)
-        return True
+    def _open_for_runs(self, queues: BatchQueues, plan: AppendPlan, run: int, stop_run: int) -> int:
+        """Put whole runs from ``run`` on into new batches, up to the first whose partition has an open batch,
+        that may not fit, or that the pool has no memory for. Return that run."""
+        ordered = plan.ordered
+        starts, at_run, partitions = ordered.starts, ordered.bound_at_run, ordered.partitions
+        found: list[PartitionQueue] = []
+        sizes: list[int] = []
+        for number in range(run, run if self._compresses_at_seal else stop_run):
+            queue = queues.queue(partitions[number])
+            if queue.batches and queue.batches[-1].state is BatchState.OPEN:
+                break
+            size = self._estimates.new_batch_bytes_of_run(
+                queue.partition.topic,
+                starts[number + 1] - starts[number],
+                at_run[number + 1] - at_run[number],
+                ordered.largest_bound,
+            )
+            if size is None or (self._has_fixed_buffers and size > self._options.batch_size):
+                break
+            found.append(queue)
+            sizes.append(size)
+        buffers = self._allocator.try_open_all(sizes)
+        number = run
+        try:
+            for queue, buffer in zip(found, buffers, strict=False):
+                number += 1
+                bound = at_run[number] - at_run[number - 1]
+                self._add_new_batch(queues, plan, queue, buffer, starts[number - 1], starts[number], bound)
+        finally:
+            for buffer in buffers[number - run :]:
+                buffer.release()
+        return number
 
     def _place_run(
         self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, stop: int

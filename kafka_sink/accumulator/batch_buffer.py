@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from kafka_sink.accumulator.buffer_pool import BufferPool, PoolClient, PoolMetrics
+from kafka_sink.accumulator.buffer_pool import BufferPool, LentChunks, PoolClient, PoolMetrics
 from kafka_sink.errors import BufferOwnershipError
 
 # Contiguous bytes; numpy and pyarrow data come as memoryviews.
@@ -51,9 +51,9 @@ class BatchBuffer(Protocol):
     def trim(self) -> None:
         """Return memory that holds no data. Called when the batch takes no more rows."""
 
-    def release(self) -> None:
+    def release(self, returned: list[LentChunks] | None = None) -> None:
         """Return all memory. A second call raises BufferOwnershipError and changes nothing; so does growing
-        afterwards."""
+        afterwards. With ``returned`` the pool's chunks go there, and the caller calls ``give_all``."""
 
 
 class BufferAllocator(ABC):
@@ -89,6 +89,21 @@ class BufferAllocator(ABC):
     @abstractmethod
     def try_open(self, projected: int, first_record: int | None = None) -> BatchBuffer | None:
         """A new batch's memory, or None when the pool cannot give it now or others wait. Never blocks."""
+
+    def try_open_all(self, projected: Sequence[int]) -> Sequence[BatchBuffer]:
+        """As ``try_open`` for each, up to the first that the pool refuses."""
+        found: list[BatchBuffer] = []
+        try:
+            for size in projected:
+                buffer = self.try_open(size)
+                if buffer is None:
+                    break
+                found.append(buffer)
+        except BaseException:
+            for buffer in found:
+                buffer.release()
+            raise
+        return found
 
     @abstractmethod
     def open(
@@ -210,13 +225,13 @@ class PieceBuffer:
     def trim(self) -> None:
         """Nothing to return: the buffer goes back whole."""
 
-    def release(self) -> None:
+    def release(self, returned: list[LentChunks] | None = None) -> None:
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
         self._released = True
         self._shared.users -= 1
         if not self._shared.users:
-            self._shared.buffer.release()
+            self._shared.buffer.release(returned)
         self._parts = ()
         self.capacity = self.size = 0
 

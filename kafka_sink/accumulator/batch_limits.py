@@ -162,6 +162,11 @@ class BatchSizeLimits:
         with self._lock:
             return min(self._by_topic.get(topic, self._batch_size), self._batch_size)
 
+    @property
+    def any_learnt(self) -> bool:
+        """Whether ``learnt`` has a limit for any topic. Without the lock."""
+        return bool(self._by_topic)
+
     def learnt(self, topic: str) -> int | None:
         """The limit of a topic whose batches were too large for brokers, None for any other."""
         with self._lock:

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from kafka_sink.accumulator.buffer_pool import LentChunks, give_all
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import NO_LEADER, PartitionInfo, TopicPartition
 
 
 @dataclass(slots=True)
 class PartitionQueue:
     """One partition's batches, oldest first; the last may be open.
 
-    The backoff of the first batch ends at ``retry_at_ms``.
+    The backoff of the first batch ends at ``retry_at_ms``. ``leader`` is the partition's (below zero: none)
+    as of ``metadata_version``.
     """
 
     partition: TopicPartition
     batches: deque[ProducerBatch] = field(default_factory=deque)
     in_flight: int = 0
     retry_at_ms: float = 0.0
+    leader: int = NO_LEADER
+    metadata_version: int | None = None
+
+    def look_up(
+        self, leader: Callable[[TopicPartition], PartitionInfo | None], metadata_version: int | None
+    ) -> None:
+        info = leader(self.partition)
+        self.leader = NO_LEADER if info is None else info.leader
+        self.metadata_version = metadata_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +171,17 @@ class BatchQueues:
         if batch.counted_raw:
             self.uncount_raw(batch)
 
-    def release(self, batch: ProducerBatch) -> None:
-        """Give a terminal batch's memory back, unless a request still refers to it."""
-        if batch.counted_raw:
-            self.uncount_raw(batch)
-        if batch.release_if_unused():
-            self.live.discard(batch)
+    def release(self, *batches: ProducerBatch) -> None:
+        """Give the memory of terminal batches back, unless a request still refers to it."""
+        returned: list[LentChunks] = []
+        try:
+            for batch in batches:
+                if batch.counted_raw:
+                    self.uncount_raw(batch)
+                if batch.release_if_unused(returned):
+                    self.live.discard(batch)
+        finally:
+            give_all(returned)
 
     def count_raw(self, batch: ProducerBatch) -> None:
         """Update ``open_raw_bytes`` by what an open batch holds now."""

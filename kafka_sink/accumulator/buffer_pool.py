@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
@@ -233,11 +233,11 @@ class BufferPool:
     # -- taking -----------------------------------------------------------------------------------
 
     def try_take(
-        self, arena: ChunkArena, count: int, full_bytes: int = 0, *, new_batch: bool = False
+        self, arena: ChunkArena, count: int, full_bytes: int = 0, *, new_batches: int = 0
     ) -> list[Chunk] | None:
         """``count`` chunks, or None if the pool has too little now or a request waits. Never blocks.
 
-        ``new_batch``: they are the first of a batch.
+        ``new_batches``: they are the first of so many batches.
 
         Raises MemoryError or OSError, changing nothing, if the system has no memory; so do the other methods.
         """
@@ -246,7 +246,7 @@ class BufferPool:
             # This covers waiting requests: while there are any, all memory is used or reserved.
             if self._used + need > self._grantable:
                 return None
-            return self._lend(arena, count, full_bytes, new_batch=new_batch)
+            return self._lend(arena, count, full_bytes, new_batches)
 
     def take(
         self,
@@ -276,7 +276,7 @@ class BufferPool:
             if client.closed:
                 raise ProducerClosedError("the producer is closed and opens no more batches")
             if self._used + need <= self._grantable and not self.overdrawn:
-                return self._lend(arena, count, full_bytes, new_batch=True)
+                return self._lend(arena, count, full_bytes, 1)
         waiter = _Waiter(need, client)
         started_ms = self._clock_ms()
         chunks = None
@@ -290,7 +290,7 @@ class BufferPool:
                 if waiter.gathered < need:
                     raise self._exhaustion(waiter, started_ms, timeout_ms, ahead)
                 self._ungather(waiter)
-                chunks = self._lend(arena, count, full_bytes, new_batch=True)
+                chunks = self._lend(arena, count, full_bytes, 1)
             return chunks
         finally:
             # Also on KeyboardInterrupt and a task kill: gathered memory goes to the next request.
@@ -323,7 +323,7 @@ class BufferPool:
         self._peak_full = max(self._peak_full, self._full)
         return chunks
 
-    def _lend(self, arena: ChunkArena, count: int, full_bytes: int, *, new_batch: bool) -> list[Chunk]:
+    def _lend(self, arena: ChunkArena, count: int, full_bytes: int, new_batches: int) -> list[Chunk]:
         need = count * arena.size
         fresh = count - len(arena.free)
         if fresh > 0:
@@ -339,7 +339,7 @@ class BufferPool:
         full = self._full = self._full + full_bytes
         if full > self._peak_full:
             self._peak_full = full
-        self._batches += new_batch
+        self._batches += new_batches
         return chunks
 
     def _make_room(self, arena: ChunkArena, fresh_bytes: int) -> None:
@@ -412,18 +412,16 @@ class BufferPool:
 
     # -- giving back ------------------------------------------------------------------------------
 
-    def give(
-        self, arena: ChunkArena, chunks: list[Chunk], full_bytes: int = 0, *, last: bool = False
-    ) -> None:
+    def give(self, arena: ChunkArena, chunks: list[Chunk], full_bytes: int = 0, *, ended: int = 0) -> None:
         """Return chunks to where they came from; the request that waits longest gets them first.
 
-        ``last``: their batch holds no others now. Raises BufferOwnershipError, changing nothing, for chunks
-        that are not lent out.
+        ``ended``: so many batches hold no chunks now. Raises BufferOwnershipError, changing nothing, for
+        chunks that are not lent out.
         """
         returned = len(chunks) * arena.size
         with self._lock:
             arena.give(chunks)
-            self._batches -= last
+            self._batches -= ended
             self._full -= full_bytes
             if arena.heap:
                 self._heap -= returned
@@ -512,6 +510,24 @@ class BufferPool:
                 full_strategy_bytes=self._full,
                 max_full_strategy_bytes=self._peak_full,
             )
+
+
+# All that a batch holds of a pool: its arena, its chunks there, and what `full` would hold for them.
+LentChunks = tuple[BufferPool, ChunkArena, list[Chunk], int]
+
+
+def give_all(lent: Sequence[LentChunks]) -> None:
+    """The last chunks of batches go back, those of one arena in one call."""
+    arenas: dict[ChunkArena, tuple[BufferPool, list[Chunk], list[int]]] = {}
+    for pool, arena, chunks, full_bytes in lent:
+        found = arenas.get(arena)
+        if found is None:
+            arenas[arena] = pool, chunks, [full_bytes]
+        else:
+            found[1].extend(chunks)
+            found[2].append(full_bytes)
+    for arena, (pool, chunks, full) in arenas.items():
+        pool.give(arena, chunks, sum(full), ended=len(full))
 
 
 def _await(turn: threading.Lock, timeout_s: float, watch: Callable[[], None] | None) -> None:

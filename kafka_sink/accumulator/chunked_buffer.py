@@ -10,10 +10,10 @@ each 4 KiB appended to a 1 MiB batch 600 ns with its share of growth, or 840 if 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator, Data
-from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.buffer_pool import BufferPool, LentChunks, give_all
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.errors import BufferOwnershipError
 
@@ -102,7 +102,7 @@ class ChunkedBuffer:
 
     @property
     def overflowed(self) -> bool:
-        return self.heap_bytes > 0
+        return self._heap_arena is not None and self.heap_bytes > 0
 
     @property
     def growable_bytes(self) -> int:
@@ -266,15 +266,19 @@ class ChunkedBuffer:
         if self._limit > self.capacity:
             self._limit = self.capacity
 
-    def release(self) -> None:
+    def release(self, returned: list[LentChunks] | None = None) -> None:
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
         if self._heap_arena is not None:
             self._pool.give(self._heap_arena, self._chunks[self._pooled :])
             del self._chunks[self._pooled :]
         # Also where nothing is left to return: this ends the batch in the pool's counts.
-        self._pool.give(self._arena, self._chunks, self._full_bytes, last=True)
+        lent = self._pool, self._arena, self._chunks, self._full_bytes
         self._released = True
+        if returned is None:
+            give_all((lent,))
+        else:
+            returned.append(lent)
         self._chunks = []
         self._pooled = self.capacity = self.size = self._from = self._limit = 0
         self._slab = None
@@ -295,9 +299,10 @@ class IncrementalAllocator(BufferAllocator):
         self._arenas = [pool.arena(size) for size in (largest, *smaller)]
         self._share = pool.total_bytes // _SHARE_OF_CHUNKS
 
-    def _arena_for(self, projected: int) -> ChunkArena:
+    def _arena_for(self, projected: int, count: int = 1) -> ChunkArena:
+        """The chunks of the last of ``count`` new batches."""
         arenas = self._arenas
-        open_batches = self._pool.open_batches
+        open_batches = self._pool.open_batches + count - 1
         for arena in arenas[:-1]:
             if projected >= arena.size or open_batches * arena.size < self._share:
                 return arena
@@ -309,8 +314,19 @@ class IncrementalAllocator(BufferAllocator):
         arena = self._arena_for(projected)
         full_bytes = max(self._batch_size, projected)
         count = -(-projected // arena.size) or 1
-        chunks = self._pool.try_take(arena, count, full_bytes, new_batch=True)
+        chunks = self._pool.try_take(arena, count, full_bytes, new_batches=1)
         return None if chunks is None else ChunkedBuffer(self._pool, arena, chunks, full_bytes)
+
+    def try_open_all(self, projected: Sequence[int]) -> Sequence[BatchBuffer]:
+        count, largest = len(projected), max(projected, default=0)
+        arena = self._arena_for(largest, count)
+        if count < 2 or largest > arena.size or self._client.closed or self._pool.overdrawn:
+            return super().try_open_all(projected)
+        full_bytes = max(self._batch_size, largest)
+        chunks = self._pool.try_take(arena, count, count * full_bytes, new_batches=count)
+        if chunks is None:
+            return super().try_open_all(projected)
+        return [ChunkedBuffer(self._pool, arena, [chunk], full_bytes) for chunk in chunks]
 
     def open(
         self,

@@ -6,6 +6,7 @@ import itertools
 from enum import Enum
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer
+from kafka_sink.accumulator.buffer_pool import LentChunks
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header
 from kafka_sink.records.batch_header import NO_SEQUENCE, ProducerSequence
@@ -272,7 +273,7 @@ class ProducerBatch:
 
     @property
     def has_sequence(self) -> bool:
-        return self._sequence != NO_SEQUENCE
+        return self._sequence is not NO_SEQUENCE
 
     @property
     def possibly_written(self) -> bool:
@@ -281,7 +282,7 @@ class ProducerBatch:
 
     def assign_sequence(self, sequence: ProducerSequence) -> None:
         """Give the batch its sequence. Raises IllegalTransitionError if it has one."""
-        if self.has_sequence:
+        if self._sequence is not NO_SEQUENCE:
             raise IllegalTransitionError(f"a batch of {self.partition} has the sequence {self._sequence}")
         self._sequence = sequence
 
@@ -303,18 +304,21 @@ class ProducerBatch:
         views = self.buffer.views()
         if self._header_sequence == self._sequence:
             return views
-        first = views[0][batch_header.SIZE :]
-        header = batch_header.build(
-            [first] if len(views) == 1 else self.buffer.views(batch_header.SIZE),
-            self.buffer.size - batch_header.SIZE,
-            compression=self.compression,
-            record_count=self.record_count,
-            base_timestamp=self.base_timestamp,
-            max_timestamp=self.max_timestamp,
-            sequence=self._sequence,
-            transactional=transactional,
+        header = bytearray()
+        if len(views[0]) < batch_header.SIZE:
+            # A piece of a split batch may begin near the end of a chunk.
+            header += bytes(batch_header.SIZE)
+        batch_header.write(
+            [memoryview(header), *self.buffer.views(batch_header.SIZE)] if header else views,
+            self.buffer.size,
+            self.compression | batch_header.TRANSACTIONAL if transactional else self.compression,
+            self.record_count,
+            self.base_timestamp,
+            self.max_timestamp,
+            self._sequence,
         )
-        self.buffer.patch(header)
+        if header:
+            self.buffer.patch(header)
         self._header_sequence = self._sequence
         return views
 
@@ -416,10 +420,11 @@ class ProducerBatch:
     def terminal(self) -> bool:
         return self.state in TERMINAL
 
-    def release_if_unused(self) -> bool:
-        """Release the memory if the batch is terminal and no request refers to it (KAFKA-19012)."""
-        if self._released or not self.terminal or self.request_references:
+    def release_if_unused(self, returned: list[LentChunks] | None = None) -> bool:
+        """Release the memory if the batch is terminal and no request refers to it (KAFKA-19012). ``returned``
+        is as for BatchBuffer."""
+        if self._released or self.request_references or self.state not in TERMINAL:
             return False
         self._released = True
-        self.buffer.release()
+        self.buffer.release(returned)
         return True

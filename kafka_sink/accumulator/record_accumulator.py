@@ -125,12 +125,13 @@ class RecordAccumulator:
         leader: Callable[[TopicPartition], PartitionInfo | None],
         now_ms: float,
         muted: Container[TopicPartition] = (),
+        metadata_version: int | None = None,
     ) -> ReadyCheck:
         """Find the queues whose first batch may be sent now.
 
         It may if it is full, has another batch behind it, has lingered or backed off long enough, or if
         memory or the end of the task waits for it. The circuit breaker's ``muted`` partitions (false if there
-        are none) are returned apart.
+        are none) are returned apart. While ``metadata_version`` stays the same, a queue remembers its leader.
         """
         nodes: dict[int, list[PartitionQueue]] = {}
         held_back: dict[int, list[PartitionQueue]] = {}
@@ -160,15 +161,15 @@ class RecordAccumulator:
                     if wait > 0:
                         delay = min(delay, wait)
                         continue
-                info = leader(queue.partition)
-                if info is None or info.leader < 0:
-                    unknown.add(queue.partition.topic)
-                    if muted and queue.partition in muted:
-                        leaderless.append(queue)
-                elif muted and queue.partition in muted:
-                    held_back.setdefault(info.leader, []).append(queue)
+                if metadata_version is None or queue.metadata_version != metadata_version:
+                    queue.look_up(leader, metadata_version)
+                is_muted = muted and queue.partition in muted
+                if queue.leader >= 0:
+                    (held_back if is_muted else nodes).setdefault(queue.leader, []).append(queue)
                 else:
-                    nodes.setdefault(info.leader, []).append(queue)
+                    unknown.add(queue.partition.topic)
+                    if is_muted:
+                        leaderless.append(queue)
         if oldest < math.inf:
             delay = min(delay, oldest - lingers_since)
         return ReadyCheck(nodes, held_back, leaderless, unknown, delay)
@@ -217,10 +218,11 @@ class RecordAccumulator:
                     continue
                 if not may_send(head):
                     continue
-                if size and size + head.estimated_size > max_bytes:
+                added = head.estimated_size
+                if size and size + added > max_bytes:
                     self._rotation[node] = index
                     break
-                size += head.estimated_size
+                size += added
                 taken.append(self._queues.take_first(queue))
             else:
                 self._rotation[node] = begin + 1
@@ -314,8 +316,7 @@ class RecordAccumulator:
             record(first)
             queues.incomplete -= len(first)
             self._completed.notify_all()
-            for batch, _ in written:
-                queues.release(batch)
+            queues.release(*[batch for batch, _ in written])
 
     def finish(self, batch: ProducerBatch, state: BatchState, record: Callable[[], None]) -> bool:
         """End a batch by its request's response; False if it had failed before (a late response).

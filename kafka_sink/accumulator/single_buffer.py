@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator, Data
-from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.buffer_pool import BufferPool, LentChunks, give_all
 from kafka_sink.accumulator.chunked_buffer import chunk_size
 from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.errors import BufferOwnershipError
@@ -162,14 +162,18 @@ class SingleBuffer:
             self._pool.give(self._heap_arena, surplus)
         self.overflowed = self.overflowed and keep > 0
 
-    def release(self) -> None:
+    def release(self, returned: list[LentChunks] | None = None) -> None:
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
         if self._beside:
             self._pool.give(self._heap_arena, self._beside)
             self._beside = []
-        self._pool.give(self._arena, [self._chunk], self._within, last=True)
+        lent = self._pool, self._arena, [self._chunk], self._within
         self._released = True
+        if returned is None:
+            give_all((lent,))
+        else:
+            returned.append(lent)
         self._within = self.capacity = self.size = 0
 
 
@@ -194,7 +198,7 @@ class FullAllocator(BufferAllocator):
         if self._client.closed or self._pool.overdrawn:
             return None
         arena = self._arena_for(projected, first_record)
-        chunks = self._pool.try_take(arena, 1, arena.size, new_batch=True)
+        chunks = self._pool.try_take(arena, 1, arena.size, new_batches=1)
         if chunks is None:
             return None
         buffer = SingleBuffer(self._pool, arena, chunks[0], self._heap_arena)

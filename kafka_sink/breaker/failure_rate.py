@@ -88,20 +88,19 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         if self._mutes_full and node not in context.in_flight_requests:
             manager.unmute_congested(node)
         changed = False
+        now_ms, sent_ms = context.now, context.request_sent_ms
         if has_response(exception):
-            self._last_response_ms[node] = context.now
-            self._observe_response(node, context.request_sent_ms, context.now)
+            self._last_response_ms[node] = now_ms
+            if (node, sent_ms, now_ms) != self._observed:
+                # One response is one observation, however many batches it is for.
+                self._observed = node, sent_ms, now_ms
+                self._latency.observe(node, max(0.0, now_ms - sent_ms))
             changed = node in self._silent and self._end_silence(manager, context)
         health = health_of(exception)
         if health is Health.NEUTRAL:
             return changed
-        tripped = self._windows.record(
-            topic_partition,
-            context.record_count,
-            failed=health is Health.UNHEALTHY,
-            sent_ms=context.request_sent_ms,
-            now_ms=context.now,
-        )
+        failed = health is Health.UNHEALTHY
+        tripped = self._windows.record(topic_partition, context.record_count, sent_ms, now_ms, failed=failed)
         if tripped and not manager.is_muted(topic_partition):
             failures, total = self._windows.counts(topic_partition)
             self._windows.forget(topic_partition)
@@ -109,13 +108,6 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             manager.mute(topic_partition, reason, Evidence(counted=True))
             return True
         return changed
-
-    def _observe_response(self, node: int, sent_ms: float, now_ms: float) -> None:
-        """One response is one observation, however many batches it is for."""
-        response = (node, sent_ms, now_ms)
-        if response != self._observed:
-            self._observed = response
-            self._latency.observe(node, max(0.0, now_ms - sent_ms))
 
     def _end_silence(self, manager: CircuitBreakManager, context: ProducerStatusContext) -> bool:
         node = context.node_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Iterable, Mapping, Set
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -148,6 +148,10 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
     return breaker
 
 
+# A batch's partition and its number of rows.
+SentBatch = tuple[TopicPartition, int]
+
+
 class SendPolicy:
     """Hears of what the sender does, and decides which partitions get no requests for now.
 
@@ -160,16 +164,16 @@ class SendPolicy:
     def on_request(self, node_id: int, now_ms: float) -> None:
         """A Produce request goes to a broker. Calls for its batches follow."""
 
-    def on_send(self, node_id: int, partition: TopicPartition, records: int, now_ms: float) -> None:
-        """A batch of ``records`` rows goes to a broker."""
+    def on_send(self, node_id: int, batches: Sequence[SentBatch], now_ms: float) -> None:
+        """These batches go to a broker in one request."""
 
     def on_request_done(self, node_id: int, now_ms: float) -> None:
         """The oldest request to a broker has its response, or failed. Calls for its batches follow."""
 
     def on_complete(
-        self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
+        self, node_id: int, batches: Sequence[SentBatch], cause: Exception | None, now_ms: float
     ) -> None:
-        """An attempt has ended. ``cause`` is None if the broker has the batch."""
+        """Attempts of one request have ended. ``cause`` is None if the broker has the batches."""
 
     def on_unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
         """``nodes``: all brokers that batches wait for and that are not connected. ``failing``: those of them

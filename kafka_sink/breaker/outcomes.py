@@ -60,8 +60,7 @@ class _Window:
         self.streak = 0
 
     def advance(self, half: int) -> None:
-        if half == self.half:
-            return
+        """``half`` is a later one."""
         follows = half == self.half + 1
         self.ok_before, self.failed_before = (self.ok, self.failed) if follows else (0, 0)
         self.ok = self.failed = 0
@@ -91,7 +90,7 @@ class OutcomeWindows:
         self._windows: dict[TopicPartition, _Window] = {}
 
     def record(
-        self, partition: TopicPartition, rows: int, *, failed: bool, sent_ms: float, now_ms: float
+        self, partition: TopicPartition, rows: int, sent_ms: float, now_ms: float, *, failed: bool
     ) -> bool:
         """An attempt of a batch has ended. True if it failed and failures now reach the threshold."""
         self._rows += rows
@@ -99,7 +98,8 @@ class OutcomeWindows:
         window = self._windows.get(partition)
         if window is None:
             window = self._windows[partition] = _Window(half)
-        window.advance(half)
+        elif window.half != half:
+            window.advance(half)
         if not failed:
             window.succeed(sent_ms, now_ms)
             return False
@@ -119,8 +119,9 @@ class OutcomeWindows:
     def recent(self, partition: TopicPartition, now_ms: float) -> tuple[int, int]:
         """As ``counts``, when nothing may have been recorded for a while."""
         window = self._windows.get(partition)
-        if window is not None:
-            window.advance(int(now_ms // _HALF_MS))
+        half = int(now_ms // _HALF_MS)
+        if window is not None and window.half != half:
+            window.advance(half)
         return self.counts(partition)
 
     def forget(self, partition: TopicPartition) -> None:

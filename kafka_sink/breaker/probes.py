@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from kafka_sink.breaker.interface import SentBatch
 from kafka_sink.breaker.muted_partitions import MutedPartitions
 from kafka_sink.breaker.outcomes import Health, has_response, health_of
 from kafka_sink.breaker.states import BreakerState, LocalMutes, Mute, ProbeLease, Target
@@ -115,9 +116,9 @@ class ProbePolicy:
         self._note_held(covering)
         return covering == [partition] and self._is_due(partition)
 
-    def batch_sent(self, partition: TopicPartition) -> None:
-        """A batch goes out. It is the probe if its partition is muted."""
-        if self._table.mutes:
+    def batches_sent(self, batches: Iterable[SentBatch]) -> None:
+        """Batches go out. A batch is the probe if its partition is muted."""
+        for partition, _ in batches if self._table.mutes else ():
             for target in self._partitions.covering(partition):
                 # If everything is muted, mutes are ignored and batches go out. Such a batch is also the probe
                 # of its broker.
@@ -125,10 +126,12 @@ class ProbePolicy:
                     self._begin(target)
                     self._batch_probes[target] = partition
 
-    def batch_done(self, partition: TopicPartition, exception: Exception | None) -> None:
-        """An attempt of a batch has ended; where it was a probe, its outcome counts."""
-        if not self._table.mutes:
-            return
+    def batches_done(self, batches: Iterable[SentBatch], exception: Exception | None) -> None:
+        """Attempts of batches have ended; where one was a probe, its outcome counts."""
+        for partition, _ in batches if self._table.mutes else ():
+            self._batch_done(partition, exception)
+
+    def _batch_done(self, partition: TopicPartition, exception: Exception | None) -> None:
         for target in self._partitions.covering(partition):
             mute = self._table.mutes.get(target)
             if mute is None:

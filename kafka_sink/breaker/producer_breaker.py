@@ -8,12 +8,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 from typing import Protocol
 
-from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext, SendPolicy
+from kafka_sink.breaker.interface import (
+    PartitionCircuitBreaker,
+    ProducerStatusContext,
+    SendPolicy,
+    SentBatch,
+)
 from kafka_sink.breaker.mute_control import BreakerMetrics, MuteControl
 from kafka_sink.breaker.muted_partitions import MutedView
 from kafka_sink.breaker.outcomes import has_response
@@ -76,15 +81,17 @@ class InFlightTracker:
             self._sent[node_id] = deque(max(at, until_ms) for at in sent)
             self._oldest[node_id] = self._sent[node_id][0]
 
-    def batch_sent(self, partition: TopicPartition) -> None:
-        self._batches[partition] = self._batches.get(partition, 0) + 1
+    def batches_sent(self, batches: Iterable[SentBatch]) -> None:
+        found = self._batches
+        for partition, _ in batches:
+            found[partition] = found.get(partition, 0) + 1
 
-    def batch_done(self, partition: TopicPartition) -> None:
-        left = self._batches.get(partition, 1) - 1
-        if left:
-            self._batches[partition] = left
-        else:
-            self._batches.pop(partition, None)
+    def batches_done(self, batches: Iterable[SentBatch]) -> None:
+        found = self._batches
+        for partition, _ in batches:
+            left = found.pop(partition, 1) - 1
+            if left:
+                found[partition] = left
 
     def awaits_response(self, target: Target) -> bool:
         """Whether a broker owes a response, or one for a partition is outstanding."""
@@ -113,16 +120,15 @@ class InFlightTracker:
 class SharedState(Protocol):
     """The connection of a task's breaker to the coordinator. The sender's thread uses it; nothing blocks."""
 
-    def outcome(
+    def outcomes(
         self,
         node_id: int,
-        partition: TopicPartition,
-        records: int,
+        batches: Sequence[SentBatch],
         cause: Exception | None,
         sent_ms: float,
         now_ms: float,
     ) -> None:
-        """An attempt that was sent at ``sent_ms`` has ended."""
+        """Attempts that were sent at ``sent_ms`` have ended."""
 
     def probed(self, node_id: int, now_ms: float) -> None:
         """A broker that the coordinator asked about responded to a request without rows."""
@@ -269,33 +275,30 @@ class ProducerBreaker(SendPolicy):
         self._at(now_ms)
         self._in_flight.request_sent(node_id, now_ms)
 
-    def on_send(self, node_id: int, partition: TopicPartition, records: int, now_ms: float) -> None:
-        self._in_flight.batch_sent(partition)
-        self.control.probes.batch_sent(partition)
+    def on_send(self, node_id: int, batches: Sequence[SentBatch], now_ms: float) -> None:
+        self._in_flight.batches_sent(batches)
+        self.control.probes.batches_sent(batches)
         breaker, context = self._breaker, self._context
-        if breaker is None:
-            return
-        context.node_id, context.topic_partition = node_id, partition
-        context.record_count, context.request_sent_ms = records, now_ms
-        self._call(breaker.on_send, context)
+        context.node_id, context.request_sent_ms = node_id, now_ms
+        if breaker is not None:
+            self._call(_tell_of_sends, breaker, context, batches)
 
     def on_request_done(self, node_id: int, now_ms: float) -> None:
         self._at(now_ms)
         self._context.request_sent_ms = self._in_flight.request_done(node_id)
 
     def on_complete(
-        self, node_id: int, partition: TopicPartition, records: int, cause: Exception | None, now_ms: float
+        self, node_id: int, batches: Sequence[SentBatch], cause: Exception | None, now_ms: float
     ) -> None:
-        self._in_flight.batch_done(partition)
-        self.control.probes.batch_done(partition, cause)
+        self._in_flight.batches_done(batches)
+        self.control.probes.batches_done(batches, cause)
         shared = self._shared
         if shared is not None:
-            shared.outcome(node_id, partition, records, cause, self._context.request_sent_ms, now_ms)
+            shared.outcomes(node_id, batches, cause, self._context.request_sent_ms, now_ms)
         breaker, context = self._breaker, self._context
-        if breaker is None:
-            return
-        context.node_id, context.topic_partition, context.record_count = node_id, partition, records
-        self._call(breaker.on_complete, context, partition, cause)
+        if breaker is not None:
+            context.node_id = node_id
+            self._call(_tell_of_ends, breaker, context, batches, cause)
 
     def on_unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
         self._in_flight.unreachable(nodes, failing, now_ms)
@@ -405,3 +408,24 @@ class ProducerBreaker(SendPolicy):
             self._breaker = None
             self._manager.forget_congested()
             return None
+
+
+# A user's class hears of each batch, as in the KIP. One call here for all of a request's.
+
+
+def _tell_of_sends(
+    breaker: PartitionCircuitBreaker, context: ProducerStatusContext, batches: Iterable[SentBatch]
+) -> None:
+    for context.topic_partition, context.record_count in batches:
+        breaker.on_send(context)
+
+
+def _tell_of_ends(
+    breaker: PartitionCircuitBreaker,
+    context: ProducerStatusContext,
+    batches: Iterable[SentBatch],
+    cause: Exception | None,
+) -> None:
+    for partition, context.record_count in batches:
+        context.topic_partition = partition
+        breaker.on_complete(context, partition, cause)

@@ -157,7 +157,7 @@ class ClusterMetadata:
             metadata = self._cache.topic(name)
             if metadata is None:
                 missing.append(name)
-            elif len(metadata.partitions) < partitions.get(name, 0):
+            elif partitions and len(metadata.partitions) < partitions.get(name, 0):
                 short.append(name)
         return missing, short
 

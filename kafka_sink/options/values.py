@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -169,6 +170,8 @@ def real(low: float, high: float) -> Kind:
     return Kind("double", f"{low} to {high}", parse)
 
 
+# A column names the same topics in every table.
+@lru_cache(maxsize=4096)
 def topic_problem(name: str) -> str | None:
     """Why this topic name is invalid, or None if it is valid (``Topic.validate`` of kafka-clients)."""
     if not name:

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from kafka_sink.model import CompressionType
-
 SIZE = 61
 MAGIC = 2
 NO_PRODUCER_ID = -1
@@ -21,7 +19,7 @@ _HEAD = struct.Struct(">qiibI")
 _CHECKED = struct.Struct(">hiqqqhii")
 # batchLength does not count baseOffset and itself.
 _LENGTH_OVERHEAD = 12
-_TRANSACTIONAL = 0x10
+TRANSACTIONAL = 0x10
 # So many bytes are copied sooner than a numpy array over them is made.
 _COPIED_BYTES = 4096
 
@@ -37,24 +35,25 @@ class ProducerSequence(NamedTuple):
 NO_SEQUENCE = ProducerSequence(NO_PRODUCER_ID, NO_PRODUCER_EPOCH, -1)
 
 
-def build(  # noqa: PLR0913 - the fields of the header, by name
-    body: Sequence[memoryview],
-    body_size: int,
-    *,
-    compression: CompressionType,
+def write(
+    views: Sequence[memoryview],
+    size: int,
+    attributes: int,
     record_count: int,
     base_timestamp: int,
     max_timestamp: int,
     sequence: ProducerSequence = NO_SEQUENCE,
-    transactional: bool = False,
-) -> bytes:
-    """The header of a batch whose records section is ``body`` (``body_size`` bytes, compressed or not).
+) -> None:
+    """Write the header of a batch into its first SIZE bytes, which lie in the first of its ``views``. After
+    them come its records, compressed or not: ``size`` bytes in all.
 
     Timestamps are milliseconds since the epoch. The CRC32C covers everything from the attributes on,
     so that the broker may set the leader epoch without computing it again.
     """
-    attributes = int(compression) | (_TRANSACTIONAL if transactional else 0)
-    checked = _CHECKED.pack(
+    first = views[0]
+    _CHECKED.pack_into(
+        first,
+        _HEAD.size,
         attributes,
         record_count - 1,
         base_timestamp,
@@ -62,14 +61,14 @@ def build(  # noqa: PLR0913 - the fields of the header, by name
         *sequence,
         record_count,
     )
-    if len(body) == 1 and body_size <= _COPIED_BYTES:
-        crc = google_crc32c.value(checked + body[0])
+    # The C extension takes bytes and numpy arrays but no memoryviews; see as_checkable.
+    if size <= _COPIED_BYTES and len(views) == 1:
+        crc = google_crc32c.value(bytes(first[_HEAD.size :]))
     else:
-        crc = google_crc32c.value(checked)
-        for part in body:
-            # The C extension takes bytes and numpy arrays but no memoryviews; see as_checkable.
+        crc = google_crc32c.value(as_checkable(first[_HEAD.size :]))
+        for part in views[1:]:
             crc = google_crc32c.extend(crc, as_checkable(part))
-    return _HEAD.pack(0, SIZE + body_size - _LENGTH_OVERHEAD, -1, MAGIC, crc) + checked
+    _HEAD.pack_into(first, 0, 0, size - _LENGTH_OVERHEAD, -1, MAGIC, crc)
 
 
 def as_checkable(part: memoryview) -> object:

@@ -42,7 +42,7 @@ def ordered_rows_of(  # noqa: PLR0913 - what decides where a row goes
     sizes = columns.value_lengths
     if partitioner.chooses(rows.key, rows.partition):
         sizes = columns.upper_bounds(_DELTA_BYTES)
-    counts = np.array([len(topics[name].partitions) for name in rows.topics], dtype=np.int32)
+    counts = np.array([len(topics[name].partitions.leaders) for name in rows.topics], dtype=np.int32)
     bases = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=bases[1:])
     views: list[TopicView] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -48,8 +48,9 @@ class BatchCompletion:
         for batch in batches:
             self._in_flight[id(batch)] = batch
 
-    def end_attempt(self, batch: ProducerBatch) -> None:
-        self._in_flight.pop(id(batch), None)
+    def end_attempts(self, batches: Iterable[ProducerBatch]) -> None:
+        for batch in batches:
+            self._in_flight.pop(id(batch), None)
 
     def succeed(self, batches: Sequence[tuple[ProducerBatch, int, int]], *, confirmed: bool) -> None:
         """Brokers have these batches: each with its base offset and log append time, -1 where unknown."""
@@ -60,7 +61,7 @@ class BatchCompletion:
                     batch.partition,
                     batch.record_count,
                     batch.raw_bytes,
-                    batch.size,
+                    batch.buffer.size,
                     base_offset,
                     log_append_time_ms,
                     confirmed,

@@ -9,7 +9,7 @@ as in TCP's slow start. Partitions that have taken a batch are not affected, nor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kafka_sink import kafka_errors
@@ -74,17 +74,19 @@ class NewPartitions:
         pauses = (limit.not_before_ms - now_ms for limit in self._limits.values())
         return min((pause for pause in pauses if pause > 0), default=float("inf"))
 
-    def sent(self, node_id: int, batch: ProducerBatch) -> None:
-        if self._limits and batch.partition not in self._served:
+    def sent(self, node_id: int, batches: Iterable[ProducerBatch]) -> None:
+        for batch in batches if self._limits else ():
             limit = self._limits.get((node_id, batch.partition.topic))
-            if limit is not None:
+            if limit is not None and batch.partition not in self._served:
                 limit.in_flight.add(batch)
 
-    def taken(self, node_id: int, batch: ProducerBatch) -> None:
-        self._served.add(batch.partition)
-        if not self._limits:
-            return
-        key = (node_id, batch.partition.topic)
+    def taken(self, node_id: int, batches: Iterable[ProducerBatch]) -> None:
+        for batch in batches:
+            self._served.add(batch.partition)
+            if self._limits:
+                self._raise_limit((node_id, batch.partition.topic), batch)
+
+    def _raise_limit(self, key: tuple[int, str], batch: ProducerBatch) -> None:
         limit = self._limits.get(key)
         if limit is None:
             return

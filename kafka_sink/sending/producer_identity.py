@@ -159,9 +159,9 @@ class ProducerIdentity:
         No more than four batches pass one whose outcome is unknown, however often that one is sent: a broker
         that has taken five others no longer knows whether it has it.
         """
-        sequence = self._sequences.get(batch.partition)
-        if batch.partition in self._gaps:
+        if self._gaps and batch.partition in self._gaps:
             return False
+        sequence = self._sequences.get(batch.partition)
         if sequence is None or not sequence.unacknowledged:
             return True
         if batch.partition in self._to_restart:

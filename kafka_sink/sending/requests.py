@@ -44,17 +44,18 @@ def fill_request(
         return batch.partition not in taken and may_send(batch)
 
     while filled < max_bytes:
-        more = accumulator.drain(node, queues, max_bytes, may_go, filled)
+        more = accumulator.drain(node, queues, max_bytes, may_go if taken else may_send, filled)
         estimated = [batch for batch in more if batch.state is BatchState.CLOSED]
         for batch in estimated:
             batch.seal()
         whole = [batch for batch in more if not split_if_too_large(batch)]
         for at, batch in enumerate(whole):
-            if taken and filled + batch.size > max_bytes:
+            size = batch.buffer.size
+            if taken and filled + size > max_bytes:
                 accumulator.put_back(whole[at:])
                 return list(taken.values())
             taken[batch.partition] = batch
-            filled += batch.size
+            filled += size
         if not estimated and len(whole) == len(more):
             break
     return list(taken.values())
@@ -92,26 +93,34 @@ class ProduceRequests:
         version = self._network.api_version(node, apis.PRODUCE, produce.VERSIONS)
         if self._identity is not None and self._identity.adds_partitions:
             version = min(version, produce.LAST_VERSION_OF_PROTOCOL_1)
+        identity = self._identity
+        in_transaction = identity is not None and identity.transactional_id is not None
         names: dict[bytes, str] = {}
-        topics: dict[str, tuple[bytes | None, list[tuple[int, list[memoryview], int]]]] = {}
+        topics: dict[str, tuple[bytes | None, list[produce.PartitionData]]] = {}
         for batch in taken:
-            views = self._prepare(batch)
-            topic = batch.partition.topic
-            if topic not in topics:
+            # Nothing else assigns a sequence.
+            if identity is not None:
+                identity.assign(batch)
+            views = batch.write_header(transactional=in_transaction)
+            batch.move_to(BatchState.IN_FLIGHT)
+            batch.attempts += 1
+            topic, partition = batch.partition
+            of_topic = topics.get(topic)
+            if of_topic is None:
                 metadata = self._cluster.topic(topic)
                 topic_id = None if metadata is None else metadata.topic_id
-                topics[topic] = (topic_id, [])
+                of_topic = topics[topic] = topic_id, []
                 if topic_id is None:
                     # Without an id the request must name its topics.
                     version = min(version, produce.LAST_VERSION_WITH_NAMES)
                 else:
                     names[topic_id] = topic
-            topics[topic][1].append((batch.partition.partition, views, batch.size))
+            of_topic[1].append((partition, views, batch.buffer.size))
         body = produce.produce_body(
             version,
             self._options.acks,
             self._options.request_timeout_ms,
-            None if self._identity is None else self._identity.transactional_id,
+            None if identity is None else identity.transactional_id,
             [(name, topic_id, parts) for name, (topic_id, parts) in topics.items()],
         )
         tag = ProduceTag(node, {batch.partition: batch for batch in taken}, names)
@@ -119,17 +128,6 @@ class ProduceRequests:
         timeout = self._options.request_timeout_ms
         asked = len(topics) + len(taken)
         return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag, asked)
-
-    def _prepare(self, batch: ProducerBatch) -> list[memoryview]:
-        """Complete a sealed batch's header; return the batch's bytes. Nothing else assigns a sequence."""
-        identity = self._identity
-        if identity is not None:
-            identity.assign(batch)
-        in_transaction = identity is not None and identity.transactional_id is not None
-        views = batch.write_header(transactional=in_transaction)
-        batch.move_to(BatchState.IN_FLIGHT)
-        batch.attempts += 1
-        return views
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,12 +76,10 @@ class ResponseHandler:
     def on_sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """A Produce request with these batches goes out."""
         self._completion.sent(node_id, batches, now_ms)
-        self._completion.nodes.sent(node_id, sum(batch.size for batch in batches), now_ms)
+        self._completion.nodes.sent(node_id, sum([batch.buffer.size for batch in batches]), now_ms)
         self._policy.on_request(node_id, now_ms)
-        on_send, sent = self._policy.on_send, self.new_partitions.sent
-        for batch in batches:
-            on_send(node_id, batch.partition, batch.record_count, now_ms)
-            sent(node_id, batch)
+        self._policy.on_send(node_id, [(batch.partition, batch.record_count) for batch in batches], now_ms)
+        self.new_partitions.sent(node_id, batches)
 
     def on_failure(self, event: RequestFailed, tag: ProduceTag, now_ms: float) -> None:
         """The request will get no response."""
@@ -183,19 +181,22 @@ class ResponseHandler:
         confirmed: bool = True,
     ) -> None:
         """A broker has these batches: each with its base offset and log append time, -1 where unknown."""
-        identity, new_partitions = self._identity, self.new_partitions
-        end_attempt, on_complete = self._completion.end_attempt, self._policy.on_complete
-        for batch, base_offset, _ in batches:
-            end_attempt(batch)
-            on_complete(node_id, batch.partition, batch.record_count, None, now_ms)
-            new_partitions.taken(node_id, batch)
-            if self._unauthorized_topics:
+        if not batches:
+            return
+        taken = [batch for batch, _, _ in batches]
+        self._completion.end_attempts(taken)
+        ended = [(batch.partition, batch.record_count) for batch in taken]
+        self._policy.on_complete(node_id, ended, None, now_ms)
+        self.new_partitions.taken(node_id, taken)
+        if self._unauthorized_topics:
+            for batch in taken:
                 self._unauthorized_topics.pop(batch.partition.topic, None)
-            if identity is not None:
+        if self._identity is not None:
+            acknowledged = self._identity.acknowledged
+            for batch, base_offset, _ in batches:
                 last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
-                identity.acknowledged(batch, last_offset, now_ms)
-        if batches:
-            self._completion.succeed(batches, confirmed=confirmed)
+                acknowledged(batch, last_offset, now_ms)
+        self._completion.succeed(batches, confirmed=confirmed)
 
     def _apply(self, batch: ProducerBatch, node_id: int, verdict: Verdict, now_ms: float) -> None:
         """Carry out the verdict of the classifier. Nothing else ends an attempt that failed."""
@@ -220,8 +221,8 @@ class ResponseHandler:
     def _note_failed_attempt(
         self, batch: ProducerBatch, node_id: int, verdict: Verdict, cause: Exception, now_ms: float
     ) -> None:
-        self._completion.end_attempt(batch)
-        self._policy.on_complete(node_id, batch.partition, batch.record_count, cause, now_ms)
+        self._completion.end_attempts((batch,))
+        self._policy.on_complete(node_id, [(batch.partition, batch.record_count)], cause, now_ms)
         error_code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
         self.new_partitions.failed(node_id, batch, error_code, now_ms)
         if verdict.possibly_written:
@@ -340,6 +341,11 @@ class ResponseHandler:
         )
         self._waiting[batch] = positions, cause
         self._completion.put_back(batch)
+
+    @property
+    def any_awaits_letters(self) -> bool:
+        """Whether ``awaits_letters`` is true of any batch."""
+        return bool(self._waiting)
 
     def awaits_letters(self, batch: ProducerBatch) -> bool:
         """Whether brokers have rejected the batch, and it waits for its dead letters. It must not be sent."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Container, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kafka_sink.accumulator.batch_queues import PartitionQueue
@@ -302,7 +301,9 @@ class Sender(threading.Thread):
     # -- produce ----------------------------------------------------------------------------------
 
     def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> float:
-        check = self._accumulator.ready(self._cluster.leader, now_ms, muted)
+        # Read first: another thread may change what it stands for meanwhile, and raises it then.
+        version = self._cluster.version
+        check = self._accumulator.ready(self._cluster.leader, now_ms, muted, version)
         delay = check.next_check_delay_ms
         if not (check.nodes or check.muted or check.unknown_leaders or self._waited):
             return min(delay, self._responses.new_partitions.next_change_ms(now_ms))
@@ -378,7 +379,7 @@ class Sender(threading.Thread):
         if self._aborting:
             return False
         max_bytes = self._options.max_request_size
-        may_send = self._responses.new_partitions.limited(node, now_ms, partial(self._may_send, now_ms))
+        may_send = self._responses.new_partitions.limited(node, now_ms, self._sending_rule(now_ms))
         split = self._responses.splitter.split_if_too_large
         taken = fill_request(self._accumulator, node, queues, max_bytes, may_send, split)
         if not taken:
@@ -389,10 +390,14 @@ class Sender(threading.Thread):
         self._network.send(node, request, now_ms)
         return True
 
-    def _may_send(self, now_ms: float, batch: ProducerBatch) -> bool:
-        if self._responses.awaits_letters(batch):
-            return False
-        return self._identity is None or self._identity.may_send(batch, now_ms)
+    def _sending_rule(self, now_ms: float) -> Callable[[ProducerBatch], bool]:
+        """Whether a batch may be sent now: its partition's order permits it, and no dead letters go first."""
+        identity, awaits_letters = self._identity, self._responses.awaits_letters
+        if identity is None:
+            return lambda batch: not awaits_letters(batch)
+        if not self._responses.any_awaits_letters:
+            return lambda batch: identity.may_send(batch, now_ms)
+        return lambda batch: not awaits_letters(batch) and identity.may_send(batch, now_ms)
 
     # -- what the network reports -------------------------------------------------------------------
 

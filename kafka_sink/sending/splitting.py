@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from kafka_sink.accumulator.batch_buffer import Data, put_pieces, share
+from kafka_sink.accumulator.buffer_pool import LentChunks
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.dead_letters.rejected_rows import Header
@@ -87,7 +88,8 @@ class BatchSplitter:
 
     def split_if_too_large(self, batch: ProducerBatch) -> bool:
         """Split a batch that is about to be sent if it is larger than what its brokers are known to take."""
-        limit = self._accumulator.limits.learnt(batch.partition.topic)
+        limits = self._accumulator.limits
+        limit = limits.learnt(batch.partition.topic) if limits.any_learnt else None
         if limit is None or batch.size <= limit or batch.record_count == 1 or batch.possibly_written:
             return False
         self.split(batch)
@@ -338,5 +340,5 @@ class _ScratchBuffer:
     def trim(self) -> None:
         """Nothing to return."""
 
-    def release(self) -> None:
+    def release(self, returned: list[LentChunks] | None = None) -> None:
         self.data.clear()

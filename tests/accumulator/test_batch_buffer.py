@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kafka_sink.accumulator import memory_arena
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
-from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.buffer_pool import BufferPool, LentChunks, give_all
 from kafka_sink.accumulator.chunked_buffer import ChunkedBuffer, IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.errors import (
@@ -65,6 +65,34 @@ def opened(allocator: BufferAllocator, projected: int) -> BatchBuffer:
     buffer = allocator.try_open(projected)
     assert buffer is not None
     return buffer
+
+
+# -- many batches at once -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [[90] * 40, [90, 150, 90], [BATCH + 50, 90], []])
+def test_many_batches_are_opened_as_one_by_one_and_returned_together(
+    strategy: Callable[..., Allocator], sizes: list[int]
+) -> None:
+    """Up to the first that the pool has no memory for."""
+    pools = [pool_of(8 * BATCH, 128 if strategy is IncrementalAllocator else BATCH) for _ in range(2)]
+    together = strategy(pools[0], BATCH).try_open_all(sizes)
+    allocator = strategy(pools[1], BATCH)
+    apart: list[BatchBuffer] = []
+    for size in sizes:
+        buffer = allocator.try_open(size)
+        if buffer is None:
+            break
+        apart.append(buffer)
+    assert [one.capacity for one in together] == [one.capacity for one in apart]
+    assert pools[0].metrics() == pools[1].metrics()
+    assert pools[0].open_batches == len(apart)
+    returned: list[LentChunks] = []
+    for one in together:
+        one.release(returned)
+    give_all(returned)
+    assert_idle(pools[0])
+    assert pools[0].open_batches == 0
 
 
 # -- any sequence of calls, several batches at once, against bytearrays -------------------------------

@@ -152,6 +152,21 @@ def test_muted_partitions_and_those_without_a_leader_are_left_out() -> None:
     assert bench.accumulator.ready(bench.leader, 0).unknown_leaders == {"t"}
 
 
+def test_a_queue_remembers_its_leader_while_the_metadata_stays_the_same() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+
+    def nodes(version: int | None) -> set[int]:
+        return set(bench.accumulator.ready(bench.leader, 1_000, (), version).nodes)
+
+    assert nodes(7) == {0}
+    bench.leaders[P[0]] = 1
+    assert nodes(7) == {0}
+    assert nodes(8) == {1}
+    bench.leaders[P[0]] = 0
+    assert nodes(None) == {0}, "without a version nothing is remembered"
+
+
 def test_a_retry_waits_for_its_backoff_and_holds_back_what_stands_behind() -> None:
     bench = Bench()
     bench.closed(P[0])

@@ -61,14 +61,14 @@ class Bench:
 
     def send(self, partition: TopicPartition, records: int = 100) -> None:
         self.in_flight.request_sent(partition.partition + 1, self.now)
-        self.in_flight.batch_sent(partition)
+        self.in_flight.batches_sent([(partition, 1)])
         self._about(partition, records)
         self.breaker.on_send(self.in_flight.context)
 
     def answer(self, partition: TopicPartition, error: Exception | None = None, records: int = 100) -> bool:
         context = self.in_flight.context
         context.request_sent_ms = self.in_flight.request_done(partition.partition + 1)
-        self.in_flight.batch_done(partition)
+        self.in_flight.batches_done([(partition, 1)])
         self._about(partition, records)
         return self.breaker.on_complete(context, partition, error)
 
@@ -422,7 +422,7 @@ def test_windows_against_a_list_of_everything(story: list[tuple[int, bool]]) -> 
     now, seen = 0.0, []
     for passed, bad in story:
         sent, now = now, now + passed
-        tripped = windows.record(P0, 1, failed=bad, sent_ms=sent, now_ms=now)
+        tripped = windows.record(P0, 1, sent, now, failed=bad)
         seen.append((now, bad))
         start = (now // 5_000 - 1) * 5_000
         recent = [failed for at, failed in seen if at >= start]

@@ -27,7 +27,7 @@ def test_the_coordinators_mutes_and_leases(control: MuteControl) -> None:
     control.apply_shared(muted, {1: ProbeLease(500.0), A1: ProbeLease(500.0)})
     control.probes.broker_probe_sent(1)
     assert control.probes.brokers_to_probe() == []
-    control.probes.batch_sent(A1)
+    control.probes.batches_sent([(A1, 1)])
     assert not control.probes.may_probe(A1)
     control.apply_shared({}, {})
     assert not control.manager.is_muted(1)
@@ -65,14 +65,14 @@ def test_mutes_are_reported_with_their_silence(control: MuteControl) -> None:
         (A1, "another's", Evidence(counted=True)),
     ]
     control.apply_shared({2: "another's"}, {})
-    control.probes.batch_sent(A0)
-    control.probes.batch_done(A0, BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
+    control.probes.batches_sent([(A0, 1)])
+    control.probes.batches_done([(A0, 1)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
     assert [c.target for c in control.local.mutes_to_report()] == [2]
     control.manager.mute(A1)
     assert control.local.mutes_to_report()[-1].evidence == Evidence()
     control.apply_shared({}, {})
     control.now_ms = 4_000.0
-    control.probes.batch_sent(A1)
-    control.probes.batch_done(A1, BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
+    control.probes.batches_sent([(A1, 1)])
+    control.probes.batches_done([(A1, 1)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
     assert control.probes.take_failures() == [(A1, "NOT_ENOUGH_REPLICAS")]
     assert control.probes.take_failures() == []

@@ -17,7 +17,7 @@ def test_one_probe_then_success_unmutes(control: MuteControl) -> None:
     assert not control.probes.may_probe(A0), "no row goes to a broker that may be dead"
     control.probes.broker_probe_sent(1)
     assert control.probes.brokers_to_probe() == []
-    control.probes.batch_done(A0, None)
+    control.probes.batches_done([(A0, 1)], None)
     assert control.manager.is_muted(1), "not the probe: sent before"
     control.probes.broker_probe_done(1, None)
     assert not control.manager.is_muted(1)
@@ -58,9 +58,9 @@ def test_no_row_goes_to_a_muted_broker_however_long_it_is_muted(control: MuteCon
 def test_a_failed_probe_waits_an_interval(control: MuteControl) -> None:
     control.manager.mute(A0, "errors")
     control.now_ms = 2_000.0
-    control.probes.batch_sent(A0)
+    control.probes.batches_sent([(A0, 1)])
     control.now_ms = 2_100.0
-    control.probes.batch_done(A0, BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
+    control.probes.batches_done([(A0, 1)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
     control.refresh()
     control.now_ms = 4_099.0
     assert not control.probes.may_probe(A0)
@@ -80,8 +80,8 @@ def test_any_response_unmutes_a_broker(control: MuteControl) -> None:
     assert not control.manager.is_muted(1)
     assert control.manager.is_muted(A0), "of the partition it says nothing"
     assert control.probes.may_probe(A0), "so the next batch may go at once"
-    control.probes.batch_sent(A0)
-    control.probes.batch_done(A0, DeliveryError("too large"))
+    control.probes.batches_sent([(A0, 1)])
+    control.probes.batches_done([(A0, 1)], DeliveryError("too large"))
     assert control.probes.may_probe(A0)
 
 
@@ -103,9 +103,9 @@ def test_where_no_batch_waits_new_rows_are_a_partitions_probe(control: MuteContr
     control.now_ms = 4_000.0
     assert A0 not in control.refresh()
     assert control.manager.is_muted(A0)
-    control.probes.batch_sent(A0)
+    control.probes.batches_sent([(A0, 1)])
     assert A0 in control.refresh(), "one probe, then it is muted again"
-    control.probes.batch_done(A0, None)
+    control.probes.batches_done([(A0, 1)], None)
     assert not control.manager.is_muted(A0)
 
 

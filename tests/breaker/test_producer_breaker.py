@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -14,6 +14,7 @@ from kafka_sink.breaker import (
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
+from kafka_sink.breaker.interface import SentBatch
 from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker, SharedState
 from kafka_sink.breaker.states import MuteChange
@@ -42,13 +43,13 @@ class Bench:
         info = self.cluster.leader(partition)
         assert info is not None
         self.gate.on_request(info.leader, self.now)
-        self.gate.on_send(info.leader, partition, records, self.now)
+        self.gate.on_send(info.leader, [(partition, records)], self.now)
 
     def answer(self, partition: TopicPartition, cause: Exception | None = None, records: int = 100) -> None:
         info = self.cluster.leader(partition)
         assert info is not None
         self.gate.on_request_done(info.leader, self.now)
-        self.gate.on_complete(info.leader, partition, records, cause, self.now)
+        self.gate.on_complete(info.leader, [(partition, records)], cause, self.now)
 
     def pass_time(self, duration: float) -> None:
         """Passes of a sender whose other brokers answer at once."""
@@ -232,21 +233,20 @@ class Shared:
     """A coordinator's side that records its calls."""
 
     def __init__(self) -> None:
-        self.outcomes: list[tuple[int, TopicPartition, int, Exception | None]] = []
+        self.seen: list[tuple[int, SentBatch, Exception | None]] = []
         self.changes: list[MuteChange] = []
         self.held: list[object] = []
         self.is_current = True
 
-    def outcome(
+    def outcomes(
         self,
         node_id: int,
-        partition: TopicPartition,
-        records: int,
+        batches: Sequence[SentBatch],
         cause: Exception | None,
         sent_ms: float,
         now_ms: float,
     ) -> None:
-        self.outcomes.append((node_id, partition, records, cause))
+        self.seen += [(node_id, batch, cause) for batch in batches]
 
     def probed(self, node_id: int, now_ms: float) -> None:
         pass
@@ -314,7 +314,7 @@ def test_outcomes_and_changes_go_to_the_coordinator_until_the_task_leaves_it() -
     bench.answer(P0, REPLICAS, 40)
     bench.gate.muted(bench.now)
     assert isinstance(shared, Shared)
-    assert shared.outcomes == [(1, P0, 40, REPLICAS)]
+    assert shared.seen == [(1, (P0, 40), REPLICAS)]
     assert [(c.target, c.muted, c.own) for c in shared.changes] == [(P0, True, True)]
     assert not shared.held
     bench.gate.may_probe(P0)

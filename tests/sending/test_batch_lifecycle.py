@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 from kafka_sink.accumulator import producer_batch, record_accumulator
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
+from kafka_sink.accumulator.buffer_pool import LentChunks
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator
 from kafka_sink.errors import DeliveryError
@@ -326,11 +327,11 @@ Bug = Callable[[pytest.MonkeyPatch], Any]
 def _memory_goes_back_at_expiry(patch: pytest.MonkeyPatch) -> None:
     """KAFKA-19012: an expired batch's memory is reused while its request is on the way."""
 
-    def release(batch: ProducerBatch) -> bool:
+    def release(batch: ProducerBatch, returned: list[LentChunks] | None = None) -> bool:
         if batch._released or not batch.terminal:
             return False
         batch._released = True
-        batch.buffer.release()
+        batch.buffer.release(returned)
         return True
 
     patch.setattr(ProducerBatch, "release_if_unused", release)

@@ -37,7 +37,7 @@ def sendable(
     may_send = limits.limited(node, now_ms, lambda _: True)
     taken = [one for one in batches if may_send(one)]
     for one in taken:
-        limits.sent(node, one)
+        limits.sent(node, [one])
     return taken
 
 
@@ -81,7 +81,7 @@ def test_each_batch_that_is_taken_lets_more_go() -> None:
         sent.append(len(taken))
         for one in taken:
             waiting.remove(one)
-            limits.taken(NODE, one)
+            limits.taken(NODE, [one])
         now += 1
     assert sent == [1, 2, 4, 8, 16, 32, 64, 128, 1745]
 
@@ -90,7 +90,7 @@ def test_refusals_in_one_burst_count_once() -> None:
     limits = NewPartitions()
     limits.failed(NODE, batch(0), REFUSAL, 0)
     for n in range(64):
-        limits.taken(NODE, batch(n))
+        limits.taken(NODE, [batch(n)])
     for n in range(64, 128):
         limits.failed(NODE, batch(n), REFUSAL, 100)
     assert len(sendable(limits, [batch(n) for n in range(200, 400)], 101)) == 32
@@ -99,7 +99,7 @@ def test_refusals_in_one_burst_count_once() -> None:
 def test_partitions_that_took_a_batch_other_topics_and_other_brokers_go_on() -> None:
     limits = NewPartitions()
     served, new = batch(0), batch(1)
-    limits.taken(NODE, served)
+    limits.taken(NODE, [served])
     limits.failed(NODE, new, REFUSAL, 0)
     elsewhere = batch(1, "other")
     may_send = limits.limited(NODE, 1, lambda _: True)
@@ -109,7 +109,7 @@ def test_partitions_that_took_a_batch_other_topics_and_other_brokers_go_on() -> 
 
 def test_a_moved_leader_limits_nothing() -> None:
     limits = NewPartitions()
-    limits.taken(NODE, batch(0))
+    limits.taken(NODE, [batch(0)])
     limits.failed(NODE, batch(0), REFUSAL, 0)
     assert len(sendable(limits, [batch(n) for n in range(10)], 1)) == 10
 

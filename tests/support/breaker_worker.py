@@ -61,9 +61,9 @@ def main() -> None:
             if "rows" in command:
                 now_ms, where = monotonic_ms(), TopicPartition("t", 0)
                 gate.on_request(1, now_ms)
-                gate.on_send(1, where, command["rows"], now_ms)
+                gate.on_send(1, [(where, command["rows"])], now_ms)
                 gate.on_request_done(1, now_ms)
-                gate.on_complete(1, where, command["rows"], None, now_ms)
+                gate.on_complete(1, [(where, command["rows"])], None, now_ms)
 
 
 if __name__ == "__main__":

@@ -58,12 +58,12 @@ class Task:
         now = self.job.now
         self.sent.append((now, partition))
         self.gate.on_request(self.node(partition), now)
-        self.gate.on_send(self.node(partition), partition, records, now)
+        self.gate.on_send(self.node(partition), [(partition, records)], now)
 
     def answer(self, partition: TopicPartition, cause: Exception | None = None, records: int = 100) -> None:
         now = self.job.now
         self.gate.on_request_done(self.node(partition), now)
-        self.gate.on_complete(self.node(partition), partition, records, cause, now)
+        self.gate.on_complete(self.node(partition), [(partition, records)], cause, now)
 
     def batch(self, partition: TopicPartition, cause: Exception | None = None) -> None:
         self.send(partition)

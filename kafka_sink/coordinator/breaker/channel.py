@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kafka_sink.breaker.interface import SentBatch
 from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.outcomes import Health, OutcomeWindows, has_response, health_of
 from kafka_sink.breaker.states import MuteChange, Target
@@ -93,11 +94,10 @@ class BreakerChannel(Channel):
 
     # -- SharedState: the sender's thread -----------------------------------------------------------
 
-    def outcome(
+    def outcomes(
         self,
         node_id: int,
-        partition: TopicPartition,
-        records: int,
+        batches: Sequence[SentBatch],
         cause: Exception | None,
         sent_ms: float,
         now_ms: float,
@@ -110,10 +110,12 @@ class BreakerChannel(Channel):
         if health is Health.NEUTRAL:
             return
         failed = health is Health.UNHEALTHY
-        self._rows += records
-        self._windows.record(partition, records, failed=failed, sent_ms=sent_ms, now_ms=now_ms)
-        if failed:
-            self._errors[partition] = has_response(cause), str(cause)
+        record = self._windows.record
+        for partition, records in batches:
+            self._rows += records
+            record(partition, records, sent_ms, now_ms, failed=failed)
+            if failed:
+                self._errors[partition] = has_response(cause), str(cause)
 
     def probed(self, node_id: int, now_ms: float) -> None:
         if self._connected:

@@ -37,11 +37,11 @@ class Bench:
 
     def send(self, partition: TopicPartition) -> None:
         self.gate.on_request(partition.partition + 1, self.now)
-        self.gate.on_send(partition.partition + 1, partition, 100, self.now)
+        self.gate.on_send(partition.partition + 1, [(partition, 100)], self.now)
 
     def answer(self, partition: TopicPartition) -> None:
         self.gate.on_request_done(partition.partition + 1, self.now)
-        self.gate.on_complete(partition.partition + 1, partition, 100, None, self.now)
+        self.gate.on_complete(partition.partition + 1, [(partition, 100)], None, self.now)
 
     def batch(self, partition: TopicPartition, latency: float = 10.0) -> None:
         self.send(partition)
@@ -161,7 +161,7 @@ def test_a_cluster_of_one_broker_is_never_muted() -> None:
     control = MuteControl(Cluster(t=[1, 1]), 2_000.0)
     gate = ProducerBreaker(breaker, control, str)
     gate.on_request(1, 0.0)
-    gate.on_send(1, P0, 100, 0.0)
+    gate.on_send(1, [(P0, 100)], 0.0)
     for now in range(0, 20_000, 50):
         gate.muted(float(now))
     assert control.targets() == ()
@@ -174,12 +174,12 @@ def test_what_failed_in_a_silence_mutes_nothing_that_is_back() -> None:
     bench.send(P0)
     bench.until_muted(1, 1_000)
     bench.gate.on_request_done(1, bench.now)
-    bench.gate.on_complete(1, P0, 5_000, ConnectionResetError("x"), bench.now)
+    bench.gate.on_complete(1, [(P0, 5_000)], ConnectionResetError("x"), bench.now)
     bench.answer(P0)
     assert not bench.gate.muted(bench.now)
     bench.send(P0)
     bench.gate.on_request_done(1, bench.now)
-    bench.gate.on_complete(1, P0, 100, BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19), bench.now)
+    bench.gate.on_complete(1, [(P0, 100)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19), bench.now)
     assert not bench.gate.muted(bench.now), "one batch of a hundred rows is too little"
 
 
@@ -236,7 +236,7 @@ def test_there_is_no_trial_while_a_response_is_awaited() -> None:
         bench.now += 500
         assert P0 in bench.gate.muted(bench.now)
     bench.gate.on_request_done(1, bench.now)
-    bench.gate.on_complete(1, P0, 100, RequestTimeoutError("x"), bench.now)
+    bench.gate.on_complete(1, [(P0, 100)], RequestTimeoutError("x"), bench.now)
     bench.manager.unmute(1)
     assert P0 not in bench.gate.muted(bench.now)
 

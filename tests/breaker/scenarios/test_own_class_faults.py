@@ -76,11 +76,11 @@ def one_batch(breaker: PartitionCircuitBreaker) -> tuple[ProducerBreaker, Breake
     gate.share(exchange)
     gate.muted(0.0)
     gate.on_request(1, 1.0)
-    gate.on_send(1, P0, 10, 1.0)
+    gate.on_send(1, [(P0, 10)], 1.0)
     gate.next_change_ms(1.0)
     gate.muted(2.0)
     gate.on_request_done(1, 3.0)
-    gate.on_complete(1, P0, 10, None, 3.0)
+    gate.on_complete(1, [(P0, 10)], None, 3.0)
     gate.muted(4.0)
     gate.next_change_ms(4.0)
     return gate, exchange
@@ -232,9 +232,9 @@ def test_congestion_ends_with_the_class_that_reported_it() -> None:
     )
     gate = ProducerBreaker(breaker, MuteControl(Cluster(t=[1, 2]), 2_000.0), str)
     gate.on_request(1, 1.0)
-    gate.on_send(1, P0, 10, 1.0)
+    gate.on_send(1, [(P0, 10)], 1.0)
     assert gate.congested == {1}
     breaker.broken = True
     gate.on_request_done(1, 3.0)
-    gate.on_complete(1, P0, 10, None, 3.0)
+    gate.on_complete(1, [(P0, 10)], None, 3.0)
     assert not gate.congested
