@@ -40,7 +40,6 @@ OF_SESSION: dict[str, dict[str, str]] = {
     "maxBytesPerBatch=2147483647": {f"{_ARROW}maxBytesPerBatch": str(2**31 - 1)},
     "maxRecordsPerBatch=1000": {f"{_ARROW}maxRecordsPerBatch": "1000"},
     "compression.codec=lz4": {f"{_ARROW}compression.codec": "lz4"},
-    "compression.codec=zstd": {f"{_ARROW}compression.codec": "zstd"},
     "udf.buffer.size=1 MiB": {"spark.sql.execution.python.udf.buffer.size": "1048576"},
 }
 # Of an application.
@@ -63,8 +62,12 @@ def application(name: str, settings: dict[str, str], sizes: list[int], share: fl
         rows = int(ROWS[size] * share)
         frame = Case("", rows, size).frame(spark, folder)
 
-        def cost(one: peers.Contender, frame: Any = frame, rows: int = rows) -> float:
-            return run_job(one, frame, rows, set(), "", "").spark_s
+        nothing = frame.where("key is null")
+
+        def cost(one: peers.Contender, frame: Any = frame, nothing: Any = nothing, rows: int = rows) -> float:
+            # Less what a job takes that has no rows: planning, and processes for it.
+            begun = run_job(one, nothing, rows, set(), "", "").spark_s
+            return run_job(one, frame, rows, set(), "", "").spark_s - begun
 
         cost(counting)  # workers start, and code is compiled
         print(json.dumps([size, NOOP, cost(noop)]), flush=True)
@@ -86,11 +89,15 @@ def run(
     """One application in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.hand_over", "--application"]
     command += [name, json.dumps(settings), json.dumps(sizes), str(share), folder]
-    done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
-    for line in done.stdout.splitlines():
-        if line.startswith("["):
-            size, shown, cost = json.loads(line)
-            costs[size][shown].append(cost)
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("["):
+                size, shown, cost = json.loads(line)
+                costs[size][shown].append(cost)
+                print(f"  {size:7,} bytes  {shown:36}{cost * 1000:9,.0f} ns", flush=True)
+    if process.returncode:
+        raise RuntimeError(f"{name} ended with {process.returncode}")
 
 
 def report(costs: dict[int, Costs]) -> None:
@@ -164,7 +171,6 @@ def main() -> None:
             for name in random.Random(number).sample(list(applications), len(applications)):
                 share = 0.001 if options.smoke else 1.0
                 run(name, applications[name], chosen, share, folder, costs)
-                print(f"  round {number}: {name}", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     report(costs)
