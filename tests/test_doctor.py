@@ -274,6 +274,7 @@ def test_the_settings_of_a_session_are_looked_at() -> None:
         "spark.sql.execution.pyspark.udf.killOnIdleTimeout": "true",
         "spark.redaction.regex": "nothing",
         "spark.speculation": "true",
+        "spark.sql.execution.arrow.compression.codec": "zstd",
         "spark.kafka-chunked.ui.port": "4050",
         "spark.kafka-chunked.kafka.sasl.password": "hunter2",
     }
@@ -293,11 +294,14 @@ def test_the_settings_of_a_session_are_looked_at() -> None:
     assert "PROBLEM  spark.sql.execution.pyspark.udf.idleTimeoutSeconds = 30 with killOnIdleTimeout" in text
     assert "Spark may show the secret option 'kafka.sasl.password'" in text
     assert "spark.speculation=true" in text
+    assert "kafka_sink.tune(spark, row_bytes=...) sets" in text
+    assert "arrow.compression.codec=zstd compresses rows that only go to Python" in text
     assert "spark.kafka-chunked.ui.port=4050 overrides the option 'ui.port'" in text
     assert "KAFKA_CHUNKED_COORDINATOR_ENABLED=false overrides the option 'coordinator.enabled'" in text
     assert "spark.kafka-chunked.kafka.sasl.password has no effect" in text
     assert "hunter2" not in text
-    quiet = list(of_session(SimpleNamespace(version="4.3.0", conf={}), given, options, {}, ADMINISTERED))
+    tuned = {"spark.sql.execution.arrow.maxRecordsPerBatch": "400"}
+    quiet = list(of_session(SimpleNamespace(version="4.3.0", conf=tuned), given, options, {}, ADMINISTERED))
     assert [one.level for one in quiet] == [Level.OK]
 
 

@@ -10,6 +10,7 @@ from kafka_sink.driver.command_line import Finding, Level
 from kafka_sink.driver.driver_conf import OWN_PREFIX, idle_timeout_problem
 from kafka_sink.options import redaction
 from kafka_sink.options.table import SPECS
+from kafka_sink.rows import hand_over
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
@@ -37,6 +38,7 @@ def of_session(
     shown = redaction.shown_by_spark(given, known)
     if shown:
         yield Finding(Level.NOTE, redaction.warning(shown))
+    yield from (Finding(Level.NOTE, text) for text in hand_over.advice(conf))
     if conf("spark.speculation") == "true" and not options.exactly_once:
         yield Finding(
             Level.NOTE,

@@ -19,13 +19,13 @@ from kafka_sink import spark_application
 from kafka_sink.counts import SPECS, total
 from kafka_sink.model import TaskResult
 from kafka_sink.reports.delivery_report import EndedWrite
+from kafka_sink.rows.hand_over import rows_of_good_batch
 
 _TOPICS_NAMED = 3
 # Fewer tasks cost less than a second altogether.
 _MANY_TASKS = 50
 # Bytes. Larger Arrow batches leave the processor's caches, and each needs fresh pages of memory.
 _LARGE_ARROW_BATCH = 16_000_000
-_GOOD_ARROW_BATCH = 4_000_000
 
 
 def summarise(results: Sequence[TaskResult]) -> str:
@@ -72,14 +72,6 @@ def about_large_arrow_batches(results: Sequence[TaskResult]) -> str | None:
         f"Set spark.sql.execution.arrow.maxRecordsPerBatch={rows_of_good_batch(row_bytes)}, so that a "
         "batch has about 4 MB"
     )
-
-
-def rows_of_good_batch(row_bytes: float) -> int:
-    """How many rows of this size an Arrow batch should have."""
-    fitting = max(1, int(_GOOD_ARROW_BATCH / row_bytes))
-    # The first digit alone: 83 becomes 80.
-    magnitude = int("1".ljust(len(str(fitting)), "0"))
-    return fitting // magnitude * magnitude
 
 
 def summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:
