@@ -37,9 +37,11 @@ demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read
 	@$(BIN)/python examples/flights.py
 
 test: $(STAMP) java chromium  ## run all tests, on real brokers, three at a time (ARGS="-k name" picks some)
+	@$(BIN)/python -m tests.support.jvms
 	@$(BIN)/python -m pytest $(IN_LANES) $(ARGS)
 
 full: $(STAMP) java chromium  ## run all tests under kafka.buffer.memory.allocation.strategy=full
+	@$(BIN)/python -m tests.support.jvms
 	@$(BIN)/python -m pytest --allocation-strategy full $(IN_LANES) $(ARGS)
 
 chaos: $(STAMP) java  ## kill, freeze and restart brokers, break connections, check every row (ROUNDS=100 SEED=1)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.local_broker.schema_registry import LocalRegistry
 from tests.matrix.released_kafka import RELEASES, jars_of
-from tests.support import lanes, processor_time
+from tests.support import jvms, lanes, processor_time
 from tests.support.broker_settings import SETTINGS
 from tests.support.effort import tries
 from tests.support.ports import free_port
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent
 STRATEGIES = ("incremental", "full")
-# For every JVM that tests start. Most live for seconds: the second compiler, and a collector with threads of
-# its own, cost them more than they save.
-_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "any-machine", deadline=None, max_examples=tries(50), suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("any-machine")
-    os.environ.setdefault("JAVA_TOOL_OPTIONS", _JVM_OPTIONS)
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", jvms.OPTIONS)
     # Spark's workers import the package. Without bytecode files each of them compiles it again, in 0.3 s.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     strategy = config.getoption("--allocation-strategy")
@@ -101,6 +98,7 @@ def project_environment() -> dict[str, str]:
     # Workers otherwise take whatever python3 is on PATH, which need not have pyarrow.
     environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    environ.setdefault(jvms.SPARK_VARIABLE, jvms.of_spark())
     return environ
 
 
@@ -160,7 +158,8 @@ def spark(
     """A local[2] session whose workers import this checkout; no register call is made."""
     from pyspark.sql import SparkSession
 
-    for name in ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
+    own = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP", jvms.SPARK_VARIABLE)
+    for name in own:
         os.environ[name] = project_environment[name]
     session = (
         SparkSession.builder.master("local[2]")

@@ -30,6 +30,7 @@ if __name__ == "__main__":
 
 from kafka_sink.local_broker.jars import find_java
 from kafka_sink.local_broker.processes import SupervisedProcesses
+from tests.support.jvms import SPARK_VARIABLE
 from tests.support.ports import free_port
 
 # Small and quickly up: these JVMs only start others.
@@ -60,7 +61,8 @@ class StandaloneCluster:
         self.hosts = tuple(f"127.0.0.{number}" for number in range(2, 2 + workers))
         self._cores = cores
         self._memory = memory
-        self._environ = {name: environ[name] for name in ("PYTHONPATH", "PYSPARK_PYTHON") if name in environ}
+        taken = ("PYTHONPATH", "PYSPARK_PYTHON", SPARK_VARIABLE)
+        self._environ = {name: environ[name] for name in taken if name in environ}
         self._processes: SupervisedProcesses | None = None
         self._folder = Path()
         self._port = 0
@@ -122,8 +124,12 @@ class StandaloneCluster:
         # With SPARK_LOCAL_IP, a worker would announce that in place of its host.
         environ = ["env", "-u", "SPARK_LOCAL_IP", f"SPARK_HOME={home}", f"SPARK_SCALA_VERSION={_SCALA}"]
         environ += [f"{key}={value}" for key, value in self._environ.items()]
-        # As bin/spark-class would start it, without the JVM that this starts to find out how.
-        command = [find_java().path, *_JVM, "-cp", f"{home}/jars/*", f"{_DEPLOY}.{main}", *args]
+        # As bin/spark-class would start it, without the JVM that this starts to find out how. Kept classes of
+        # a driver are read where the class path is a driver's.
+        (slf4j,) = home.glob("jars/slf4j-api-*.jar")
+        jvm = [*_JVM, *self._environ.get(SPARK_VARIABLE, "").split()]
+        class_path = f"{home}/conf:{slf4j}:{home}/jars/*"
+        command = [find_java().path, *jvm, "-cp", class_path, f"{_DEPLOY}.{main}", *args]
         assert self._processes is not None
         self._processes.start(name, environ + command, log=self._folder / name, cwd=self._folder)
 

@@ -19,6 +19,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
+from tests.support.jvms import SPARK_VARIABLE
+
 NUMBERS, NUMBERS_TASKS = 20_000, 8
 ROWS, TASKS = 160_000, 2
 _Batches = Iterator[pa.RecordBatch]
@@ -66,6 +68,7 @@ def main(master: str, folder: str) -> None:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.log.level", "ERROR")
+        .config("spark.executor.extraJavaOptions", os.environ.get(SPARK_VARIABLE, ""))
         # Tasks of a short job would all run on the executor that registers first.
         .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
         .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
