@@ -43,7 +43,7 @@ def fill_request(
     def may_go(batch: ProducerBatch) -> bool:
         return batch.partition not in taken and may_send(batch)
 
-    while filled < max_bytes:
+    while filled < max_bytes and len(taken) < len(queues):
         more = accumulator.drain(node, queues, max_bytes, may_go if taken else may_send, filled)
         estimated = [batch for batch in more if batch.state is BatchState.CLOSED]
         for batch in estimated:
