@@ -57,7 +57,8 @@ def _nanoseconds(number: int, milliseconds: float) -> bytes:
 
 
 def _text(number: int, text: str) -> bytes:
-    return _message(number, text.encode())
+    # A rack out of the environment may hold what is no UTF-8.
+    return _message(number, text.encode(errors="replace"))
 
 
 def _message(number: int, data: bytes) -> bytes:

@@ -426,7 +426,7 @@ class Sender(threading.Thread):
             case ProduceTag():
                 self._responses.on_response(event, event.tag, now_ms)
             case TelemetryTag() if self._telemetry is not None:
-                self._telemetry.on_response(event, now_ms)
+                self._telemetry.on_response(event, event.tag, now_ms)
             case BrokerProbeTag():
                 self._policy.on_probe_done(event.node_id, None, now_ms)
             case MetadataTag():
@@ -458,7 +458,7 @@ class Sender(threading.Thread):
             case ProduceTag():
                 self._responses.on_failure(event, event.tag, now_ms)
             case TelemetryTag() if self._telemetry is not None:
-                self._telemetry.on_failure(now_ms)
+                self._telemetry.on_failure(event.tag, now_ms)
             case BrokerProbeTag():
                 self._policy.on_probe_done(event.node_id, event.cause, now_ms)
             case MetadataTag():

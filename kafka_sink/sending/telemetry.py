@@ -33,13 +33,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Where a broker says no interval, or a wrong one. Kafka's brokers allow no shorter one than the other.
 _DEFAULT_INTERVAL_MS, _MIN_INTERVAL_MS = 300_000.0, 100.0
+# Spark ends a worker that had no task for a minute, without a word.
+_IDLE_MS = 50_000.0
 _CODECS = frozenset(map(int, CompressionType))
 _PREFIX = "org.apache.kafka.producer."
 
 
 @dataclass(frozen=True, slots=True)
 class TelemetryTag:
-    """Marks the requests."""
+    """Marks the requests. ``client``: counts the clients that one producer is, one after the other."""
+
+    api_key: int
+    client: int
 
 
 class _Window:
@@ -69,6 +74,8 @@ class ClientTelemetry:
     ) -> None:
         # Whether a broker has offered to receive metrics.
         self.is_offered = False
+        # When the last task ended; infinite while there is one. Set by the task's thread.
+        self.idle_since_ms = math.inf
         self._network = network
         self._request_timeout_ms = request_timeout_ms
         self._resource = resource
@@ -81,7 +88,8 @@ class ClientTelemetry:
         self._node: int | None = None
         # When to send the next request; infinite while one is in flight, nobody is connected or all is over.
         self._due_ms = math.inf
-        self._is_off = self._is_asking = self._compresses_wrongly = False
+        self._is_off = self._is_resting = self._compresses_wrongly = False
+        self._client = 0
         self._connections = 0
         self._created_ms = wall_clock_ms()
         self._begin_window(self._created_ms)
@@ -99,7 +107,7 @@ class ClientTelemetry:
         if self._network.newest_version(node_id, GET_TELEMETRY_SUBSCRIPTIONS) < 0 or self._is_off:
             return
         self.is_offered = True
-        if self._node is None and self._due_ms == math.inf:
+        if self._node is None and self._due_ms == math.inf and not self._is_resting:
             self._due_ms = now_ms
 
     def on_sent(self, queue_ms: Sequence[float]) -> None:
@@ -116,7 +124,16 @@ class ClientTelemetry:
     # -- requests and responses -----------------------------------------------------------------------
 
     def refresh(self, now_ms: float) -> float:
-        """Send the request that is due; return the milliseconds until the next one."""
+        """Send the request that is due; return the milliseconds until the next one.
+
+        A client that had no task for long pushes a last time, and the next task is another client.
+        """
+        if self._is_resting != (now_ms - self.idle_since_ms > _IDLE_MS):
+            self._is_resting = not self._is_resting
+            if self._is_resting:
+                self.terminate(now_ms)
+            elif self.is_offered:
+                self._due_ms = now_ms
         if now_ms < self._due_ms:
             return self._due_ms - now_ms
         self._due_ms = math.inf
@@ -139,13 +156,11 @@ class ClientTelemetry:
     def _ask(self, node: int, now_ms: float) -> None:
         from kafka_sink.network.telemetry_requests import encode_get_subscription
 
-        self._is_asking = True
         self._send(node, GET_TELEMETRY_SUBSCRIPTIONS, encode_get_subscription(self._instance_id), now_ms)
 
     def _push(self, node: int, wanted: Subscription, now_ms: float, *, terminating: bool = False) -> None:
         from kafka_sink.network.telemetry_requests import encode_push
 
-        self._is_asking = False
         codec, data = self._payload(wanted)
         if len(data) > wanted.max_bytes:
             _log.debug("metrics of %d bytes are dropped: the broker takes %d", len(data), wanted.max_bytes)
@@ -155,12 +170,16 @@ class ClientTelemetry:
         self._send(node, PUSH_TELEMETRY, body, now_ms)
 
     def _send(self, node: int, api: int, body: bytes, now_ms: float) -> None:
-        request = OutboundRequest(api, 0, [body], True, self._request_timeout_ms, TelemetryTag())
+        request = OutboundRequest(
+            api, 0, [body], True, self._request_timeout_ms, TelemetryTag(api, self._client)
+        )
         self._network.send(node, request, now_ms)
 
-    def on_response(self, event: ResponseReceived, now_ms: float) -> None:
+    def on_response(self, event: ResponseReceived, tag: TelemetryTag, now_ms: float) -> None:
+        if tag.client != self._client:
+            return
         code = event.response.error_code
-        was_asking, self._is_asking = self._is_asking, False
+        was_asking = tag.api_key == GET_TELEMETRY_SUBSCRIPTIONS
         self._due_ms = now_ms + self._interval_ms
         if code == 0 and was_asking:
             self._subscribe(event.response, now_ms)
@@ -171,9 +190,11 @@ class ClientTelemetry:
             self._due_ms = now_ms
         elif code not in (0, TELEMETRY_TOO_LARGE, THROTTLING_QUOTA_EXCEEDED):
             _log.info("no more metrics are pushed: a broker says %s", error_of(code).label)
-            self._end()
+            self._is_off, self.is_offered, self._due_ms = True, False, math.inf
 
-    def on_failure(self, now_ms: float) -> None:
+    def on_failure(self, tag: TelemetryTag, now_ms: float) -> None:
+        if tag.client != self._client:
+            return
         self._node = None
         self._due_ms = now_ms + self._interval_ms
 
@@ -190,16 +211,13 @@ class ClientTelemetry:
         # So that clients that begin together do not push together.
         self._due_ms = now_ms + self._interval_ms * (0.5 + self._random())
 
-    def _end(self) -> None:
-        self._is_off, self.is_offered, self._due_ms = True, False, math.inf
-
     def terminate(self, now_ms: float) -> None:
         """The last push: it is written as far as the socket takes it at once, and not waited for."""
-        if self._subscription is None or self._is_off or self._node is None:
-            return
-        if self._network.is_connected(self._node):
-            self._push(self._node, self._subscription, now_ms, terminating=True)
-        self._end()
+        wanted, node = self._subscription, self._node
+        if wanted is not None and not self._is_off and node is not None and self._network.is_connected(node):
+            self._push(node, wanted, now_ms, terminating=True)
+        self._client += 1
+        self._instance_id, self._subscription, self._due_ms = bytes(16), None, math.inf
 
     # -- what is pushed -------------------------------------------------------------------------------
 

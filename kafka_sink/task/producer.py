@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Container
 
@@ -100,6 +101,7 @@ class Producer:
         self._letter_writer: LetterWriter | None = None
         if self._dead_letters is not None:
             self._letter_writer = LetterWriter(self._dead_letters, self._order, self._append_letters)
+        self._telemetry = self._new_telemetry()
         self._sender = Sender(
             options,
             self._accumulator,
@@ -109,7 +111,7 @@ class Producer:
             self._breaker or SendPolicy(),
             monotonic_ms,
             self._dead_letters,
-            self._telemetry(),
+            self._telemetry,
         )
         self._partitioner = _partitioner(options, self._appender)
         self._rate_limit: RateLimit | None = None
@@ -136,7 +138,7 @@ class Producer:
         self._sender.start()
         LIVE_PRODUCERS.add(self)
 
-    def _telemetry(self) -> ClientTelemetry | None:
+    def _new_telemetry(self) -> ClientTelemetry | None:
         if not self.options.enable_metrics_push:
             return None
 
@@ -170,6 +172,8 @@ class Producer:
         if isinstance(self._identity, TransactionalIdentity):
             self._identity.leave()
         self._sender.begin()
+        if self._telemetry is not None:
+            self._telemetry.idle_since_ms = math.inf
         self._allocator.begin()
         self._letter_memory.begin()
         self._accumulator.begin_task()
@@ -496,6 +500,8 @@ class Producer:
         self._writes.end()
         self._allocator.rest()
         self._letter_memory.rest()
+        if self._telemetry is not None:
+            self._telemetry.idle_since_ms = monotonic_ms()
         if self._coordinator is not None:
             self._coordinator.pause()
 

@@ -21,7 +21,7 @@ from kafka_sink.model import CompressionType
 from kafka_sink.network.client import OutboundRequest, ResponseReceived
 from kafka_sink.network.telemetry_requests import PushResponse, Subscription
 from kafka_sink.records.compression import decompressed
-from kafka_sink.sending.telemetry import ClientTelemetry
+from kafka_sink.sending.telemetry import ClientTelemetry, TelemetryTag
 from tests.support.telemetry import Pushed, read
 
 GET, PUSH = 71, 72
@@ -101,9 +101,15 @@ class Client:
         return Push(instance, subscription, terminating, codec, body[at : at + size - 1])
 
     def answered(self, response: Any) -> Client:
-        event = ResponseReceived(self.network.requests[-1][0], None, response, 1.0)
-        self.telemetry.on_response(event, self.now)
+        self.telemetry.on_response(ResponseReceived(1, self.tag, response, 1.0), self.tag, self.now)
         return self
+
+    @property
+    def tag(self) -> TelemetryTag:
+        """Of the last request."""
+        found = self.network.requests[-1][1].tag
+        assert isinstance(found, TelemetryTag)
+        return found
 
     def subscribed(self, **changes: Any) -> Client:
         """Has pushed once, a whole interval after it asked."""
@@ -170,6 +176,11 @@ def test_the_required_metrics_are_those_since_the_last_push() -> None:
     later = client.at(2 * INTERVAL).push.metrics
     assert later.values == {"connection.creation.rate": pytest.approx(0.1), "connection.creation.total": 1}
     assert later.start_s == 1e9 + INTERVAL / 1000
+
+
+def test_a_rack_that_is_no_text_fails_nothing() -> None:
+    client = Client(1, client_rack=b"z\xff".decode(errors="surrogateescape")).subscribed()
+    assert client.push.metrics.resource == {"client_rack": "z?"}
 
 
 def test_sums_that_are_not_deltas_count_from_the_beginning() -> None:
@@ -279,7 +290,7 @@ def test_a_lost_connection_drops_the_push_and_the_next_goes_elsewhere() -> None:
     client = Client(1, 2).subscribed()
     assert client.network.requests[-1][0] == 1
     client.network.connected = {2}
-    client.telemetry.on_failure(client.now)
+    client.telemetry.on_failure(client.tag, client.now)
     client.telemetry.on_connected(2, client.now)
     assert client.at(client.now).due == INTERVAL
     client.at(client.now + INTERVAL)
@@ -315,3 +326,47 @@ def test_without_a_connection_there_is_no_last_push() -> None:
     client.network.connected = set()
     client.telemetry.terminate(client.now)
     assert len(client.network.requests) == 2
+
+
+def test_a_client_that_had_no_task_for_long_ends_and_the_next_task_is_another_one() -> None:
+    client = Client(1).subscribed().answered(PushResponse(0))
+    client.telemetry.idle_since_ms = client.now
+    ended = client.now + 50_001
+    client.telemetry.on_sent([3.0])
+    client.at(ended)
+    assert client.push.terminating
+    assert client.push.metrics.values["record.queue.time.max"] == 3
+    last = client.tag
+    assert client.at(ended + 1e6).due == math.inf
+    client.telemetry.on_connected(1, client.now)
+    assert client.at(client.now).due == math.inf
+    assert len(client.network.requests) == 3
+    client.telemetry.idle_since_ms = math.inf
+    client.at(client.now)
+    assert client.last == (GET, NEW + b"\0")
+    # What is late says nothing of the client that there is now.
+    client.telemetry.on_response(ResponseReceived(1, last, PushResponse(0), 1.0), last, client.now)
+    client.telemetry.on_failure(last, client.now)
+    assert client.at(client.now).due == math.inf
+    client.answered(replace(WANTED, instance_id=ID[::-1]))
+    assert client.at(client.now + INTERVAL).push.instance_id == ID[::-1]
+
+
+def test_a_connection_that_is_made_while_there_is_no_task_is_asked_nothing() -> None:
+    client = Client(1).subscribed()
+    client.telemetry.on_failure(client.tag, client.now)
+    client.telemetry.idle_since_ms = client.now
+    client.at(client.now + 50_001)
+    client.telemetry.on_connected(1, client.now)
+    assert client.at(client.now).due == math.inf
+    assert len(client.network.requests) == 2
+
+
+def test_short_pauses_between_tasks_end_nothing() -> None:
+    client = Client(1).at(0).answered(replace(WANTED, push_interval_ms=1_000_000))
+    for start in (10_000, 70_000):
+        client.telemetry.idle_since_ms = start
+        client.at(start + 49_999)
+        client.telemetry.idle_since_ms = math.inf
+        client.at(start + 50_500)
+    assert len(client.network.requests) == 1

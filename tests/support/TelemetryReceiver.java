@@ -14,6 +14,7 @@ import org.apache.kafka.server.telemetry.ClientTelemetryReceiver;
  * Appends what clients push to the file named by {@code telemetry.file}, a line for each push. Hangs while a file with
  * ".hang" behind that name is there.
  */
+@SuppressWarnings("removal")
 public class TelemetryReceiver implements MetricsReporter, ClientTelemetry {
     private Path file;
 
