@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -12,11 +14,12 @@ from kafka_sink.coordinator.breaker.messages import (
     BreakerReport,
     MuteReport,
     OutcomeCounts,
+    TaskVotes,
     decode_update,
     encode_report,
 )
 from kafka_sink.coordinator.breaker.votes import MAX_ASKED, PartitionVotes
-from kafka_sink.coordinator.transport.handlers import Push
+from kafka_sink.coordinator.transport.handlers import Push, ServerMessage
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 
@@ -129,3 +132,62 @@ def test_a_task_that_rests_gets_no_lease() -> None:
     ]
     assert leased
     assert set(leased) == {1}
+
+
+P0 = TopicPartition("t", 0)
+FAILING = OutcomeCounts(P0, 0, 16, True, "x", TaskVotes(4, 4, 12))
+
+
+def _relay_says(handler: BreakerHandler, relay: int, now_ms: float, **report: Any) -> Sequence[ServerMessage]:
+    body = encode_report(BreakerReport(**{"rows": 100, "tasks": 4, **report}))
+    return handler.on_message(relay, 1, body, now_ms)
+
+
+def test_a_relay_has_the_votes_of_its_tasks() -> None:
+    handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, lambda: 0.5)
+    writes = OutcomeCounts(P0, 5, 0)
+    for task in range(3):
+        handler.on_message(task, 1, encode_report(BreakerReport(rows=5, outcomes=(writes,))), 1_000.0)
+    _relay_says(handler, 9, 1_000.0, outcomes=(FAILING,))
+    handler.on_time(1_100.0)
+    (mute,) = handler.muted(1_100.0)
+    assert "16 batches of 4 of the 7 tasks" in mute.reason
+
+
+def test_votes_of_a_frozen_relay_end_before_its_tasks_vote_by_themselves() -> None:
+    """Catches: votes that count twice, because its tasks have left it and report anew."""
+    votes = PartitionVotes(1, 50)
+    handler = BreakerHandler(INTERVAL, votes, 500.0, lambda: 0.5)
+    writes = OutcomeCounts(P0, 5, 0)
+    for task in range(8):
+        handler.on_message(task, 1, encode_report(BreakerReport(rows=5, outcomes=(writes,))), 1_000.0)
+    _relay_says(handler, 9, 1_000.0, outcomes=(FAILING,))
+    assert votes.tally(P0).tasks == 12
+    for now_ms in (3_000.0, 5_000.0):
+        _relay_says(handler, 9, now_ms)
+        handler.on_time(now_ms + 100.0)
+        assert votes.tally(P0).tasks == 12, "it is there, and has nothing new to say"
+    handler.on_message(0, 2, encode_report(BreakerReport(rows=5, outcomes=(writes,))), 8_100.0)
+    handler.on_time(8_200.0)
+    assert votes.tally(P0) == (8, 0, 0)
+
+
+def test_another_task_of_the_same_relay_is_asked_where_there_is_no_other() -> None:
+    handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, lambda: 0.5)
+    _relay_says(handler, 9, 1_000.0)
+    outgoing = _relay_says(handler, 9, 2_000.0, muted=(MuteReport(7, "no reason", 0.0, 2),))
+    assert [decode_update(one.body, 10).asks for one in outgoing if isinstance(one, Push)] == [(7,)]
+    assert not list(handler.muted(2_100.0)), "it has a second"
+    _relay_says(handler, 9, 2_100.0, responses={7: 0.0}, responders={7: 3})
+    handler.on_time(4_000.0)
+    assert not list(handler.muted(4_000.0))
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_what_a_task_brings_along_to_a_relay_is_doubtful(is_old: bool) -> None:
+    handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, lambda: 0.5)
+    handler.on_message(1, 1, encode_report(BreakerReport(rows=5)), 10_000.0)
+    _relay_says(handler, 9, 10_000.0)
+    handler.on_message(1, 2, encode_report(BreakerReport(responses={7: 2_000.0})), 11_000.0)
+    _relay_says(handler, 9, 11_000.0, muted=(MuteReport(7, "silent", 2_000.0, 2, is_old),))
+    assert bool(list(handler.muted(11_000.0))) is not is_old
