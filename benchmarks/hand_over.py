@@ -21,10 +21,8 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from typing import Any
 
 import kafka_sink
-from benchmarks import charts
 from benchmarks.surroundings import RESULTS, environment
 from benchmarks.throughput import run_job, session
 from benchmarks.throughput_shapes import Case
@@ -89,13 +87,11 @@ def application(
     spark.stop()
 
 
-def run(
-    name: str, settings: dict[str, str], sizes: list[int], rounds: int, share: float, costs: Costs
-) -> None:
+def run(name: str, settings: dict[str, str], sizes: list[int], rounds: int, costs: Costs) -> None:
     """One application in a process of its own."""
     tried = list(OF_SESSION) if name == DEFAULTS else [DEFAULTS, TUNE]
     command = [sys.executable, "-m", "benchmarks.hand_over", "--application"]
-    command += map(json.dumps, (settings, tried, sizes, rounds, share))
+    command += map(json.dumps, (settings, tried, sizes, rounds, 1.0))
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -134,24 +130,6 @@ def report(costs: Costs) -> None:
             print(f"{name:36}{cost:10,.0f}{cost / base:13.2f}", flush=True)
 
 
-def plot(costs: Costs, conditions: str, file: Any) -> None:
-    """For each size, the hand-over as a multiple of what it takes with Spark's defaults."""
-    shown = {size: hand_over(found) for size, found in costs.items()}
-    made, all_axes = charts.figure(
-        "The hand-over of a row to Python, by Spark's settings",
-        [conditions, "labels: nanoseconds of processor time a row"],
-        (11, 1.4 + 0.3 * sum(map(len, shown.values()))),
-        len(shown),
-        1,
-        sharex="col",
-    )
-    for (axes,), (size, took) in zip(all_axes, shown.items(), strict=True):
-        values = [cost / took[DEFAULTS] for cost in took.values()]
-        charts.label(axes, charts.bars(axes, list(took), values), [f"{cost:,.0f}" for cost in took.values()])
-        axes.set_title(f"{size:,} bytes")
-    charts.save(made, file)
-
-
 def main() -> None:
     import pyspark
 
@@ -168,6 +146,9 @@ def main() -> None:
     if options.application:
         application(*map(json.loads, options.application))
         return
+    if options.smoke:
+        application({}, [DEFAULTS, TUNE], [110], 1, 0.001)
+        return
     sizes = [int(size) for size in options.sizes.split(",")] if options.sizes else list(ROWS)
     applications = dict(OF_APPLICATION)
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 3):
@@ -176,19 +157,15 @@ def main() -> None:
         applications[PATCHED] = {"spark.driver.extraClassPath": os.path.abspath(options.patched)}
     if options.applications:
         applications = {name: applications[name] for name in options.applications.split(";")}
-    share = 1.0
-    if options.smoke:
-        applications, sizes, options.repeats, share = {DEFAULTS: {}}, sizes[:1], 1, 0.001
     costs: Costs = {size: defaultdict(lambda: defaultdict(list)) for size in sizes}
     for name, settings in applications.items():
-        run(name, settings, sizes, options.repeats, share, costs)
+        run(name, settings, sizes, options.repeats, costs)
     report(costs)
-    if options.smoke or options.sizes or options.applications:
+    if options.sizes or options.applications:
         return
     conditions = f"pyspark {pyspark.__version__}, {os.cpu_count()} cores, medians of {options.repeats}"
     file = RESULTS / f"hand_over_{pyspark.__version__}.json"
     file.write_text(json.dumps({"conditions": conditions, "costs": costs}, indent=1) + "\n")
-    plot(costs, conditions, file.with_suffix(".png"))
 
 
 if __name__ == "__main__":

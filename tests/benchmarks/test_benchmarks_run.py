@@ -33,6 +33,7 @@ ON_SPARK = (
     "throughput",
     "throughput_shapes",
     "value_sizes",
+    "hand_over",
     "streaming",
     "tls",
     "rate_limit",
@@ -42,7 +43,7 @@ ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "moved_leader",
 WITH_ITS_OWN_BROKER = ("throughput_shapes", "tls")
 
 LONGEST = (
-    *("many_partitions", "throughput_shapes", "value_sizes", "tls"),
+    *("many_partitions", "throughput_shapes", "value_sizes", "hand_over", "tls"),
     *("moved_leader", "muted_together", "exactly_once", "many_topics", "frozen_broker", "streaming"),
 )
 
