@@ -39,8 +39,8 @@ ON_SPARK = (
     "rate_limit",
 )
 ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "moved_leader", "exactly_once")
-# Their brokers have listeners and certificates of their own.
-WITH_ITS_OWN_BROKER = ("throughput_shapes", "tls")
+# Their brokers have listeners and certificates of their own; the last has none.
+NOT_ON_OURS = ("throughput_shapes", "tls", "hand_over")
 
 LONGEST = (
     *("many_partitions", "throughput_shapes", "value_sizes", "hand_over", "tls"),
@@ -100,7 +100,7 @@ def test_it_runs_on_a_broker(name: str, run: Run, broker: LocalBroker) -> None:
 
 @each(ON_SPARK)
 def test_it_runs_on_spark(name: str, run: Run, broker: LocalBroker, spark: SparkSession) -> None:
-    run(name, None if name in WITH_ITS_OWN_BROKER else broker, spark)
+    run(name, None if name in NOT_ON_OURS else broker, spark)
 
 
 @each(ON_SPARK_AND_THREE_BROKERS)
