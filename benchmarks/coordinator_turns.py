@@ -1,6 +1,6 @@
 """How long single turns of the coordinator's loop take where thousands of things happen at once.
 
-    python -m benchmarks.coordinator_turns [reconnect] [mutes] [view]
+    python -m benchmarks.coordinator_turns [reconnect] [mutes] [view] [stall]
 
 As in ``coordinator_work``, all that the server does with a frame is done in this process, without sockets.
 Only its processor time counts, so a busy machine blurs little. A turn handles what has come when it begins;
@@ -12,6 +12,8 @@ what comes meanwhile waits for its end.
   700 of them, and they are unmuted. A reporter is a relay with its tasks, or a worker without one.
 - view: 1,000 tasks write to 20 topics on 10 brokers, report all they report, and two clients read the live
   view as often as it changes.
+- stall: the same with 10,000 tasks, and the server stands still for 5 s. Tasks whose report has had no reply
+  for 2 s leave their relay and enter again. What has come meanwhile is handled at once.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from kafka_sink.coordinator.transport.server import CoordinatorServer
 from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES, FrameReader, Session, parse
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse as parse_options
-from kafka_sink.timing_bounds import HEALTHY_REPORT_MS
+from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS, HEALTHY_REPORT_MS
 from tests.support.fake_broker import FakeCluster
 
 FILE = RESULTS / "coordinator_turns.json"
@@ -294,6 +296,8 @@ async def mutes(bootstrap: str, partitions: int, reporters: int = 1000) -> dict[
 class View(Turns):
     """Tasks behind relays that report all they report."""
 
+    step_ms = STEP_MS
+
     def __init__(self, bootstrap: str, tasks: int) -> None:
         super().__init__(bootstrap)
         self.live: list[tuple[Host, int, FiguresChannel]] = []
@@ -312,13 +316,17 @@ class View(Turns):
         super().begin()
         self.snapshots, self.answers = [], []
 
-    def tasks_say(self) -> None:
-        step = int(self.now_ms / STEP_MS)
+    def tasks_say(self) -> list[int]:
+        """The places of those that send figures."""
+        steps = int(HEALTHY_REPORT_MS / self.step_ms)
+        said = []
         for place, (host, task, channel) in enumerate(self.live):
-            if step % 200 == place * 7 % 200:
+            if int(self.now_ms / self.step_ms) % steps == place * 7 % steps:
                 host.say(task, "breaker", encode_report(HEALTHY))
             while (body := channel.next_message(self.now_ms)) is not None:
                 host.say(task, "figures", body)
+                said.append(place)
+        return said
 
     async def relays_send(self) -> None:
         for number, host in enumerate(self.hosts):
@@ -341,7 +349,7 @@ class View(Turns):
         while self.now_ms < until_ms:
             self.tasks_say()
             await self.relays_send()
-            await self.tick(STEP_MS)
+            await self.tick(self.step_ms)
             if self.now_ms % 1000 == 0:
                 self.spent.append(timed(lambda: self.figures.sample(self.now_ms)))
             if self.now_ms % 500 == 0:
@@ -378,6 +386,66 @@ async def view(bootstrap: str, tasks: int = 1000, seconds: int = 30) -> dict[str
     }
 
 
+class Stall(View):
+    """A view whose server may stand still. Relays go on, and so do tasks."""
+
+    step_ms = 50.0
+
+    def __init__(self, bootstrap: str, tasks: int) -> None:
+        super().__init__(bootstrap, tasks)
+        self.waiting: list[tuple[Host, bytes]] = []
+        # By place, since when a report waits for its reply.
+        self.asked_ms: dict[int, float] = {}
+        self.gave_up = 0
+
+    def tasks_give_up(self) -> None:
+        for place, asked_ms in list(self.asked_ms.items()):
+            if self.now_ms - asked_ms > COORDINATOR_SILENCE_MS:
+                del self.asked_ms[place]
+                self.gave_up += 1
+                host, task, channel = self.live[place]
+                assert host.relay is not None
+                host.relay.leave(task, self.now_ms)
+                host.say(task, "metadata", {"use": ["orders"], "stale": []})
+                host.say(task, "breaker", encode_report(BreakerReport(rows=1, cluster_id="modelled-kafka")))
+                channel.on_connected(self.now_ms)
+
+    async def stand_still(self, seconds: float) -> None:
+        until_ms = self.now_ms + 1000 * seconds
+        while self.now_ms < until_ms:
+            for place in self.tasks_say():
+                self.asked_ms.setdefault(place, self.now_ms)
+            self.tasks_give_up()
+            for host in self.hosts:
+                if host.relay is not None and host.relay.due_ms(self.now_ms) <= self.now_ms:
+                    self.waiting.append((host, host.relay.payload(self.now_ms)))
+            self.now_ms += self.step_ms
+
+    async def go_on(self) -> None:
+        for host, payload in self.waiting:
+            if payload:
+                await self.take(host, payload)
+        await self.tick(self.step_ms)
+
+
+async def stall(bootstrap: str, tasks: int = 10_000, seconds: int = 5) -> dict[str, Any]:
+    turns = Stall(bootstrap, tasks)
+    # Until reports are as far apart as so many tasks are asked to leave.
+    await turns.run(90)
+    await turns.stand_still(seconds)
+    turns.begin()
+    frames, lines = len(turns.waiting), sum(payload.count(b"\n") + 1 for _, payload in turns.waiting)
+    await turns.go_on()
+    return {
+        "tasks": tasks,
+        "stalled_s": seconds,
+        "gave_up": turns.gave_up,
+        "frames": frames,
+        "messages": lines,
+        "until_all_is_handled": turns.ended(),
+    }
+
+
 async def measured(names: list[str], bootstrap: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "reconnect" in names:
@@ -387,6 +455,8 @@ async def measured(names: list[str], bootstrap: str) -> dict[str, Any]:
             found[f"{partitions} mutes"] = await mutes(bootstrap, partitions)
     if "view" in names:
         found["view"] = await view(bootstrap)
+    if "stall" in names:
+        found["stall"] = await stall(bootstrap)
     return found
 
 
@@ -394,7 +464,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    cases = ["reconnect", "mutes", "view"]
+    cases = ["reconnect", "mutes", "view", "stall"]
     parser.add_argument("names", nargs="*", choices=[*cases, []])
     names = parser.parse_args().names or cases
     collect_garbage_seldom()
