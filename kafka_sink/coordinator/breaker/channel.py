@@ -270,9 +270,10 @@ class BreakerChannel(Channel):
             is_asked = partition in self._asked
             self._asked.pop(partition, None)
             answered, error = self._errors.pop(partition, (False, ""))
-            # Failures while the broker is muted say nothing about the partition.
+            # Failures while the broker is muted say nothing about the partition. Those of a partition that is
+            # muted for all say nothing new.
             failed, total = self._windows.recent(partition, control.now_ms)
-            if error and control.partitions.has_muted_leader(partition):
+            if error and (partition in self._muted or control.partitions.has_muted_leader(partition)):
                 failed, total = 0, 0
             if total or is_asked:
                 outcomes.append(OutcomeCounts(partition, total - failed, failed, answered, error))

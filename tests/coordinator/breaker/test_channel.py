@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from kafka_sink.coordinator.breaker.channel import BreakerChannel
 from kafka_sink.coordinator.breaker.messages import BreakerReport
+from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import HEALTHY_REPORT_MS, next_beat_ms
 
 
@@ -30,6 +34,19 @@ def test_while_a_target_is_muted_a_task_without_news_reports_as_ever() -> None:
     assert channel._due_ms() == 12_000.0
     channel._failures = [(1, "no response")]
     assert channel._due_ms() == 10_600.0
+
+
+def test_failures_of_a_partition_that_is_muted_for_all_are_not_reported() -> None:
+    """Catches: a thousand tasks that went on to report thousands of partitions that were muted already."""
+    channel = BreakerChannel(lambda: None, 500.0)
+    channel._connected = True
+    muted, failing = TopicPartition("t", 0), TopicPartition("t", 1)
+    channel._muted = {muted: "errors"}
+    channel.outcomes(1, [(muted, 5), (failing, 5)], ConnectionError("lost"), 0.0, 100.0)
+    control: Any = SimpleNamespace(
+        now_ms=200.0, partitions=SimpleNamespace(has_muted_leader=lambda partition: False)
+    )
+    assert [one.partition for one in channel._outcomes(control)] == [failing]
 
 
 def test_reports_of_a_hosts_tasks_meet() -> None:
