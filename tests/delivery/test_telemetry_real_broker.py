@@ -215,7 +215,7 @@ def test_a_receiver_that_hangs_holds_up_no_task(receiver: Receiver) -> None:
 
 def test_tasks_of_spark_push(receiver: Receiver, spark: SparkSession) -> None:
     before = time.time()
-    frame = spark.range(1000).selectExpr("CAST(id AS STRING) AS value").repartition(4)
+    frame = spark.range(0, 1000, 1, 2).selectExpr("CAST(id AS STRING) AS value")
     frame.write.format("kafka-chunked").mode("append").options(**receiver.options("tasks")).save()
     # Workers push while they wait for their next tasks, too.
     until(lambda: len(receiver.pushes("tasks")) >= 2, "pushes of workers")
