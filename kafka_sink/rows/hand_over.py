@@ -45,6 +45,6 @@ def advice(conf: Callable[[str], str | None]) -> Iterator[str]:
     codec = conf(_CODEC)
     if codec not in (None, "none"):
         yield (
-            f"{_CODEC}={codec} compresses rows that only go to Python on the same host, and costs more "
-            "than it saves: unset it"
+            f"{_CODEC}={codec} compresses rows that only go to Python on the same host, lz4 at some 100 us a "
+            "row: unset it"
         )
