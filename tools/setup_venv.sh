@@ -29,7 +29,7 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
 fi
 
 echo "Setting up $venv (once; PySpark alone is 450 MB, so some minutes on a slow line) ..."
-"$python" -m venv "$venv"
+"$python" -m venv ${UV:+--without-pip} "$venv"
 constraints="$venv/constraints.txt"
 cat constraints.txt > "$constraints"
 for requirement in "$@"; do
@@ -41,6 +41,7 @@ if [ -n "${UV:-}" ]; then
     "$UV" pip install --python "$venv/bin/python" "$@"
 else
     "$venv/bin/python" -m pip install --quiet --upgrade pip
-    "$venv/bin/python" -m pip install --progress-bar off "$@"
+    # Python compiles what is imported; all of it takes 20 s.
+    "$venv/bin/python" -m pip install --progress-bar off --no-compile "$@"
 fi
 echo "$venv is ready."
