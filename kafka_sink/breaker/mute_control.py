@@ -173,9 +173,6 @@ class MuteControl:
     def next_change_ms(self) -> float:
         return self.local.table.next_change_ms(self.local.now_ms)
 
-    def targets(self) -> tuple[Target, ...]:
-        return tuple(self.local.table.mutes)
-
     def metrics(self) -> BreakerMetrics:
         """As of the last refresh. Trips are those of this task's own breaker class. Any thread."""
         return BreakerMetrics(self.partitions.muted_count, self.local.own_trips, self.local.table.probes)

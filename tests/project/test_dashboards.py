@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator.figures.metrics import METRICS, PREFIX, sample_names
+from kafka_sink.coordinator.figures.metrics import METRICS, PREFIX
+from tests.support.live_view_client import sample_names
 
 DOCS = Path(__file__).parents[2] / "docs"
 _SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")

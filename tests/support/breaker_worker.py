@@ -45,7 +45,7 @@ def main() -> None:
         for node in gate.brokers_to_probe():
             # Sent; there is nobody who would respond.
             gate.on_probe(node, monotonic_ms())
-        muted = sorted(map(str, control.targets()))
+        muted = sorted(map(str, control.local.table.mutes))
         if muted != known and exchange.is_current:
             known = muted
             print(json.dumps(muted), flush=True)

@@ -87,7 +87,7 @@ class Task:
                 self.waiting.discard(partition)
 
     def muted(self) -> set[Target]:
-        return set(self.control.targets())
+        return set(self.control.local.table.mutes)
 
 
 class Job:

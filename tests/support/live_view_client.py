@@ -10,7 +10,10 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from kafka_sink.coordinator.figures.metrics import METRICS, PREFIX
+
 _PATIENCE_S = 60.0
+_SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 
 
 def get(url: str) -> str:
@@ -40,3 +43,8 @@ def eventually(address: str, condition: Callable[[dict[str, Any]], object]) -> N
     while not condition(shown := figures(address)):
         assert time.monotonic() < until, shown
         time.sleep(0.1)
+
+
+def sample_names() -> set[str]:
+    """The names of all samples, as queries use them."""
+    return {PREFIX + one.name + suffix for one in METRICS for suffix in _SUFFIXES[one.kind]}

@@ -136,12 +136,6 @@ def exposition(snapshot: Mapping[str, Any]) -> tuple[bytes, str]:
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-def sample_names() -> set[str]:
-    """The names of all samples, as queries use them."""
-    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-    return {PREFIX + one.name + suffix for one in METRICS for suffix in suffixes[one.kind]}
-
-
 class _Collector:
     def __init__(self, snapshot: Mapping[str, Any]) -> None:
         self._snapshot = snapshot

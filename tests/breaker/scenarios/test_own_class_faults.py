@@ -128,7 +128,7 @@ def test_what_is_no_target_is_refused_and_reaches_neither_log_nor_coordinator(
 ) -> None:
     """Catches: a sender that dies of a target it cannot encode, a coordinator that hangs up for it."""
     gate, exchange = one_batch(Own("on_complete", lambda manager: manager.mute(target)))
-    assert gate.control.targets() == ()
+    assert not gate.control.local.table.mutes
     assert not any("muted" in record.message for record in caplog.records)
     (failure,) = [record for record in caplog.records if record.exc_info]
     assert failure.exc_info is not None
@@ -141,7 +141,7 @@ def test_what_is_no_target_is_refused_and_reaches_neither_log_nor_coordinator(
 def test_numbers_of_numpy_are_ids() -> None:
     gate, exchange = one_batch(Own("on_complete", lambda manager: manager.mute(np.int64(1))))  # type: ignore[arg-type]
     assert P0 in gate.mutes
-    assert gate.control.targets() == (1,)
+    assert list(gate.control.local.table.mutes) == [1]
     assert [mute.target for mute in reported(exchange)] == [1]
 
 
@@ -187,7 +187,7 @@ def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
         thread.join()
 
     elsewhere(gate.control.manager.mute, 1, "a monitor says so")
-    assert gate.control.targets() == (), "not under the sender's hands"
+    assert not gate.control.local.table.mutes, "not under the sender's hands"
     assert P0 in gate.muted(5.0)
     assert "a monitor says so" in (gate.explain(P0) or "")
     elsewhere(gate.control.manager.unmute, 1)
@@ -208,7 +208,7 @@ def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
         gate.control.probes.held()
     thread.join()
     gate.muted(now)
-    assert len(gate.control.targets()) == 20
+    assert len(gate.control.local.table.mutes) == 20
 
 
 class Congested(FailureRateCircuitBreaker):
