@@ -8,10 +8,9 @@ bytes, then one C++ take interleaves them with keys and values: no Python per re
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,31 +39,45 @@ _SLICED_ROW_BYTES = 8 * 1024
 
 
 class Pieces:
-    """Bytes in many places, read as if they lay in one. A slice copies only what lies in several places."""
+    """Bytes in many places, read as if they lay in one. A slice copies only what lies in several places.
 
-    __slots__ = ("_begin", "_end", "_ends", "_views")
+    Numbers instead of a view a piece, which Python's garbage collector would look at.
+    """
 
-    def __init__(self, views: Sequence[memoryview], ends: Sequence[int], begin: int, end: int) -> None:
-        """Bytes ``begin`` to ``end`` of the views, of which each ends where ``ends`` says."""
-        self._views, self._ends, self._begin, self._end = views, ends, begin, end
+    __slots__ = ("_begin", "_end", "_ends", "_places", "_sources")
+
+    def __init__(
+        self,
+        sources: Sequence[memoryview],
+        places: tuple[Sequence[int], Sequence[int]],
+        ends: Sequence[int],
+        begin: int,
+        end: int,
+    ) -> None:
+        """Bytes ``begin`` to ``end`` of all pieces. Piece i ends at ``ends[i]``. ``places`` are each
+        piece's source, and by how much its bytes lie further back there."""
+        self._sources, self._places, self._ends = sources, places, ends
+        self._begin, self._end = begin, end
 
     def __len__(self) -> int:
         return self._end - self._begin
 
     def part(self, start: int, stop: int) -> Pieces:
         """Bytes ``start`` to ``stop``, not copied."""
-        return Pieces(self._views, self._ends, self._begin + start, self._begin + stop)
+        return Pieces(self._sources, self._places, self._ends, self._begin + start, self._begin + stop)
 
     def __getitem__(self, wanted: slice) -> memoryview:
         start, stop, _ = wanted.indices(len(self))
         start, stop = self._begin + start, self._begin + stop
-        first, last = bisect_right(self._ends, start), bisect_left(self._ends, stop)
-        found = list(self._views[first : last + 1])
-        if not found:
-            return memoryview(b"")
-        # The end first: it counts from the last view's end, wherever the first one begins.
-        found[-1] = found[-1][: len(found[-1]) - (self._ends[first + len(found) - 1] - stop)]
-        found[0] = found[0][start - (self._ends[first] - len(self._views[first])) :]
+        found: list[memoryview] = []
+        of, shifts = self._places
+        piece = bisect_right(self._ends, start)
+        while start < stop:
+            end = min(stop, self._ends[piece])
+            shift = shifts[piece]
+            found.append(self._sources[of[piece]][start + shift : end + shift])
+            start = end
+            piece += 1
         return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
 
@@ -124,16 +137,22 @@ def _columns(rows: RecordColumns, heads: Heads) -> _Columns:
 
 def _sliced(columns: _Columns) -> Pieces:
     """The bytes of all records where they are, and a header count of 0 behind them; no entry is null."""
-    parts: list[list[memoryview]] = []
-    for arrays, places in columns:
-        entries: list[memoryview] = []
-        for array in arrays:
-            data = values_buffer(array).data
-            entries += [data[start:end] for start, end in pairwise(offsets(array).tolist())]
-        parts.append([entries[place] for place in places.tolist()])
-    views = [*chain.from_iterable(zip(*parts, strict=True)), memoryview(b"\0")]
-    ends = list(accumulate(map(len, views)))
-    return Pieces(views, ends, 0, ends[-1])
+    count = len(columns[0][1])
+    sources: list[memoryview] = []
+    # Of each record's parts: the source, and first and last byte there.
+    table = np.empty((3, count, len(columns)), dtype=np.int64)
+    for number, (arrays, places) in enumerate(columns):
+        edges = [offsets(array) for array in arrays]
+        numbers = np.arange(len(sources), len(sources) + len(arrays))
+        table[0, :, number] = np.repeat(numbers, [len(array) for array in arrays])[places]
+        table[1, :, number] = np.concatenate([ends[:-1] for ends in edges])[places]
+        table[2, :, number] = np.concatenate([ends[1:] for ends in edges])[places]
+        sources += [values_buffer(array).data for array in arrays]
+    source, first, last = table.reshape(3, -1)
+    ends = np.cumsum(last - first)
+    total = int(ends[-1])
+    where = [*source.tolist(), len(sources)], [*(last - ends).tolist(), -total]
+    return Pieces([*sources, memoryview(b"\0")], where, [*ends.tolist(), total + 1], 0, total + 1)
 
 
 def _interleave(rows: RecordColumns, columns: _Columns) -> pa.Buffer:
