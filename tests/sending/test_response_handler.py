@@ -79,7 +79,7 @@ def test_a_recreated_topic_is_looked_up_by_name(cluster: FakeCluster) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 5))
         until(lambda: written(cluster) == [0, 1, 2, 3, 4], "the first batch")
-        until(lambda: not producer._accumulator.incomplete, "its acknowledgement")
+        until(lambda: producer.acknowledged == producer.rows, "its acknowledgement")
         cluster.create_topic(TOPIC, 2)
         producer.send(rows(5, 5))
         result = producer.finish()
@@ -156,7 +156,7 @@ def test_a_duplicate_is_a_success_without_an_offset(cluster: FakeCluster) -> Non
 def test_a_leader_that_lost_its_place_makes_the_sequences_start_anew(cluster: FakeCluster, code: int) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 5))
-        until(lambda: not producer._accumulator.incomplete, "the first acknowledgement")
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
         cluster.script(PRODUCE, error(code))
         producer.send(rows(5, 5))
         until(lambda: len(written(cluster)) == 10, "the restart")
@@ -179,7 +179,7 @@ def test_a_log_that_moved_past_the_last_write_restarts_the_sequences_of_later_ba
 ) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 5))
-        until(lambda: not producer._accumulator.incomplete, "the first acknowledgement")
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
         cluster.script(PRODUCE, error(59, log_start_offset=1000))
         producer.send(rows(5, 5))
         assert producer.finish().records == 10
@@ -198,7 +198,7 @@ def test_a_batch_in_doubt_is_passed_by_no_more_than_its_broker_remembers(cluster
     of order, although the broker has the batch."""
     with task(cluster) as producer:
         producer.send(rows(0, 1))
-        until(lambda: not producer._accumulator.incomplete, "the first acknowledgement")
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
         cluster.freeze(0)
         for number in range(1, 6):
             producer.send(rows(number, 1))
@@ -215,7 +215,7 @@ def test_a_batch_in_doubt_is_passed_by_no_more_than_its_broker_remembers(cluster
 def test_after_the_last_epoch_comes_a_new_id(cluster: FakeCluster) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 5))
-        until(lambda: not producer._accumulator.incomplete, "the first acknowledgement")
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
         identity = producer._sender._identity
         assert identity is not None
         identity.producer_epoch = 2**15 - 1
@@ -248,7 +248,7 @@ FINAL = {
 def test_final_responses_fail_the_task_with_cause_place_and_counts(cluster: FakeCluster, code: int) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 7, partition=1))
-        until(lambda: not producer._accumulator.incomplete, "the first acknowledgement")
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
         cluster.script(PRODUCE, error(code, message="in the broker's words"))
         producer.send(rows(7, 5))
         with pytest.raises(DeliveryError) as caught:

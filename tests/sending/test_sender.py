@@ -95,7 +95,7 @@ def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(
 
     with FakeCluster({"t": 1}) as cluster, task(cluster) as producer:
         producer.send(rows(0, 1))
-        until(lambda: not producer._accumulator.incomplete, "the first response")
+        until(lambda: producer.acknowledged == producer.rows, "the first response")
         monkeypatch.setattr(NetworkClient, "send", noted)
         cluster.freeze(0)
         producer.send(rows(1, 1))

@@ -424,7 +424,7 @@ def test_a_throttled_broker_gets_no_request_until_the_time_has_passed(cluster: F
         cluster.script(PRODUCE, Reply(throttle_ms=1000), node_id=0)
         began = time.monotonic()
         producer.send(rows(0, 5))
-        until(lambda: not producer._accumulator.incomplete, "the throttling response")
+        until(lambda: producer.acknowledged == producer.rows, "the throttling response")
         producer.send(rows(5, 5))
         producer.send(rows(100, 5, partition=1))
         until(lambda: len(written(cluster, 1)) == 5, "the other broker's rows")
@@ -484,7 +484,7 @@ def test_keyless_rows_avoid_a_broker_that_has_taken_nothing_for_long(cluster: Fa
     options = {"partitioner_availability_timeout_ms": 100, "batch_size": 2_000}
     with task(cluster, **options) as producer:
         producer.send(keyless(0, 400))
-        until(lambda: not producer._accumulator.incomplete, "a healthy start")
+        until(lambda: producer.acknowledged == producer.rows, "a healthy start")
         cluster.stop(0)
         producer.send(rows(400, 5))
         availability = producer._sender.availability
