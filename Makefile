@@ -14,6 +14,8 @@ ENGINES_STAMP := $(ENGINES)/.installed
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without bytecode files each process compiles again what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # Of make chaos, make faults and make fuzz.
