@@ -63,7 +63,12 @@ def _signature(store: Store, algorithm: str, signed: bytes) -> bytes:
     key = read_private_key(store)
     if algorithm == "RS256" and isinstance(key, rsa.RSAPrivateKey):
         return key.sign(signed, padding.PKCS1v15(), SHA256())
-    if algorithm == "ES256" and isinstance(key, ec.EllipticCurvePrivateKey) and key.key_size == 256:
+    # Other curves have keys of 256 bits, too.
+    if (
+        algorithm == "ES256"
+        and isinstance(key, ec.EllipticCurvePrivateKey)
+        and isinstance(key.curve, ec.SECP256R1)
+    ):
         # JWTs have the two numbers as they are, not in DER (RFC 7518, 3.4).
         pair = utils.decode_dss_signature(key.sign(signed, ec.ECDSA(SHA256())))
         return b"".join(number.to_bytes(32, "big") for number in pair)

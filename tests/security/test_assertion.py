@@ -205,8 +205,9 @@ def refused(**assertion: str) -> str:
         ("no key", "holds no private key in PEM"),
         (RSA, "algorithm=ES256 needs a key of the curve P-256"),
         (CURVES["P-384"], "algorithm=ES256 needs a key of the curve P-256"),
+        (ec.generate_private_key(ec.SECP256K1()), "algorithm=ES256 needs a key of the curve P-256"),
     ],
-    ids=["no key", "RSA", "P-384"],
+    ids=["no key", "RSA", "P-384", "secp256k1"],
 )
 def test_keys_of_no_use(tmp_path: Path, content: Any, problem: str) -> None:
     path = tmp_path / "key.pem"
