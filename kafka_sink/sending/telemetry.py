@@ -84,9 +84,10 @@ class ClientTelemetry:
         self._instance_id = bytes(16)
         self._subscription: Subscription | None = None
         self._interval_ms = _DEFAULT_INTERVAL_MS
-        # Brokers keep what they know of a client with its connection.
+        # The broker of the last request; None before the first, and where none could take the next.
         self._node: int | None = None
-        # When to send the next request; infinite while one is in flight, nobody is connected or all is over.
+        # When to send the next request; infinite before a broker is connected, while one is in flight, and
+        # when all is over.
         self._due_ms = math.inf
         self._is_off = self._is_resting = self._compresses_wrongly = False
         self._client = 0
@@ -107,7 +108,7 @@ class ClientTelemetry:
         if self._network.newest_version(node_id, GET_TELEMETRY_SUBSCRIPTIONS) < 0 or self._is_off:
             return
         self.is_offered = True
-        if self._node is None and self._due_ms == math.inf and not self._is_resting:
+        if self._node is None and not self._is_resting:
             self._due_ms = now_ms
 
     def on_sent(self, queue_ms: Sequence[float]) -> None:
@@ -138,18 +139,21 @@ class ClientTelemetry:
             return self._due_ms - now_ms
         self._due_ms = math.inf
         node = self._find_node(now_ms)
-        if node is not None:
-            subscription = self._subscription
-            if subscription is None:
-                self._ask(node, now_ms)
-            else:
-                self._push(node, subscription, now_ms)
+        if node is None:
+            # The next connection ends this wait. A login that is being renewed makes none.
+            self._due_ms = now_ms + self._interval_ms
+        elif self._subscription is None:
+            self._ask(node, now_ms)
+        else:
+            self._push(node, self._subscription, now_ms)
         return self._due_ms - now_ms
 
     def _find_node(self, now_ms: float) -> int | None:
-        """The connection of the last request, or the one with the least to do: that of a bootstrap address,
-        while there is one. Brokers handle the requests of a connection one after the other."""
-        if self._node is None or not self._network.is_connected(self._node):
+        """The connection of the last request while it is idle, otherwise the one with the least to do: that
+        of a bootstrap address, while there is one. Brokers handle the requests of a connection one after the
+        other, so rows and a push would wait for each other."""
+        last = self._node
+        if last is None or not self._network.is_connected(last) or self._network.in_flight(last):
             self._node = self._network.connected_with(GET_TELEMETRY_SUBSCRIPTIONS, now_ms)
         return self._node
 
@@ -195,7 +199,6 @@ class ClientTelemetry:
     def on_failure(self, tag: TelemetryTag, now_ms: float) -> None:
         if tag.client != self._client:
             return
-        self._node = None
         self._due_ms = now_ms + self._interval_ms
 
     def _subscribe(self, given: Subscription, now_ms: float) -> None:

@@ -50,6 +50,7 @@ class Network:
     def __init__(self, *offering: int) -> None:
         self.offering, self.connected = set(offering), set(offering)
         self.requests: list[tuple[int, OutboundRequest]] = []
+        self.busy: set[int] = set()
 
     def newest_version(self, node_id: int, api_key: int) -> int:
         return 0 if node_id in self.offering else -1
@@ -58,7 +59,10 @@ class Network:
         return node_id in self.connected
 
     def connected_with(self, api_key: int, now_ms: float) -> int | None:
-        return min(self.connected & self.offering, default=None)
+        return min(self.connected & self.offering, key=lambda node: (node in self.busy, node), default=None)
+
+    def in_flight(self, node_id: int) -> int:
+        return int(node_id in self.busy)
 
     def send(self, node_id: int, request: OutboundRequest, now_ms: float) -> None:
         self.requests.append((node_id, request))
@@ -300,11 +304,32 @@ def test_a_lost_connection_drops_the_push_and_the_next_goes_elsewhere() -> None:
 def test_where_nobody_is_connected_the_next_connection_is_used() -> None:
     client = Client(1).subscribed().answered(PushResponse(0))
     client.network.connected = set()
-    assert client.at(2 * INTERVAL).due == math.inf
+    assert client.at(2 * INTERVAL).due == INTERVAL
     client.network.connected = {1}
     client.telemetry.on_connected(1, client.now)
     client.at(client.now)
     assert len(client.network.requests) == 3
+
+
+def test_a_login_that_is_being_renewed_puts_a_push_off_and_no_more() -> None:
+    client = Client(1).subscribed().answered(PushResponse(0))
+    client.network.connected = set()
+    client.at(2 * INTERVAL)
+    client.network.connected = {1}
+    client.at(3 * INTERVAL)
+    assert len(client.network.requests) == 3
+    assert client.push.metrics.start_s == 1e9 + INTERVAL / 1000
+
+
+def test_a_push_goes_where_no_request_is_in_flight() -> None:
+    client = Client(1, 2).subscribed().answered(PushResponse(0))
+    client.network.busy = {1}
+    client.at(2 * INTERVAL).answered(PushResponse(0))
+    client.network.busy = set()
+    client.at(3 * INTERVAL).answered(PushResponse(0))
+    client.network.busy = {1, 2}
+    client.at(4 * INTERVAL)
+    assert [node for node, _ in client.network.requests] == [1, 1, 2, 2, 1]
 
 
 # -- the end --------------------------------------------------------------------------------------------
@@ -354,9 +379,11 @@ def test_a_client_that_had_no_task_for_long_ends_and_the_next_task_is_another_on
 
 def test_a_connection_that_is_made_while_there_is_no_task_is_asked_nothing() -> None:
     client = Client(1).subscribed()
+    client.network.connected = set()
     client.telemetry.on_failure(client.tag, client.now)
     client.telemetry.idle_since_ms = client.now
     client.at(client.now + 50_001)
+    client.network.connected = {1}
     client.telemetry.on_connected(1, client.now)
     assert client.at(client.now).due == math.inf
     assert len(client.network.requests) == 2
