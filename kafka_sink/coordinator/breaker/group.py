@@ -13,7 +13,7 @@ goes to one task, and a question to all that may have an answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -40,13 +40,16 @@ from kafka_sink.coordinator.breaker.messages import (
 from kafka_sink.coordinator.breaker.tasks import BreakerTasks, delay_of_turn, turn_at
 from kafka_sink.coordinator.breaker.votes import GROUP_VALID_MS, PartitionVotes
 from kafka_sink.coordinator.transport.group import Group, ToTask
+from kafka_sink.coordinator.transport.message_format import capped
 from kafka_sink.model import TopicPartition
-from kafka_sink.timing_bounds import HEALTHY_REPORT_MS, SILENT_TASK_MS, next_beat_ms
+from kafka_sink.timing_bounds import GATHER_MUTES_MS, HEALTHY_REPORT_MS, SILENT_TASK_MS, next_beat_ms
 
 # Changes of what tasks wait for are gathered for this long.
 _GATHER_WAITS_MS = 100.0
 # Tasks have this long to vote before the relay does, which has longer.
 _VOTING_MS = 150.0
+# Old votes are looked for so often.
+_LOOK_MS = 1_000.0
 # The coordinator may have forgotten the votes of a relay that it has not heard for so long.
 _RESEND_VOTES_MS = (GROUP_VALID_MS + HEALTHY_REPORT_MS) / 2
 
@@ -89,6 +92,8 @@ class BreakerGroup(Group):
         self._reported_cluster: str | None = None
         self._is_resting = True
         self._sent_ms = -math.inf
+        # When votes were looked at last, and when they must be again.
+        self._looked_ms, self._look_ms = -math.inf, math.inf
         self._urgent = False
 
     # -- tasks --------------------------------------------------------------------------------------
@@ -135,9 +140,14 @@ class BreakerGroup(Group):
         self._rows += report.rows
         if self._votes is not None:
             # The coordinator takes no votes on what is muted already.
-            for outcome in (one for one in report.outcomes if one.partition not in (self._muted or ())):
+            outcomes = [one for one in report.outcomes if one.partition not in (self._muted or ())]
+            for outcome in outcomes:
                 self._votes.vote(task, replace(outcome, votes=None), now_ms)
-                self._ask_tasks(outcome.partition, now_ms, fails=outcome.failed > 0)
+            # Where a partition fails for one task, or the coordinator asks, the others vote, too.
+            doubtful = [one.partition for one in outcomes if one.failed or one.partition in self._asked]
+            self._ask_tasks(doubtful, now_ms)
+            if outcomes:
+                self._look_soon(now_ms)
         for target, error in report.failed:
             # Without the lease it was sent before the mute, or without the coordinator.
             if self._owners.get(target) == task:
@@ -179,6 +189,7 @@ class BreakerGroup(Group):
         self._tasks.remove(task)
         if self._votes is not None:
             self._votes.remove_group(task)
+            self._look_soon(now_ms)
         for target in [target for target, owner in self._owners.items() if owner == task]:
             # Its probe may be in flight, so the next one waits as after a failure.
             del self._owners[target]
@@ -193,26 +204,29 @@ class BreakerGroup(Group):
 
     # -- votes --------------------------------------------------------------------------------------
 
-    def _ask_tasks(self, partition: TopicPartition, now_ms: float, *, fails: bool) -> None:
-        """Where a partition fails for one task, or the coordinator asks, the others vote, too."""
+    def _ask_tasks(self, partitions: Collection[TopicPartition], now_ms: float) -> None:
         assert self._votes is not None
-        if not fails and partition not in self._asked:
-            return
-        update = encode_update(BreakerUpdate(asks=(partition,)))
-        for task in self._votes.begin_voting(partition, self._tasks.active(now_ms), now_ms):
-            self.outgoing.append(ToTask(task, None, update))
+        active = self._tasks.active(now_ms) if partitions else []
+        asks: dict[int, list[TopicPartition]] = {}
+        for partition in partitions:
+            for task in self._votes.begin_voting(partition, active, now_ms):
+                asks.setdefault(task, []).append(partition)
+        for task, asked in asks.items():
+            self._push(task, BreakerUpdate(asks=tuple(asked)))
 
-    def _decided(self, now_ms: float) -> list[TopicPartition]:
+    def _look_soon(self, now_ms: float) -> None:
+        """A look walks over all votes, so not every message of a task causes one."""
+        self._look_ms = min(self._look_ms, max(now_ms, self._looked_ms + GATHER_MUTES_MS))
+
+    def _decided(self, votes: PartitionVotes, now_ms: float) -> list[TopicPartition]:
         """Partitions whose votes have changed and are complete, or that the coordinator has asked about."""
-        if self._votes is None:
-            return []
-        self._votes.expire(now_ms)
+        votes.expire(now_ms)
         active = self._tasks.active(now_ms)
         return [
             partition
-            for partition in {*self._votes.partitions(), *self._reported_votes, *self._asked}
-            if (partition in self._asked or self._is_news(partition, self._votes.tally(partition)))
-            and not self._votes.is_voting(partition, active, now_ms)
+            for partition in {*votes.partitions(), *self._reported_votes, *self._asked}
+            if (partition in self._asked or self._is_news(partition, votes.tally(partition)))
+            and not votes.is_voting(partition, active, now_ms)
         ]
 
     def _is_news(self, partition: TopicPartition, votes: TaskVotes) -> bool:
@@ -222,6 +236,9 @@ class BreakerGroup(Group):
     # -- the coordinator ----------------------------------------------------------------------------
 
     def due_ms(self, now_ms: float) -> float:
+        return min(self._look_ms, self._due_without_votes_ms())
+
+    def _due_without_votes_ms(self) -> float:
         if self._urgent:
             return -math.inf
         due_ms = math.inf
@@ -229,23 +246,20 @@ class BreakerGroup(Group):
             due_ms = self._sent_ms + _GATHER_WAITS_MS
         if not self._is_resting:
             due_ms = min(due_ms, next_beat_ms(self._sent_ms, HEALTHY_REPORT_MS))
-        if self._votes is not None and (self._votes.has_votes or self._reported_votes or self._asked):
-            if self._decided(now_ms):
-                return -math.inf
-            voting_ms = self._votes.next_change_ms(now_ms)
-            due_ms = min(due_ms, math.inf if voting_ms is None else now_ms + voting_ms)
         return due_ms
 
     def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
         if now_ms < self.due_ms(now_ms):
             return None
         outcomes = self._take_outcomes(now_ms)
+        if not outcomes and now_ms < self._due_without_votes_ms():
+            return None
         active = len(self._tasks.active(now_ms))
         waits = frozenset(self._tasks.held), frozenset(self._tasks.wanted)
         mutes = list(islice(self._mutes, MAX_TARGETS))
         report = BreakerReport(
-            {node: now_ms - at_ms for node, (at_ms, _) in self._responses.items()},
-            self._rows,
+            {node: capped(now_ms - at_ms) for node, (at_ms, _) in self._responses.items()},
+            capped(self._rows),
             outcomes,
             tuple(_aged(*self._mutes.pop(one), now_ms) for one in mutes),
             tuple(self._unmutes[:MAX_TARGETS]),
@@ -268,19 +282,29 @@ class BreakerGroup(Group):
     def _take_outcomes(self, now_ms: float) -> tuple[OutcomeCounts, ...]:
         if now_ms - self._sent_ms > _RESEND_VOTES_MS:
             self._reported_votes.clear()
-        decided = self._decided(now_ms)[:MAX_OUTCOMES]
+        if self._votes is None or now_ms < min(self._look_ms, self._looked_ms + GATHER_MUTES_MS):
+            return ()
+        found = self._decided(self._votes, now_ms)
+        decided = found[:MAX_OUTCOMES]
         self._asked -= set(decided)
-        outcomes = [self._votes.total(one) for one in decided] if self._votes is not None else []
+        outcomes = [self._votes.total(one) for one in decided]
         for one in outcomes:
             if one.votes is not None and one.votes.tasks:
                 self._reported_votes[one.partition] = one.votes
             else:
                 self._reported_votes.pop(one.partition, None)
+        self._looked_ms, self._look_ms = now_ms, math.inf
+        if len(found) > len(decided):
+            self._look_soon(now_ms)
+        elif self._votes.has_votes or self._reported_votes or self._asked:
+            voting_ms = self._votes.next_change_ms(now_ms)
+            self._look_ms = now_ms + (_LOOK_MS if voting_ms is None else voting_ms)
         return tuple(outcomes)
 
     def on_reply(self, body: Mapping[str, Any], took_ms: float, now_ms: float) -> None:
         if took_ms > GROUP_VALID_MS - HEALTHY_REPORT_MS:
             self._reported_votes.clear()
+            self._look_soon(now_ms)
         if body:
             self.on_push(body, now_ms)
 
@@ -298,8 +322,7 @@ class BreakerGroup(Group):
         if self._muted is None:
             return
         self._muted.update(update.added)
-        for target in (*update.added, *update.removed):
-            self._forget(target)
+        self._forget({*update.added, *update.removed})
         for target in update.removed:
             self._muted.pop(target, None)
         self._tell(update, now_ms)
@@ -310,18 +333,18 @@ class BreakerGroup(Group):
                 self._leased.setdefault(target, set()).add(owner)
                 self._tasks.move_to_end(owner, now_ms)
                 self._push(owner, BreakerUpdate(leases={target: lease}))
-        for target in update.asks:
-            self._ask(target, now_ms)
+        self._ask(update.asks, now_ms)
 
-    def _forget(self, target: Target) -> None:
-        self._contested.discard(target)
-        self._owners.pop(target, None)
-        self._leased.pop(target, None)
-        for known in [one for one in self._mutes if one[0] == target]:
-            del self._mutes[known]
-        if isinstance(target, TopicPartition) and self._votes is not None:
-            self._votes.forget(target)
-            self._reported_votes.pop(target, None)
+    def _forget(self, targets: Collection[Target]) -> None:
+        if targets:
+            self._mutes = {one: mute for one, mute in self._mutes.items() if one[0] not in targets}
+        for target in targets:
+            self._contested.discard(target)
+            self._owners.pop(target, None)
+            self._leased.pop(target, None)
+            if isinstance(target, TopicPartition) and self._votes is not None:
+                self._votes.forget(target)
+                self._reported_votes.pop(target, None)
 
     def _tell(self, update: BreakerUpdate, now_ms: float) -> None:
         """All tasks learn of mutes and unmutes, each of these in its turn."""
@@ -354,18 +377,19 @@ class BreakerGroup(Group):
         first = self._tasks.first_holder(target, order)
         return self._tasks.first_wanter(target, order) if first is None and trial else first
 
-    def _ask(self, target: Target, now_ms: float) -> None:
-        if isinstance(target, TopicPartition):
-            if self._votes is not None:
-                self._asked.add(target)
-                self._ask_tasks(target, now_ms, fails=False)
-            return
-        chosen = self._candidate(target, now_ms, trial=False)
-        if chosen is not None:
-            self._asked_brokers.add(target)
-            self._tasks.move_to_end(chosen, now_ms)
-            self._push(chosen, BreakerUpdate(asks=(target,)))
+    def _ask(self, targets: Collection[Target], now_ms: float) -> None:
+        partitions = [one for one in targets if isinstance(one, TopicPartition)]
+        if self._votes is not None and partitions:
+            self._asked.update(partitions)
+            self._ask_tasks(partitions, now_ms)
+            self._look_soon(now_ms)
+        for node in [one for one in targets if not isinstance(one, TopicPartition)]:
+            chosen = self._candidate(node, now_ms, trial=False)
+            if chosen is not None:
+                self._asked_brokers.add(node)
+                self._tasks.move_to_end(chosen, now_ms)
+                self._push(chosen, BreakerUpdate(asks=(node,)))
 
 
 def _aged(mute: MuteReport, noted_ms: float, now_ms: float) -> MuteReport:
-    return replace(mute, silence_ms=mute.silence_ms + now_ms - noted_ms) if mute.silence_ms else mute
+    return replace(mute, silence_ms=capped(mute.silence_ms + now_ms - noted_ms)) if mute.silence_ms else mute

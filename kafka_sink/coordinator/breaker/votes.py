@@ -15,6 +15,7 @@ from itertools import islice
 
 from kafka_sink.breaker.outcomes import MIN_FAILURES
 from kafka_sink.coordinator.breaker.messages import OutcomeCounts, TaskVotes
+from kafka_sink.coordinator.transport.message_format import capped
 from kafka_sink.model import TopicPartition
 
 # A task's counts span the last ten seconds, so its vote is valid for as long.
@@ -162,8 +163,8 @@ class PartitionVotes:
         failing = [one for one in outcomes if one.failed]
         return OutcomeCounts(
             partition,
-            sum(one.written for one in outcomes),
-            sum(one.failed for one in outcomes),
+            capped(sum(one.written for one in outcomes)),
+            capped(sum(one.failed for one in outcomes)),
             any(one.answered for one in failing),
             next((one.error for one in failing if one.error), ""),
             self.tally(partition),
@@ -218,9 +219,10 @@ class PartitionVotes:
         in_turn, self._to_expire = self._to_expire[-_EXPIRED_AT_ONCE:], self._to_expire[:-_EXPIRED_AT_ONCE]
         for partition in in_turn:
             votes = self._votes.get(partition, {})
-            old = [group for group, vote in votes.items() if now_ms - vote.at_ms > _VALID_MS]
-            for group in old:
-                if group not in self._heard_ms:
+            old = [(group, vote) for group, vote in votes.items() if now_ms - vote.at_ms > _VALID_MS]
+            for group, vote in old:
+                # A relay's vote stays valid, unless none of its tasks writes there any more.
+                if group not in self._heard_ms or not vote.votes.tasks:
                     self._withdraw(partition, group)
 
     def _exceeds(self, partition: TopicPartition) -> bool:

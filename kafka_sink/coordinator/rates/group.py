@@ -10,6 +10,7 @@ from typing import Any
 
 from kafka_sink.coordinator.rates.messages import KIND, Ask, RateRequest, decode_request, encode_request
 from kafka_sink.coordinator.transport.group import Group, ToTask
+from kafka_sink.coordinator.transport.message_format import capped
 from kafka_sink.errors import ProtocolError
 
 _MAX_JOBS = 10_000
@@ -27,6 +28,8 @@ class RateGroup(Group):
         self._job_of: dict[int, str] = {}
         # Jobs of which the coordinator does not know how many rows wait.
         self._news: dict[str, None] = {}
+        # The one that it is being told of.
+        self._told: str | None = None
 
     def on_task(self, task: int, request: int, body: Mapping[str, Any], now_ms: float) -> bool:
         asked = decode_request(body)
@@ -57,12 +60,17 @@ class RateGroup(Group):
             return None
         key = next(iter(self._news))
         del self._news[key]
+        self._told = key
         asks = self._waiting[key].values()
-        total = Ask(sum(one.rows for one in asks), sum(one.bytes for one in asks), len(asks))
+        rows, size = capped(sum(one.rows for one in asks)), capped(sum(one.bytes for one in asks))
+        total = Ask(rows, size, len(asks))
         found = self._requests[key]._replace(ask=total)
         if not asks:
             del self._waiting[key], self._requests[key]
         return encode_request(found)
+
+    def on_reply(self, body: Mapping[str, Any], took_ms: float, now_ms: float) -> None:
+        self._told = None
 
     def on_push(self, body: Mapping[str, Any], now_ms: float) -> None:
         key, granted = body.get("job"), body.get("rows")
@@ -76,11 +84,15 @@ class RateGroup(Group):
         before = given = 0
         for task, ask in list(waiting.items()):
             before += ask.rows
-            rows = min(before * granted // total, before) - given
+            # Rounded up: the task that has waited longest gets what cannot be split.
+            rows = min(-(-before * granted // total), before) - given
             given += rows
             if rows:
                 del waiting[task], self._job_of[task]
                 self.outgoing.append(ToTask(task, None, {"rows": rows, "job": key}))
-        # The coordinator takes all for served.
-        if waiting:
+        # The coordinator takes for served all that it knows of.
+        if waiting or self._told == key:
             self._news[key] = None
+        else:
+            del self._waiting[key], self._requests[key]
+            self._news.pop(key, None)

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka_sink.counts import Number
 from kafka_sink.errors import ProtocolError
@@ -121,6 +121,8 @@ def unpacked(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 MAX_TEXT = 300
+_MAX_SUM = 1 << 53
+_Amount = TypeVar("_Amount", int, float)
 
 
 @contextmanager
@@ -166,6 +168,11 @@ def amount(value: Any) -> Number:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1 << 63:
         raise ValueError("not an amount")
     return value
+
+
+def capped(value: _Amount) -> _Amount:
+    """What ``count`` and ``ms`` accept, of a sum of such values."""
+    return min(value, _MAX_SUM)
 
 
 def ms(value: Any) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,6 +171,21 @@ def test_votes_of_a_frozen_relay_end_before_its_tasks_vote_by_themselves() -> No
     handler.on_message(0, 2, encode_report(BreakerReport(rows=5, outcomes=(writes,))), 8_100.0)
     handler.on_time(8_200.0)
     assert votes.tally(P0) == (8, 0, 0)
+
+
+def test_the_vote_of_a_relay_whose_tasks_write_elsewhere_by_now_is_forgotten() -> None:
+    """Catches: votes of none, which stayed and were walked over for as long as the relay lived."""
+    votes = PartitionVotes(1, 50)
+    handler = BreakerHandler(INTERVAL, votes, 500.0, lambda: 0.5)
+    for relay in (8, 9):
+        _relay_says(handler, relay, 1_000.0, outcomes=(replace(FAILING, votes=TaskVotes(4, 1, 3)),))
+    for now_ms in range(2_000, 20_000, 1_000):
+        left = (OutcomeCounts(P0, 0, 0, votes=TaskVotes(0, 0, 0)),) if now_ms == 2_000 else ()
+        _relay_says(handler, 9, float(now_ms), outcomes=left)
+        _relay_says(handler, 8, float(now_ms))
+        handler.on_time(now_ms + 100.0)
+    assert votes.tally(P0).tasks == 4
+    assert votes._votes[P0].keys() == {8}
 
 
 def test_another_task_of_the_same_relay_is_asked_where_there_is_no_other() -> None:

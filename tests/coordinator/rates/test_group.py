@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ def asked(group: RateGroup) -> list[dict[str, Any]]:
         message = group.next_message(0.0)
         assert message is not None
         found.append(dict(message))
+        group.on_reply({}, 1.0, 0.0)
     return found
 
 
@@ -120,3 +122,50 @@ def test_an_invalid_request_ends_its_task_only(wrong: dict[str, Any]) -> None:
         group.on_task(2, 1, {**asks(5), **wrong}, 0.0)
     (message,) = asked(group)
     assert message["tasks"] == 1
+
+
+def test_where_a_grant_is_too_small_for_all_the_one_that_waits_longest_gets_it() -> None:
+    """Catches: one task that got all of a low limit, because it asked last each time."""
+    group = RateGroup()
+    for task in range(10):
+        group.on_task(task, 1, asks(100), 0.0)
+    key = key_of(asked(group)[0])
+    served = []
+    for _ in range(20):
+        group.outgoing.clear()
+        group.on_push({"rows": 1, "job": key}, 0.0)
+        (found,) = granted(group)
+        served.append(found)
+        group.on_task(found, 1, asks(100), 0.0)
+    assert served == 2 * list(range(10))
+
+
+def test_a_relay_forgets_jobs_whose_tasks_have_been_served() -> None:
+    """Catches: one that refused tasks after 10,000 jobs, as those of an executor that lives for long."""
+    group = RateGroup()
+    for number in range(10_100):
+        group.on_task(1, 1, asks(100, job=f"job {number}"), 0.0)
+        (message,) = asked(group)
+        group.on_push({"rows": 100, "job": key_of(message)}, 0.0)
+    assert asked(group) == []
+
+
+def test_a_grant_that_meets_a_message_on_its_way_leaves_no_rows_waiting_at_the_coordinator() -> None:
+    handler = RateHandler()
+    group = RateGroup()
+    group.on_task(1, 1, asks(300), 0.0)
+    (first,) = asked(group)
+    (_, push) = handler.on_message(RELAY, 1, first, 0.0)
+    assert isinstance(push, Push)
+    group.on_task(2, 1, asks(300), 0.0)
+    second = group.next_message(0.0)
+    assert second is not None
+    # The grant arrives before the reply to the second message, and is enough for both.
+    group.on_push({**push.body, "rows": 600}, 0.0)
+    handler.on_message(RELAY, 2, second, 0.0)
+    group.on_reply({}, 1.0, 0.0)
+    (correction,) = asked(group)
+    assert (correction["rows"], correction["tasks"]) == (0, 0)
+    handler.on_message(RELAY, 3, correction, 0.0)
+    assert handler.on_time(60_000.0) == []
+    assert handler.next_change_ms(60_000.0) == math.inf
