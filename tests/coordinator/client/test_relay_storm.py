@@ -140,9 +140,6 @@ def test_mutes_and_unmutes_reach_every_task_whatever_becomes_of_the_relay(execut
     teller = next(one for one in left if one is not finder) if finder is second else finder
     teller.tell(rows=7)
     teller.tell(unmute=int(OTHER))
-    # Who decided the mute may be the one that is frozen; then another's word is a reason to probe.
-    if finder is not second:
-        executor.all_know(SICK, of=left)
     os.kill(second.process.pid, signal.SIGCONT)
 
     # It is back, and replaced at last.
