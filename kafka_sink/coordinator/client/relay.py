@@ -43,8 +43,8 @@ from kafka_sink.coordinator.transport.connection import READ_BYTES, Link
 from kafka_sink.coordinator.transport.group import Group, Groups
 from kafka_sink.coordinator.transport.message_format import in_frames, prefixed, split_lines
 from kafka_sink.coordinator.transport.session import (
-    MAX_FRAME_BYTES,
     MAX_HANDSHAKE_BYTES,
+    MAX_REQUEST_BYTES,
     FrameReader,
     Message,
     Session,
@@ -59,6 +59,9 @@ _FRAME_BYTES = 256 * 1024
 # Bytes that wait for one worker, or for the coordinator.
 _MAX_UNSENT = 16 * 1024 * 1024
 _MAX_TASKS = 512
+# Of one task's messages, what the coordinator has not taken yet. One such message and its prefix fit into a
+# frame.
+_MAX_WAITING = MAX_REQUEST_BYTES - 64
 # Without any task the relay ends after this time; a task that says nothing is let go.
 _LINGER_MS = 30_000.0
 _SILENCE_MS = 110_000.0
@@ -104,6 +107,8 @@ class _LocalTask:
         # Whether the coordinator may know the task.
         self.has_spoken = False
         self.lines: list[bytes] = []
+        # Bytes that it has sent while the coordinator was silent, or since it last took all that waited.
+        self.waiting = 0
 
 
 class Relay(threading.Thread):
@@ -134,6 +139,8 @@ class Relay(threading.Thread):
         self._is_silent = False
         # What tasks say meanwhile.
         self._held: list[tuple[_LocalTask, bytes]] = []
+        # Those of whose messages some may not have been taken.
+        self._waiting: set[_LocalTask] = set()
         self._pid = os.getpid()
         self._selector = selectors.DefaultSelector()
         self._upstream = _Outlet(link.socket)
@@ -314,7 +321,7 @@ class Relay(threading.Thread):
         session = task.session
         if not session.established:
             self._write(task, session.reply_to_proof(frame))
-            task.frames.max_bytes = MAX_FRAME_BYTES
+            task.frames.max_bytes = _MAX_WAITING
             return
         for line in split_lines(session.payload(frame)):
             if line.tasks:
@@ -328,11 +335,24 @@ class Relay(threading.Thread):
 
     def _take_message(self, task: _LocalTask, said: bytes) -> None:
         if self._is_silent:
+            self._count_waiting(task, said)
             self._held.append((task, said))
             return
         if not self._groups.on_task(task.number, parse(said), self._clock_ms()):
+            self._count_waiting(task, said)
             task.has_spoken = True
             self._pass_on(task, said)
+
+    def _count_waiting(self, task: _LocalTask, said: bytes) -> None:
+        # What waits of all tasks together is bounded, too, and beyond that the relay ends.
+        if not self._is_silent and not self._upstream.has_more and not self._outgoing:
+            for one in self._waiting:
+                one.waiting = 0
+            self._waiting.clear()
+        self._waiting.add(task)
+        task.waiting += len(said)
+        if task.waiting > _MAX_WAITING:
+            raise ProtocolError("a task sends more than the coordinator takes")
 
     def _send_to_tasks(self) -> None:
         for number, message in self._groups.for_tasks():
@@ -365,6 +385,7 @@ class Relay(threading.Thread):
         self._selector.unregister(task.outlet.socket)
         task.outlet.socket.close()
         self._groups.on_task_left(task.number, self._clock_ms())
+        self._waiting.discard(task)
         self._held = [one for one in self._held if one[0] is not task]
         if task.has_spoken:
             self._pass_on(task, b"")

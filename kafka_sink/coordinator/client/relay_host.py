@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
 
@@ -49,17 +50,28 @@ def start(become_relay: Callable[[CoordinatorAddress], object]) -> None:
 
 
 def _serve(requests: socket.socket, become_relay: Callable[[CoordinatorAddress], object]) -> None:
+    # All workers ask at once, and again while the coordinator cannot be reached.
+    busy: set[bytes] = set()
     while data := requests.recv(_MAX_BYTES):
+        if data in busy:
+            continue
+        busy.add(data)
         told = json.loads(data)
         secret = bytes.fromhex(told["rendezvous"].pop("secret"))
         address = CoordinatorAddress(told["host"], Rendezvous(secret=secret, **told["rendezvous"]))
-        threading.Thread(target=_become, args=(become_relay, address), daemon=True).start()
+        done = partial(busy.discard, data)
+        threading.Thread(target=_become, args=(become_relay, address, done), daemon=True).start()
 
 
-def _become(become_relay: Callable[[CoordinatorAddress], object], address: CoordinatorAddress) -> None:
+def _become(
+    become_relay: Callable[[CoordinatorAddress], object],
+    address: CoordinatorAddress,
+    done: Callable[[], None],
+) -> None:
     # The worker sees that there is no relay, and tries to become it itself.
     with suppress(Exception):
         become_relay(address)
+    done()
 
 
 def is_there() -> bool:

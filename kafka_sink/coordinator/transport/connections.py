@@ -16,6 +16,7 @@ from enum import Enum
 
 from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.transport.peer_connection import PeerConnection
+from kafka_sink.coordinator.transport.session import MAX_REQUEST_BYTES
 from kafka_sink.errors import ProtocolError
 
 _INTERVAL_MS = 60_000.0
@@ -88,7 +89,7 @@ class ServerBounds:
     tasks_of_one: int = 1_024
     new_of_one_address: int = 2_000
     messages_per_s: float = 500.0
-    request_bytes: int = 2 * 1024 * 1024
+    request_bytes: int = MAX_REQUEST_BYTES
     unfinished_bytes: int = 32 * 1024 * 1024
     unread_bytes: int = 16 * 1024 * 1024
     unread_bytes_of_all: int = 32 * 1024 * 1024

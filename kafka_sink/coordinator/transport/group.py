@@ -76,8 +76,8 @@ class Groups:
 
     def on_task(self, task: int, message: Message, now_ms: float) -> bool:
         """Take a task's message. False: the relay must pass it on. Raises ProtocolError."""
-        group = self._groups.get(message.get("kind", ""))
-        number, body = message.get("id"), message.get("body")
+        kind, number, body = message.get("kind"), message.get("id"), message.get("body")
+        group = self._groups.get(kind) if isinstance(kind, str) else None
         if group is None or not isinstance(number, int) or not isinstance(body, dict):
             return False
         return group.on_task(task, number, body, now_ms)

@@ -34,6 +34,8 @@ VERSION = 3
 MAX_HANDSHAKE_BYTES = 512
 # Enough for 16,000 topic names of maximum length, or the metadata of some 50,000 partitions.
 MAX_FRAME_BYTES = 4 * 1024 * 1024
+# The largest frame that the coordinator takes.
+MAX_REQUEST_BYTES = 2 * 1024 * 1024
 SECRET_BYTES = 32
 
 # json.dumps would make one for each message.

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +166,43 @@ def test_a_task_that_sends_nonsense_is_ended_alone() -> None:
         wrong.send("nobody's", {}, clock_ms())
         with pytest.raises(ConnectionError):
             wrong.receive(clock_ms())
+        wrong.close()
+        tell(one, {"n": 2})
+        eventually(lambda: len(one[1].replies) == 2)
+        assert one[1].events == ["connected"]
+        assert found.connections() == 1
+
+
+def _invalid_kind(wrong: CoordinatorConnection) -> None:
+    wrong.socket.sendall(wrong._session.encode({"id": 1, "kind": ["breaker"], "body": {}}))
+
+
+def _too_large(wrong: CoordinatorConnection) -> None:
+    wrong.send("echo", {"n": "x" * (3 * 1024 * 1024)}, clock_ms())
+
+
+def _too_many(wrong: CoordinatorConnection) -> None:
+    for _ in range(1_000):
+        wrong.send("echo", {"n": "x" * 100_000}, clock_ms())
+
+
+def _until_it_ends(wrong: CoordinatorConnection, speak: Callable[[CoordinatorConnection], None]) -> None:
+    speak(wrong)
+    while True:
+        wrong.receive(clock_ms())
+
+
+@pytest.mark.parametrize("speak", [_invalid_kind, _too_large, _too_many])
+def test_a_task_that_the_coordinator_would_not_take_is_ended_alone(
+    speak: Callable[[CoordinatorConnection], None],
+) -> None:
+    """Catches: messages of one worker that ended the relay, and so the connection of all."""
+    with serving() as found, client_of(found.address) as one:
+        tell(one, {"n": 1})
+        eventually(lambda: one[1].replies)
+        wrong = connected(found)
+        with pytest.raises(ConnectionError):
+            _until_it_ends(wrong, speak)
         wrong.close()
         tell(one, {"n": 2})
         eventually(lambda: len(one[1].replies) == 2)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from kafka_sink.coordinator.client import relay_host
+from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from tests.support.coordinator_harness import eventually, serving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kafka_sink.daemon forks on Linux only")
@@ -69,3 +74,25 @@ def test_one_connection_serves_workers_that_end_with_their_task(
         finally:
             process.communicate("")
         eventually(lambda: found.connections() == 0)
+
+
+def test_workers_that_ask_for_the_same_relay_cost_one_thread() -> None:
+    """Catches: threads that piled up while the coordinator could not be reached, 2 s each."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    go, asked = threading.Event(), []
+
+    def become_relay(address: CoordinatorAddress) -> None:
+        asked.append(address.rendezvous.port)
+        go.wait(20)
+
+    serving_thread = threading.Thread(target=relay_host._serve, args=(theirs, become_relay))
+    serving_thread.start()
+    with ours:
+        for port in (*[1] * 50, 2):
+            told = {"host": "h", "rendezvous": {"port": port, "cluster": "c", "secret": "00"}}
+            ours.send(json.dumps(told).encode())
+        eventually(lambda: len(asked) >= 2)
+    serving_thread.join(20)
+    go.set()
+    theirs.close()
+    assert sorted(asked) == [1, 2]
