@@ -40,8 +40,9 @@ def notes_of(folder: Path) -> dict[str, list[Note]]:
     return {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
 
 
-def judged(notes: dict[str, list[Note]], run: Run) -> dict[str, Any]:
-    """Times are seconds."""
+def judged(notes: dict[str, list[Note]], run: Run, victim: int) -> dict[str, Any]:
+    """Times are seconds. Before a task mutes a broker, it asks the others whether they respond: those
+    requests are no probes."""
     first: dict[str, Note] = {}
     back: list[float] = []
     probes: list[float] = []
@@ -54,10 +55,10 @@ def judged(notes: dict[str, list[Note]], run: Run) -> dict[str, Any]:
                 first.setdefault(process, note)
             elif line.startswith("circuit breaker: unmuted broker") and note["at"] >= run.thawed:
                 back.append(note["at"] - run.thawed)
-            elif "probe" in note:
+            elif "probe" in note and (note["probe"] == victim or isinstance(note["probe"], str)):
                 probes.append(note["at"])
     muted = sorted(note["at"] for note in first.values())
-    while_frozen = sorted(at for at in probes if at < run.thawed)
+    while_frozen = sorted(at for at in probes if muted and muted[0] <= at < run.thawed)
     # A probe's interval begins when the one before it is known to be lost, by clocks of several processes.
     crowd = (sum(at <= other < at + 0.95 * INTERVAL_S for other in while_frozen) for at in while_frozen)
     return {
@@ -97,7 +98,7 @@ def measure(
                 frame = frozen_run.frame_of(spark, load, keyed=False)
                 run = frozen_run.frozen_run(cluster, victim, one, frame, topic, load)
                 stored = paced_rows.read_back(cluster.bootstrap_servers, topic, PARTITIONS)
-                found = judged(notes_of(folder), run)
+                found = judged(notes_of(folder), run, victim)
                 found |= {
                     "lost": stored.lost(load.rows),
                     "doubled": stored.doubled(),

@@ -49,7 +49,7 @@ def _record_broker_probes(path: Path) -> None:
     def on_probe(breaker: ProducerBreaker, node_id: int, now_ms: float) -> None:
         # A worker that Spark uses again outlives the benchmark's folder.
         with suppress(FileNotFoundError), path.open("a") as file:
-            file.write(json.dumps({"at": time.time(), "probe": f"broker {node_id}"}) + "\n")
+            file.write(json.dumps({"at": time.time(), "probe": node_id}) + "\n")
         known(breaker, node_id, now_ms)
 
     on_probe.noted = True  # type: ignore[attr-defined]

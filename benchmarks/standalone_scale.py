@@ -156,7 +156,7 @@ def measure(executors: int, workers: int, load: Load) -> dict[str, Any]:
         stored = paced_rows.read_back(brokers.bootstrap_servers, "standalone", PARTITIONS)
         requests = [] if run.error else requests_of(spark, brokers, executors * workers)
         return {
-            **judged(notes_of(notes), run),
+            **judged(notes_of(notes), run, victim),
             "most_connections": watch.most_connections,
             "reconnected_after_kill_s": watch.reconnected_s,
             "stalled": watch.stalled,

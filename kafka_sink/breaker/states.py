@@ -176,6 +176,12 @@ class MuteTable:
             found.state = state
             self._schedule_retry(found, now_ms)
 
+    def delay_retry(self, target: Target, now_ms: float) -> None:
+        """No probe may go for another interval. One in flight goes on."""
+        found = self.mutes.get(target)
+        if found is not None and found.state is BreakerState.OPEN:
+            found.retry_at_ms = now_ms + self.retry_interval_ms
+
     def expire_late(self, now_ms: float) -> None:
         for found in self.mutes.values():
             if found.state is BreakerState.HALF_OPEN and found.lease_ends_ms <= now_ms:
@@ -310,8 +316,14 @@ class LocalMutes:
         self._shared = frozenset(muted)
 
     def on_coordinator_lost(self) -> None:
-        """The coordinator's mutes go on as this task's own."""
+        """The coordinator's mutes go on as this task's own.
+
+        They are probed an interval later: until now others probed, a new coordinator may be there soon, and
+        all tasks lose it at once.
+        """
         self._coordinated = False
+        for target in self._shared:
+            self.table.delay_retry(target, self.now_ms)
         self._shared = frozenset()
 
     def is_shared(self, target: Target) -> bool:

@@ -50,6 +50,8 @@ def test_without_the_coordinator_the_own_clock_decides(control: MuteControl) -> 
     assert control.probes.brokers_to_probe() == []
     control.on_coordinator_lost()
     assert control.manager.is_muted(1)
+    assert control.probes.brokers_to_probe() == [], "another coordinator may be there soon"
+    control.now_ms += control.local.table.retry_interval_ms
     assert control.probes.brokers_to_probe() == [1]
 
 

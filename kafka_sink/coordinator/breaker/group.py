@@ -149,6 +149,7 @@ class BreakerGroup(Group):
             if outcomes:
                 self._look_soon(now_ms)
         for target, error in report.failed:
+            self._tasks.end_probe(task, target)
             # Without the lease it was sent before the mute, or without the coordinator.
             if self._owners.get(target) == task:
                 del self._owners[target]
@@ -157,6 +158,7 @@ class BreakerGroup(Group):
         self._urgent |= bool(self._mutes or self._unmutes or self._failed)
 
     def _note_response(self, task: int, node: int, at_ms: float) -> None:
+        self._tasks.end_probe(task, node)
         known_ms, _ = self._responses.get(node, (-math.inf, 0))
         if at_ms <= known_ms or (node not in self._responses and len(self._responses) >= MAX_NODES):
             return
@@ -325,13 +327,14 @@ class BreakerGroup(Group):
         self._forget({*update.added, *update.removed})
         for target in update.removed:
             self._muted.pop(target, None)
+            self._tasks.forget_probes(target)
         self._tell(update, now_ms)
         for target, lease in update.leases.items():
             owner = self._candidate(target, now_ms, trial=lease.trial)
             if owner is not None:
                 self._owners[target] = owner
                 self._leased.setdefault(target, set()).add(owner)
-                self._tasks.move_to_end(owner, now_ms)
+                self._tasks.lease(owner, target, now_ms)
                 self._push(owner, BreakerUpdate(leases={target: lease}))
         self._ask(update.asks, now_ms)
 
@@ -370,10 +373,11 @@ class BreakerGroup(Group):
 
     def _candidate(self, target: Target, now_ms: float, *, trial: bool) -> int | None:
         """The task that gets a lease: of those that can probe the target, the one whose last lease is longest
-        ago. None where it has left meanwhile; the lease passes on when it ends."""
+        ago, and for a broker one that waits for no probe of it. None where it has left meanwhile; the lease
+        passes on when it ends."""
         order = dict.fromkeys(self._tasks.in_lease_order(now_ms))
         if not isinstance(target, TopicPartition):
-            return next(iter(order), None)
+            return self._tasks.first_for_broker(target, order)
         first = self._tasks.first_holder(target, order)
         return self._tasks.first_wanter(target, order) if first is None and trial else first
 
@@ -387,7 +391,7 @@ class BreakerGroup(Group):
             chosen = self._candidate(node, now_ms, trial=False)
             if chosen is not None:
                 self._asked_brokers.add(node)
-                self._tasks.move_to_end(chosen, now_ms)
+                self._tasks.lease(chosen, node, now_ms)
                 self._push(chosen, BreakerUpdate(asks=(node,)))
 
 

@@ -84,6 +84,7 @@ class BreakerHandler(Handler):
         if now_ms >= self._due_ms:
             self._table.expire_late(now_ms)
         for node, ago_ms in report.responses.items():
+            self._tasks.end_probe(group, node)
             mute, voice = self._table.mutes.get(node), Voice(group, report.responders.get(node, 0))
             if self._evidence.add_response(voice, node, now_ms - ago_ms, mute, now_ms):
                 self._unmute(node)
@@ -261,7 +262,7 @@ class BreakerHandler(Handler):
         if chosen is None:
             return False
         self._asked_ms[node] = now_ms
-        self._tasks.move_to_end(chosen, now_ms)
+        self._tasks.lease(chosen, node, now_ms)
         self._asks.setdefault(chosen, []).append(node)
         return True
 

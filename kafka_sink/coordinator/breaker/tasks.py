@@ -7,6 +7,7 @@ same class.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -48,6 +49,8 @@ class BreakerTasks:
         # By muted target, the tasks that hold batches for it, and those that have rows for it.
         self._holders_of: dict[Target, set[int]] = {}
         self._wanters_of: dict[Target, set[int]] = {}
+        # By broker, how many probes of a group have neither failed nor been answered.
+        self._unanswered: dict[int, Counter[int]] = {}
 
     def __contains__(self, group: int) -> bool:
         return group in self._groups
@@ -78,6 +81,8 @@ class BreakerTasks:
         if known is not None:
             _index(self._holders_of, group, known.holds, frozenset())
             _index(self._wanters_of, group, known.wants, frozenset())
+            for unanswered in self._unanswered.values():
+                unanswered.pop(group, None)
 
     def active(self, now_ms: float) -> list[int]:
         """The tasks that are not silent."""
@@ -123,6 +128,30 @@ class BreakerTasks:
     def move_to_end(self, group: int, now_ms: float) -> None:
         """The task has had its turn: all others come before it."""
         self._groups[group].leased_ms = now_ms
+
+    def lease(self, group: int, target: Target, now_ms: float) -> None:
+        """The task probes a target, or is asked about a broker, and has had its turn."""
+        self.move_to_end(group, now_ms)
+        if not isinstance(target, TopicPartition):
+            self._unanswered.setdefault(target, Counter())[group] += 1
+
+    def end_probe(self, group: int, target: Target) -> None:
+        """A probe has failed, or was answered."""
+        unanswered = None if isinstance(target, TopicPartition) else self._unanswered.get(target)
+        if unanswered is not None and unanswered[group]:
+            unanswered[group] -= 1
+
+    def forget_probes(self, target: Target) -> None:
+        """A target is muted no more."""
+        if not isinstance(target, TopicPartition):
+            self._unanswered.pop(target, None)
+
+    def first_for_broker(self, node: int, order: Mapping[int, None]) -> int | None:
+        """The first in ``order`` with a task that waits for no probe of this broker: another one would not be
+        sent. If all wait, the first."""
+        unanswered = self._unanswered.get(node, Counter())
+        able = (group for group in order if unanswered[group] < self._groups[group].tasks)
+        return next(able, next(iter(order), None))
 
     def in_lease_order(self, now_ms: float) -> list[int]:
         """The active tasks. The one whose last lease is longest ago comes first."""
@@ -216,7 +245,7 @@ class ProbeLeases:
             group, trial = found
             self._table.probe(target, now_ms)
             self._owners[target] = group
-            self._tasks.move_to_end(group, now_ms)
+            self._tasks.lease(group, target, now_ms)
             del order[group]
             order[group] = None
             leases.setdefault(group, {})[target] = ProbeLease(self._table.retry_interval_ms, trial)
@@ -230,7 +259,7 @@ class ProbeLeases:
         trial.
         """
         if not isinstance(target, TopicPartition):
-            first = next(iter(order), None)
+            first = self._tasks.first_for_broker(target, order)
             return None if first is None else (first, False)
         first = self._tasks.first_holder(target, order)
         if first is not None:
@@ -255,6 +284,7 @@ class ProbeLeases:
     def on_failure(self, group: int, target: Target, error: str, now_ms: float) -> None:
         """A task's probe failed. Without the lease, it sent its batch before the mute, or without the
         coordinator; that changes nothing."""
+        self._tasks.end_probe(group, target)
         if self._owners.get(target) == group and target in self._table.mutes:
             self._table.fail(target, error, now_ms)
             del self._owners[target]
@@ -262,6 +292,7 @@ class ProbeLeases:
     def end(self, target: Target) -> None:
         """A target is muted no more."""
         self._owners.pop(target, None)
+        self._tasks.forget_probes(target)
 
     def remove_task(self, group: int, now_ms: float) -> None:
         for target in [target for target, owner in self._owners.items() if owner == group]:

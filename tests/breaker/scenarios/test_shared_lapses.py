@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from kafka_sink.breaker.states import ProbeLease
+from kafka_sink.breaker.states import Evidence, ProbeLease
 from kafka_sink.coordinator.breaker.channel import BreakerChannel
 from kafka_sink.coordinator.breaker.handler import BreakerHandler
 from kafka_sink.coordinator.breaker.messages import BreakerUpdate, decode_report, encode_update
@@ -115,6 +115,36 @@ def test_a_new_coordinator_learns_of_mutes_whose_task_is_gone() -> None:
     job.tasks[1].gate.on_probe_done(1, None, job.now)
     job.run(600)
     assert job.mutes()[1:] == [set()] * 5
+
+
+def test_a_coordinator_that_is_killed_causes_no_probes() -> None:
+    """Catches: all tasks that probe at once when they lose the coordinator, though it is back at once."""
+    job = Job(18)
+    job.run(100)
+    frozen(job)
+    job.run(2 * INTERVAL)
+    before, lost = {task.number: len(task.probed) for task in job.tasks}, job.now
+    job.restart(BreakerHandler(INTERVAL, PartitionVotes(100, 50), 500.0))
+    job.run(150)
+    assert {task.number: len(task.probed) for task in job.tasks} == before
+    for number in range(18):
+        job.connect(number)
+    job.run(5 * INTERVAL)
+    probes = sorted(at for task in job.tasks for at, _ in task.probed if at > lost)
+    # One task is asked when mutes are reported again. Who still waits for an earlier probe uses no lease.
+    assert 2 <= len(probes) <= 6
+    assert min(later - earlier for earlier, later in itertools.pairwise(probes)) >= INTERVAL - 50
+
+
+def test_two_muted_brokers_are_probed_by_all_in_turn() -> None:
+    """Catches: leases for one broker that always go to the same task, which waits for its last probe."""
+    job = Job(2)
+    job.run(100)
+    for node in (1, 2):
+        job.tasks[0].manager.mute(node, "silent", Evidence(silence_ms=600.0))
+    job.run(3 * INTERVAL)
+    probed = {(task.number, node) for task in job.tasks for _, node in task.probed}
+    assert probed == {(0, 1), (0, 2), (1, 1), (1, 2)}
 
 
 def test_a_mute_that_one_task_kept_is_refuted_by_those_that_know_better() -> None:
