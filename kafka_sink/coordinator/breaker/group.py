@@ -284,7 +284,10 @@ class BreakerGroup(Group):
     def _take_outcomes(self, now_ms: float) -> tuple[OutcomeCounts, ...]:
         if now_ms - self._sent_ms > _RESEND_VOTES_MS:
             self._reported_votes.clear()
-        if self._votes is None or now_ms < min(self._look_ms, self._looked_ms + GATHER_MUTES_MS):
+        if self._votes is None:
+            self._look_ms = math.inf
+            return ()
+        if now_ms < min(self._look_ms, self._looked_ms + GATHER_MUTES_MS):
             return ()
         found = self._decided(self._votes, now_ms)
         decided = found[:MAX_OUTCOMES]

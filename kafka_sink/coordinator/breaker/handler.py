@@ -145,7 +145,7 @@ class BreakerHandler(Handler):
         for node, suspicion in self._evidence.take_due_suspicions(now_ms).items():
             self._mute_for(suspicion.voice, node, suspicion.reason, now_ms)
         outgoing: list[ServerMessage] = [*self._pushes.take(self._tasks, now_ms), *self._take_asks()]
-        for group, granted in self._leases.grant(now_ms).items():
+        for group, granted in self._leases.grant(now_ms, self._pushes.unsent).items():
             for target in granted:
                 self._evidence.add_witness(Voice(group), target)
             outgoing.append(Push(group, encode_update(BreakerUpdate(leases=granted))))

@@ -218,13 +218,17 @@ class ProbeLeases:
         """By target, the task that has its lease."""
         return self._owners
 
-    def grant(self, now_ms: float) -> dict[int, dict[Target, ProbeLease]]:
-        """By task, new leases for targets that are due and that an active task can probe."""
+    def grant(self, now_ms: float, unsent: Collection[Target] = ()) -> dict[int, dict[Target, ProbeLease]]:
+        """By task, new leases for targets that are due and that an active task can probe.
+
+        ``unsent``: mutes that tasks do not know yet. They would lose the lease when they learn of them.
+        """
         due = [
             target
             for target, mute in self._table.mutes.items()
             if mute.state is BreakerState.OPEN
             and mute.retry_at_ms <= now_ms
+            and target not in unsent
             and (type(target) is int or self._tasks.names(target))
         ]
         self._has_more = False
@@ -341,6 +345,11 @@ class MutePushes:
     def remove(self, target: Target) -> None:
         self._removed.add(target)
         self._added.pop(target, None)
+
+    @property
+    def unsent(self) -> Collection[Target]:
+        """Mutes that no task knows of yet."""
+        return self._added.keys()
 
     @property
     def due_ms(self) -> float:

@@ -188,6 +188,19 @@ def test_the_vote_of_a_relay_whose_tasks_write_elsewhere_by_now_is_forgotten() -
     assert votes._votes[P0].keys() == {8}
 
 
+def test_no_lease_goes_out_before_the_mute_that_it_is_for() -> None:
+    """Catches: a lease that a relay forgot when it learned of the mute, and a failed probe with it."""
+    handler = BreakerHandler(INTERVAL, None, 500.0, lambda: 0.5)
+    _relay_says(handler, 9, 1_000.0, holds=(P0,))
+    _relay_says(handler, 9, 1_100.0, muted=(MuteReport(7, "x", 1_000.0, 2),))
+    assert _relay_says(handler, 9, 1_110.0, muted=(MuteReport(P0, "x", 0.0, 2),))[1:] == []
+    early = handler.on_time(1_120.0)  # something else is due
+    late = handler.on_time(1_160.0)
+    updates = [decode_update({**one.body}, 100) for one in (*early, *late)]
+    kinds = ["mute" if P0 in one.added else "lease" for one in updates if P0 in one.added or P0 in one.leases]
+    assert kinds == ["mute", "lease"]
+
+
 def test_another_task_of_the_same_relay_is_asked_where_there_is_no_other() -> None:
     handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, lambda: 0.5)
     _relay_says(handler, 9, 1_000.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from kafka_sink.breaker.states import ProbeLease, Target
@@ -69,9 +71,11 @@ def test_tasks_that_connect_again_during_a_mute_are_given_leases_together(
     grants: list[float] = []
     grant = ProbeLeases.grant
 
-    def counted(self: ProbeLeases, now_ms: float) -> dict[int, dict[Target, ProbeLease]]:
+    def counted(
+        self: ProbeLeases, now_ms: float, unsent: Collection[Target]
+    ) -> dict[int, dict[Target, ProbeLease]]:
         grants.append(now_ms)
-        return grant(self, now_ms)
+        return grant(self, now_ms, unsent)
 
     monkeypatch.setattr(ProbeLeases, "grant", counted)
     handler.on_message(0, 1, MUTED, 1_000_000.0)
