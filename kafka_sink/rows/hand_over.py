@@ -1,11 +1,13 @@
-"""Spark's settings with which rows reach Python at less cost: for ``kafka_sink.tune`` and the doctor."""
+"""Spark's settings with which rows reach Python at less cost: for ``kafka_sink.tune`` and the doctor.
+
+Workers import it before Arrow, which their memory may be too small for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kafka_sink.rows.rebatching import LARGE_ROW_BYTES
-
+LARGE_ROW_BYTES = 512
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 # Spark's default, with which small rows are as fast as they get.
 _MOST_ROWS = 10_000

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from kafka_sink.dtypes import Int64s
 from kafka_sink.records.arrays import has_byte_offsets, offsets
+from kafka_sink.rows.hand_over import LARGE_ROW_BYTES
 
 # Measured with 130-byte rows, 4 partitions: 462 ns a row at 2.5 MiB, 501 at 4 MiB, 479 at 1.3; larger ones
 # fall out of caches (the processor's and malloc's), smaller ones leave fewer rows a partition.
@@ -23,7 +24,6 @@ TARGET_TABLE_BYTES = 2 * 1024 * 1024
 # share the work per table: with lz4, rows of 949 bytes take 5.5 us of processor time in 2 MB, 4.7 in 8 MB.
 WIDE_TARGET_TABLE_BYTES = 4 * TARGET_TABLE_BYTES
 _MANY_RUNS = 128
-LARGE_ROW_BYTES = 512
 # Bytes of a row besides key, value and headers; limits the rows of a table in which those are empty.
 ROW_BYTES = 16
 # Bytes of a held batch besides its rows: Arrow's and Python's objects around it.

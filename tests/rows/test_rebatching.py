@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafka_sink.rows.hand_over import LARGE_ROW_BYTES
 from kafka_sink.rows.rebatching import (
     HELD_BATCH_BYTES,
-    LARGE_ROW_BYTES,
     ROW_BYTES,
     TARGET_TABLE_BYTES,
     WIDE_TARGET_TABLE_BYTES,
