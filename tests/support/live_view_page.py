@@ -29,6 +29,8 @@ class Page:
 
     def __init__(self, browser: webdriver.Chrome, url: str) -> None:
         self.browser = browser
+        # The test before may have left it as narrow as a phone, where columns are hidden.
+        self.look(1200, dark=False)
         browser.get(url)
         self.eventually(lambda: self.text("status") in ("live", "recorded"))
 
