@@ -45,7 +45,8 @@ def _ready_made(store: Store) -> Secret:
 
 def _template(store: Store) -> dict[str, dict[str, Any]]:
     try:
-        found = json.loads(content_of(store))
+        # NaN is no JSON, and its endpoint would say no more than that.
+        found = json.loads(content_of(store), parse_constant=_no_number)
     except (ValueError, RecursionError):
         found = None
     parts = found.values() if isinstance(found, dict) and found.keys() <= {"header", "payload"} else [None]
@@ -54,6 +55,10 @@ def _template(store: Store) -> dict[str, dict[str, Any]]:
             f'{named(store)} is not of the form {{"header": {{...}}, "payload": {{...}}}}'
         )
     return dict(found)
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(text)
 
 
 def _signature(store: Store, algorithm: str, signed: bytes) -> bytes:

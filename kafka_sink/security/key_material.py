@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_sink.errors import ConfigurationError
+from kafka_sink.printable import printable
 from kafka_sink.secret import HiddenBytes, Secret
 from kafka_sink.security.settings import Store
 
@@ -87,7 +88,7 @@ def read_private_key(store: Store) -> PrivateKeyTypes:
 
 def named(store: Store) -> str:
     """The store's option and file, for messages."""
-    where = f" = {store.location}" if store.location else ""
+    where = f" = {printable(store.location)}" if store.location else ""
     return f"Option '{store.option}'{where}"
 
 
@@ -96,14 +97,16 @@ def content_of(store: Store) -> HiddenBytes:
     if store.text is not None:
         return HiddenBytes(store.text.reveal().encode())
     path = Path(store.location)
-    if path.is_fifo() or path.is_char_device():
-        # Reading one may never end.
-        raise ConfigurationError(f"{named(store)} cannot be read: it is a pipe or a device, not a file")
     try:
-        return HiddenBytes(path.read_bytes())
+        if not (path.is_fifo() or path.is_char_device()):
+            return HiddenBytes(path.read_bytes())
+        # Reading one may never end.
+        reason = "it is a pipe or a device, not a file"
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ConfigurationError(f"{named(store)} cannot be read: {reason}") from None
+    except ValueError:
+        reason = "its name holds a null character"
+    raise ConfigurationError(f"{named(store)} cannot be read: {reason}")
 
 
 def _is_pem(store: Store, data: bytes) -> bool:

@@ -233,7 +233,8 @@ def test_files_of_no_use(tmp_path: Path) -> None:
     path.write_text("no.jwt")
     assert f"assertion.file' = {path} holds no JWT" in refused(file=str(path))
     assert "cannot be read: No such file" in refused(file=str(tmp_path / "none"))
-    for text in ("", "[]", '{"payload": 1}', '{"head": {}}', "[" * 100_000):
+    assert "assertion.file' = /a b cannot be read: its name holds a null" in refused(file="/a\0b")
+    for text in ("", "[]", '{"payload": 1}', '{"head": {}}', '{"payload": {"n": NaN}}', "[" * 100_000):
         path.write_text(text)
         said = refused(claim_iss="me", private_key_file=key_file(tmp_path), template_file=str(path))
         assert "template.file' =" in said
