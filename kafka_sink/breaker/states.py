@@ -253,6 +253,10 @@ def ongoing_mute(own: MuteChange | None, mute: Mute, now_ms: float) -> MuteChang
     return MuteChange(mute.target, True, mute.reason, True, evidence)
 
 
+# Retry intervals in which the loss of the coordinator delays probes once.
+_DELAYS_APART = 5
+
+
 class LocalMutes:
     """Mutes with their origin, and the changes that have not been taken yet.
 
@@ -267,6 +271,8 @@ class LocalMutes:
         # Called with each target that is unmuted.
         self.on_unmuted: Callable[[Target], None] = lambda _: None
         self._coordinated = False
+        # When the loss of the coordinator last delayed probes.
+        self._delayed_ms = -math.inf
         # The coordinator's mutes, as of its last message, and the mutes of this task's breaker class.
         self._shared: frozenset[Target] = frozenset()
         self._own: dict[Target, MuteChange] = {}
@@ -319,11 +325,14 @@ class LocalMutes:
         """The coordinator's mutes go on as this task's own.
 
         They are probed an interval later: until now others probed, a new coordinator may be there soon, and
-        all tasks lose it at once.
+        all tasks lose it at once. One that comes and goes must not delay probes each time.
         """
         self._coordinated = False
-        for target in self._shared:
-            self.table.delay_retry(target, self.now_ms)
+        apart_ms = _DELAYS_APART * self.table.retry_interval_ms
+        if self._shared and self.now_ms - self._delayed_ms > apart_ms:
+            self._delayed_ms = self.now_ms
+            for target in self._shared:
+                self.table.delay_retry(target, self.now_ms)
         self._shared = frozenset()
 
     def is_shared(self, target: Target) -> bool:

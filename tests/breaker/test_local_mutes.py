@@ -55,6 +55,21 @@ def test_without_the_coordinator_the_own_clock_decides(control: MuteControl) -> 
     assert control.probes.brokers_to_probe() == [1]
 
 
+def test_a_coordinator_that_comes_and_goes_delays_probes_once(control: MuteControl) -> None:
+    """Catches: nobody ever probes, and rows for the target expire."""
+    interval_ms = control.local.table.retry_interval_ms
+    control.apply_shared({1: "another task's"}, {})
+    control.now_ms = 100_000.0
+    for _ in range(2):
+        control.on_coordinator_lost()
+        assert control.probes.brokers_to_probe() == []
+        control.now_ms += interval_ms / 4
+        control.apply_shared({1: "another task's"}, {})
+        control.now_ms += interval_ms / 4
+    control.on_coordinator_lost()
+    assert control.probes.brokers_to_probe() == [1]
+
+
 def test_mutes_are_reported_with_their_silence(control: MuteControl) -> None:
     control.manager.mute(1, "silent", Evidence(silence_ms=700.0))
     control.apply_shared({2: "another's"}, {})
