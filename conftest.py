@@ -147,13 +147,14 @@ def cluster3() -> Iterator[LocalBroker]:
 
 @pytest.fixture(scope="session")
 def live_view_port() -> int:
-    """Of the live view in the tests' Spark: an application has one, on the port that was asked for first."""
+    """Of the live view in the tests' Spark. An application has one, on the port that was asked for first,
+    whichever test that is: so the session's own setting names it."""
     return free_port()
 
 
 @pytest.fixture(scope="session")
 def spark(
-    project_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    project_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory, live_view_port: int
 ) -> Iterator[SparkSession]:
     """A local[2] session whose workers import this checkout; no register call is made."""
     from pyspark.sql import SparkSession
@@ -169,6 +170,7 @@ def spark(
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.kafka-chunked.ui.port", str(live_view_port))
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.log.level", "ERROR")
         .getOrCreate()
