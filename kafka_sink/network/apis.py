@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 PRODUCE = 0
 METADATA = 3
@@ -96,18 +96,16 @@ APIS: Mapping[int, Api] = {
 }
 
 
-class Codec(Protocol):
-    """What a codec module has, by API key: its decoders.
-
-    A decoder takes the version, the response with its header, and how many topics, partitions and keys the
-    request has named (``OutboundRequest.asked``). It raises ProtocolError.
-    """
-
-    DECODERS: Mapping[int, Callable[[int, bytes, int], Any]]
+# By API. A codec module enters its own when it is imported.
+DECODERS: dict[int, Callable[[int, bytes, int], Any]] = {}
 
 
-def codec_of(api_key: int) -> Codec:
-    return cast(Codec, importlib.import_module(f"{__package__}.{APIS[api_key].module}"))
+def decoder_of(api_key: int) -> Callable[[int, bytes, int], Any]:
+    """It takes the version, the response with its header, and how many topics, partitions and keys the
+    request has named (``OutboundRequest.asked``). It raises ProtocolError."""
+    if api_key not in DECODERS:
+        importlib.import_module(f"{__package__}.{APIS[api_key].module}")
+    return DECODERS[api_key]
 
 
 _NAME = "kafka"

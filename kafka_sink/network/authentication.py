@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
@@ -19,7 +18,7 @@ from kafka_sink.kafka_errors import (
 )
 from kafka_sink.network.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kafka_sink.network.events import Buffer
-from kafka_sink.network.wire import Reader, decoder, text_of
+from kafka_sink.network.wire import Reader, decoder, encoded, text_of
 from kafka_sink.printable import printable_list
 
 if TYPE_CHECKING:
@@ -81,8 +80,8 @@ class Login:
     def begin(self) -> LoginRequest:
         version = self._version(SASL_HANDSHAKE, HANDSHAKE_VERSIONS)
         self._version(SASL_AUTHENTICATE, AUTHENTICATE_VERSIONS)
-        request = SaslHandshakeRequest(version=version, mechanism=self._exchange.mechanism)
-        return LoginRequest(SASL_HANDSHAKE, version, bytes(request.encode(version=version)))
+        body = encoded(SaslHandshakeRequest, version, mechanism=self._exchange.mechanism)
+        return LoginRequest(SASL_HANDSHAKE, version, body)
 
     def on_response(self, response: HandshakeResponse | AuthenticateResponse) -> LoginRequest | LoggedIn:
         if isinstance(response, HandshakeResponse):
@@ -115,8 +114,8 @@ class Login:
                 f"login at {self._name} failed: it sent more than {_MAX_ROUNDS} challenges"
             )
         version = self._version(SASL_AUTHENTICATE, AUTHENTICATE_VERSIONS)
-        body = SaslAuthenticateRequest(version=version, auth_bytes=data).encode(version=version)
-        return LoginRequest(SASL_AUTHENTICATE, version, memoryview(bytes(body)))
+        body = encoded(SaslAuthenticateRequest, version, auth_bytes=data)
+        return LoginRequest(SASL_AUTHENTICATE, version, memoryview(body))
 
     def _check_handshake(self, response: HandshakeResponse) -> None:
         if response.error_code == 0:
@@ -154,9 +153,3 @@ def decode_authenticate(reader: Reader) -> AuthenticateResponse:
     lifetime_ms = max(0, reader.long()) if reader.version > 0 else 0
     reader.skip_tags()
     return AuthenticateResponse(error, message, data, lifetime_ms)
-
-
-DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {
-    SASL_HANDSHAKE: decode_handshake,
-    SASL_AUTHENTICATE: decode_authenticate,
-}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_sink.errors import BrokerVersionError, ProtocolError
 from kafka_sink.kafka_errors import UNSUPPORTED_VERSION, error_of
 from kafka_sink.network import produce, requests
-from kafka_sink.network.apis import API_VERSIONS, APIS, METADATA, PRODUCE, codec_of
+from kafka_sink.network.apis import API_VERSIONS, APIS, METADATA, PRODUCE, decoder_of
 from kafka_sink.network.events import Buffer, OutboundRequest
 from kafka_sink.network.wire import correlation_id
 from kafka_sink.version import __version__
@@ -165,8 +165,7 @@ class BrokerProtocol:
             entry = self._awaiting[0]
             request = entry.request
             try:
-                decode = codec_of(request.api_key).DECODERS[request.api_key]
-                response = decode(request.api_version, payload, request.asked)
+                response = decoder_of(request.api_key)(request.api_version, payload, request.asked)
             except ProtocolError as error:
                 raise ProtocolError(f"{self._name}: {error}") from error
             self._awaiting.popleft()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kafka_sink.model import NO_RECORD_ERRORS, Node, RecordErrors
-from kafka_sink.network.apis import PRODUCE
+from kafka_sink.network.apis import DECODERS, PRODUCE
 from kafka_sink.network.wire import ANY_NUMBER, UNASKED, Reader, broker_in, read_response, text_of
 
 VERSIONS = (3, 13)
@@ -159,6 +159,9 @@ def decode_produce(version: int, payload: bytes, asked: int = ANY_NUMBER) -> Pro
     return read_response(PRODUCE, version, payload, _response, asked) if plain is None else plain
 
 
+DECODERS[PRODUCE] = decode_produce
+
+
 def _read_plain(version: int, payload: bytes, most: int) -> ProduceResponse | None:
     """A response without messages, leader hints and tagged fields; None for any other, well formed or not,
     and for one of more elements than ``most``."""
@@ -268,6 +271,3 @@ def _record_errors(reader: Reader) -> RecordErrors:
             at = reader.at
     reader.at = at
     return RecordErrors(places, reason)
-
-
-DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {PRODUCE: decode_produce}

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 from kafka.protocol.api_header import RequestHeader
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
@@ -18,8 +16,8 @@ from kafka.protocol.producer import InitProducerIdRequest
 
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Partitions, TopicMetadata
-from kafka_sink.network.apis import API_VERSIONS, APIS, INIT_PRODUCER_ID, METADATA
-from kafka_sink.network.wire import Reader, broker_in, decoder, read_response, text_of
+from kafka_sink.network.apis import API_VERSIONS, APIS, DECODERS, INIT_PRODUCER_ID, METADATA
+from kafka_sink.network.wire import Reader, broker_in, decoder, encoded, read_response, text_of
 
 # The last versions are those that this package reads and kafka-python writes. Of Metadata, version 4 is the
 # first that can forbid auto-creation; 10 brings topic ids.
@@ -84,12 +82,12 @@ def _header_template(api_key: int, api_version: int, client_id: str) -> bytes:
 
 def encode_api_versions(version: int, software_version: str) -> bytes:
     """The first request on every connection (KIP-35; client name and version: KIP-511)."""
-    request = ApiVersionsRequest(
-        version=version,
+    return encoded(
+        ApiVersionsRequest,
+        version,
         client_software_name="kafka-chunked",
         client_software_version=software_version,
     )
-    return bytes(request.encode(version=version))
 
 
 def decode_api_versions(version: int, payload: bytes, asked: int = 0) -> ApiVersionsResponse:
@@ -99,6 +97,9 @@ def decode_api_versions(version: int, payload: bytes, asked: int = 0) -> ApiVers
     return read_response(
         API_VERSIONS, 0 if failed else version, payload, _api_versions, asked, tagged_header=False
     )
+
+
+DECODERS[API_VERSIONS] = decode_api_versions
 
 
 def _api_versions(reader: Reader) -> ApiVersionsResponse:
@@ -130,17 +131,14 @@ def encode_metadata(
 
     ``operations``: also asks what this client may do with the topics (KIP-430, from version 8 on).
     """
-    rows = [
-        MetadataRequest.MetadataRequestTopic(version=version, topic_id=None, name=name) for name in topics
-    ]
-    request = MetadataRequest(
-        version=version,
-        topics=rows,
+    return encoded(
+        MetadataRequest,
+        version,
+        topics=[MetadataRequest.MetadataRequestTopic(topic_id=None, name=name) for name in topics],
         allow_auto_topic_creation=allow_auto_create,
         include_cluster_authorized_operations=False,
         include_topic_authorized_operations=operations,
     )
-    return bytes(request.encode(version=version))
 
 
 # -- InitProducerId -------------------------------------------------------------------------------
@@ -160,14 +158,14 @@ def encode_init_producer_id(
     each time (TransactionCoordinator.handleInitProducerId). With a transactional id it fences the producer
     that had it before, and ends that producer's open transaction.
     """
-    request = InitProducerIdRequest(
-        version=version,
+    return encoded(
+        InitProducerIdRequest,
+        version,
         transactional_id=transactional_id,
         transaction_timeout_ms=transaction_timeout_ms,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
     )
-    return bytes(request.encode(version=version))
 
 
 @decoder(INIT_PRODUCER_ID, asked=0)
@@ -309,10 +307,3 @@ def _in_order(topic: str, numbers: array[int], leaders: array[int], epochs: arra
         leaders = array("i", map(leaders.__getitem__, order))
         epochs = array("i", map(epochs.__getitem__, order))
     return Partitions(topic, leaders, epochs) if dense else None
-
-
-DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {
-    METADATA: decode_metadata,
-    API_VERSIONS: decode_api_versions,
-    INIT_PRODUCER_ID: decode_init_producer_id,
-}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kafka_sink.network.apis import GET_TELEMETRY_SUBSCRIPTIONS, PUSH_TELEMETRY
 from kafka_sink.network.produce import uvarint
@@ -74,9 +72,3 @@ def decode_push(reader: Reader) -> PushResponse:
     throttle, error = reader.integer(), reader.short()
     reader.skip_tags()
     return PushResponse(error, throttle)
-
-
-DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {
-    GET_TELEMETRY_SUBSCRIPTIONS: decode_subscription,
-    PUSH_TELEMETRY: decode_push,
-}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from kafka.protocol.admin import (
-    CreateTopicsRequest,
-    DescribeConfigsRequest,
-)
+from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 
 from kafka_sink.network.apis import CREATE_TOPICS, DESCRIBE_CONFIGS
-from kafka_sink.network.wire import Reader, decoder, text_of
+from kafka_sink.network.wire import Reader, decoder, encoded, text_of
 from kafka_sink.printable import printable
 
 CREATE_TOPICS_VERSIONS = (2, min(7, int(CreateTopicsRequest.max_version)))
@@ -53,19 +49,15 @@ def encode_create_topic(
     """Create one topic with these settings; the broker chooses a number given as -1. Versions:
     CREATE_TOPICS_VERSIONS.
     """
-    topic = CreateTopicsRequest.CreatableTopic(
-        version=version,
+    topic_class = CreateTopicsRequest.CreatableTopic
+    topic = topic_class(
         name=name,
         num_partitions=partitions,
         replication_factor=replication_factor,
         assignments=[],
-        configs=[
-            CreateTopicsRequest.CreatableTopic.CreatableTopicConfig(version=version, name=key, value=value)
-            for key, value in config
-        ],
+        configs=[topic_class.CreatableTopicConfig(name=key, value=value) for key, value in config],
     )
-    request = CreateTopicsRequest(version=version, topics=[topic], timeout_ms=timeout_ms, validate_only=False)
-    return bytes(request.encode(version=version))
+    return encoded(CreateTopicsRequest, version, topics=[topic], timeout_ms=timeout_ms, validate_only=False)
 
 
 @decoder(CREATE_TOPICS, asked=0)
@@ -103,12 +95,15 @@ class BrokerConfigs:
 def encode_describe_broker(version: int, node_id: int, names: Sequence[str]) -> bytes:
     """Ask one broker for its own settings of these names. The request must go to that broker."""
     resource = DescribeConfigsRequest.DescribeConfigsResource(
-        version=version, resource_type=_BROKER, resource_name=str(node_id), configuration_keys=list(names)
+        resource_type=_BROKER, resource_name=str(node_id), configuration_keys=list(names)
     )
-    request = DescribeConfigsRequest(
-        version=version, resources=[resource], include_synonyms=False, include_documentation=False
+    return encoded(
+        DescribeConfigsRequest,
+        version,
+        resources=[resource],
+        include_synonyms=False,
+        include_documentation=False,
     )
-    return bytes(request.encode(version=version))
 
 
 @decoder(DESCRIBE_CONFIGS, asked=0)
@@ -142,9 +137,3 @@ def _skip_synonyms(reader: Reader) -> None:
         reader.skip_text()
         reader.skip(1)
         reader.skip_tags()
-
-
-DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {
-    CREATE_TOPICS: decode_create_topic,
-    DESCRIBE_CONFIGS: decode_describe_broker,
-}

@@ -7,14 +7,11 @@ their own, and raises the epoch by InitProducerId. kafka-python encodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kafka.protocol.admin import (
-    DescribeTransactionsRequest,
-    ListTransactionsRequest,
-)
+from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import (
@@ -35,7 +32,7 @@ from kafka_sink.network.apis import (
     OFFSET_FETCH,
     TXN_OFFSET_COMMIT,
 )
-from kafka_sink.network.wire import Reader, address_of, decoder, text_of
+from kafka_sink.network.wire import Reader, address_of, decoder, encoded, text_of
 from kafka_sink.printable import printable
 
 # Version 4 looks up many keys at once (KIP-699).
@@ -151,10 +148,8 @@ class ListTransactionsResponse:
 
 def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: bool) -> bytes:
     """Look up the coordinators of groups (``of_groups``) or of transactional ids."""
-    request = FindCoordinatorRequest(
-        version=version, key_type=_GROUP if of_groups else _TRANSACTION, coordinator_keys=list(keys)
-    )
-    return bytes(request.encode(version=version))
+    key_type = _GROUP if of_groups else _TRANSACTION
+    return encoded(FindCoordinatorRequest, version, key_type=key_type, coordinator_keys=list(keys))
 
 
 @decoder(FIND_COORDINATOR)
@@ -181,20 +176,24 @@ def encode_add_partitions(
     partitions: Iterable[TopicPartition],
 ) -> bytes:
     """Add partitions to the transaction, which begins with the first of them."""
-    topics: dict[str, list[int]] = {}
-    for one in partitions:
-        topics.setdefault(one.topic, []).append(one.partition)
     topic_class = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
-    request = AddPartitionsToTxnRequest(
-        version=version,
+    return encoded(
+        AddPartitionsToTxnRequest,
+        version,
         v3_and_below_transactional_id=transactional_id,
         v3_and_below_producer_id=producer_id,
         v3_and_below_producer_epoch=producer_epoch,
         v3_and_below_topics=[
-            topic_class(version=version, name=name, partitions=numbers) for name, numbers in topics.items()
+            topic_class(name=name, partitions=numbers) for name, numbers in _by_topic(partitions).items()
         ],
     )
-    return bytes(request.encode(version=version))
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for one in partitions:
+        topics.setdefault(one.topic, []).append(one.partition)
+    return topics
 
 
 def _partition_errors(reader: Reader) -> PartitionErrors:
@@ -219,14 +218,14 @@ def encode_add_offsets(
     version: int, transactional_id: str, producer_id: int, producer_epoch: int, group: str
 ) -> bytes:
     """Add a group's offsets to the transaction, before TxnOffsetCommit."""
-    request = AddOffsetsToTxnRequest(
-        version=version,
+    return encoded(
+        AddOffsetsToTxnRequest,
+        version,
         transactional_id=transactional_id,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         group_id=group,
     )
-    return bytes(request.encode(version=version))
 
 
 @decoder(ADD_OFFSETS_TO_TXN, asked=0)
@@ -243,14 +242,14 @@ def encode_end_txn(
     version: int, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool
 ) -> bytes:
     """Commit or abort. A retry has the same id and epoch."""
-    request = EndTxnRequest(
-        version=version,
+    return encoded(
+        EndTxnRequest,
+        version,
         transactional_id=transactional_id,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         committed=commit,
     )
-    return bytes(request.encode(version=version))
 
 
 @decoder(END_TXN, asked=0)
@@ -280,15 +279,15 @@ def encode_txn_offset_commit(
     for partition, (offset, metadata) in offsets.items():
         topics.setdefault(partition.topic, []).append(
             partition_class(
-                version=version,
                 partition_index=partition.partition,
                 committed_offset=offset,
                 committed_leader_epoch=-1,
                 committed_metadata=metadata,
             )
         )
-    request = TxnOffsetCommitRequest(
-        version=version,
+    return encoded(
+        TxnOffsetCommitRequest,
+        version,
         transactional_id=transactional_id,
         group_id=group,
         producer_id=producer_id,
@@ -296,9 +295,8 @@ def encode_txn_offset_commit(
         generation_id=-1,
         member_id="",
         group_instance_id=None,
-        topics=[topic_class(version=version, name=name, partitions=rows) for name, rows in topics.items()],
+        topics=[topic_class(name=name, partitions=rows) for name, rows in topics.items()],
     )
-    return bytes(request.encode(version=version))
 
 
 def encode_offset_fetch(
@@ -312,17 +310,13 @@ def encode_offset_fetch(
     group_class = OffsetFetchRequest.OffsetFetchRequestGroup
     topics: list[Any] | None = None
     if partitions is not None:
-        by_topic: dict[str, list[int]] = {}
-        for one in partitions:
-            by_topic.setdefault(one.topic, []).append(one.partition)
         topic_class = group_class.OffsetFetchRequestTopics
         topics = [
-            topic_class(version=version, name=name, partition_indexes=indexes)
-            for name, indexes in by_topic.items()
+            topic_class(name=name, partition_indexes=indexes)
+            for name, indexes in _by_topic(partitions).items()
         ]
-    row = group_class(version=version, group_id=group, member_id=None, member_epoch=-1, topics=topics)
-    request = OffsetFetchRequest(version=version, groups=[row], require_stable=stable)
-    return bytes(request.encode(version=version))
+    row = group_class(group_id=group, member_id=None, member_epoch=-1, topics=topics)
+    return encoded(OffsetFetchRequest, version, groups=[row], require_stable=stable)
 
 
 @decoder(OFFSET_FETCH)
@@ -357,8 +351,7 @@ def _offsets(reader: Reader) -> dict[TopicPartition, CommittedOffset]:
 
 def encode_describe_transactions(version: int, ids: Sequence[str]) -> bytes:
     """Describe ids whose coordinator is the receiving broker."""
-    request = DescribeTransactionsRequest(version=version, transactional_ids=list(ids))
-    return bytes(request.encode(version=version))
+    return encoded(DescribeTransactionsRequest, version, transactional_ids=list(ids))
 
 
 @decoder(DESCRIBE_TRANSACTIONS)
@@ -395,10 +388,8 @@ def encode_list_transactions(version: int, states: Sequence[str], pattern: str, 
         more["duration_filter"] = age_ms
     if version >= _FIRST_WITH_PATTERN:
         more["transactional_id_pattern"] = pattern
-    request = ListTransactionsRequest(
-        version=version, state_filters=list(states), producer_id_filters=[], **more
-    )
-    return bytes(request.encode(version=version))
+    filters = {"state_filters": list(states), "producer_id_filters": []}
+    return encoded(ListTransactionsRequest, version, **filters, **more)
 
 
 @decoder(LIST_TRANSACTIONS, asked=0)
@@ -414,15 +405,3 @@ def decode_list_transactions(reader: Reader) -> ListTransactionsResponse:
         reader.skip_tags()
     reader.skip_tags()
     return ListTransactionsResponse(error, ids, throttle)
-
-
-DECODERS: Mapping[int, Callable[[int, bytes, int], Any]] = {
-    OFFSET_FETCH: decode_offset_fetch,
-    FIND_COORDINATOR: decode_find_coordinator,
-    ADD_PARTITIONS_TO_TXN: decode_add_partitions,
-    ADD_OFFSETS_TO_TXN: decode_add_offsets,
-    END_TXN: decode_end_txn,
-    TXN_OFFSET_COMMIT: decode_txn_offset_commit,
-    DESCRIBE_TRANSACTIONS: decode_describe_transactions,
-    LIST_TRANSACTIONS: decode_list_transactions,
-}

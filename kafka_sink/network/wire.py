@@ -1,4 +1,4 @@
-"""Reads responses, with hostile and malformed bytes kept from doing harm.
+"""Writes requests by kafka-python, and reads responses, with hostile bytes kept from doing harm.
 
 What a broker sends must not decide how much memory and time it costs. So nothing is made of what this client
 does not use, and lists have no more elements than the request has named, before any of them is read; lists
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import Node
-from kafka_sink.network.apis import APIS, Api
+from kafka_sink.network.apis import APIS, DECODERS, Api
 from kafka_sink.printable import is_host, printable
 
 Value = TypeVar("Value")
@@ -27,6 +27,12 @@ _UVARINT_BYTES = 5
 _BYTE, _SHORT, _INT, _LONG = map(struct.Struct, (">b", ">h", ">i", ">q"))
 # Newer brokers may add a tagged field to each element. Two bytes are the least that one takes.
 _TAGS, _BYTES_PER_TAG = 10_000, 16
+
+
+def encoded(request: Any, version: int, **fields: Any) -> bytes:
+    """A request's body: ``request`` is its class in kafka-python, whose fields are named as in Kafka's
+    schemas."""
+    return bytes(request(version=version, **fields).encode(version=version))
 
 
 def correlation_id(payload: bytes) -> int:
@@ -73,15 +79,16 @@ def read_response(
 def decoder(
     api_key: int, asked: int = ANY_NUMBER
 ) -> Callable[[Callable[[Reader], Value]], Callable[..., Value]]:
-    """Make of a function, which reads a response behind its header, a codec's decoder (``apis.Codec``).
+    """Make of a function, which reads a response behind its header, the decoder of an API, and enter it.
 
-    ``asked``: where the caller does not say. The decoder raises ProtocolError.
+    ``asked``: where the caller does not say. The decoder is as ``apis.decoder_of`` says.
     """
 
     def made(convert: Callable[[Reader], Value]) -> Callable[..., Value]:
         def decode(version: int, payload: bytes, asked: int = asked) -> Value:
             return read_response(api_key, version, payload, convert, asked)
 
+        DECODERS[api_key] = decode
         return decode
 
     return made
