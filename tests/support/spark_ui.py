@@ -16,9 +16,10 @@ def serving_ui(
     *,
     executions: Mapping[int, str] | None = None,
     asked: list[int] | None = None,
+    requests: list[str] | None = None,
 ) -> Iterator[int]:
     """The port. ``running``: jobs with their stages. ``executions``: the status of each SQL execution; those
-    that were asked for are added to ``asked``."""
+    that were asked for are added to ``asked``, and the paths of all requests to ``requests``."""
 
     def found(path: str) -> object:
         if path.endswith("/app-1/jobs?status=running"):
@@ -37,6 +38,8 @@ def serving_ui(
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            if requests is not None:
+                requests.append(self.path)
             answer = found(self.path)
             body = json.dumps(answer).encode()
             self.send_response(404 if answer is None else status)

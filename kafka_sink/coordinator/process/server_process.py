@@ -140,7 +140,7 @@ async def _serve(
         known_cluster_marker(marker.parent, settings["token"], key).unlink(missing_ok=True)
         report.send({"forgotten": key})
 
-    jobs = RunningJobs(driver)
+    jobs = RunningJobs(partial(find_ui, driver), monotonic_ms)
     server = CoordinatorServer(
         bytes.fromhex(settings["secret"]),
         _handlers(display.figures, jobs),

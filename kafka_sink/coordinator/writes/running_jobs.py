@@ -33,7 +33,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kafka_sink.clock import monotonic_ms, wall_ms
+from kafka_sink.clock import wall_ms
 from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import WriteTransactions
@@ -75,53 +75,6 @@ class JobWatch(Protocol):
         """The stage's write is over, and its tasks know. Its execution is not watched either."""
 
 
-class StageTracker:
-    """Which of the watched stages have lost their job. Pure; times are monotonic milliseconds.
-
-    A job has ended once it was listed as running and is not listed any more: Spark keeps running jobs in the
-    list, whatever else it removes. A job that was never listed says nothing.
-    """
-
-    def __init__(self) -> None:
-        # By watched stage, when it was first watched, and its job once that is known.
-        self._since_ms: dict[int, float] = {}
-        self._jobs: dict[int, int] = {}
-
-    @property
-    def stages(self) -> Set[int]:
-        """Those that are watched."""
-        return self._since_ms.keys()
-
-    @property
-    def oldest_ms(self) -> float:
-        """Since when the stage that is watched for longest is watched; infinite if none is."""
-        return min(self._since_ms.values(), default=math.inf)
-
-    def watch(self, stage: int, now_ms: float) -> None:
-        """Tasks of this stage write."""
-        self._since_ms.setdefault(stage, now_ms)
-
-    def unwatch(self, stage: int) -> None:
-        """Forget a stage, whose write is over."""
-        self._since_ms.pop(stage, None)
-        self._jobs.pop(stage, None)
-
-    def observe(self, running: Mapping[int, Collection[int]], now_ms: float) -> list[int]:
-        """The running jobs with their stages have been listed. Returns the stages whose job has ended."""
-        for job, stages in running.items():
-            for stage in self._since_ms.keys() & set(stages):
-                self._jobs[stage] = job
-        ended = [stage for stage, job in self._jobs.items() if job not in running]
-        unseen = [
-            stage
-            for stage, since_ms in self._since_ms.items()
-            if stage not in self._jobs and now_ms - since_ms > _UNSEEN_MS
-        ]
-        for stage in (*ended, *unseen):
-            self.unwatch(stage)
-        return ended
-
-
 @dataclass(slots=True)
 class _Execution:
     """``since_ms``: when it was first watched. ``jobless_ms``: since when its job is not listed."""
@@ -132,120 +85,112 @@ class _Execution:
     jobless_ms: float = math.inf
 
 
-class RunningJobs:
-    """A JobWatch. A daemon thread asks the driver's UI, and only while stages are watched."""
+class StageTracker:
+    """Which of the watched stages have lost their job, and which executions have failed. Pure; times are
+    monotonic milliseconds.
 
-    def __init__(self, driver: DriverProcess) -> None:
-        self._driver = driver
-        self._lock = threading.Lock()  # guards the next three
-        self._tracker = StageTracker()
-        # By watched stage.
+    A job has ended once it was listed as running and is not listed any more: Spark keeps running jobs in the
+    list, whatever else it removes. A job that was never listed says nothing.
+    """
+
+    def __init__(self) -> None:
+        # By watched stage, when it was first watched, and its job once that is known.
+        self._since_ms: dict[int, float] = {}
+        self._jobs: dict[int, int] = {}
         self._on_end: dict[int, list[Callable[[int], None]]] = {}
         self._executions: dict[int, _Execution] = {}
-        self._work = threading.Event()
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
-        # The thread's own: the application's path in the API.
-        self._connection: http.client.HTTPConnection | None = None
-        self._path = ""
 
-    def watch(self, stage: int, on_end: Callable[[int], None]) -> None:
-        with self._lock:
-            self._tracker.watch(stage, monotonic_ms())
-            listeners = self._on_end.setdefault(stage, [])
-            if on_end not in listeners:
-                listeners.append(on_end)
-            self._begin_work()
+    @property
+    def stages(self) -> Set[int]:
+        """Those of which something is watched."""
+        return self._since_ms.keys() | self._executions.keys()
 
-    def watch_execution(self, stage: int, execution: int, on_failure: Callable[[int], None]) -> None:
-        with self._lock:
-            self._executions[stage] = _Execution(execution, on_failure, monotonic_ms())
-            self._begin_work()
+    def watch(self, stage: int, on_end: Callable[[int], None], now_ms: float) -> None:
+        """Tasks of this stage write."""
+        self._since_ms.setdefault(stage, now_ms)
+        listeners = self._on_end.setdefault(stage, [])
+        if on_end not in listeners:
+            listeners.append(on_end)
 
-    def _begin_work(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kafka-chunked-jobs", daemon=True)
-            self._thread.start()
-        self._work.set()
-
-    def _rest(self) -> None:
-        if not self._on_end and not self._executions:
-            self._work.clear()
+    def watch_execution(
+        self, stage: int, execution: int, on_failure: Callable[[int], None], now_ms: float
+    ) -> None:
+        """The stage's write belongs to this SQL execution."""
+        self._executions[stage] = _Execution(execution, on_failure, now_ms)
 
     def unwatch(self, stage: int) -> None:
-        with self._lock:
-            self._on_end.pop(stage, None)
-            self._executions.pop(stage, None)
-            self._tracker.unwatch(stage)
-            self._rest()
+        """Forget a stage, whose write is over."""
+        self._executions.pop(stage, None)
+        self._unwatch_job(stage)
 
-    def close(self) -> None:
-        """Ask the thread to end."""
-        self._closing.set()
-        self._work.set()
+    def _unwatch_job(self, stage: int) -> None:
+        for kept in (self._since_ms, self._jobs, self._on_end):
+            kept.pop(stage, None)
 
-    def _run(self) -> None:
-        pause_s = _INTERVAL_S
-        while True:
-            self._work.wait()
-            self._closing.wait(pause_s)
-            if self._closing.is_set():
-                break
-            pause_s = _INTERVAL_S
-            if not self._must_look():
-                continue
-            try:
-                running = self._running()
-                failed = self._failed(running)
-            except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
-                _log.debug("Spark's UI does not list the running jobs: %r", error)
-                self._disconnect()
-                pause_s = _PAUSE_S
-            else:
-                self._observe(running, failed)
-        self._disconnect()
+    def watched_for_ms(self, now_ms: float) -> float:
+        """For how long the oldest is watched; negative infinity if nothing is."""
+        oldest_ms = [*self._since_ms.values(), *(one.since_ms for one in self._executions.values())]
+        return now_ms - min(oldest_ms, default=math.inf)
 
-    def _must_look(self) -> bool:
-        with self._lock:
-            oldest_ms = min((one.since_ms for one in self._executions.values()), default=math.inf)
-            return monotonic_ms() - min(oldest_ms, self._tracker.oldest_ms) >= _INTERVAL_S * 1000
-
-    def _failed(self, running: Mapping[int, Collection[int]]) -> list[int]:
-        """The stages whose SQL executions have failed. Those that have ended otherwise are forgotten."""
+    def executions_to_ask_for(self, running: Mapping[int, Collection[int]]) -> dict[int, int]:
+        """By stage, the executions whose jobs are not among the running ones."""
         with_job = {stage for stages in running.values() for stage in stages}
-        with self._lock:
-            executions = list(self._executions.items())
-        failed = []
-        for stage, one in executions:
-            if stage in with_job:
+        return {stage: one.number for stage, one in self._executions.items() if stage not in with_job}
+
+    def observe(
+        self, running: Mapping[int, Collection[int]], statuses: Mapping[int, str], now_ms: float
+    ) -> list[tuple[Callable[[int], None], int]]:
+        """The running jobs with their stages have been listed, and then these statuses were found, by stage.
+        Returns what to call, each with its stage."""
+        for job, stages in running.items():
+            for stage in self._since_ms.keys() & set(stages):
+                self._jobs[stage] = job
+        ended = [stage for stage, job in self._jobs.items() if job not in running]
+        unseen = [
+            stage
+            for stage, since_ms in self._since_ms.items()
+            if stage not in self._jobs and now_ms - since_ms > _UNSEEN_MS
+        ]
+        calls = [(on_end, stage) for stage in ended for on_end in self._on_end[stage]]
+        for stage in (*ended, *unseen):
+            self._unwatch_job(stage)
+        return calls + self._observe_executions(statuses, now_ms)
+
+    def _observe_executions(
+        self, statuses: Mapping[int, str], now_ms: float
+    ) -> list[tuple[Callable[[int], None], int]]:
+        calls = []
+        # Those that are not watched any more are over.
+        for stage, one in list(self._executions.items()):
+            if stage not in statuses:
                 one.jobless_ms = math.inf
                 continue
-            status = self._status(one.number)
-            one.jobless_ms = min(one.jobless_ms, monotonic_ms())
+            one.jobless_ms = min(one.jobless_ms, now_ms)
+            status = statuses[stage]
             if status == _FAILED:
-                failed.append(stage)
-            elif status == _COMPLETED or monotonic_ms() - one.jobless_ms > _UNENDED_MS:
-                with self._lock:
-                    self._executions.pop(stage, None)
-        return failed
+                calls.append((one.on_failure, stage))
+            if status in (_FAILED, _COMPLETED) or now_ms - one.jobless_ms > _UNENDED_MS:
+                del self._executions[stage]
+        return calls
 
-    def _observe(self, running: Mapping[int, Collection[int]], failed: Iterable[int] = ()) -> None:
-        with self._lock:
-            ended = self._tracker.observe(running, monotonic_ms())
-            calls = [(on_end, stage) for stage in ended for on_end in self._on_end[stage]]
-            for stage in self._on_end.keys() - self._tracker.stages:
-                del self._on_end[stage]
-            # Those that are not watched any more are over.
-            over = [(stage, self._executions.pop(stage)) for stage in failed if stage in self._executions]
-            calls += [(execution.on_failure, stage) for stage, execution in over]
-            self._rest()
-        for on_end, stage in calls:
-            on_end(stage)
 
-    def _running(self) -> dict[int, list[int]]:
-        """The running jobs with their stages. Raises an error if the UI does not list them."""
+class SparkUi:
+    """What Spark's monitoring REST API says of the one application that it knows. One thread's.
+
+    ``find`` returns the UI's address and port, or None if there is none: see ``find_ui``. The methods raise
+    OSError, HTTPException, ValueError, LookupError or TypeError where the UI does not say it.
+    """
+
+    def __init__(self, find: Callable[[], tuple[str, int] | None]) -> None:
+        self._find = find
+        self._connection: http.client.HTTPConnection | None = None
+        # The application's, in the API.
+        self._path = ""
+
+    def running(self) -> dict[int, list[int]]:
+        """The running jobs with their stages."""
         if self._connection is None:
-            address = find_ui(self._driver)
+            address = self._find()
             if address is None:
                 raise LookupError("the driver has no UI")
             self._connection = http.client.HTTPConnection(*address, timeout=_TIMEOUT_S)
@@ -254,7 +199,7 @@ class RunningJobs:
         running = self._get(f"{self._path}/jobs?status=running")
         return {int(job["jobId"]): list(map(int, job["stageIds"])) for job in running}
 
-    def _status(self, execution: int) -> str:
+    def status(self, execution: int) -> str:
         """A SQL execution's status; "" where Spark does not know it any more or, being busy, not yet."""
         path = f"{self._path}/sql/{execution}?details=false&planDescription=false"
         found = self._get(path, missing={})
@@ -272,10 +217,85 @@ class RunningJobs:
             raise LookupError(f"status {response.status}")
         return json.loads(body)
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+class RunningJobs:
+    """A JobWatch. A daemon thread asks the UI that ``find`` finds, and only while stages are watched."""
+
+    def __init__(
+        self,
+        find: Callable[[], tuple[str, int] | None],
+        clock_ms: Callable[[], float],
+        *,
+        interval_s: float = _INTERVAL_S,
+    ) -> None:
+        self._clock_ms = clock_ms
+        self._interval_s = interval_s
+        self._changed = threading.Condition()  # guards the next two
+        self._tracker = StageTracker()
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+        # The thread's own.
+        self._ui = SparkUi(find)
+
+    def watch(self, stage: int, on_end: Callable[[int], None]) -> None:
+        with self._changed:
+            self._tracker.watch(stage, on_end, self._clock_ms())
+            self._begin_work()
+
+    def watch_execution(self, stage: int, execution: int, on_failure: Callable[[int], None]) -> None:
+        with self._changed:
+            self._tracker.watch_execution(stage, execution, on_failure, self._clock_ms())
+            self._begin_work()
+
+    def _begin_work(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kafka-chunked-jobs", daemon=True)
+            self._thread.start()
+        self._changed.notify()
+
+    def unwatch(self, stage: int) -> None:
+        with self._changed:
+            self._tracker.unwatch(stage)
+
+    def close(self) -> None:
+        """Ask the thread to end."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        pause_s = self._interval_s
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closing or self._tracker.stages)
+                if self._changed.wait_for(lambda: self._is_closing, pause_s):
+                    break
+                watched_ms = self._tracker.watched_for_ms(self._clock_ms())
+            pause_s = self._interval_s
+            if watched_ms < self._interval_s * 1000:
+                continue
+            try:
+                self._look()
+            except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+                _log.debug("Spark's UI does not list the running jobs: %r", error)
+                self._ui.disconnect()
+                pause_s = _PAUSE_S
+        self._ui.disconnect()
+
+    def _look(self) -> None:
+        running = self._ui.running()
+        with self._changed:
+            asked = self._tracker.executions_to_ask_for(running)
+        statuses = {stage: self._ui.status(execution) for stage, execution in asked.items()}
+        with self._changed:
+            calls = self._tracker.observe(running, statuses, self._clock_ms())
+        for call, stage in calls:
+            call(stage)
 
 
 _DEFAULT_PORT = 4040

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from kafka_sink.coordinator.writes import running_jobs
 from kafka_sink.coordinator.writes.channel import WriteChannel
 from kafka_sink.coordinator.writes.handler import write_handler
 from kafka_sink.coordinator.writes.running_jobs import RunningJobs
-from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import WriteTransactions
 from kafka_sink.options import parse
@@ -22,7 +18,7 @@ from kafka_sink.transactions.batch import Handover
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.scope import Scope
 from tests.support.batches_by_hand import PARTITIONS, Job
-from tests.support.coordinator_harness import eventually
+from tests.support.coordinator_harness import clock_ms, eventually
 from tests.support.spark_ui import serving_ui
 
 _EXECUTION, _STAGE = 5, 7
@@ -49,9 +45,9 @@ def job(request: pytest.FixtureRequest) -> Iterator[Job]:
 class _Coordinator:
     """Its handler, with Spark's UI by a script and a thread for the server's loop."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, ui_port: int) -> None:
         self._woken = threading.Event()
-        self.jobs = RunningJobs(DriverProcess(os.getpid(), "0"))
+        self.jobs = RunningJobs(lambda: ("127.0.0.1", ui_port), clock_ms, interval_s=0.01)
         self.handler = write_handler(job.options, self._woken.set, self.jobs)
 
     def hear_task(self, job: Job, handover: Handover) -> None:
@@ -71,8 +67,6 @@ class _Coordinator:
 
     def close(self) -> None:
         self.jobs.close()
-        if self.jobs._thread is not None:
-            self.jobs._thread.join(60)
 
 
 def _transactions(job: Job, handover: Handover) -> WriteTransactions:
@@ -81,21 +75,23 @@ def _transactions(job: Job, handover: Handover) -> WriteTransactions:
 
 
 @pytest.fixture
-def ui(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, str]]:
+def ui() -> dict[int, str]:
     """The status of SQL executions, as Spark's UI shows it."""
-    executions: dict[int, str] = {_EXECUTION: "RUNNING"}
-    running: Mapping[int, list[int]] = {}
-    with serving_ui(running, executions=executions) as port:
-        monkeypatch.setattr(running_jobs, "first_port", lambda arguments: port)
-        monkeypatch.setattr(running_jobs, "_INTERVAL_S", 0.01)
-        yield executions
+    return {_EXECUTION: "RUNNING"}
 
 
 @pytest.fixture
-def coordinator(job: Job, ui: dict[int, str]) -> Iterator[_Coordinator]:  # noqa: ARG001 - it is asked
-    made = _Coordinator(job)
-    yield made
-    made.close()
+def asked() -> list[int]:
+    """The SQL executions that the UI was asked for."""
+    return []
+
+
+@pytest.fixture
+def coordinator(job: Job, ui: dict[int, str], asked: list[int]) -> Iterator[_Coordinator]:
+    with serving_ui({}, executions=ui, asked=asked) as port:
+        made = _Coordinator(job, port)
+        yield made
+        made.close()
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -155,18 +151,21 @@ def test_the_next_run_is_not_disturbed(
 
 
 def test_what_the_driver_commits_is_left_to_it(
-    job: Job, coordinator: _Coordinator, ui: dict[int, str], monkeypatch: pytest.MonkeyPatch
+    job: Job,
+    coordinator: _Coordinator,
+    ui: dict[int, str],
+    asked: list[int],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its commit reports first, and may go on while Spark's query has ended."""
-    ended: list[Any] = []
-    monkeypatch.setattr(coordinator.handler, "_end", ended.append)
     handover = job.take_over()
     coordinator.hear_task(job, handover)
     report = job.write(handover, 0, 0, ["committed"])
     coordinator.hear_driver()
+    before = len(asked)
     ui[_EXECUTION] = "FAILED"
     coordinator.handler.on_time(0)
     job.commit(report)
     job.await_rows(["committed"])
-    assert ended == []
-    assert not coordinator.jobs._executions
+    assert _warnings(caplog) == []
+    assert len(asked) <= before + 1, "nobody asks for it any more, but for a request that was on its way"
