@@ -66,8 +66,8 @@ class BreakerGroup(Group):
         self._tasks = BreakerTasks(SILENT_TASK_MS)
         self._apart: set[int] = set()
         self._cluster_id: str | None = None
-        # What is muted for all, with reasons. None until the coordinator has said so; the first reports of
-        # tasks, by their numbers, are answered then.
+        # What is muted for all in the reported cluster, with reasons. None until the coordinator has said so.
+        # The first reports of tasks, by their numbers, are answered when it is known for their cluster.
         self._muted: dict[Target, str] | None = None
         self._entering: dict[int, int] = {}
         # None where the coordinator counts no votes.
@@ -102,12 +102,18 @@ class BreakerGroup(Group):
         report = decode_report(body)
         named = report.cluster_id
         if named is not None and self._cluster_id not in (None, named):
+            if task in self._entering:
+                self.outgoing.append(ToTask(task, self._entering.pop(task), {}))
             self.on_task_left(task, now_ms)
             if self._tasks.has_any:
                 self._apart.add(task)
         if task in self._apart:
             return False
-        self._name_cluster(named)
+        was_moving = self._is_moving
+        self._cluster_id = named or self._cluster_id
+        if self._is_moving and not was_moving:
+            # Said of the former cluster, whose brokers may have the same ids.
+            self._responses, self._mutes, self._unmutes, self._failed = {}, {}, [], []
         is_first = task not in self._tasks
         was_silent = self._tasks.update(task, replace(report, tasks=None), now_ms)
         # One more task at work can wait for the next report.
@@ -115,21 +121,21 @@ class BreakerGroup(Group):
         self._note(task, report, now_ms, is_first=is_first)
         if not is_first:
             self.outgoing.append(ToTask(task, request, {}))
-        elif self._muted is None:
+        elif self._muted is None or self._is_moving:
             self._entering[task] = request
         else:
             self.outgoing.append(ToTask(task, request, self._whole()))
         return True
 
-    def _name_cluster(self, named: str | None) -> None:
-        self._cluster_id = named or self._cluster_id
-        if self._names_cluster and self._reported_cluster is not None:
-            # What was muted is muted in another cluster. The coordinator will say what is in this one.
-            self._muted = None
-
     @property
     def _names_cluster(self) -> bool:
         return self._cluster_id not in (None, self._reported_cluster)
+
+    @property
+    def _is_moving(self) -> bool:
+        """Whether the coordinator speaks of another cluster until the next report. If all tasks leave before
+        that, they do not move."""
+        return self._names_cluster and self._reported_cluster is not None
 
     def _whole(self) -> Mapping[str, Any]:
         return encode_update(BreakerUpdate(whole=True, added=self._muted or {}))
@@ -256,6 +262,9 @@ class BreakerGroup(Group):
         outcomes = self._take_outcomes(now_ms)
         if not outcomes and now_ms < self._due_without_votes_ms():
             return None
+        if self._is_moving:
+            # The reply says what is muted there, where nobody knows yet what these tasks wait for.
+            self._muted, self._waits = None, (frozenset(), frozenset())
         active = len(self._tasks.active(now_ms))
         waits = frozenset(self._tasks.held), frozenset(self._tasks.wanted)
         mutes = list(islice(self._mutes, MAX_TARGETS))
@@ -324,6 +333,7 @@ class BreakerGroup(Group):
             self._owners.clear()
             self._leased.clear()
             self._contested.clear()
+            self._reported_votes.clear()
         if self._muted is None:
             return
         self._muted.update(update.added)
@@ -331,6 +341,8 @@ class BreakerGroup(Group):
         for target in update.removed:
             self._muted.pop(target, None)
             self._tasks.forget_probes(target)
+        if self._is_moving:
+            return
         self._tell(update, now_ms)
         for target, lease in update.leases.items():
             owner = self._candidate(target, now_ms, trial=lease.trial)
@@ -354,8 +366,8 @@ class BreakerGroup(Group):
 
     def _tell(self, update: BreakerUpdate, now_ms: float) -> None:
         """All tasks learn of mutes and unmutes, each of these in its turn."""
-        entering, self._entering = self._entering, {}
         if update.whole:
+            entering, self._entering = self._entering, {}
             whole = self._whole()
             self.outgoing += [ToTask(task, entering.get(task), whole) for task in self._tasks]
         elif update.removed:
@@ -363,9 +375,8 @@ class BreakerGroup(Group):
             first = turn_at(update.delay_ms)
             for turn, task in enumerate(order, first):
                 delay_ms = update.delay_ms if turn == first else delay_of_turn(turn, self._random())
-                told = BreakerUpdate(
-                    added=update.added, removed=update.removed, delay_ms=max(update.delay_ms, delay_ms)
-                )
+                delay_ms = max(update.delay_ms, min(delay_ms, update.max_delay_ms))
+                told = BreakerUpdate(added=update.added, removed=update.removed, delay_ms=delay_ms)
                 self._push(task, told)
         elif update.added:
             body = encode_update(BreakerUpdate(added=update.added))

@@ -25,7 +25,8 @@ An update from the coordinator may have these:
 
 - ``whole``: whether ``added`` is everything that is muted
 - ``added``: ``[target, reason]``
-- ``removed``: targets. Rows of the group's first task may go there after ``delay``
+- ``removed``: targets. Rows of the group's first task may go there after ``delay``, those of all its tasks
+  after ``max_delay``
 - ``leases``: ``[target, duration, whether it is a trial]``, each for one task of the group
 - ``asks``: targets. One task reports whether a broker responds, all of them report a partition's outcomes
 - ``terms``, with ``whole``: the share of a task's batches in percent that must fail, 0 where outcomes do not
@@ -34,6 +35,7 @@ An update from the coordinator may have these:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -159,6 +161,7 @@ class BreakerUpdate:
     leases: Mapping[Target, ProbeLease] = field(default_factory=dict)
     asks: tuple[Target, ...] = ()
     terms: Terms | None = None
+    max_delay_ms: float = math.inf
 
 
 def encode_report(report: BreakerReport) -> dict[str, Any]:
@@ -232,6 +235,7 @@ def encode_update(update: BreakerUpdate) -> dict[str, Any]:
         "added": [[_encode(target), cut(reason)] for target, reason in update.added.items()],
         "removed": _encode_all(update.removed),
         "delay": update.delay_ms,
+        "max_delay": 0.0 if math.isinf(update.max_delay_ms) else update.max_delay_ms,
         "leases": [[_encode(target), one.left_ms, one.trial] for target, one in update.leases.items()],
         "asks": _encode_all(update.asks),
         "terms": update.terms,
@@ -253,6 +257,7 @@ def decode_update(body: Mapping[str, Any], max_length: int) -> BreakerUpdate:
             },
             _all_targets(list_in(body, "asks", max_length), max_length),
             _terms(*body["terms"]) if "terms" in body else None,
+            ms(body["max_delay"]) if "max_delay" in body else math.inf,
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 
 from kafka_sink.breaker.states import BreakerState, MuteTable, ProbeLease, Target
@@ -366,11 +366,11 @@ class MutePushes:
             return []
         added, removed = self._added, self._removed
         self._added, self._removed, self._pushed_ms = {}, set(), now_ms
-        update = SharedBody(
-            encode_update(BreakerUpdate(added=added, removed=tuple(sorted(removed, key=str)))), 0.0
-        )
+        told = BreakerUpdate(added=added, removed=tuple(sorted(removed, key=str)))
         if not removed:
+            update = SharedBody(encode_update(told), 0.0)
             return [Push(group, update) for group in tasks]
+        update = SharedBody(encode_update(replace(told, max_delay_ms=self._max_delay_ms)), 0.0)
         # Tasks that hold rows for these targets go first. For the others the moment does not matter yet.
         order = tasks.those_that_wait_first(removed, self._random)
         # A relay's tasks take as many turns.

@@ -283,6 +283,15 @@ def test_unmuted_tasks_send_again_one_after_the_other(delay_ms: float) -> None:
     assert bench.told() == {}
 
 
+def test_no_task_sends_again_later_than_the_coordinator_allows() -> None:
+    """Catches: an executor's last task sent again after 0.4 s, where mute.retry.interval was 0.2 s."""
+    bench = Bench(8, {SICK: "silent"})
+    bench.hear(removed=(SICK,), delay_ms=50.0, max_delay_ms=200.0)
+    assert max(update.delay_ms for update in bench.told().values()) == 200.0
+    bench.hear(removed=(SICK,), delay_ms=50.0)
+    assert max(update.delay_ms for update in bench.told().values()) > 200.0, "an older coordinator names none"
+
+
 def test_tasks_of_another_cluster_speak_for_themselves() -> None:
     bench = Bench(2)
     assert bench.say(1, cluster_id="here")
@@ -319,6 +328,37 @@ def test_when_all_have_left_the_next_ones_may_write_to_another_cluster() -> None
     assert bench.told().keys() == {2}, "what is muted there is not known yet"
     bench.hear(whole=True, added={9: "silent"}, terms=TERMS)
     assert {task: set(update.added) for task, update in bench.told().items()} == {2: {9}, 3: {9}}
+
+
+def test_a_cluster_that_is_named_and_left_at_once_changes_nothing() -> None:
+    """Catches: tasks that came later waited for their first reply for ever."""
+    bench = Bench(1, {SICK: "silent"})
+    bench.say(1, cluster_id="here")
+    bench.report()
+    bench.group.on_task_left(1, bench.now)
+    bench.say(2, cluster_id="there")
+    bench.group.on_task_left(2, bench.now)
+    bench.report()
+    bench.group.outgoing.clear()
+    for name in (None, "here"):
+        bench.say(3, cluster_id=name)
+        assert set(bench.told()[3].added) == {SICK}
+        bench.group.on_task_left(3, bench.now)
+
+
+def test_what_was_said_of_one_cluster_is_not_reported_of_another() -> None:
+    """Catches: a broker of the next cluster was muted because one of the former had its id."""
+    bench = Bench(1)
+    bench.say(1, cluster_id="here")
+    bench.report()
+    bench.say(1, muted=(SILENT,), responses={3: 5.0}, rows=9)
+    bench.group.on_task_left(1, bench.now)
+    bench.say(2, cluster_id="there")
+    found = bench.report()
+    assert found is not None
+    assert found.cluster_id == "there"
+    assert not found.muted
+    assert not found.responses
 
 
 def test_an_invalid_report_changes_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 from hypothesis import given
@@ -79,6 +80,7 @@ def test_reports_survive_encoding(report: BreakerReport, task: int) -> None:
         st.dictionaries(TARGETS, st.builds(ProbeLease, MS, st.booleans())),
         st.lists(TARGETS).map(tuple),
         st.none() | st.builds(Terms, st.integers(0, 100), MS),
+        st.just(math.inf) | MS.filter(bool),
     )
 )
 def test_updates_survive_encoding(update: BreakerUpdate) -> None:

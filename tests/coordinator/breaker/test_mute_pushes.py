@@ -58,6 +58,8 @@ def test_what_was_muted_and_unmuted_since_the_last_push_is_sent_as_it_is_now(tas
 def test_after_an_unmute_one_task_sends_at_once_then_two_more_then_four(tasks: BreakerTasks) -> None:
     pushes = MutePushes(MAX_DELAY_MS, lambda: 0.5)
     pushes.remove(7)
-    delays = {peer: update.delay_ms for peer, update in taken(pushes, tasks, 1_000.0).items()}
+    updates = taken(pushes, tasks, 1_000.0)
+    delays = {peer: update.delay_ms for peer, update in updates.items()}
     assert delays[5] == 0.0, "it has rows for the target"
+    assert {update.max_delay_ms for update in updates.values()} == {MAX_DELAY_MS}, "for a relay's other tasks"
     assert sorted(delays.values()) == [0.0, 50.0, 50.0, 150.0, 150.0, 150.0, 150.0]
