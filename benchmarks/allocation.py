@@ -29,6 +29,7 @@ import pyarrow as pa
 from benchmarks import charts
 from benchmarks.surroundings import RESULTS
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import (
     IncrementalAllocator,
@@ -194,7 +195,8 @@ class Appending:
         )
         self.pool, allocator = allocator_of(strategy, batch_size, memory)
         self._accumulator = RecordAccumulator(settings, allocator)
-        self._appender = RecordAppender(self._accumulator, None, lambda: 0.0, lambda: None)
+        estimates = SizeEstimates(self._accumulator.options, None, self._accumulator.limits)
+        self._appender = RecordAppender(self._accumulator, estimates, lambda: 0.0, lambda: None)
         self._unit = unit_over([TopicPartition("t", number) for number in range(partitions)], rows)
         self._units = units
         self.batches = 0

@@ -37,6 +37,7 @@ from benchmarks import charts
 from benchmarks import direct_producer as direct
 from benchmarks.direct_producer import MIB, pool_of
 from benchmarks.surroundings import RESULTS
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.producer_batch import BatchState
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
@@ -210,7 +211,8 @@ class Unsent:
             compression_type=codec,
         )
         self._accumulator = RecordAccumulator(settings, self.allocator)
-        self._appender = RecordAppender(self._accumulator, codec_for(codec, None), monotonic_ms, lambda: None)
+        estimates = SizeEstimates(self._accumulator.options, codec_for(codec, None), self._accumulator.limits)
+        self._appender = RecordAppender(self._accumulator, estimates, monotonic_ms, lambda: None)
         nothing = [0] * partitions
         self._topics = {"t": TopicMetadata("t", None, Partitions("t", nothing, nothing))}
         self._partitioner = Partitioner(

@@ -16,7 +16,7 @@ from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.clock import Clock
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
-from kafka_sink.records.compression import BlockCodec, WholeCodec
+from kafka_sink.records.compression import WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
 
 # A task waits for at most 1/16 of the pool: small grants come sooner, and the
@@ -103,7 +103,6 @@ class AppendPlanner:
         self,
         options: SinkOptions,
         allocator: BufferAllocator,
-        codec: BlockCodec | WholeCodec | None,
         estimates: SizeEstimates,
         clock_ms: Clock,
         *,
@@ -112,9 +111,9 @@ class AppendPlanner:
         """``letters``: the rows are dead letters."""
         self._options = options
         self._allocator = allocator
-        self._codec = codec
+        self._codec = estimates.codec
         self._letters = letters
-        self._compresses_at_seal = isinstance(codec, WholeCodec)
+        self._compresses_at_seal = isinstance(estimates.codec, WholeCodec)
         self._has_fixed_buffers = allocator.has_fixed_buffers
         self._max_open_raw_bytes = options.buffer_memory // _RAW_DIVISOR
         self._estimates = estimates

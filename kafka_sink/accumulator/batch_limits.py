@@ -212,8 +212,8 @@ class SizeEstimates:
         codec: BlockCodec | WholeCodec | None,
         size_limits: BatchSizeLimits,
     ) -> None:
-        self._compression = options.compression_type
-        self._codec = codec
+        self.compression = options.compression_type
+        self.codec = codec
         self._size_limits = size_limits
         batch_size = options.batch_size
         raw_limit = max(batch_size, _WHOLE_RAW_LIMIT) if isinstance(codec, WholeCodec) else None
@@ -222,16 +222,16 @@ class SizeEstimates:
         self._lowest_limit = batch_size
         # By topic; lower ones where a batch within batch.size was too large.
         self._by_topic: dict[str, BatchLimits] = {}
-        self._ratios = CompressionRatios()
+        self.ratios = CompressionRatios()
         # What packed rows of a topic shrank to last.
         self._packed_ratios: dict[str, float] = {}
 
     # -- learning -----------------------------------------------------------------------------------
 
     def observe(self, batch: ProducerBatch) -> None:
-        if self._codec is None:
+        if self.codec is None:
             return
-        self._ratios.observe(batch.partition.topic, batch.compression, batch.observed_ratio)
+        self.ratios.observe(batch.partition.topic, batch.compression, batch.observed_ratio)
 
     def observe_packing(self, batch: ProducerBatch) -> None:
         self._packed_ratios[batch.partition.topic] = batch.packed_ratio
@@ -240,14 +240,14 @@ class SizeEstimates:
         """Start over with an estimate that proved too low, as Kafka's producer does, and take over the
         topic's limit, which may be lower now."""
         for batch in too_large:
-            self._ratios.relearn(batch.topic, self._compression, batch.ratio)
+            self.ratios.relearn(batch.topic, self.compression, batch.ratio)
             self._by_topic.pop(batch.topic, None)
 
     # -- asking -------------------------------------------------------------------------------------
 
     def ratio(self, topic: str) -> float:
         """Compressed bytes per raw byte."""
-        return 1.0 if self._codec is None else self._ratios.estimate(topic, self._compression)
+        return 1.0 if self.codec is None else self.ratios.estimate(topic, self.compression)
 
     def packed_ratio(self, topic: str) -> float:
         return self._packed_ratios.get(topic, 1.0)
@@ -307,18 +307,18 @@ class SizeEstimates:
     def new_batch_bytes(self, ordered: OrderedRows, start: int, stop: int, topic: str) -> int:
         """Bytes that a new batch will hold with rows ``start`` to ``stop``, which it has room for. With a
         whole-batch codec they are held raw."""
-        if self._codec is None:
+        if self.codec is None:
             return ordered.exact_hold(start, stop, self.limits_of(topic).write_limit)
         added = ordered.bound(start, stop)
-        if isinstance(self._codec, BlockCodec):
-            body = batch_header.SIZE + len(self._codec.prologue)
-            return projected_size(self._codec, self.ratio(topic), body, added)
+        if isinstance(self.codec, BlockCodec):
+            body = batch_header.SIZE + len(self.codec.prologue)
+            return projected_size(self.codec, self.ratio(topic), body, added)
         return batch_header.SIZE + added
 
     def new_batch_bytes_of_run(self, topic: str, rows: int, bound: int, largest_bound: int) -> int | None:
         """As ``new_batch_bytes`` for a run of ``bound`` bytes at most that a new batch surely takes whole, by
         bounds alone; None where it may not."""
-        limits, codec = self.limits_of(topic), self._codec
+        limits, codec = self.limits_of(topic), self.codec
         size = batch_header.SIZE + bound
         if rows > encoder.MAX_RECORDS_PER_BATCH:
             return None
@@ -336,4 +336,4 @@ class SizeEstimates:
         return projected_size(PACKER, self.packed_ratio(topic), batch_header.SIZE, added)
 
     def _factor(self, ratio: float) -> float:
-        return 1.0 if self._codec is None else ratio * CompressionRatios.SAFETY
+        return 1.0 if self.codec is None else ratio * CompressionRatios.SAFETY

@@ -30,7 +30,6 @@ from kafka_sink.clock import Clock
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import encoder
-from kafka_sink.records.compression import BlockCodec, WholeCodec
 from kafka_sink.records.encoder import Run
 from kafka_sink.records.ordered_rows import OrderedRows
 
@@ -128,7 +127,7 @@ class RecordAppender:
     def __init__(
         self,
         accumulator: RecordAccumulator,
-        codec: BlockCodec | WholeCodec | None,
+        estimates: SizeEstimates,
         clock_ms: Clock,
         wake_sender: Callable[[], None],
         muted_memory_limit: MutedMemoryLimit | None = None,
@@ -140,12 +139,9 @@ class RecordAppender:
         self._accumulator = accumulator
         self._options = accumulator.options
         self._allocator = accumulator.allocator
-        self._estimates = SizeEstimates(accumulator.options, codec, accumulator.limits)
-        self._planner = AppendPlanner(
-            accumulator.options, accumulator.allocator, codec, self._estimates, clock_ms
-        )
+        self._estimates = estimates
+        self._planner = AppendPlanner(accumulator.options, accumulator.allocator, estimates, clock_ms)
         self._writer = RunWriter(accumulator, self._estimates, wake_sender)
-        self._codec = codec
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
         self._muted_memory_limit = muted_memory_limit
@@ -159,7 +155,7 @@ class RecordAppender:
         found._allocator = allocator
         found._options = replace(self._options, buffer_memory=memory_bytes)
         found._planner = AppendPlanner(
-            found._options, allocator, self._codec, self._estimates, self._clock_ms, letters=True
+            found._options, allocator, self._estimates, self._clock_ms, letters=True
         )
         found._muted_memory_limit = None
         return found

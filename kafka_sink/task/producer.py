@@ -10,7 +10,7 @@ from collections.abc import Container
 import pyarrow as pa
 
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
-from kafka_sink.accumulator.batch_limits import BatchSizeLimits
+from kafka_sink.accumulator.batch_limits import BatchSizeLimits, SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -577,7 +577,8 @@ def _appender(
 ) -> RecordAppender:
     codec = codec_for(options.compression_type, options.compression_level)
     limit = None if breaker is None else _muted_memory_limit(options, accumulator, breaker)
-    return RecordAppender(accumulator, codec, monotonic_ms, network.wakeup, limit, activity)
+    estimates = SizeEstimates(options, codec, accumulator.limits)
+    return RecordAppender(accumulator, estimates, monotonic_ms, network.wakeup, limit, activity)
 
 
 def _muted_memory_limit(

@@ -74,4 +74,4 @@ def test_a_refused_batch_is_learnt_from_once() -> None:
     bench.plan(rows(1))
     assert bench.queues.too_large_batches == []
     # Of batches without compression the ratio is not asked for.
-    assert bench.estimates._ratios.estimate("t", bench.estimates._compression) == pytest.approx(1.7)
+    assert bench.estimates.ratios.estimate("t", bench.estimates.compression) == pytest.approx(1.7)

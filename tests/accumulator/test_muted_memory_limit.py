@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from kafka_sink.accumulator.batch_limits import BatchRoom
+from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -79,7 +79,10 @@ class Bench:
         self.share = MutedMemoryLimit(
             self.accumulator, LIMIT, lambda: self.mutes, lambda p: f"{p} rests", lambda: self.now
         )
-        self.appender = RecordAppender(self.accumulator, None, lambda: self.now, lambda: None, self.share)
+        estimates = SizeEstimates(self.accumulator.options, None, self.accumulator.limits)
+        self.appender = RecordAppender(
+            self.accumulator, estimates, lambda: self.now, lambda: None, self.share
+        )
         enqueue = queues_of(self.accumulator).enqueue
 
         def noting(queue, batch):  # type: ignore[no-untyped-def]

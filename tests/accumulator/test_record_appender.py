@@ -12,7 +12,7 @@ import pytest
 
 from kafka_sink.accumulator import append_planner
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
-from kafka_sink.accumulator.batch_limits import BatchRoom
+from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -31,7 +31,7 @@ from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
-from tests.support.queues import queues_of
+from tests.support.queues import queues_of, teach_ratio
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -93,13 +93,16 @@ class Bench:
         )
         self.accumulator = RecordAccumulator(settings, self.allocator)
         self.wakes = 0
+        self.on_wake: Callable[[], object] = lambda: None
         self.sent: list[int] = []  # bytes of batches
-        self.appender = RecordAppender(
-            self.accumulator, codec_for(compression, None), lambda: 0.0, self._wake
+        self.estimates = SizeEstimates(
+            self.accumulator.options, codec_for(compression, None), self.accumulator.limits
         )
+        self.appender = RecordAppender(self.accumulator, self.estimates, lambda: 0.0, self._wake)
 
     def _wake(self) -> None:
         self.wakes += 1
+        self.on_wake()
 
     def append(self, one: OrderedRows, check: Callable[[], None] = lambda: None) -> None:
         self.appender.append(one, check)
@@ -211,7 +214,7 @@ def test_full_takes_batch_size_from_the_pool_and_holds_lz4s_raw_block_beside_it(
     bench = Bench(
         memory=64 << 20, batch_size=512 << 10, compression=CompressionType.LZ4, strategy=FullAllocator
     )
-    bench.appender._estimates._ratios._ratios[("t", CompressionType.LZ4)] = 0.52
+    teach_ratio(bench.estimates, 0.52)
     chance = random.Random(5)
     for _ in range(60):
         bench.append(half_noise(chance, 100))
@@ -317,7 +320,7 @@ def test_with_lz4_too_rows_first_fill_the_memory_that_is_left() -> None:
         compression=CompressionType.LZ4,
         strategy=lambda pool, size: IncrementalAllocator(pool, 4_096),
     )
-    bench.appender._estimates._ratios._ratios[("t", CompressionType.LZ4)] = 0.5
+    teach_ratio(bench.estimates, 0.5)
     bench.append(unit(0, [0]))
     with pytest.raises(BufferExhaustedError):
         bench.append(half_noise(random.Random(5), 2_000))
@@ -338,7 +341,7 @@ def test_open_batches_hold_half_of_the_pool_raw_at_most_and_are_not_closed_for_i
         compression=codec,
         strategy=lambda pool, size: IncrementalAllocator(pool, 4_096),
     )
-    bench.appender._estimates._ratios._ratios[("t", codec)] = 0.2
+    teach_ratio(bench.estimates, 0.2)
     appended = 0
     for start in range(0, 8_000, 400):
         one = unit(start, [index % 4 for index in range(400)], size=1_000)
@@ -363,8 +366,8 @@ def test_open_batches_hold_half_of_the_pool_raw_at_most_and_are_not_closed_for_i
 @pytest.mark.parametrize("codec", [CompressionType.GZIP, CompressionType.ZSTD], ids=lambda c: c.name.lower())
 def test_full_keeps_to_batch_size_while_packed_rows_fit_into_it(codec: CompressionType) -> None:
     bench = Bench(memory=4 << 20, batch_size=256 << 10, compression=codec, strategy=FullAllocator)
-    bench.appender._estimates._ratios._ratios[("t", codec)] = 0.1
-    bench.appender._estimates._packed_ratios["t"] = 0.1
+    teach_ratio(bench.estimates, 0.1)
+    bench.estimates._packed_ratios["t"] = 0.1
     for start in range(0, 1_200, 100):
         bench.append(unit(start, [0] * 100, size=1_000))
     (batch,) = bench.batches(0)
@@ -435,7 +438,7 @@ def test_what_sealed_batches_shrank_to_lets_more_rows_into_later_ones() -> None:
     # The estimator learns from each; the ratio that a batch began with stays its own.
     assert batches[0].ratio == 1.0
     assert 0.75 in [batch.ratio for batch in batches]
-    assert bench.appender._estimates.ratio("t") < 0.5
+    assert bench.estimates.ratio("t") < 0.5
     assert sorted((batch.ratio for batch in batches), reverse=True) == [batch.ratio for batch in batches]
     room = 4_096 - batch_header.SIZE
     for batch in batches[:-1]:
@@ -447,8 +450,7 @@ def test_what_sealed_batches_shrank_to_lets_more_rows_into_later_ones() -> None:
 def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
     """The estimate let more rows in than the limit holds: not the limit is wrong, but the ratio."""
     bench = Bench(batch_size=100_000, compression=CompressionType.LZ4)
-    ratios = bench.appender._estimates._ratios
-    ratios._ratios[("t", CompressionType.LZ4)] = 0.1
+    teach_ratio(bench.estimates, 0.1)
     chance = random.Random(5)
     values = [chance.randbytes(2_500) + bytes(2_500) for _ in range(100)]
     noise = pa.record_batch(
@@ -460,13 +462,13 @@ def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
     bench.appender.flush()
     assert refuse(bench) > 100_000
     bench.append(unit(0, [0]))
-    assert ratios.estimate("t", CompressionType.LZ4) >= 1.0
-    assert bench.appender._estimates.limits_of("t").write_limit == 100_000
+    assert bench.estimates.ratio("t") >= 1.0
+    assert bench.estimates.limits_of("t").write_limit == 100_000
 
 
 def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
     bench = Bench(memory=96 << 10, batch_size=64 << 10, compression=CompressionType.LZ4)
-    bench.appender._estimates._ratios._ratios[("t", CompressionType.LZ4)] = 0.2
+    teach_ratio(bench.estimates, 0.2)
     chance = random.Random(5)
     values = [chance.randbytes(1_000) for _ in range(130)]
     noise = pa.record_batch(
@@ -501,7 +503,7 @@ def test_rows_that_turn_incompressible_wait_for_responses_and_do_not_fail_the_ta
         max_block_ms=60_000,
         heap=128 << 10,
     )
-    bench.appender._estimates._ratios._ratios[("t", CompressionType.LZ4)] = 0.05
+    teach_ratio(bench.estimates, 0.05)
     peak = 0
 
     def answer() -> None:
@@ -604,7 +606,7 @@ def test_the_sender_is_woken_once_the_task_waits_for_memory() -> None:
     """Woken earlier, it finds no waiter and lets other batches linger."""
     bench = Bench(memory=2_048)
     queued: list[int] = []
-    bench.appender._wake_sender = lambda: queued.append(bench.allocator.queued)
+    bench.on_wake = lambda: queued.append(bench.allocator.queued)
     with pytest.raises(BufferExhaustedError):
         bench.append(unit(0, [0] * 200))
     assert queued[-1] == 1
@@ -651,7 +653,7 @@ def test_a_grant_is_given_back_where_the_plan_fails(monkeypatch: pytest.MonkeyPa
         for batch in bench.batches(0):
             bench.accumulator.fail(batch, lambda: None)
         buffer = opened(*request)
-        monkeypatch.setattr(bench.appender._planner, "_place_granted", _raising)
+        monkeypatch.setattr(append_planner, "ProducerBatch", _raising)
         return buffer
 
     monkeypatch.setattr(bench.allocator, "open", then_failing)

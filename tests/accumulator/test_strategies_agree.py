@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kafka_sink.accumulator import chunked_buffer, memory_arena
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
-from kafka_sink.accumulator.batch_limits import BatchRoom
+from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -172,7 +172,8 @@ class Run:
             ),
             self.allocator,
         )
-        self.appender = RecordAppender(self.accumulator, codec_for(codec, None), lambda: 0.0, lambda: None)
+        estimates = SizeEstimates(self.accumulator.options, codec_for(codec, None), self.accumulator.limits)
+        self.appender = RecordAppender(self.accumulator, estimates, lambda: 0.0, lambda: None)
         self.appender._planner._max_open_raw_bytes = open_raw_limit
         self.partitioner = Partitioner(
             room=lambda *_: BatchRoom(None, 1000), ignore_keys=False, adaptive=True, random=self.chance.random

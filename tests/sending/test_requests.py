@@ -7,7 +7,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from kafka_sink.accumulator.batch_limits import BatchRoom
+from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -20,7 +20,7 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.requests import fill_request
-from tests.support.queues import queues_of
+from tests.support.queues import queues_of, teach_ratio
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -52,8 +52,9 @@ class Bench:
         )
         self.accumulator = RecordAccumulator(settings, forced.allocator(pool, 512 << 10, 4_096))
         codec = codec_for(compression, None)
-        self.appender = RecordAppender(self.accumulator, codec, lambda: 0.0, lambda: None)
-        self.appender._estimates._ratios._ratios[("t", compression)] = ratio
+        self.estimates = SizeEstimates(self.accumulator.options, codec, self.accumulator.limits)
+        self.appender = RecordAppender(self.accumulator, self.estimates, lambda: 0.0, lambda: None)
+        teach_ratio(self.estimates, ratio)
 
     def append(self, values: list[bytes], partitions: list[int]) -> None:
         batch = pa.record_batch(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from kafka.record.default_records import DefaultRecordBatch
 
-from kafka_sink.accumulator.batch_limits import BatchRoom
+from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -58,7 +58,8 @@ class Refused:
             compression_type=codec,
         )
         accumulator = RecordAccumulator(settings, self.allocator)
-        appender = RecordAppender(accumulator, codec_for(codec, None), lambda: 0.0, lambda: None)
+        estimates = SizeEstimates(accumulator.options, codec_for(codec, None), accumulator.limits)
+        appender = RecordAppender(accumulator, estimates, lambda: 0.0, lambda: None)
         stamps = [stamp * 1_000 for stamp in times or [5] * len(values)]
         rows = extract(
             ColumnPlan.of([("value", "binary"), ("timestamp", "timestamp")], "t"),

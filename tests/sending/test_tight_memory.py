@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
 
-from kafka_sink.accumulator.batch_limits import BatchRoom
+from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -104,9 +104,10 @@ class Task:
             ),
             self.allocator,
         )
-        self.appender = RecordAppender(
-            self.accumulator, codec_for(shape.codec, None), lambda: 0.0, lambda: None
+        estimates = SizeEstimates(
+            self.accumulator.options, codec_for(shape.codec, None), self.accumulator.limits
         )
+        self.appender = RecordAppender(self.accumulator, estimates, lambda: 0.0, lambda: None)
         self.completion = BatchCompletion(self.accumulator)
         self.splitter = BatchSplitter(self.completion, self.accumulator, None)
         self.written: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from kafka_sink.accumulator.batch_buffer import PieceBuffer
-from kafka_sink.accumulator.batch_limits import BatchRoom
+from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -124,7 +124,8 @@ class Model:
             retries=1_000,
         )
         self.accumulator = RecordAccumulator(options, forced.allocator(self.pool, _BATCH_SIZE, 128))
-        self.appender = RecordAppender(self.accumulator, None, lambda: self.now, lambda: None)
+        estimates = SizeEstimates(self.accumulator.options, None, self.accumulator.limits)
+        self.appender = RecordAppender(self.accumulator, estimates, lambda: self.now, lambda: None)
         backoff = ExponentialBackoff(100, 1_000, lambda: 0.5)
         self.identity = ProducerIdentity(backoff)
         self.identity.producer_id, self.identity.producer_epoch = 7, 0

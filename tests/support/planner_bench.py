@@ -45,7 +45,7 @@ class Bench:
             compression_type=CompressionType.NONE,
         )
         self.estimates = SizeEstimates(self.settings, None, BatchSizeLimits(BATCH_SIZE))
-        self.planner = AppendPlanner(self.settings, self.allocator, None, self.estimates, lambda: 3.0)
+        self.planner = AppendPlanner(self.settings, self.allocator, self.estimates, lambda: 3.0)
         self.queues = BatchQueues()
 
     def plan(self, ordered: OrderedRows, cursor: RowCursor = START, grant: Grant | None = None) -> AppendPlan:
