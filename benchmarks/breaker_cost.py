@@ -24,7 +24,7 @@ from kafka_sink.breaker import (
     FailureRateCircuitBreaker,
 )
 from kafka_sink.breaker.interface import SendPolicy
-from kafka_sink.breaker.mute_control import MuteControl
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicPartition
@@ -63,7 +63,7 @@ def gate() -> ProducerBreaker:
     cluster = Cluster(**{TOPIC: [partition % NODES for partition in range(PARTITIONS)]})
     breaker = FailureRateCircuitBreaker()
     breaker.configure({})
-    return ProducerBreaker(breaker, MuteControl(cluster, 2_000.0), str)
+    return ProducerBreaker(breaker, CircuitBreakManager(cluster, 2_000.0), str)
 
 
 def calls_ns(observer: SendPolicy, per_request: int, requests: int, rounds: int) -> float:

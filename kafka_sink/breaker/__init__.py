@@ -3,7 +3,7 @@ here."""
 
 from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
-from kafka_sink.breaker.mute_control import CircuitBreakManager
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.states import Evidence
 
 __all__ = [

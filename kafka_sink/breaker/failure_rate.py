@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
-from kafka_sink.breaker.mute_control import CircuitBreakManager
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.outcomes import Health, OutcomeWindows, has_response, health_of
 from kafka_sink.breaker.states import Evidence
 from kafka_sink.errors import ConfigurationError

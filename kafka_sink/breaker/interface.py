@@ -16,7 +16,7 @@ from kafka_sink.options.breaker import full_name
 from kafka_sink.secret import HiddenValues
 
 if TYPE_CHECKING:
-    from kafka_sink.breaker.mute_control import CircuitBreakManager
+    from kafka_sink.breaker.manager import CircuitBreakManager
 
 
 @dataclass(slots=True)

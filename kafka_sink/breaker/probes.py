@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from kafka_sink.breaker.interface import SentBatch
-from kafka_sink.breaker.muted_partitions import MutedPartitions
 from kafka_sink.breaker.outcomes import Health, has_response, health_of
 from kafka_sink.breaker.states import BreakerState, LocalMutes, Mute, ProbeLease, Target
 from kafka_sink.model import TopicPartition
@@ -20,15 +19,15 @@ class ProbePolicy:
     """Lets probes through and ends mutes by their outcomes. The sender's thread.
 
     Targets that the coordinator has muted are probed only under its leases, others by this task's clock.
+    ``covering`` returns the muted targets that cover a partition: its leader before itself.
     """
 
-    def __init__(self, mutes: LocalMutes, partitions: MutedPartitions) -> None:
+    def __init__(self, mutes: LocalMutes, covering: Callable[[TopicPartition], list[Target]]) -> None:
         # Whether a request to the target has no response yet. Its response is as good as a probe's, so none
         # is sent.
         self.awaits_response: Callable[[Target], bool] = lambda _: False
         self._mutes = mutes
-        self._table = mutes.table
-        self._partitions = partitions
+        self._covering = covering
         # When a batch was last seen to wait for a target.
         self._held_ms: dict[Target, float] = {}
         # When the task last had rows of a topic that may go to any partition. Its thread replaces it.
@@ -72,9 +71,9 @@ class ProbePolicy:
     # -- brokers: requests without rows ---------------------------------------------------------------
 
     def brokers_to_probe(self) -> list[int]:
-        if not self._table.mutes and not self._to_ask:
+        if not self._mutes.mutes and not self._to_ask:
             return []
-        due = [target for target in self._table.mutes if isinstance(target, int) and self._is_due(target)]
+        due = [target for target in self._mutes.mutes if isinstance(target, int) and self._is_due(target)]
         return [node for node in {*due, *self._to_ask} if node not in self._awaited_brokers]
 
     def broker_probe_sent(self, node_id: int) -> None:
@@ -96,10 +95,10 @@ class ProbePolicy:
         if has_response(cause):
             self.connected(node_id)
             return was_asked
-        mute = self._table.mutes.get(node_id)
+        mute = self._mutes.mutes.get(node_id)
         if mute is not None:
             mute.last_error = str(cause)
-            self._table.fail(node_id, str(cause), self._mutes.now_ms)
+            self._mutes.fail(node_id, str(cause), self._mutes.now_ms)
             self._failures.append((node_id, str(cause)))
         return False
 
@@ -107,19 +106,19 @@ class ProbePolicy:
         """A broker responded to a request without rows, perhaps the first one of a new connection."""
         if self._is_due(node_id):
             self._begin(node_id)
-        self._mutes.succeed(node_id, "it responds again")
+        self._mutes.recover(node_id, "it responds again")
 
     # -- partitions: record batches -------------------------------------------------------------------
 
     def may_probe(self, partition: TopicPartition) -> bool:
-        covering = self._partitions.covering(partition)
+        covering = self._covering(partition)
         self._note_held(covering)
         return covering == [partition] and self._is_due(partition)
 
     def batches_sent(self, batches: Iterable[SentBatch]) -> None:
         """Batches go out. A batch is the probe if its partition is muted."""
-        for partition, _ in batches if self._table.mutes else ():
-            for target in self._partitions.covering(partition):
+        for partition, _ in batches if self._mutes.mutes else ():
+            for target in self._covering(partition):
                 # If everything is muted, mutes are ignored and batches go out. Such a batch is also the probe
                 # of its broker.
                 if self._is_due(target):
@@ -128,12 +127,12 @@ class ProbePolicy:
 
     def batches_done(self, batches: Iterable[SentBatch], exception: Exception | None) -> None:
         """Attempts of batches have ended; where one was a probe, its outcome counts."""
-        for partition, _ in batches if self._table.mutes else ():
+        for partition, _ in batches if self._mutes.mutes else ():
             self._batch_done(partition, exception)
 
     def _batch_done(self, partition: TopicPartition, exception: Exception | None) -> None:
-        for target in self._partitions.covering(partition):
-            mute = self._table.mutes.get(target)
+        for target in self._covering(partition):
+            mute = self._mutes.mutes.get(target)
             if mute is None:
                 # The partition was unmuted together with its broker.
                 continue
@@ -146,40 +145,40 @@ class ProbePolicy:
         target, health = mute.target, health_of(exception)
         # A broker that responds is there, whatever it says of one partition.
         if health is Health.HEALTHY or (isinstance(target, int) and has_response(exception)):
-            self._mutes.succeed(target, "a probe got through")
+            self._mutes.recover(target, "a probe got through")
             if health is Health.HEALTHY:
                 self._mutes.unmute(partition, "a probe got through", own=True)
         elif health is Health.UNHEALTHY:
-            self._table.fail(target, str(exception), self._mutes.now_ms)
+            self._mutes.fail(target, str(exception), self._mutes.now_ms)
             self._failures.append((target, str(exception)))
         elif mute.state is BreakerState.HALF_OPEN:
-            self._table.expire(target, self._mutes.now_ms)
+            self._mutes.expire(target, self._mutes.now_ms)
 
     def trials(self) -> frozenset[Target]:
         """Partitions whose probe may go while no batch waits that could be it: new rows may go there."""
-        return frozenset(target for target in self._table.mutes if self._is_on_trial(target))
+        return frozenset(target for target in self._mutes.mutes if self._is_on_trial(target))
 
     def _is_on_trial(self, target: Target) -> bool:
-        if not isinstance(target, TopicPartition) or self._partitions.has_muted_leader(target):
+        if not isinstance(target, TopicPartition) or self._covering(target) != [target]:
             return False
         if not self._is_due(target) or self._is_held(target) or self.awaits_response(target):
             return False
         if self._mutes.is_shared(target):
             return target in self._trial_leases
         # One more interval than a probe needs: a waiting batch would have been the probe by now.
-        return self._table.is_due(target, self._mutes.now_ms - self._table.retry_interval_ms)
+        return self._mutes.is_due(target, self._mutes.now_ms - self._mutes.retry_interval_ms)
 
     # -- both ---------------------------------------------------------------------------------------
 
     def _is_due(self, target: Target) -> bool:
         if self._mutes.is_shared(target):
-            mute = self._table.mutes.get(target)
+            mute = self._mutes.mutes.get(target)
             is_open = mute is not None and mute.state is BreakerState.OPEN
             return is_open and self._leases.get(target, -math.inf) > self._mutes.now_ms
-        return self._table.is_due(target, self._mutes.now_ms)
+        return self._mutes.is_due(target, self._mutes.now_ms)
 
     def _begin(self, target: Target) -> None:
-        self._table.probe(target, self._mutes.now_ms)
+        self._mutes.probe(target, self._mutes.now_ms)
         self._leases.pop(target, None)
         self._trial_leases.discard(target)
 
@@ -201,9 +200,9 @@ class ProbePolicy:
 
         So a partition on trial has rows enough, and needs no new ones.
         """
-        if self._table.mutes:
+        if self._mutes.mutes:
             for partition in partitions:
-                self._note_held(self._partitions.covering(partition))
+                self._note_held(self._covering(partition))
 
     def _note_held(self, targets: Iterable[Target]) -> None:
         self._held_ms.update(dict.fromkeys(targets, self._mutes.now_ms))
@@ -213,11 +212,11 @@ class ProbePolicy:
 
     def held(self) -> list[Target]:
         """Muted targets that batches of this task wait for."""
-        return [target for target in self._table.mutes if self._is_held(target)]
+        return [target for target in self._mutes.mutes if self._is_held(target)]
 
     def wanted(self) -> list[Target]:
         """Muted partitions that no batch of this task waits for, but that its rows could go to."""
-        partitions = [target for target in self._table.mutes if isinstance(target, TopicPartition)]
+        partitions = [target for target in self._mutes.mutes if isinstance(target, TopicPartition)]
         return [one for one in partitions if self._has_free_rows(one) and not self._is_held(one)]
 
     def _has_free_rows(self, target: TopicPartition) -> bool:

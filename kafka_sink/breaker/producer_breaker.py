@@ -19,8 +19,7 @@ from kafka_sink.breaker.interface import (
     SendPolicy,
     SentBatch,
 )
-from kafka_sink.breaker.mute_control import BreakerMetrics, MuteControl
-from kafka_sink.breaker.muted_partitions import MutedView
+from kafka_sink.breaker.manager import CircuitBreakManager, MutedView
 from kafka_sink.breaker.outcomes import has_response
 from kafka_sink.breaker.states import MuteChange, Target
 from kafka_sink.model import PartitionInfo, TopicPartition
@@ -139,7 +138,7 @@ class SharedState(Protocol):
     def on_other_cluster(self) -> None:
         """Another Kafka cluster responds now. Mutes and reports so far concern the former one's brokers."""
 
-    def exchange(self, control: MuteControl) -> None:
+    def exchange(self, manager: CircuitBreakManager) -> None:
         """Apply messages that have come, and send what is due."""
 
     def next_change_ms(self, now_ms: float) -> float:
@@ -160,13 +159,13 @@ class ProducerBreaker(SendPolicy):
     def __init__(
         self,
         breaker: PartitionCircuitBreaker,
-        control: MuteControl,
+        manager: CircuitBreakManager,
         describe_node: Callable[[int], str],
         mark_stale: Callable[[str, float], None] = lambda topic, now_ms: None,
     ) -> None:
-        self.control = control
-        self._manager = control.manager
-        self._local = control.local
+        self.manager = manager
+        self._local = manager.local
+        self._probes = manager.probes
         self._breaker: PartitionCircuitBreaker | None = breaker
         self._describe_node = describe_node
         self._mark_stale = mark_stale
@@ -178,23 +177,23 @@ class ProducerBreaker(SendPolicy):
         self._names: dict[int, str] = {}
         self._in_flight = InFlightTracker()
         self._context = self._in_flight.context
-        control.probes.awaits_response = self._in_flight.awaits_response
-        self._call(breaker.set_circuit_break_manager, control.manager)
+        manager.probes.awaits_response = self._in_flight.awaits_response
+        self._call(breaker.set_circuit_break_manager, manager)
 
     # -- the task's thread --------------------------------------------------------------------------
 
     @property
     def mutes(self) -> MutedView:
-        return self.control.view
+        return self.manager.view
 
     @property
     def congested(self) -> frozenset[int]:
         """Brokers that keyless rows avoid for the moment."""
-        return self._manager.congested
+        return self.manager.congested
 
     def muted_targets(self, limit: int) -> list[tuple[Target, str, float]]:
         """At most ``limit`` muted targets with reason and milliseconds since. Any thread."""
-        view, mutes = self.control.view, self._local.table.mutes
+        view, mutes = self.manager.view, self._local.mutes
         found: list[tuple[Target, str, float]] = []
         targets: tuple[Target, ...] = (*view.nodes, *view.partitions)
         for target in islice(targets, limit):
@@ -230,11 +229,11 @@ class ProducerBreaker(SendPolicy):
 
     def note_free_rows(self, topics: Iterable[str]) -> None:
         """The task has rows of these topics that may go to any partition."""
-        if self.control.view:
-            self.control.probes.note_free_rows(topics)
+        if self.manager.view:
+            self._probes.note_free_rows(topics)
 
     def explain(self, partition: TopicPartition) -> str | None:
-        mute = self.control.partitions.mute_of(partition)
+        mute = self.manager.mute_of(partition)
         if mute is None:
             return None
         age_s = (self._context.now - mute.since_ms) / 1000
@@ -248,11 +247,11 @@ class ProducerBreaker(SendPolicy):
 
     def _name(self, target: Target) -> str:
         if isinstance(target, TopicPartition):
-            info: PartitionInfo | None = self._manager.leader(target)
+            info: PartitionInfo | None = self.manager.leader(target)
             return f"{target}" + (
                 f", led by {self._broker(info.leader)}" if info and info.leader >= 0 else ""
             )
-        led = self._manager.muted_partitions_for_node(target) or self._manager.available_partitions_for_node(
+        led = self.manager.muted_partitions_for_node(target) or self.manager.available_partitions_for_node(
             target
         )
         names = [f"{topic}-{info.partition}" for topic, infos in led.items() for info in infos]
@@ -277,7 +276,7 @@ class ProducerBreaker(SendPolicy):
 
     def on_send(self, node_id: int, batches: Sequence[SentBatch], now_ms: float) -> None:
         self._in_flight.batches_sent(batches)
-        self.control.probes.batches_sent(batches)
+        self._probes.batches_sent(batches)
         breaker, context = self._breaker, self._context
         context.node_id, context.request_sent_ms = node_id, now_ms
         if breaker is not None:
@@ -291,7 +290,7 @@ class ProducerBreaker(SendPolicy):
         self, node_id: int, batches: Sequence[SentBatch], cause: Exception | None, now_ms: float
     ) -> None:
         self._in_flight.batches_done(batches)
-        self.control.probes.batches_done(batches, cause)
+        self._probes.batches_done(batches, cause)
         shared = self._shared
         if shared is not None:
             shared.outcomes(node_id, batches, cause, self._context.request_sent_ms, now_ms)
@@ -306,7 +305,7 @@ class ProducerBreaker(SendPolicy):
     def on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
         self._at(now_ms)
         self._in_flight.connected(node_id, setup_ms)
-        self.control.probes.connected(node_id)
+        self._probes.connected(node_id)
 
     def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
         self._in_flight.throttled(node_id, now_ms + throttled_ms)
@@ -314,13 +313,13 @@ class ProducerBreaker(SendPolicy):
     def on_other_cluster(self, now_ms: float) -> None:
         """The other cluster's brokers and partitions may have the same ids and names."""
         self._at(now_ms)
-        self.control.local.unmute_all("another cluster responds at bootstrap.servers now")
+        self._local.unmute_all("another cluster responds at bootstrap.servers now")
         shared = self._shared
         if shared is not None:
             shared.on_other_cluster()
 
     def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
-        self.control.probes.note_waiting(partitions)
+        self._probes.note_waiting(partitions)
 
     def muted(self, now_ms: float) -> MutedView:
         """Once in each pass of the sender.
@@ -336,11 +335,11 @@ class ProducerBreaker(SendPolicy):
         self._publish_changes(shared)
         if shared is not None:
             self._alone = False
-            shared.exchange(self.control)
+            shared.exchange(self.manager)
         elif not self._alone:
             self._alone = True
-            self.control.on_coordinator_lost()
-        mutes = self.control.refresh()
+            self.manager.on_coordinator_lost()
+        mutes = self.manager.refresh()
         self._publish_changes(shared)
         if not self._is_current.is_set() and shared is not None and shared.is_current:
             self._is_current.set()
@@ -352,36 +351,33 @@ class ProducerBreaker(SendPolicy):
                 shared.changed(change)
             self._log_change(change)
 
-    def metrics(self) -> BreakerMetrics:
-        return self.control.metrics()
-
     @property
     def muted_brokers(self) -> Collection[int]:
-        return self.control.view.nodes
+        return self.manager.view.nodes
 
     def brokers_to_probe(self) -> Collection[int]:
-        return self.control.probes.brokers_to_probe()
+        return self._probes.brokers_to_probe()
 
     def on_probe(self, node_id: int, now_ms: float) -> None:
         self._at(now_ms)
-        self.control.probes.broker_probe_sent(node_id)
+        self._probes.broker_probe_sent(node_id)
 
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         self._at(now_ms)
         if has_response(cause):
             self._in_flight.probed(node_id)
-        if self.control.probes.broker_probe_done(node_id, cause) and self._shared is not None:
+        if self._probes.broker_probe_done(node_id, cause) and self._shared is not None:
             self._shared.probed(node_id, now_ms)
         # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid
         # partitions without a leader, so nothing else would have that metadata fetched again.
-        for topic in self.control.partitions.leaderless_topics():
+        for topic in self.manager.leaderless_topics():
             self._mark_stale(topic, now_ms)
 
     def may_probe(self, partition: TopicPartition) -> bool:
-        return self.control.probes.may_probe(partition)
+        return self._probes.may_probe(partition)
 
     def next_change_ms(self, now_ms: float) -> float:
-        delay = self.control.next_change_ms()
+        delay = self._local.next_change_ms(self._local.now_ms)
         if self._breaker is not None:
             tick_ms = self._call(self._breaker.next_tick_ms, self._context)
             delay = min(delay, tick_ms) if isinstance(tick_ms, float | int) else delay
@@ -389,7 +385,7 @@ class ProducerBreaker(SendPolicy):
         return delay if shared is None else min(delay, shared.next_change_ms(now_ms))
 
     def close(self) -> None:
-        self._manager.close()
+        self.manager.close()
         if self._breaker is not None:
             self._call(self._breaker.close)
 
@@ -406,7 +402,7 @@ class ProducerBreaker(SendPolicy):
         except Exception:  # noqa: BLE001 - a user's class may raise anything
             _log.exception("the circuit breaker class failed and is switched off for this producer")
             self._breaker = None
-            self._manager.forget_congested()
+            self.manager.congested = frozenset()
             return None
 
 

@@ -117,7 +117,6 @@ class MuteTable:
         self.mutes: dict[Target, Mute] = {}
         # Rises whenever a target enters or leaves.
         self.version = 0
-        self.trips = 0
         self.probes = 0
 
     def trip(self, target: Target, reason: str, now_ms: float) -> bool:
@@ -128,7 +127,6 @@ class MuteTable:
             return False
         self.mutes[target] = Mute(target, reason, now_ms, now_ms + self.retry_interval_ms)
         self.version += 1
-        self.trips += 1
         return True
 
     def probe(self, target: Target, now_ms: float) -> None:
@@ -257,15 +255,16 @@ def ongoing_mute(own: MuteChange | None, mute: Mute, now_ms: float) -> MuteChang
 _DELAYS_APART = 5
 
 
-class LocalMutes:
-    """Mutes with their origin, and the changes that have not been taken yet.
+class LocalMutes(MuteTable):
+    """A task's mutes with their origin, and the changes that have not been taken yet.
 
-    The sender's thread calls it and sets ``now_ms`` (monotonic) first. Any thread may read ``table.mutes``.
+    The sender's thread calls it and sets ``now_ms`` (monotonic) first: the KIP's calls carry no time. Any
+    thread may read ``mutes``.
     """
 
     def __init__(self, retry_interval_ms: float) -> None:
+        super().__init__(retry_interval_ms)
         self.now_ms = 0.0
-        self.table = MuteTable(retry_interval_ms)
         # Mutes that this producer's breaker class decided, over its life.
         self.own_trips = 0
         # Called with each target that is unmuted.
@@ -281,7 +280,7 @@ class LocalMutes:
 
     def mute(self, target: Target, reason: str, evidence: Evidence = NO_EVIDENCE, *, own: bool) -> None:
         """Mute a target, unless it is muted. ``own``: the breaker class here decided it."""
-        if not self._closed and self.table.trip(target, reason, self.now_ms):
+        if not self._closed and self.trip(target, reason, self.now_ms):
             change = MuteChange(target, True, reason, own, evidence)
             self._changes.append(change)
             if own:
@@ -289,17 +288,17 @@ class LocalMutes:
                 self._own[target] = change
 
     def unmute(self, target: Target, reason: str, *, own: bool) -> None:
-        if self.table.reset(target):
+        if self.reset(target):
             self._note_unmute(target, reason, own=own)
 
     def unmute_all(self, reason: str) -> None:
         """Unmute everything. The coordinator is not to hear of it."""
-        for target in list(self.table.mutes):
+        for target in list(self.mutes):
             self.unmute(target, reason, own=False)
 
-    def succeed(self, target: Target, reason: str) -> None:
+    def recover(self, target: Target, reason: str) -> None:
         """A probe of a target succeeded: unmute it."""
-        if self.table.succeed(target):
+        if self.succeed(target):
             self._note_unmute(target, reason, own=True)
 
     def _note_unmute(self, target: Target, reason: str, *, own: bool) -> None:
@@ -328,11 +327,11 @@ class LocalMutes:
         all tasks lose it at once. One that comes and goes must not delay probes each time.
         """
         self._coordinated = False
-        apart_ms = _DELAYS_APART * self.table.retry_interval_ms
+        apart_ms = _DELAYS_APART * self.retry_interval_ms
         if self._shared and self.now_ms - self._delayed_ms > apart_ms:
             self._delayed_ms = self.now_ms
             for target in self._shared:
-                self.table.delay_retry(target, self.now_ms)
+                self.delay_retry(target, self.now_ms)
         self._shared = frozenset()
 
     def is_shared(self, target: Target) -> bool:
@@ -341,9 +340,7 @@ class LocalMutes:
 
     def mutes_to_report(self) -> list[MuteChange]:
         """Every mute, for a coordinator that may be new."""
-        return [
-            ongoing_mute(self._own.get(mute.target), mute, self.now_ms) for mute in self.table.mutes.values()
-        ]
+        return [ongoing_mute(self._own.get(mute.target), mute, self.now_ms) for mute in self.mutes.values()]
 
     def take_changes(self) -> list[MuteChange]:
         """The mutes and unmutes since the last call."""
@@ -352,4 +349,4 @@ class LocalMutes:
 
     def close(self) -> None:
         self._closed = True
-        self.table.mutes.clear()
+        self.mutes.clear()

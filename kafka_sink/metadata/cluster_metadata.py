@@ -10,7 +10,6 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 
 from kafka_sink.clock import Clock
 from kafka_sink.errors import (
@@ -58,14 +57,6 @@ class HintSource:
         """A response showed that a partition's leader is old, and named the new one."""
 
 
-@dataclass(frozen=True, slots=True)
-class LookupCounts:
-    """Metadata requests that were sent, and imported snapshots that had news and so spared a request."""
-
-    requests: int = 0
-    imports: int = 0
-
-
 class ClusterMetadata:
     """MetadataCache under a lock. Methods that end in "_locked" need the lock.
 
@@ -90,7 +81,8 @@ class ClusterMetadata:
         # Whoever names an address gets the rows, where any host on the internet may have a trusted
         # certificate.
         self.confirmed_nodes_only = False
-        self._lookups = LookupCounts()
+        # Requests that were sent, and imported snapshots that had news and so spared a request.
+        self.requests = self.imports = 0
 
     # -- the task's thread ------------------------------------------------------------------------
 
@@ -211,7 +203,7 @@ class ClusterMetadata:
             news = self._cache.import_snapshot(snapshot, now_ms)
             self._updated.notify_all()
             if news:
-                self._lookups = replace(self._lookups, imports=self._lookups.imports + 1)
+                self.imports += 1
         if news:
             self._wake_sender()
         return news
@@ -262,12 +254,8 @@ class ClusterMetadata:
         with self._lock:
             topics = self._cache.next_request(now_ms)
             if topics is not None:
-                self._lookups = replace(self._lookups, requests=self._lookups.requests + 1)
+                self.requests += 1
             return topics
-
-    @property
-    def lookups(self) -> LookupCounts:
-        return self._lookups
 
     def next_request_delay_ms(self, now_ms: float) -> float:
         with self._lock:

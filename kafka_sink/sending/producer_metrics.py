@@ -9,7 +9,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from kafka_sink.accumulator.buffer_pool import PoolMetrics
-from kafka_sink.breaker.mute_control import BreakerMetrics
+from kafka_sink.counts import TaskCounts
 from kafka_sink.sending.task_deliveries import DeliveryCounts
 
 Metrics = dict[str, float]
@@ -26,21 +26,23 @@ class RowMetrics:
     """Of a task's rows on their way to batches. Times are milliseconds, sizes bytes.
 
     ``metadata_age_ms`` is that of the brokers' last list of themselves, 0 before the first.
+    ``muted_partitions`` get no rows now.
     """
 
     largest_record: int = 0
     metadata_wait_ms: float = 0.0
     metadata_age_ms: float = 0.0
+    muted_partitions: int = 0
 
 
 def task_metrics(
     pool: PoolMetrics,
     before: PoolMetrics,
     counts: DeliveryCounts,
-    breaker: BreakerMetrics,
+    totals: TaskCounts,
     rows: RowMetrics,
 ) -> Metrics:
-    """The metrics of one task. ``before`` is the pool when the task began; ``breaker`` counts from there.
+    """The metrics of one task. ``before`` is the pool when the task began.
 
     Averages are 0.0 before the first batch is sent or acknowledged. docs/metrics.md explains each metric.
     """
@@ -60,7 +62,10 @@ def task_metrics(
     values["metadata-age"] = rows.metadata_age_ms / 1000
     values["metadata-wait-time-ns-total"] = int(rows.metadata_wait_ms * 1e6)
     values["record-moved-total"] = counts.moved
-    return values | breaker.by_name()
+    values["muted-partitions"] = rows.muted_partitions
+    values["breaker-trips-total"] = totals.breaker_trips
+    values["breaker-probes-total"] = totals.breaker_probes
+    return values
 
 
 class LiveProducers:

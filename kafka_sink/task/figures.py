@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from kafka_sink.activity import LIMIT, MEMORY
-from kafka_sink.breaker.mute_control import BreakerMetrics
 from kafka_sink.clock import Clock
 from kafka_sink.coordinator.figures.messages import (
     MAX_BROKERS,
@@ -22,7 +21,6 @@ from kafka_sink.coordinator.figures.messages import (
     TopicFigures,
 )
 from kafka_sink.counts import NAMES, Number, TaskCounts
-from kafka_sink.metadata.cluster_metadata import LookupCounts
 from kafka_sink.sending.producer_metrics import Metrics, RowMetrics, task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts, TopicCounts
 
@@ -65,8 +63,8 @@ class TaskFiguresReader:
     rack: ClientRack
     started_ms: float = 0.0
     transaction_since_ms: float | None = None
-    _lookups_before: LookupCounts = field(default_factory=LookupCounts)
-    _breaker_before: BreakerMetrics = field(default_factory=BreakerMetrics)
+    # Of all tasks before the present one.
+    _before: Mapping[str, int] = field(default_factory=dict)
     _memory_before: PoolMetrics = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,20 +74,24 @@ class TaskFiguresReader:
         self.started_ms = self.clock_ms()
         self.transaction_since_ms = None
         self._memory_before = self.allocator.metrics()
-        self._lookups_before = self.cluster.lookups
-        self._breaker_before = BreakerMetrics() if self.breaker is None else self.breaker.metrics()
+        self._before = self._of_all_tasks()
 
-    def _breaker_metrics(self) -> BreakerMetrics:
-        return (
-            BreakerMetrics() if self.breaker is None else self.breaker.metrics().since(self._breaker_before)
-        )
+    def _of_all_tasks(self) -> dict[str, int]:
+        """Counts over the producer's life, by their names in ``TaskCounts``."""
+        found = {
+            "buffer_exhausted": self.allocator.metrics().buffer_exhausted_total,
+            "metadata_requests": self.cluster.requests,
+            "metadata_avoided": self.cluster.imports,
+        }
+        if self.breaker is not None:
+            mutes = self.breaker.manager.local
+            found.update(breaker_trips=mutes.own_trips, breaker_probes=mutes.probes)
+        return found
 
     def metrics(self, rows: RowMetrics) -> Metrics:
         """Under the names of Kafka's producer."""
         counts = self.sender.deliveries.counts()
-        return task_metrics(
-            self.allocator.metrics(), self._memory_before, counts, self._breaker_metrics(), rows
-        )
+        return task_metrics(self.allocator.metrics(), self._memory_before, counts, self.counts(), rows)
 
     def read(self, identity: TaskIdentity, *, done: bool = False, failed: bool = False) -> TaskFigures:
         """The report of the present task."""
@@ -122,21 +124,15 @@ class TaskFiguresReader:
         )
 
     def counts(self) -> TaskCounts:
-        counts, breaker = self.sender.deliveries.counts(), self._breaker_metrics()
-        lookups, before = self.cluster.lookups, self._lookups_before
-        exhausted = self.allocator.metrics().buffer_exhausted_total
+        counts, before = self.sender.deliveries.counts(), self._before
         return TaskCounts(
             **{name: getattr(counts, name) for name in _OF_DELIVERIES},
+            **{name: value - before.get(name, 0) for name, value in self._of_all_tasks().items()},
             skipped=sum(self.letters().values()),
             other_rack_bytes=self._other_rack_bytes(),
-            breaker_trips=breaker.breaker_trips_total,
-            breaker_probes=breaker.probes,
             encode_ms=self.appender.encode_ms,
             pool_wait_ms=self.appender.pool_wait_ms,
             rate_wait_ms=self.rate_wait_ms(),
-            buffer_exhausted=exhausted - self._memory_before.buffer_exhausted_total,
-            metadata_requests=lookups.requests - before.requests,
-            metadata_avoided=lookups.imports - before.imports,
             transactions_begun=int(self.transaction_since_ms is not None),
         )
 

@@ -18,7 +18,7 @@ from kafka_sink.accumulator.record_appender import MutedMemoryLimit, RecordAppen
 from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.activity import BROKER, METADATA, TaskActivity
 from kafka_sink.breaker.interface import SendPolicy, load_breaker
-from kafka_sink.breaker.mute_control import MuteControl
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms, wall_ms
 from kafka_sink.coordinator.breaker.channel import BreakerChannel
@@ -484,7 +484,8 @@ class Producer:
 
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
-        rows = RowMetrics(self._largest_record, self._metadata_wait_ms, self._cluster.age_ms())
+        muted = 0 if self._breaker is None else self._breaker.manager.muted_count
+        rows = RowMetrics(self._largest_record, self._metadata_wait_ms, self._cluster.age_ms(), muted)
         return self._figures.metrics(rows)
 
     @property
@@ -604,7 +605,7 @@ def _breaker(options: SinkOptions, cluster: ClusterMetadata) -> ProducerBreaker 
     def describe(node_id: int) -> str:
         return str(cluster.nodes().get(node_id, node_id))
 
-    return ProducerBreaker(breaker, MuteControl(cluster, interval_ms), describe, cluster.mark_stale)
+    return ProducerBreaker(breaker, CircuitBreakManager(cluster, interval_ms), describe, cluster.mark_stale)
 
 
 def _partitioner(options: SinkOptions, appender: RecordAppender) -> Partitioner:

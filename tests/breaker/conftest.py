@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.breaker.mute_control import MuteControl
+from kafka_sink.breaker.manager import CircuitBreakManager
 from tests.support.breaker_cluster import Cluster
 
 
@@ -14,5 +14,5 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture
-def control(cluster: Cluster) -> MuteControl:
-    return MuteControl(cluster, 2_000.0)
+def manager(cluster: Cluster) -> CircuitBreakManager:
+    return CircuitBreakManager(cluster, 2_000.0)

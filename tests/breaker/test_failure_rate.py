@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.failure_rate import UsualLatency
-from kafka_sink.breaker.mute_control import MuteControl
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.outcomes import OutcomeWindows
 from kafka_sink.breaker.producer_breaker import InFlightTracker
 from kafka_sink.errors import BrokerRefusedError, ConfigurationError, RecordTooLargeError
@@ -26,8 +26,7 @@ class Bench:
 
     def __init__(self, **configs: str) -> None:
         self.cluster = Cluster(t=[1, 2, 3])
-        self.control = MuteControl(self.cluster, 2_000.0)
-        self.manager = self.control.manager
+        self.manager = CircuitBreakManager(self.cluster, 2_000.0)
         self.breaker = FailureRateCircuitBreaker()
         self.breaker.configure({name.replace("_", "."): text for name, text in configs.items()})
         self.breaker.set_circuit_break_manager(self.manager)
@@ -35,13 +34,13 @@ class Bench:
         self.now = 0.0
 
     def at(self, now: float) -> Bench:
-        self.now = self.control.now_ms = self.in_flight.context.now = now
+        self.now = self.manager.local.now_ms = self.in_flight.context.now = now
         self.breaker.on_tick(self.in_flight.context)
         return self
 
     def answer_probes(self, *nodes: int) -> None:
         """These brokers respond to requests without rows, the others do not."""
-        probes = self.control.probes
+        probes = self.manager.probes
         for node in probes.brokers_to_probe():
             probes.broker_probe_sent(node)
             if node in nodes:
@@ -87,7 +86,7 @@ def test_batches_are_counted_whatever_their_rows() -> None:
     assert bench.batch(P0, REPLICAS, records=1)
     assert bench.manager.is_muted(P0)
     assert not bench.manager.is_muted(P1)
-    change = bench.control.local.take_changes()[0]
+    change = bench.manager.local.take_changes()[0]
     assert change.reason == "4 of the last 8 batches failed; last error: NOT_ENOUGH_REPLICAS"
 
 
@@ -127,7 +126,7 @@ def test_one_lost_connection_mutes_nothing_however_much_was_in_flight() -> None:
         bench.at(bench.now + 1)
     for _ in range(5):
         bench.batch(P0, records=1_000)
-    assert not bench.control.local.take_changes()
+    assert not bench.manager.local.take_changes()
 
 
 def test_old_failures_are_forgotten() -> None:
@@ -149,7 +148,7 @@ def test_errors_that_do_not_blame_the_broker_do_not_count(error: Exception) -> N
     bench = Bench(trigger_message_count="1")
     for _ in range(20):
         bench.batch(P0, error, records=1000)
-    assert not bench.control.local.take_changes()
+    assert not bench.manager.local.take_changes()
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), TimeoutError("no response"), REPLICAS])
@@ -171,7 +170,7 @@ def test_a_silent_broker_is_muted_after_the_threshold_and_its_responses_unmute_i
     assert not bench.manager.is_muted(1)
     bench.pass_time(start + 600)
     assert bench.manager.is_muted(1)
-    reason = bench.control.local.take_changes()[0].reason
+    reason = bench.manager.local.take_changes()[0].reason
     assert reason.startswith("no response to 3 request(s) for 5")
     assert reason.endswith("where 10 ms is usual")
     bench.pass_time(start + 30_000, 500)
@@ -190,7 +189,7 @@ def test_a_pause_of_the_client_is_not_a_silence() -> None:
     bench.at(bench.now + 5_000)
     bench.answer(P0)
     bench.at(bench.now + 60)
-    assert not bench.control.local.take_changes()
+    assert not bench.manager.local.take_changes()
 
 
 def test_slow_responses_become_usual() -> None:
@@ -201,7 +200,7 @@ def test_slow_responses_become_usual() -> None:
         bench.answer(P0)
     bench.send(P0)
     bench.pass_time(bench.now + 2_000)
-    assert not bench.control.local.take_changes()
+    assert not bench.manager.local.take_changes()
     bench.pass_time(bench.now + 500)
     assert bench.manager.is_muted(1)
 
@@ -235,7 +234,7 @@ def test_an_unreachable_broker_is_muted() -> None:
         bench.batch(P1)
         bench.at(bench.now + 10)
     assert bench.manager.is_muted(1)
-    assert "could not be reached" in bench.control.local.take_changes()[0].reason
+    assert "could not be reached" in bench.manager.local.take_changes()[0].reason
 
 
 def _muted_after_connecting_for(bench: Bench, patience: float) -> float | None:
@@ -266,7 +265,7 @@ def test_a_connection_that_takes_far_longer_than_usual_is_a_silence() -> None:
     slow.in_flight.connected(1, 900.0)
     found = [_muted_after_connecting_for(bench, 10_000.0) for bench in (unknown, quick, slow)]
     assert found == pytest.approx([3_060, 2_060, 4_560], abs=60)
-    assert "no connection to it was ready within 30" in unknown.control.local.take_changes()[0].reason
+    assert "no connection to it was ready within 30" in unknown.manager.local.take_changes()[0].reason
 
 
 def test_requests_that_failed_are_no_recovery() -> None:
@@ -289,8 +288,8 @@ def test_requests_that_were_late_before_the_mute_ended_do_not_mute_again() -> No
     bench.send(P0)
     bench.pass_time(bench.now + 5_000)
     assert bench.manager.is_muted(1)
-    bench.control.apply_shared({1: "shared"}, {})
-    bench.control.apply_shared({}, {})
+    bench.manager.apply_shared({1: "shared"}, {})
+    bench.manager.apply_shared({}, {})
     assert not bench.manager.is_muted(1), "another task's batch got through"
     bench.pass_time(bench.now + 400)
     assert not bench.manager.is_muted(1)
@@ -304,7 +303,7 @@ def test_when_no_broker_responds_none_is_muted() -> None:
         bench.batch(partition)
         bench.send(partition)
     bench.pass_time(5_000, others_respond=False)
-    assert not bench.control.local.take_changes()
+    assert not bench.manager.local.take_changes()
     bench.answer(P1)
     bench.pass_time(5_100, others_respond=False)
     assert bench.manager.is_muted(1)
@@ -315,7 +314,7 @@ def test_zero_switches_the_silence_off() -> None:
     bench = Bench(slow_request_min_ms="0")
     bench.send(P0)
     bench.pass_time(20_000, 500)
-    assert not bench.control.local.take_changes()
+    assert not bench.manager.local.take_changes()
     bench.answer(P0)
     assert bench.breaker.next_tick_ms(bench.in_flight.context) == math.inf
 
@@ -354,8 +353,8 @@ def test_a_task_with_nothing_else_to_send_asks_the_other_brokers(connecting: boo
         silent.send(P0)
     start, limit = silent.now, 2_000 if connecting else 500
     silent_until(silent, start + 5 * limit)
-    assert not silent.control.local.take_changes()
-    silent.control.probes.broker_probe_done(2, None)
+    assert not silent.manager.local.take_changes()
+    silent.manager.probes.broker_probe_done(2, None)
     silent.in_flight.probed(2)
     silent_until(silent, silent.now + 100, 2, 3)
     assert silent.manager.is_muted(1)
@@ -400,7 +399,7 @@ def test_full_in_flight_mutes_for_keyless_rows_alone() -> None:
     breaker.set_circuit_break_manager(bench.manager)
     bench.send(P0)
     assert bench.manager.congested == {1}
-    assert not bench.control.refresh()
+    assert not bench.manager.refresh()
     bench.answer(P0)
     assert not bench.manager.congested
 

@@ -15,7 +15,6 @@ from kafka_sink.breaker import (
     ProducerStatusContext,
 )
 from kafka_sink.breaker.interface import SentBatch
-from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker, SharedState
 from kafka_sink.breaker.states import MuteChange
 from kafka_sink.errors import BrokerRefusedError
@@ -34,9 +33,8 @@ class Bench:
         if breaker is None:
             breaker = FailureRateCircuitBreaker()
             breaker.configure({"trigger.message.count": "100"})
-        self.control = MuteControl(self.cluster, 2_000.0)
-        self.manager = self.control.manager
-        self.gate = ProducerBreaker(breaker, self.control, lambda node: f"host{node}:9092 (id {node})")
+        self.manager = CircuitBreakManager(self.cluster, 2_000.0)
+        self.gate = ProducerBreaker(breaker, self.manager, lambda node: f"host{node}:9092 (id {node})")
         self.now = 0.0
 
     def send(self, partition: TopicPartition, records: int = 100) -> None:
@@ -85,15 +83,15 @@ def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
             r"for 5\d\d ms, where 10 ms is usual",
             caplog.records[0].getMessage(),
         )
-        assert bench.control.metrics().muted_partitions == 2
+        assert bench.manager.muted_count == 2
         bench.answer(P0)
         bench.gate.muted(bench.now)
         assert not bench.gate.mutes
         assert [r.getMessage() for r in caplog.records[1:]] == [
             "circuit breaker: unmuted broker host1:9092 (id 1) with t-0, t-3: it responds again"
         ]
-    metrics = bench.control.metrics()
-    assert (metrics.muted_partitions, metrics.breaker_trips_total, metrics.probes) == (0, 1, 0)
+    manager = bench.manager
+    assert (manager.muted_count, manager.local.own_trips, manager.local.probes) == (0, 1, 0)
 
 
 def test_a_mute_is_explained_with_broker_partitions_time_and_last_error() -> None:
@@ -150,7 +148,7 @@ def test_a_failing_partition_is_muted_alone_and_a_probe_brings_it_back() -> None
     bench.send(P0)
     bench.answer(P0)
     assert not bench.gate.muted(bench.now)
-    assert bench.control.metrics().probes == 2
+    assert bench.manager.local.probes == 2
 
 
 class Recorder(PartitionCircuitBreaker):
@@ -257,8 +255,8 @@ class Shared:
     def on_other_cluster(self) -> None:
         pass
 
-    def exchange(self, control: MuteControl) -> None:
-        self.held = list(control.probes.held())
+    def exchange(self, manager: CircuitBreakManager) -> None:
+        self.held = list(manager.probes.held())
 
     def next_change_ms(self, now_ms: float) -> float:
         return 250.0
@@ -321,12 +319,12 @@ def test_outcomes_and_changes_go_to_the_coordinator_until_the_task_leaves_it() -
     bench.gate.muted(bench.now)
     assert shared.held == [P0]
     assert bench.gate.next_change_ms(bench.now) == 250.0
-    bench.control.apply_shared({1: "another task says so"}, {})
+    bench.manager.apply_shared({1: "another task says so"}, {})
     bench.gate.muted(bench.now)
     assert len(shared.changes) == 1, "changes by the coordinator are not reported to it"
     bench.gate.share(None)
     bench.gate.muted(bench.now)
-    assert not bench.control.local._coordinated
+    assert not bench.manager.local._coordinated
     assert P3 in bench.gate.mutes
     bench.gate.close()
     assert not bench.gate.mutes

@@ -380,7 +380,7 @@ def test_mutes_of_the_former_cluster_end_when_another_one_answers() -> None:
         with task_producer(parse(given).options, plan, hints=hints) as producer:
             breaker = producer._breaker  # type: ignore[union-attr]
             assert breaker is not None
-            breaker.control.manager.mute(0)
+            breaker.manager.mute(0)
             until(lambda: 0 in breaker.mutes.nodes, "the mute")
             producer.send(rows("t"))
             until(lambda: producer._cluster.cluster_id == "new", "the new cluster")  # type: ignore[union-attr]

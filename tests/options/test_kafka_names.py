@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.breaker.mute_control import BreakerMetrics
+from kafka_sink.counts import TaskCounts
 from kafka_sink.kafka_errors import ERRORS
 from kafka_sink.options import unsupported
 from kafka_sink.options.table import SPECS, OptionSpec
@@ -89,7 +89,7 @@ def _shown(spec: OptionSpec) -> str:
 
 def test_metrics_are_kafkas_or_ours(names: KafkaNames) -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    found = task_metrics(pool, pool, DeliveryCounts(), BreakerMetrics(), RowMetrics()).keys()
+    found = task_metrics(pool, pool, DeliveryCounts(), TaskCounts(), RowMetrics()).keys()
     assert found - names.metrics == OUR_METRICS
 
 

@@ -14,7 +14,7 @@ import pytest
 import kafka_sink
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
-from kafka_sink.breaker.mute_control import BreakerMetrics
+from kafka_sink.counts import TaskCounts
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics, task_metrics
@@ -64,9 +64,9 @@ def test_totals_and_averages_are_of_one_task() -> None:
     deliveries.count(splits=2, moved=5)
     deliveries.sent([10.0, 40.0])
     deliveries.sent([])
-    found = task_metrics(
-        pool.metrics(), before, deliveries.counts(), BreakerMetrics(3, 2, 1), RowMetrics(77, 1.5, 2_500.0)
-    )
+    totals = TaskCounts(breaker_trips=2, breaker_probes=1)
+    rows = RowMetrics(77, 1.5, 2_500.0, 3)
+    found = task_metrics(pool.metrics(), before, deliveries.counts(), totals, rows)
     assert found["buffer-exhausted-total"] == 1
     assert found["buffer-used-bytes-max"] == 32_768
     assert found["buffer-saved-bytes-max"] == (1 << 19) - 32_768
@@ -86,21 +86,16 @@ def test_totals_and_averages_are_of_one_task() -> None:
     )
 
 
-def test_what_is_muted_is_as_of_now_and_totals_are_of_one_task() -> None:
-    now, before = BreakerMetrics(4, 7, 9), BreakerMetrics(2, 5, 5)
-    assert now.since(before) == BreakerMetrics(4, 2, 4)
-
-
 def test_nothing_acknowledged_yet() -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    found = task_metrics(pool, pool, DeliveryCounts(), BreakerMetrics(), RowMetrics())
+    found = task_metrics(pool, pool, DeliveryCounts(), TaskCounts(), RowMetrics())
     assert (found["batch-size-avg"], found["compression-rate-avg"]) == (0.0, 0.0)
 
 
 def test_the_page_names_every_metric_and_no_other() -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
     names = {
-        *task_metrics(pool, pool, DeliveryCounts(), BreakerMetrics(), RowMetrics()),
+        *task_metrics(pool, pool, DeliveryCounts(), TaskCounts(), RowMetrics()),
         INIT_TIME_METRIC,
         SEND_OFFSETS_TIME_METRIC,
     }

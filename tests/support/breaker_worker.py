@@ -11,7 +11,7 @@ import select
 import sys
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
-from kafka_sink.breaker.mute_control import MuteControl
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.breaker.states import Evidence
 from kafka_sink.clock import monotonic_ms
@@ -30,10 +30,10 @@ def main() -> None:
     address = CoordinatorAddress(
         "127.0.0.1", Rendezvous(told["port"], told["cluster"], bytes.fromhex(told["secret"]))
     )
-    control = MuteControl(Cluster(t=[1, 2, 3]), 2_000.0)
+    manager = CircuitBreakManager(Cluster(t=[1, 2, 3]), 2_000.0)
     breaker = FailureRateCircuitBreaker()
     breaker.configure({})
-    gate = ProducerBreaker(breaker, control, str)
+    gate = ProducerBreaker(breaker, manager, str)
     exchange = BreakerChannel(lambda: None, 500.0)
     gate.share(exchange)
     client = CoordinatorClient(address, [exchange], monotonic_ms, groups=RELAY_GROUPS)
@@ -45,7 +45,7 @@ def main() -> None:
         for node in gate.brokers_to_probe():
             # Sent; there is nobody who would respond.
             gate.on_probe(node, monotonic_ms())
-        muted = sorted(map(str, control.local.table.mutes))
+        muted = sorted(map(str, manager.local.mutes))
         if muted != known and exchange.is_current:
             known = muted
             print(json.dumps(muted), flush=True)
@@ -55,9 +55,9 @@ def main() -> None:
                 return
             command = json.loads(line)
             if "mute" in command:
-                control.manager.mute(command["mute"], "silent", Evidence(silence_ms=2_000.0))
+                manager.mute(command["mute"], "silent", Evidence(silence_ms=2_000.0))
             if "unmute" in command:
-                control.manager.unmute(command["unmute"])
+                manager.unmute(command["unmute"])
             if "rows" in command:
                 now_ms, where = monotonic_ms(), TopicPartition("t", 0)
                 gate.on_request(1, now_ms)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
-from kafka_sink.breaker.mute_control import MuteControl
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.breaker.states import Target
 from kafka_sink.coordinator.breaker.channel import BreakerChannel
@@ -39,9 +39,8 @@ class Task:
         self.number = number
         breaker = FailureRateCircuitBreaker()
         breaker.configure({"trigger.message.count": "100"})
-        self.control = MuteControl(job.cluster, INTERVAL)
-        self.manager = self.control.manager
-        self.gate = ProducerBreaker(breaker, self.control, str)
+        self.manager = CircuitBreakManager(job.cluster, INTERVAL)
+        self.gate = ProducerBreaker(breaker, self.manager, str)
         self.exchange = BreakerChannel(lambda: None, 500.0)
         self.gate.share(self.exchange)
         self.waiting: set[TopicPartition] = set()
@@ -87,7 +86,7 @@ class Task:
                 self.waiting.discard(partition)
 
     def muted(self) -> set[Target]:
-        return set(self.control.local.table.mutes)
+        return set(self.manager.local.mutes)
 
 
 class Job:

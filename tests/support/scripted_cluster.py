@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_sink.breaker.muted_partitions import MutedView
+from kafka_sink.breaker.manager import MutedView
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan

@@ -348,6 +348,11 @@ def test_a_producer_id_serves_the_next_task_while_all_is_well(cluster: FakeClust
     assert [batch.base_sequence for batch in cluster.batches(TOPIC, 0)] == [0, 5, 10]
 
 
+def test_what_a_producer_counts_for_life_is_counted_from_a_tasks_begin(cluster: FakeCluster) -> None:
+    requests = [send(cluster, rows(start, 5)).metadata_requests for start in (0, 5)]
+    assert requests == [1, 0]
+
+
 def test_metrics_come_with_the_result_and_while_the_producer_lives(
     cluster: FakeCluster, allocation_strategy: str
 ) -> None:

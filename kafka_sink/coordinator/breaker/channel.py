@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kafka_sink.breaker.interface import SentBatch
-from kafka_sink.breaker.mute_control import MuteControl
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.outcomes import Health, OutcomeWindows, has_response, health_of
 from kafka_sink.breaker.states import MuteChange, Target
 from kafka_sink.coordinator.breaker.messages import (
@@ -139,33 +139,33 @@ class BreakerChannel(Channel):
         self._forget()
         self._urgent = self._connected
 
-    def exchange(self, control: MuteControl) -> None:
+    def exchange(self, manager: CircuitBreakManager) -> None:
         while self._inbox:
             with self._lock:
                 message = self._inbox.popleft()
-            self._apply(message, control)
+            self._apply(message, manager)
         if not self._connected:
             return
-        self._release(control)
-        failures = control.probes.take_failures()
+        self._release(manager)
+        failures = manager.probes.take_failures()
         if failures:
             self._failures += failures
             self._urgent = True
-        any_muted = bool(control.view or self._holds or self._wants or self._muted)
-        holds = control.probes.held()[:MAX_TARGETS] if any_muted else []
-        wants = control.probes.wanted()[:MAX_TARGETS] if any_muted else []
+        any_muted = bool(manager.view or self._holds or self._wants or self._muted)
+        holds = manager.probes.held()[:MAX_TARGETS] if any_muted else []
+        wants = manager.probes.wanted()[:MAX_TARGETS] if any_muted else []
         if (holds, wants) != (self._holds, self._wants):
             # The first one may be what a probe waits for. Later ones change with every batch that is full.
             self._urgent |= not (self._holds or self._wants)
             self._holds, self._wants, self._waits_changed = holds, wants, True
         if self._muted and self._cluster_id() != self._reported_cluster:
             self._urgent = True
-        if self._due_ms() > control.now_ms:
+        if self._due_ms() > manager.local.now_ms:
             return
         if len(self._outbox) < _MAX_QUEUED_REPORTS:
-            self._report(control)
+            self._report(manager)
         else:
-            self._sent_ms, self._urgent, self._waits_changed = control.now_ms, False, False
+            self._sent_ms, self._urgent, self._waits_changed = manager.local.now_ms, False, False
 
     def next_change_ms(self, now_ms: float) -> float:
         if not self._connected:
@@ -183,16 +183,16 @@ class BreakerChannel(Channel):
         is_busy = self._rows or self._holds or self._muted
         return next_beat_ms(self._sent_ms, max(self._interval_ms, HEALTHY_REPORT_MS)) if is_busy else math.inf
 
-    def _apply(self, message: BreakerUpdate | bool, control: MuteControl) -> None:
+    def _apply(self, message: BreakerUpdate | bool, manager: CircuitBreakManager) -> None:
         if isinstance(message, bool):
             self._connected = message
             if not message:
                 self.is_current = True
             self._muted.clear()
             self._forget()
-            control.on_coordinator_lost()
+            manager.on_coordinator_lost()
             # The coordinator may be new, or may have forgotten this task.
-            ongoing = control.local.mutes_to_report() if message else []
+            ongoing = manager.local.mutes_to_report() if message else []
             self._changes = [one for one in ongoing if not one.evidence.counted]
             self._urgent = message
             return
@@ -206,24 +206,24 @@ class BreakerChannel(Channel):
         for target in message.added:
             self._release_ms.pop(target, None)
         for target in message.removed:
-            self._release_ms[target] = control.now_ms + message.delay_ms
+            self._release_ms[target] = manager.local.now_ms + message.delay_ms
         for asked in message.asks:
             if isinstance(asked, TopicPartition):
                 self._asked[asked] = None
                 self._urgent = True
             else:
-                control.probes.ask_broker(asked)
-        self._release(control)
-        control.apply_shared(self._muted, message.leases)
+                manager.probes.ask_broker(asked)
+        self._release(manager)
+        manager.apply_shared(self._muted, message.leases)
 
-    def _release(self, control: MuteControl) -> None:
+    def _release(self, manager: CircuitBreakManager) -> None:
         """Unmute targets that the coordinator has unmuted, once their delay in this task is over."""
-        due = [target for target, at_ms in self._release_ms.items() if at_ms <= control.now_ms]
+        due = [target for target, at_ms in self._release_ms.items() if at_ms <= manager.local.now_ms]
         for target in due:
             del self._release_ms[target]
             self._muted.pop(target, None)
         if due:
-            control.apply_shared(self._muted, {})
+            manager.apply_shared(self._muted, {})
 
     def _forget(self) -> None:
         self._rows, self._errors, self._last_response_ms = 0, {}, {}
@@ -232,15 +232,15 @@ class BreakerChannel(Channel):
         self._reported, self._waits_changed = ([], []), False
         self._reported_cluster = None
 
-    def _report(self, control: MuteControl) -> None:
-        now_ms = control.now_ms
+    def _report(self, manager: CircuitBreakManager) -> None:
+        now_ms = manager.local.now_ms
         changes, self._changes = self._changes[:MAX_TARGETS], self._changes[MAX_TARGETS:]
         failed, self._failures = self._failures[:MAX_TARGETS], self._failures[MAX_TARGETS:]
         cluster_id = self._cluster_id()
         report = BreakerReport(
             {node: now_ms - at for node, at in self._last_response_ms.items()},
             self._rows,
-            self._outcomes(control),
+            self._outcomes(manager),
             tuple(
                 MuteReport(one.target, one.reason, one.evidence.silence_ms) for one in changes if one.muted
             ),
@@ -260,7 +260,7 @@ class BreakerChannel(Channel):
             self._outbox.append((now_ms, report))
         self._wake()
 
-    def _outcomes(self, control: MuteControl) -> tuple[OutcomeCounts, ...]:
+    def _outcomes(self, manager: CircuitBreakManager) -> tuple[OutcomeCounts, ...]:
         """Outcomes of failing partitions and of those that the coordinator has requested, even where there
         are none: it waits for them. The next report takes what does not fit into this one.
         """
@@ -272,8 +272,8 @@ class BreakerChannel(Channel):
             answered, error = self._errors.pop(partition, (False, ""))
             # Failures while the broker is muted say nothing about the partition. Those of a partition that is
             # muted for all say nothing new.
-            failed, total = self._windows.recent(partition, control.now_ms)
-            if error and (partition in self._muted or control.partitions.has_muted_leader(partition)):
+            failed, total = self._windows.recent(partition, manager.local.now_ms)
+            if error and (partition in self._muted or manager.has_muted_leader(partition)):
                 failed, total = 0, 0
             if total or is_asked:
                 outcomes.append(OutcomeCounts(partition, total - failed, failed, answered, error))

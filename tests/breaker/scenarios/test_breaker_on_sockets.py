@@ -199,7 +199,7 @@ def test_no_rows_go_to_a_muted_broker_that_refuses_connections(cluster: FakeClus
         gate = producer._breaker
         assert gate is not None
         cluster.stop(0)
-        gate.control.manager.mute(0, "I say so")
+        gate.manager.mute(0, "I say so")
         until(lambda: mutes(producer), "it is muted")
         stream = Keyless(producer)
         queue = queues_of(producer._accumulator).queue(P0)

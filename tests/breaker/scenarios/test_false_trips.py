@@ -6,7 +6,7 @@ import pytest
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.failure_rate import UsualLatency
-from kafka_sink.breaker.mute_control import MuteControl
+from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.outcomes import Health, has_response, health_of
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.errors import (
@@ -30,9 +30,8 @@ class Bench:
     def __init__(self) -> None:
         breaker = FailureRateCircuitBreaker()
         breaker.configure({})
-        self.control = MuteControl(Cluster(t=[1, 2, 3]), 2_000.0)
-        self.manager = self.control.manager
-        self.gate = ProducerBreaker(breaker, self.control, str)
+        self.manager = CircuitBreakManager(Cluster(t=[1, 2, 3]), 2_000.0)
+        self.gate = ProducerBreaker(breaker, self.manager, str)
         self.now = 0.0
 
     def send(self, partition: TopicPartition) -> None:
@@ -70,7 +69,7 @@ def test_requests_that_a_quota_holds_back_are_no_silence() -> None:
     assert bench.until_muted(1, 3_300) >= 3_300
     bench.answer(P0)
     bench.answer(P0)
-    assert not bench.control.metrics().breaker_trips_total
+    assert not bench.manager.local.own_trips
     # Once the time is over, silence is silence again.
     bench.send(P0)
     assert 500 < bench.until_muted(1, 5_000) < 700
@@ -137,7 +136,7 @@ def test_a_pause_of_the_client_while_requests_are_out_is_no_silence(pause: float
     bench.answer(P0)
     bench.now += 60
     bench.gate.muted(bench.now)
-    assert not bench.control.metrics().breaker_trips_total
+    assert not bench.manager.local.own_trips
 
 
 def test_each_request_counts_from_its_own_time() -> None:
@@ -152,19 +151,19 @@ def test_each_request_counts_from_its_own_time() -> None:
         bench.until_muted(1, 100)
         bench.answer(P0)
         assert bench.now - start < 250
-    assert not bench.control.metrics().breaker_trips_total
+    assert not bench.manager.local.own_trips
 
 
 def test_a_cluster_of_one_broker_is_never_muted() -> None:
     breaker = FailureRateCircuitBreaker()
     breaker.configure({})
-    control = MuteControl(Cluster(t=[1, 1]), 2_000.0)
-    gate = ProducerBreaker(breaker, control, str)
+    manager = CircuitBreakManager(Cluster(t=[1, 1]), 2_000.0)
+    gate = ProducerBreaker(breaker, manager, str)
     gate.on_request(1, 0.0)
     gate.on_send(1, [(P0, 100)], 0.0)
     for now in range(0, 20_000, 50):
         gate.muted(float(now))
-    assert not control.local.table.mutes
+    assert not manager.local.mutes
 
 
 def test_what_failed_in_a_silence_mutes_nothing_that_is_back() -> None:
@@ -192,7 +191,7 @@ def test_a_producer_at_rest_finds_nobody_silent() -> None:
         bench.gate.muted(bench.now)
         bench.batch(P1)
         bench.gate.muted(bench.now)
-    assert not bench.control.metrics().breaker_trips_total
+    assert not bench.manager.local.own_trips
 
 
 def test_every_response_of_the_outcome_table_is_judged() -> None:
@@ -246,4 +245,4 @@ def test_waiting_for_a_healthy_partition_means_nothing() -> None:
     bench.manager.mute(1, "silent")
     bench.gate.muted(bench.now)
     bench.gate.on_waiting([P1])
-    assert bench.control.probes.held() == []
+    assert bench.manager.probes.held() == []

@@ -16,7 +16,6 @@ from kafka_sink.breaker import (
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
-from kafka_sink.breaker.mute_control import MuteControl
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.coordinator.breaker.channel import BreakerChannel
 from kafka_sink.coordinator.breaker.messages import MuteReport, decode_report
@@ -70,7 +69,7 @@ class Own(PartitionCircuitBreaker):
 
 def one_batch(breaker: PartitionCircuitBreaker) -> tuple[ProducerBreaker, BreakerChannel]:
     """A batch's way, with the coordinator's side, and the end of the producer."""
-    gate = ProducerBreaker(breaker, MuteControl(Cluster(t=[1, 2]), 2_000.0), str)
+    gate = ProducerBreaker(breaker, CircuitBreakManager(Cluster(t=[1, 2]), 2_000.0), str)
     exchange = BreakerChannel(lambda: None, 500.0)
     exchange.on_connected(0.0)
     gate.share(exchange)
@@ -128,20 +127,20 @@ def test_what_is_no_target_is_refused_and_reaches_neither_log_nor_coordinator(
 ) -> None:
     """Catches: a sender that dies of a target it cannot encode, a coordinator that hangs up for it."""
     gate, exchange = one_batch(Own("on_complete", lambda manager: manager.mute(target)))
-    assert not gate.control.local.table.mutes
+    assert not gate.manager.local.mutes
     assert not any("muted" in record.message for record in caplog.records)
     (failure,) = [record for record in caplog.records if record.exc_info]
     assert failure.exc_info is not None
     assert "a broker's id or a TopicPartition" in str(failure.exc_info[1])
     with pytest.raises(ValueError, match="a broker's id or a TopicPartition"):
-        gate.control.manager.unmute(target)
+        gate.manager.unmute(target)
     assert reported(exchange) == []
 
 
 def test_numbers_of_numpy_are_ids() -> None:
     gate, exchange = one_batch(Own("on_complete", lambda manager: manager.mute(np.int64(1))))  # type: ignore[arg-type]
     assert P0 in gate.mutes
-    assert list(gate.control.local.table.mutes) == [1]
+    assert list(gate.manager.local.mutes) == [1]
     assert [mute.target for mute in reported(exchange)] == [1]
 
 
@@ -168,7 +167,7 @@ def test_brokers_and_partitions_that_nobody_knows_rest_without_harm(
         "circuit breaker: muted absent-7: where?",
     ]
     assert P0 not in gate.mutes
-    assert gate.control.metrics().muted_partitions == 0
+    assert gate.manager.muted_count == 0
     assert len(reported(exchange)) == 2
     for now in range(0, 60_000, 500):
         gate.muted(float(now))
@@ -186,18 +185,18 @@ def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
         thread.start()
         thread.join()
 
-    elsewhere(gate.control.manager.mute, 1, "a monitor says so")
-    assert not gate.control.local.table.mutes, "not under the sender's hands"
+    elsewhere(gate.manager.mute, 1, "a monitor says so")
+    assert not gate.manager.local.mutes, "not under the sender's hands"
     assert P0 in gate.muted(5.0)
     assert "a monitor says so" in (gate.explain(P0) or "")
-    elsewhere(gate.control.manager.unmute, 1)
+    elsewhere(gate.manager.unmute, 1)
     assert P0 in gate.mutes
     assert P0 not in gate.muted(6.0)
 
     def many() -> None:
         for number in range(400):
-            gate.control.manager.mute(TopicPartition("t", number))
-            gate.control.manager.unmute(TopicPartition("t", number - 20 if number >= 20 else 0))
+            gate.manager.mute(TopicPartition("t", number))
+            gate.manager.unmute(TopicPartition("t", number - 20 if number >= 20 else 0))
 
     thread = threading.Thread(target=many)
     thread.start()
@@ -205,10 +204,10 @@ def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
     while thread.is_alive():
         now += 1
         gate.muted(now)
-        gate.control.probes.held()
+        gate.manager.probes.held()
     thread.join()
     gate.muted(now)
-    assert len(gate.control.local.table.mutes) == 20
+    assert len(gate.manager.local.mutes) == 20
 
 
 class Congested(FailureRateCircuitBreaker):
@@ -230,7 +229,7 @@ def test_congestion_ends_with_the_class_that_reported_it() -> None:
     breaker.configure(
         {"enable.mute.inflight.full": "true", "max.in.flight.requests.per.connection": "1"},
     )
-    gate = ProducerBreaker(breaker, MuteControl(Cluster(t=[1, 2]), 2_000.0), str)
+    gate = ProducerBreaker(breaker, CircuitBreakManager(Cluster(t=[1, 2]), 2_000.0), str)
     gate.on_request(1, 1.0)
     gate.on_send(1, [(P0, 10)], 1.0)
     assert gate.congested == {1}

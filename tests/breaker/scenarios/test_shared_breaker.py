@@ -24,9 +24,8 @@ def test_a_mute_by_one_task_holds_for_all_and_its_response_unmutes_for_all() -> 
     job.run(100)
     assert job.mutes() == [{1}] * 8
     assert all("no response to 1 request(s)" in (t.gate.explain(P0) or "") for t in job.tasks)
-    metrics = [task.control.metrics() for task in job.tasks]
-    assert [one.breaker_trips_total for one in metrics] == [1] + [0] * 7
-    assert [one.muted_partitions for one in metrics] == [1] * 8
+    assert [task.manager.local.own_trips for task in job.tasks] == [1] + [0] * 7
+    assert [task.manager.muted_count for task in job.tasks] == [1] * 8
     job.tasks[0].answer(P0)
     job.run(600)
     assert job.mutes() == [set()] * 8

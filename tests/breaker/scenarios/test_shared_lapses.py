@@ -188,7 +188,7 @@ def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
                 rested[task.number] += bool(task.muted())
     assert rested[1] == rested[2] == 0
     assert rested[0] > 1_600
-    assert lonely.control.metrics().breaker_trips_total <= 3
+    assert lonely.manager.local.own_trips <= 3
 
 
 def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
@@ -204,7 +204,7 @@ def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
     assert not job.handler._leases.owners
     assert isinstance(job.tasks[owner].exchange, BreakerChannel)
     job.tasks[owner].run_pass()
-    assert not job.tasks[owner].control.probes._leases
+    assert not job.tasks[owner].manager.probes._leases
 
 
 def test_a_late_message_about_a_former_mute_does_not_end_the_present_one() -> None:

@@ -69,7 +69,7 @@ def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None]
 def is_shared(producer: Producer) -> bool:
     gate = producer._breaker
     assert gate is not None
-    return gate.control.local._coordinated
+    return gate.manager.local._coordinated
 
 
 def keyless(producer: Producer, number: int) -> None:

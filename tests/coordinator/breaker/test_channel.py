@@ -43,10 +43,10 @@ def test_failures_of_a_partition_that_is_muted_for_all_are_not_reported() -> Non
     muted, failing = TopicPartition("t", 0), TopicPartition("t", 1)
     channel._muted = {muted: "errors"}
     channel.outcomes(1, [(muted, 5), (failing, 5)], ConnectionError("lost"), 0.0, 100.0)
-    control: Any = SimpleNamespace(
-        now_ms=200.0, partitions=SimpleNamespace(has_muted_leader=lambda partition: False)
+    manager: Any = SimpleNamespace(
+        local=SimpleNamespace(now_ms=200.0), has_muted_leader=lambda partition: False
     )
-    assert [one.partition for one in channel._outcomes(control)] == [failing]
+    assert [one.partition for one in channel._outcomes(manager)] == [failing]
 
 
 def test_reports_of_a_hosts_tasks_meet() -> None:
