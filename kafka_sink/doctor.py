@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kafka_sink.driver.command_line import Finding, Level, add_options, given_options
+from kafka_sink.driver.command_line import Finding, Level, add_options, given_options, note, ok, problem
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.libraries import OF_DRIVER, OF_TASKS, anybody_may_write
 from kafka_sink.version import __version__
@@ -75,31 +75,23 @@ def examine(environ: Mapping[str, str], options: Mapping[str, str], spark: Any =
     if options:
         yield from _job(options, environ, spark)
     else:
-        yield Finding(
-            Level.NOTE,
-            "no broker was asked: add --bootstrap-servers HOST:PORT and the job's other options",
-        )
+        yield note("no broker was asked: add --bootstrap-servers HOST:PORT and the job's other options")
 
 
 def _python() -> Finding:
     version = sys.version_info[:2]
     if version < _PYTHON:
-        return Finding(
-            Level.PROBLEM, f"Python {_dotted(version)} is too old: use {_dotted(_PYTHON)} or newer"
-        )
-    return Finding(Level.OK, f"kafka-chunked {__version__}, Python {_dotted(version)} ({sys.executable})")
+        return problem(f"Python {_dotted(version)} is too old: use {_dotted(_PYTHON)} or newer")
+    return ok(f"kafka-chunked {__version__}, Python {_dotted(version)} ({sys.executable})")
 
 
 def _libraries() -> Iterator[Finding]:
     missing = [name for name in OF_TASKS.values() if _version(name) is None]
     if missing:
-        yield Finding(Level.PROBLEM, f"missing libraries: {_pip(sys.executable, missing)}")
+        yield problem(f"missing libraries: {_pip(sys.executable, missing)}")
     optional = [name for name in OF_DRIVER.values() if _version(name) is None]
     if optional:
-        yield Finding(
-            Level.NOTE,
-            f"only /metrics of the live view needs: {_pip(sys.executable, optional)}",
-        )
+        yield note(f"only /metrics of the live view needs: {_pip(sys.executable, optional)}")
 
 
 def _spark_version(environ: Mapping[str, str]) -> str | None:
@@ -124,24 +116,22 @@ def _spark_version(environ: Mapping[str, str]) -> str | None:
 def _spark(version: str | None, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Which Spark was found, and what works there."""
     if version is None:
-        yield Finding(
-            Level.NOTE,
+        yield note(
             "no PySpark was found. On a cluster run the doctor with the Python of its drivers, and with "
-            f"SPARK_HOME set. To install one here: {_pip(sys.executable, ['pyspark'])}",
+            f"SPARK_HOME set. To install one here: {_pip(sys.executable, ['pyspark'])}"
         )
         return
     numbers = _numbers(version)
     found = f"PySpark {version}, PyArrow {_version('pyarrow')}"
     if numbers < _PYSPARK:
-        yield Finding(Level.PROBLEM, f"PySpark {version} is too old: use {_dotted(_PYSPARK)} or newer")
+        yield problem(f"PySpark {version} is too old: use {_dotted(_PYSPARK)} or newer")
     elif numbers < _WITH_DATA_SOURCES:
-        yield Finding(
-            Level.OK,
+        yield ok(
             f"{found}: {_THROUGH_MAP_IN_ARROW}. format('kafka-chunked') needs PySpark "
-            f"{_dotted(_WITH_DATA_SOURCES)}",
+            f"{_dotted(_WITH_DATA_SOURCES)}"
         )
     else:
-        yield Finding(Level.OK, f"{found}: format('kafka-chunked'), {_THROUGH_MAP_IN_ARROW}")
+        yield ok(f"{found}: format('kafka-chunked'), {_THROUGH_MAP_IN_ARROW}")
     if numbers >= _PYSPARK and _version("pandas") is None:
         only = numbers < _WITH_DATA_SOURCES
         yield Finding(
@@ -150,9 +140,8 @@ def _spark(version: str | None, environ: Mapping[str, str]) -> Iterator[Finding]
             f"{_pip(sys.executable, ['pandas'])}",
         )
     if "/pyspark/" not in environ.get("SPARK_HOME", "/pyspark/") and _version("pyspark") is not None:
-        yield Finding(
-            Level.NOTE,
-            f"SPARK_HOME is {environ['SPARK_HOME']}: its Spark runs, not that of the installed PySpark",
+        yield note(
+            f"SPARK_HOME is {environ['SPARK_HOME']}: its Spark runs, not that of the installed PySpark"
         )
 
 
@@ -161,21 +150,19 @@ def _java(environ: Mapping[str, str], oldest: int) -> Finding:
     path = os.path.join(home, "bin", "java") if home else shutil.which("java", path=environ.get("PATH"))
     remedy = f"install Java {oldest} or newer, and set JAVA_HOME to it"
     if not path:
-        return Finding(Level.PROBLEM, f"there is no Java, which Spark needs: {remedy}")
+        return problem(f"there is no Java, which Spark needs: {remedy}")
     try:
         done = subprocess.run(
             [path, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
         found = (done.stderr + done.stdout).split('"')
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding(Level.PROBLEM, f"Java at {path} does not start ({error}): {remedy}")
+        return problem(f"Java at {path} does not start ({error}): {remedy}")
     version = found[1] if len(found) > 2 else ""
     major = version.removeprefix("1.").split(".")[0].split("-")[0]
     if not major.isdecimal() or int(major) < oldest:
-        return Finding(
-            Level.PROBLEM, f"Java {version or 'of unknown version'} at {path} is too old: {remedy}"
-        )
-    return Finding(Level.OK, f"Java {version} ({path})")
+        return problem(f"Java {version or 'of unknown version'} at {path} is too old: {remedy}")
+    return ok(f"Java {version} ({path})")
 
 
 def _workers(environ: Mapping[str, str], spark: str) -> Iterator[Finding]:
@@ -183,23 +170,18 @@ def _workers(environ: Mapping[str, str], spark: str) -> Iterator[Finding]:
     named = environ.get("PYSPARK_PYTHON")
     python = shutil.which(named or "python3", path=environ.get("PATH"))
     if named is None and python is not None:
-        yield Finding(
-            Level.NOTE,
+        yield note(
             f"PYSPARK_PYTHON is not set, so Spark's workers take python3 from PATH ({python}). Set it to be "
-            "sure: os.environ['PYSPARK_PYTHON'] = sys.executable, before the session is made",
+            "sure: os.environ['PYSPARK_PYTHON'] = sys.executable, before the session is made"
         )
     if python is None:
         what = f"PYSPARK_PYTHON, {named}, does not exist" if named else "there is no python3 on PATH"
-        yield Finding(
-            Level.PROBLEM,
-            f"Spark's workers have no Python, as {what}: set PYSPARK_PYTHON to {sys.executable}",
-        )
+        yield problem(f"Spark's workers have no Python, as {what}: set PYSPARK_PYTHON to {sys.executable}")
         return
     answer = _ask(python, environ)
     if isinstance(answer, str):
-        yield Finding(
-            Level.PROBLEM,
-            f"the workers' Python, {python}, does not run: {answer}. Set PYSPARK_PYTHON to {sys.executable}",
+        yield problem(
+            f"the workers' Python, {python}, does not run: {answer}. Set PYSPARK_PYTHON to {sys.executable}"
         )
     else:
         yield _of_workers(python, answer, spark)
@@ -217,18 +199,16 @@ def _driver_python(environ: Mapping[str, str]) -> Iterator[Finding]:
     missing = [] if isinstance(answer, str) else answer.missing
     why = answer if isinstance(answer, str) else f"it lacks {', '.join(missing)}"
     if missing or isinstance(answer, str):
-        yield Finding(
-            Level.PROBLEM,
+        yield problem(
             f"PYSPARK_DRIVER_PYTHON is {named}, with which Spark looks for installed data sources, and that "
             f"fails: {why}. So Spark says DATA_SOURCE_NOT_FOUND. Unset it before the session is made, "
             "as in os.environ.pop('PYSPARK_DRIVER_PYTHON', None), or call kafka_sink.register(spark) before "
-            "the first write",
+            "the first write"
         )
     else:
-        yield Finding(
-            Level.NOTE,
+        yield note(
             f"PYSPARK_DRIVER_PYTHON is {named}: Spark runs the sink's tasks with it, on executors, too, "
-            "unless kafka_sink.register(spark) was called. Unset it where executors have none at this path",
+            "unless kafka_sink.register(spark) was called. Unset it where executors have none at this path"
         )
 
 
@@ -286,10 +266,8 @@ def _of_workers(python: str, answer: _Answer, spark: str) -> Finding:
     elif answer.pyspark is not None and answer.pyspark != spark:
         text = f"has PySpark {answer.pyspark}, and the driver {spark}: install the same version"
     else:
-        return Finding(
-            Level.OK, f"Spark's workers: Python {_dotted(answer.version)} with all libraries ({python})"
-        )
-    return Finding(Level.PROBLEM, f"the workers' Python, {python}, {text}")
+        return ok(f"Spark's workers: Python {_dotted(answer.version)} with all libraries ({python})")
+    return problem(f"the workers' Python, {python}, {text}")
 
 
 def _folders(environ: Mapping[str, str]) -> Finding:
@@ -299,27 +277,25 @@ def _folders(environ: Mapping[str, str]) -> Finding:
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
-            return Finding(
-                Level.PROBLEM,
+            return problem(
                 f"Spark cannot write to {folder} ({error.strerror}): set SPARK_LOCAL_DIRS to one that it "
-                "may write to",
+                "may write to"
             )
-    return Finding(Level.OK, f"Spark's local folders can be written ({named or tempfile.gettempdir()})")
+    return ok(f"Spark's local folders can be written ({named or tempfile.gettempdir()})")
 
 
 def _shared_import_folders() -> Iterator[Finding]:
     """Spark's workers run ``python -m``, so they import from the folder that the driver was started in."""
     for folder in dict.fromkeys([os.getcwd(), *map(os.path.abspath, sys.path)]):
         if anybody_may_write(folder):
-            yield Finding(
-                Level.NOTE,
+            yield note(
                 f"Python imports from {folder}, where any user of this host can put a module that then runs "
-                "as you: start jobs in a folder of your own, and take shared ones off PYTHONPATH",
+                "as you: start jobs in a folder of your own, and take shared ones off PYTHONPATH"
             )
 
 
 def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> Iterator[Finding]:
-    from kafka_sink.driver.cluster_findings import of_cluster
+    from kafka_sink.driver.findings import of_cluster, of_session
     from kafka_sink.options import parse
 
     left = dict(options)
@@ -332,28 +308,27 @@ def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> 
             if not named <= set(left):
                 # It misses what was left out.
                 break
-            yield Finding(Level.PROBLEM, f"options: {error}")
+            yield problem(f"options: {error}")
             if not named:
                 return
             # The next look finds the next mistake.
             left = {name: value for name, value in left.items() if name not in named}
     if len(left) < len(options):
-        yield Finding(Level.NOTE, "no broker was asked, because of the problems with options")
+        yield note("no broker was asked, because of the problems with options")
         return
-    yield from (Finding(Level.NOTE, warning) for warning in parsed.warnings)
+    yield from (note(warning) for warning in parsed.warnings)
     if spark is not None:
         from kafka_sink.coordinator.process.placement import ADMINISTERED
-        from kafka_sink.driver.session_findings import of_session
 
         yield from of_session(spark, options, parsed.options, environ, ADMINISTERED)
     try:
         yield from of_cluster(parsed.options)
     except KafkaSinkError as error:
-        yield Finding(Level.PROBLEM, f"brokers, login and topic: {error}")
+        yield problem(f"brokers, login and topic: {error}")
     try:
         yield from _registry(parsed.options)
     except KafkaSinkError as error:
-        yield Finding(Level.PROBLEM, f"schema registry: {error}")
+        yield problem(f"schema registry: {error}")
 
 
 def _registry(options: SinkOptions) -> Iterator[Finding]:
@@ -364,11 +339,11 @@ def _registry(options: SinkOptions) -> Iterator[Finding]:
 
     for what, error in planning.look_around(options):
         if error is None:
-            yield Finding(Level.OK, f"schema registry: {what}")
+            yield ok(f"schema registry: {what}")
         elif error.is_missing and options.auto_register_schemas and not options.use_latest_version:
-            yield Finding(Level.NOTE, f"schema registry: {what} has no schema yet; a job registers one")
+            yield note(f"schema registry: {what} has no schema yet; a job registers one")
         else:
-            yield Finding(Level.PROBLEM, f"schema registry: {error}")
+            yield problem(f"schema registry: {error}")
 
 
 def check(

@@ -17,9 +17,9 @@ import pytest
 from kafka_sink import doctor
 from kafka_sink.coordinator.process.placement import ADMINISTERED
 from kafka_sink.doctor import examine, main
-from kafka_sink.driver import cluster_findings, planning_client
+from kafka_sink.driver import findings, planning_client
 from kafka_sink.driver.command_line import Finding, Level
-from kafka_sink.driver.session_findings import of_session
+from kafka_sink.driver.findings import of_session
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from tests.support.fake_broker import FakeCluster
@@ -42,7 +42,7 @@ def _no_look(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("not supported")
         yield
 
-    monkeypatch.setattr(cluster_findings, "_looked_at", refuses)
+    monkeypatch.setattr(findings, "_looked_at", refuses)
 
 
 def problems(environ: dict[str, str], options: dict[str, str] | None = None) -> str:
@@ -262,9 +262,9 @@ def test_brokers_of_different_versions_are_named() -> None:
     admin = SimpleNamespace(
         get_broker_version_data=lambda broker: SimpleNamespace(broker_version=versions[broker])
     )
-    (one,) = cluster_findings._versions([0, 1], admin)
+    (one,) = findings._versions([0, 1], admin)
     assert one.text.endswith("different versions of Kafka: broker 0: 3.9, broker 1: 4.1")
-    assert list(cluster_findings._versions([], admin)) == []
+    assert list(findings._versions([], admin)) == []
 
 
 def test_the_settings_of_a_session_are_looked_at() -> None:

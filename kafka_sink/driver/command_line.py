@@ -62,3 +62,15 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.level.value:>8}  {self.text}"
+
+
+def ok(text: str) -> Finding:
+    return Finding(Level.OK, text)
+
+
+def note(text: str) -> Finding:
+    return Finding(Level.NOTE, text)
+
+
+def problem(text: str) -> Finding:
+    return Finding(Level.PROBLEM, text)
