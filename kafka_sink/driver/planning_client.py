@@ -122,14 +122,13 @@ class PlanningClient:
             self._network.poll(_POLL_MS, now)
         return False
 
-    def api_version(self, node_id: int, api: int, versions: tuple[int, int]) -> int:
-        return self._network.api_version(node_id, api, versions)
+    def api_version(self, node_id: int, api: int) -> int:
+        return self._network.api_version(node_id, api)
 
     def ask(
         self,
         node_id: int,
         api: int,
-        versions: tuple[int, int],
         encode: Callable[[int], bytes],
         timeout_ms: float,
     ) -> Any | None:
@@ -139,7 +138,7 @@ class PlanningClient:
         first request.
         """
         now = monotonic_ms()
-        version = self._network.api_version(node_id, api, versions)
+        version = self._network.api_version(node_id, api)
         body = encode(version)
         request = OutboundRequest(api, version, [body], True, max(1.0, timeout_ms), "ask")
         self._network.send(node_id, request, now)

@@ -106,7 +106,6 @@ class TopicPreparation:
         found: MetadataResponse | None = self._client.ask(
             self._client.connect(),
             apis.METADATA,
-            requests.METADATA_VERSIONS,
             lambda version: requests.encode_metadata(version, topics, create, operations=version >= 8),
             self._request_timeout_ms(math.inf if self._missing is None else TOPIC_PROPAGATION_MS),
         )
@@ -150,7 +149,6 @@ class TopicPreparation:
         response: CreateTopicResponse | None = self._client.ask(
             node,
             apis.CREATE_TOPICS,
-            topic_requests.CREATE_TOPICS_VERSIONS,
             lambda version: topic_requests.encode_create_topic(
                 version, topic, partitions, replication_factor, milliseconds, self._options.topic_config
             ),
@@ -170,12 +168,11 @@ class TopicPreparation:
             _REPLICATION_FACTOR: options.topic_replication_factor,
         }
         unset = [name for name, number in numbers.items() if number == -1]
-        version = self._client.api_version(node, apis.CREATE_TOPICS, topic_requests.CREATE_TOPICS_VERSIONS)
+        version = self._client.api_version(node, apis.CREATE_TOPICS)
         if unset and version < topic_requests.CREATE_TOPICS_BY_DEFAULTS:
             found: BrokerConfigs | None = self._client.ask(
                 node,
                 apis.DESCRIBE_CONFIGS,
-                topic_requests.DESCRIBE_CONFIGS_VERSIONS,
                 lambda version: topic_requests.encode_describe_broker(version, node, unset),
                 self._request_timeout_ms(),
             )
@@ -206,7 +203,6 @@ class TopicPreparation:
         response: ProducerIdResponse | None = self._client.ask(
             self._client.connect(),
             apis.INIT_PRODUCER_ID,
-            requests.INIT_PRODUCER_ID_VERSIONS,
             lambda version: requests.encode_init_producer_id(version, -1, -1),
             self._request_timeout_ms(TOPIC_PROPAGATION_MS),
         )

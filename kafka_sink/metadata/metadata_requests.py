@@ -55,7 +55,7 @@ class MetadataRequests:
         if topics is None:
             # Some topics have aged, but too few for a request of their own. They wait until one is urgent.
             return self._cluster.next_request_delay_ms(now_ms)
-        version = self._network.api_version(node, apis.METADATA, requests.METADATA_VERSIONS)
+        version = self._network.api_version(node, apis.METADATA)
         body = requests.encode_metadata(version, topics, self._options.allow_auto_create_topics)
         timeout_ms = self._options.request_timeout_ms
         tag = MetadataTag(topics)

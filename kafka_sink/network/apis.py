@@ -43,7 +43,8 @@ _NEVER = 32_767
 
 
 class Api(NamedTuple):
-    """``module``: the codec module in this package.
+    """``module``: the codec module in this package. ``versions``: the oldest and the newest that it reads and
+    writes.
 
     ``max_response_bytes``: the largest response accepted. The bounds follow what brokers send: a Metadata
     response for 100,000 partitions has 5 MiB, and a Produce response has more than some kilobytes only with
@@ -60,6 +61,7 @@ class Api(NamedTuple):
 
     name: str
     module: str
+    versions: tuple[int, int]
     max_response_bytes: int
     first_client_throttled: int
     first_flexible: int
@@ -73,26 +75,38 @@ class Api(NamedTuple):
 
 
 APIS: Mapping[int, Api] = {
-    PRODUCE: Api("Produce", "produce", 16 * _MIB, 6, 9, in_proportion=True),
-    METADATA: Api("Metadata", "requests", 16 * _MIB, 6, 9),
+    PRODUCE: Api("Produce", "produce", (3, 13), 16 * _MIB, 6, 9, in_proportion=True),
+    # Version 4 is the first that can forbid auto-creation; 10 brings topic ids.
+    METADATA: Api("Metadata", "requests", (4, 13), 16 * _MIB, 6, 9),
     # 4 KiB for each of thousands of progress marks.
-    OFFSET_FETCH: Api("OffsetFetch", "transaction_requests", 32 * _MIB, 4, 6),
-    FIND_COORDINATOR: Api("FindCoordinator", "transaction_requests", 16 * _MIB, 2, 3, in_proportion=True),
-    SASL_HANDSHAKE: Api("SaslHandshake", "authentication", 64 * _KIB, 0, _NEVER),
-    API_VERSIONS: Api("ApiVersions", "requests", 64 * _KIB, 2, 3),
-    CREATE_TOPICS: Api("CreateTopics", "topic_requests", 256 * _KIB, 3, 5),
-    INIT_PRODUCER_ID: Api("InitProducerId", "requests", 64 * _KIB, 1, 2),
-    ADD_PARTITIONS_TO_TXN: Api("AddPartitionsToTxn", "transaction_requests", _MIB, 1, 3),
-    ADD_OFFSETS_TO_TXN: Api("AddOffsetsToTxn", "transaction_requests", 64 * _KIB, 1, 3),
-    END_TXN: Api("EndTxn", "transaction_requests", 64 * _KIB, 1, 3),
-    TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", "transaction_requests", 16 * _MIB, 1, 3, in_proportion=True),
-    DESCRIBE_CONFIGS: Api("DescribeConfigs", "topic_requests", 256 * _KIB, 2, 4),
+    # Version 8 fetches many groups at once (KIP-709); version 10 identifies topics by id.
+    OFFSET_FETCH: Api("OffsetFetch", "transaction_requests", (8, 9), 32 * _MIB, 4, 6),
+    # Version 4 looks up many keys at once (KIP-699).
+    FIND_COORDINATOR: Api(
+        "FindCoordinator", "transaction_requests", (4, 5), 16 * _MIB, 2, 3, in_proportion=True
+    ),
+    # Version 0, for brokers before 1.0, is followed by bytes without frames.
+    SASL_HANDSHAKE: Api("SaslHandshake", "authentication", (1, 1), 64 * _KIB, 0, _NEVER),
+    API_VERSIONS: Api("ApiVersions", "requests", (0, 4), 64 * _KIB, 2, 3),
+    CREATE_TOPICS: Api("CreateTopics", "topic_requests", (2, 7), 256 * _KIB, 3, 5),
+    INIT_PRODUCER_ID: Api("InitProducerId", "requests", (0, 6), 64 * _KIB, 1, 2),
+    # From version 4 on it is for brokers.
+    ADD_PARTITIONS_TO_TXN: Api("AddPartitionsToTxn", "transaction_requests", (3, 3), _MIB, 1, 3),
+    ADD_OFFSETS_TO_TXN: Api("AddOffsetsToTxn", "transaction_requests", (3, 4), 64 * _KIB, 1, 3),
+    END_TXN: Api("EndTxn", "transaction_requests", (3, 5), 64 * _KIB, 1, 3),
+    TXN_OFFSET_COMMIT: Api(
+        "TxnOffsetCommit", "transaction_requests", (3, 5), 16 * _MIB, 1, 3, in_proportion=True
+    ),
+    DESCRIBE_CONFIGS: Api("DescribeConfigs", "topic_requests", (0, 4), 256 * _KIB, 2, 4),
     # Kerberos' tickets may be some 64 KiB.
-    SASL_AUTHENTICATE: Api("SaslAuthenticate", "authentication", 256 * _KIB, 0, 2),
-    DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", "transaction_requests", 16 * _MIB, 0, 0),
-    LIST_TRANSACTIONS: Api("ListTransactions", "transaction_requests", 16 * _MIB, 0, 0),
-    GET_TELEMETRY_SUBSCRIPTIONS: Api("GetTelemetrySubscriptions", "telemetry_requests", 256 * _KIB, 0, 0),
-    PUSH_TELEMETRY: Api("PushTelemetry", "telemetry_requests", 64 * _KIB, 0, 0),
+    SASL_AUTHENTICATE: Api("SaslAuthenticate", "authentication", (0, 2), 256 * _KIB, 0, 2),
+    DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", "transaction_requests", (0, 0), 16 * _MIB, 0, 0),
+    # Version 2 filters ids by an RE2 pattern (KIP-1152).
+    LIST_TRANSACTIONS: Api("ListTransactions", "transaction_requests", (0, 2), 16 * _MIB, 0, 0),
+    GET_TELEMETRY_SUBSCRIPTIONS: Api(
+        "GetTelemetrySubscriptions", "telemetry_requests", (0, 0), 256 * _KIB, 0, 0
+    ),
+    PUSH_TELEMETRY: Api("PushTelemetry", "telemetry_requests", (0, 0), 64 * _KIB, 0, 0),
 }
 
 

@@ -16,7 +16,7 @@ from kafka_sink.kafka_errors import (
     UNSUPPORTED_SASL_MECHANISM,
     error_of,
 )
-from kafka_sink.network.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from kafka_sink.network.apis import APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kafka_sink.network.events import Buffer
 from kafka_sink.network.wire import Reader, decoder, encoded, text_of
 from kafka_sink.printable import printable_list
@@ -24,9 +24,6 @@ from kafka_sink.printable import printable_list
 if TYPE_CHECKING:
     from kafka_sink.security.sasl import SaslExchange
 
-# Version 0 of the handshake, for brokers before 1.0, is followed by bytes without frames.
-HANDSHAKE_VERSIONS = (1, min(1, int(SaslHandshakeRequest.max_version)))
-AUTHENTICATE_VERSIONS = (0, min(2, int(SaslAuthenticateRequest.max_version)))
 # Kerberos needs four, SCRAM two.
 _MAX_ROUNDS = 16
 
@@ -78,8 +75,8 @@ class Login:
         self._rounds = 0
 
     def begin(self) -> LoginRequest:
-        version = self._version(SASL_HANDSHAKE, HANDSHAKE_VERSIONS)
-        self._version(SASL_AUTHENTICATE, AUTHENTICATE_VERSIONS)
+        version = self._version(SASL_HANDSHAKE)
+        self._version(SASL_AUTHENTICATE)
         body = encoded(SaslHandshakeRequest, version, mechanism=self._exchange.mechanism)
         return LoginRequest(SASL_HANDSHAKE, version, body)
 
@@ -97,7 +94,8 @@ class Login:
             return LoggedIn(response.session_ms) if following is None else self._authenticate(following)
         raise AuthenticationError(f"login at {self._name} failed: {problem}")
 
-    def _version(self, api: int, ours: tuple[int, int]) -> int:
+    def _version(self, api: int) -> int:
+        ours = APIS[api].versions
         low, high = self._versions.get(api, (0, -1))
         version = min(high, ours[1])
         if version < max(low, ours[0]):
@@ -113,7 +111,7 @@ class Login:
             raise AuthenticationError(
                 f"login at {self._name} failed: it sent more than {_MAX_ROUNDS} challenges"
             )
-        version = self._version(SASL_AUTHENTICATE, AUTHENTICATE_VERSIONS)
+        version = self._version(SASL_AUTHENTICATE)
         body = encoded(SaslAuthenticateRequest, version, auth_bytes=data)
         return LoginRequest(SASL_AUTHENTICATE, version, memoryview(body))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_sink.errors import BrokerVersionError, ProtocolError
 from kafka_sink.kafka_errors import UNSUPPORTED_VERSION, error_of
-from kafka_sink.network import produce, requests
+from kafka_sink.network import requests
 from kafka_sink.network.apis import API_VERSIONS, APIS, METADATA, PRODUCE, decoder_of
 from kafka_sink.network.events import Buffer, OutboundRequest
 from kafka_sink.network.wire import correlation_id
@@ -32,7 +32,6 @@ _LENGTH = struct.Struct(">i")
 _SHORTEST_FRAME = 4
 # A TLS listener responds to plaintext with a record of type alert, version 3.x.
 _TLS_ALERT = b"\x15\x03"
-_NEEDED = {PRODUCE: produce.VERSIONS, METADATA: requests.METADATA_VERSIONS}
 
 
 class Phase(Enum):
@@ -101,7 +100,7 @@ class BrokerProtocol:
 
     def start(self, now_ms: float) -> None:
         """Ask for the broker's API versions, before anything else."""
-        self._ask_versions(requests.API_VERSIONS_VERSIONS[1], now_ms)
+        self._ask_versions(APIS[API_VERSIONS].versions[1], now_ms)
 
     def _ask_versions(self, version: int, now_ms: float) -> None:
         body = [requests.encode_api_versions(version, __version__)]
@@ -226,7 +225,8 @@ class BrokerProtocol:
             raise ProtocolError(f"{self._name} failed ApiVersions: {error_of(response.error_code).label}")
         if PRODUCE not in response.ranges:
             raise BrokerVersionError(f"{self._name} does not take Produce requests: is it a controller?")
-        for api, (oldest, newest) in _NEEDED.items():
+        for api in (PRODUCE, METADATA):
+            oldest, newest = APIS[api].versions
             low, high = response.ranges.get(api, (0, -1))
             if min(high, newest) < max(low, oldest):
                 raise BrokerVersionError(

@@ -256,8 +256,12 @@ class NetworkClient:
         idle = (connection for connection in connections if connection.state is ConnectionState.IDLE)
         return max(0.0, min((connection.connect_after_ms - now_ms for connection in idle), default=math.inf))
 
-    def api_version(self, node_id: int, api_key: int, ours: tuple[int, int]) -> int:
-        """The newest version that both sides speak. Raises BrokerVersionError where there is none."""
+    def api_version(self, node_id: int, api_key: int, ours: tuple[int, int] | None = None) -> int:
+        """The newest version that both sides speak. Raises BrokerVersionError where there is none.
+
+        ``ours``: where it is not all that ``apis.APIS`` says.
+        """
+        ours = ours or apis.APIS[api_key].versions
         connection = self._connections[node_id]
         low, high = connection.api_versions.get(api_key, (0, -1))
         version = min(high, ours[1])

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kafka_sink.model import NO_RECORD_ERRORS, Node, RecordErrors
-from kafka_sink.network.apis import DECODERS, PRODUCE
+from kafka_sink.network.apis import APIS, DECODERS, PRODUCE
 from kafka_sink.network.wire import ANY_NUMBER, UNASKED, Reader, broker_in, read_response, text_of
 
-VERSIONS = (3, 13)
 LAST_VERSION_WITH_NAMES = 12
 # The next one adds partitions to the transaction, which is transaction protocol 2 (KIP-890).
 LAST_VERSION_OF_PROTOCOL_1 = 11
@@ -78,11 +77,12 @@ def produce_body(
     """The request body as buffers for scatter-gather: small headers between the batches' own buffers.
 
     A topic is (name, id or None, partitions). A partition is (index, buffers of its batch, total bytes).
-    Buffers are bytes or memoryviews of bytes and are not copied. Raises ValueError for a version outside
-    VERSIONS, or for a topic without an id where the version needs one.
+    Buffers are bytes or memoryviews of bytes and are not copied. Raises ValueError for a version that
+    ``apis.APIS`` lacks, or for a topic without an id where the version needs one.
     """
-    if not VERSIONS[0] <= version <= VERSIONS[1]:
-        raise ValueError(f"Produce v{version} is not one of {VERSIONS[0]} to {VERSIONS[1]}")
+    oldest, newest = APIS[PRODUCE].versions
+    if not oldest <= version <= newest:
+        raise ValueError(f"Produce v{version} is not one of {oldest} to {newest}")
     if version >= _FIRST_FLEXIBLE:
         return _flexible_body(version, acks, timeout_ms, transactional_id, topics)
     return _classic_body(acks, timeout_ms, transactional_id, topics)

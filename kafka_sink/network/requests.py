@@ -19,12 +19,6 @@ from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Partition
 from kafka_sink.network.apis import API_VERSIONS, APIS, DECODERS, INIT_PRODUCER_ID, METADATA
 from kafka_sink.network.wire import Reader, broker_in, decoder, encoded, read_response, text_of
 
-# The last versions are those that this package reads and kafka-python writes. Of Metadata, version 4 is the
-# first that can forbid auto-creation; 10 brings topic ids.
-METADATA_VERSIONS = (4, min(13, int(MetadataRequest.max_version)))
-INIT_PRODUCER_ID_VERSIONS = (0, min(6, int(InitProducerIdRequest.max_version)))
-API_VERSIONS_VERSIONS = (0, min(4, int(ApiVersionsRequest.max_version)))
-
 # The tag of the levels that the cluster has finalized (KIP-584).
 _FINALIZED_FEATURES = 2
 # From this version on, InitProducerId also names the producer of a prepared transaction (KIP-939).
@@ -127,7 +121,7 @@ def _api_versions(reader: Reader) -> ApiVersionsResponse:
 def encode_metadata(
     version: int, topics: tuple[str, ...], allow_auto_create: bool, operations: bool = False
 ) -> bytes:
-    """Ask for these topics only; without topics, for the brokers alone. Versions: METADATA_VERSIONS.
+    """Ask for these topics only; without topics, for the brokers alone.
 
     ``operations``: also asks what this client may do with the topics (KIP-430, from version 8 on).
     """

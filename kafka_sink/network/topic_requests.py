@@ -11,10 +11,8 @@ from kafka_sink.network.apis import CREATE_TOPICS, DESCRIBE_CONFIGS
 from kafka_sink.network.wire import Reader, decoder, encoded, text_of
 from kafka_sink.printable import printable
 
-CREATE_TOPICS_VERSIONS = (2, min(7, int(CreateTopicsRequest.max_version)))
 # The first version in which brokers can choose the numbers of partitions and replicas (KIP-464).
 CREATE_TOPICS_BY_DEFAULTS = 4
-DESCRIBE_CONFIGS_VERSIONS = (0, min(4, int(DescribeConfigsRequest.max_version)))
 # ConfigResource.Type.BROKER.
 _BROKER = 4
 # Of CreateTopics: what its responses have in addition from these versions on.
@@ -46,9 +44,7 @@ def encode_create_topic(
     timeout_ms: int,
     config: Sequence[tuple[str, str]] = (),
 ) -> bytes:
-    """Create one topic with these settings; the broker chooses a number given as -1. Versions:
-    CREATE_TOPICS_VERSIONS.
-    """
+    """Create one topic with these settings; the broker chooses a number given as -1."""
     topic_class = CreateTopicsRequest.CreatableTopic
     topic = topic_class(
         name=name,

@@ -35,21 +35,9 @@ from kafka_sink.network.apis import (
 from kafka_sink.network.wire import Reader, address_of, decoder, encoded, text_of
 from kafka_sink.printable import printable
 
-# Version 4 looks up many keys at once (KIP-699).
-FIND_COORDINATOR_VERSIONS = (4, 5)
-# Version 8 fetches many groups at once (KIP-709); version 10 identifies topics by id.
-OFFSET_FETCH_VERSIONS = (8, 9)
-# The versions of transaction protocol 2 (KIP-890).
-END_TXN_VERSIONS = (5, 5)
-TXN_OFFSET_COMMIT_VERSIONS = (5, 5)
-# Those of transaction protocol 1. AddPartitionsToTxn from 4 on is for brokers.
-PROTOCOL_1_END_TXN_VERSIONS = (3, 4)
-PROTOCOL_1_TXN_OFFSET_COMMIT_VERSIONS = (3, 4)
-ADD_PARTITIONS_TO_TXN_VERSIONS = (3, 3)
-ADD_OFFSETS_TO_TXN_VERSIONS = (3, 4)
-DESCRIBE_TRANSACTIONS_VERSIONS = (0, 0)
-# Version 2 filters ids by an RE2 pattern (KIP-1152).
-LIST_TRANSACTIONS_VERSIONS = (0, 2)
+# Of EndTxn, from this version on (KIP-890).
+_FIRST_WITH_NEXT_PRODUCER = 5
+# Of ListTransactions.
 _FIRST_WITH_DURATION, _FIRST_WITH_PATTERN = 1, 2
 
 _GROUP, _TRANSACTION = 0, 1
@@ -255,7 +243,7 @@ def encode_end_txn(
 @decoder(END_TXN, asked=0)
 def decode_end_txn(reader: Reader) -> EndTxnResponse:
     throttle, error = reader.integer(), reader.short()
-    is_next = reader.version >= END_TXN_VERSIONS[0]
+    is_next = reader.version >= _FIRST_WITH_NEXT_PRODUCER
     producer_id, epoch = (reader.long(), reader.short()) if is_next else (-1, -1)
     reader.skip_tags()
     return EndTxnResponse(error, producer_id, epoch, throttle)

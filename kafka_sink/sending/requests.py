@@ -90,7 +90,7 @@ class ProduceRequests:
 
         Raises BrokerVersionError where broker and sink have no version of Produce in common.
         """
-        version = self._network.api_version(node, apis.PRODUCE, produce.VERSIONS)
+        version = self._network.api_version(node, apis.PRODUCE)
         if self._identity is not None and self._identity.adds_partitions:
             version = min(version, produce.LAST_VERSION_OF_PROTOCOL_1)
         identity = self._identity
@@ -155,7 +155,7 @@ class ProducerIdRequests:
         if node is None:
             return delay
         api = apis.INIT_PRODUCER_ID
-        version = self._network.api_version(node, api, requests.INIT_PRODUCER_ID_VERSIONS)
+        version = self._network.api_version(node, api)
         body = requests.encode_init_producer_id(version, identity.producer_id, identity.producer_epoch)
         tag = ProducerIdTag(identity.generation)
         identity.requested()
@@ -211,7 +211,7 @@ class BrokerProbes:
         them.
         """
         api = apis.API_VERSIONS
-        version = self._network.api_version(node, api, requests.API_VERSIONS_VERSIONS)
+        version = self._network.api_version(node, api)
         body = requests.encode_api_versions(version, __version__)
         request = OutboundRequest(api, version, [body], True, self._request_timeout_ms, BrokerProbeTag())
         self._network.send(node, request, now_ms)

@@ -80,16 +80,14 @@ class TransactionPartitions:
         name = self._identity.transactional_id
         if node is None or name is None:
             return delay
-        ours = transaction_requests.FIND_COORDINATOR_VERSIONS
-        version = self._network.api_version(node, apis.FIND_COORDINATOR, ours)
+        version = self._network.api_version(node, apis.FIND_COORDINATOR)
         body = transaction_requests.encode_find_coordinator(version, (name,), of_groups=False)
         self._send(node, apis.FIND_COORDINATOR, version, body, (), now_ms)
         return math.inf
 
     def _add(self, node: int, now_ms: float) -> None:
         wanted = tuple(self._identity.partitions_to_add)
-        ours = transaction_requests.ADD_PARTITIONS_TO_TXN_VERSIONS
-        version = self._network.api_version(node, apis.ADD_PARTITIONS_TO_TXN, ours)
+        version = self._network.api_version(node, apis.ADD_PARTITIONS_TO_TXN)
         name, producer_id, epoch = self._identity.transaction
         body = transaction_requests.encode_add_partitions(version, name or "", producer_id, epoch, wanted)
         self._send(node, apis.ADD_PARTITIONS_TO_TXN, version, body, wanted, now_ms)

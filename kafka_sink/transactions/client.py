@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -44,11 +44,14 @@ from kafka_sink.transactions.operations import (
 from kafka_sink.transactions.scope import ANY_ID_PATTERN, task_id_pattern
 
 Result = TypeVar("Result")
-# InitProducerId from 6 on is two-phase commit's (KIP-939), which brokers have not finished.
-_INIT_PRODUCER_ID_VERSIONS = (3, 5)
 # KIP-890. Where the feature is at level 2, brokers speak transaction protocol 2, else 1.
 _FEATURE, _PROTOCOL_2_LEVEL = "transaction.version", 2
 PROTOCOL_1, PROTOCOL_2 = 1, 2
+# InitProducerId from 6 on is two-phase commit's (KIP-939), which brokers have not finished.
+_VERSIONS: Mapping[int, Mapping[int, tuple[int, int]]] = {
+    PROTOCOL_1: {apis.INIT_PRODUCER_ID: (3, 5), apis.END_TXN: (3, 4), apis.TXN_OFFSET_COMMIT: (3, 4)},
+    PROTOCOL_2: {apis.INIT_PRODUCER_ID: (3, 5), apis.END_TXN: (5, 5), apis.TXN_OFFSET_COMMIT: (5, 5)},
+}
 # TxnOffsetCommit has it from Apache Kafka 3.8 on. These brokers verify that what they write belongs to an
 # open transaction (KIP-890's first part).
 _FIRST_TXN_OFFSET_COMMIT = 4
@@ -108,14 +111,15 @@ _ADVICE = {
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One request of an operation. ``key`` names its coordinator; without one it goes to ``node``."""
+    """One request of an operation. ``key`` names its coordinator; without one it goes to ``node``.
 
-    operation: Operation
-    index: int
+    ``encode`` makes its body of a version. ``take`` gets the call itself and its response, and says whether
+    that is final.
+    """
+
     api: int
-    versions: tuple[int, int]
     encode: Callable[[int], bytes]
-    take: Callable[[Any], bool]
+    take: Callable[[_Call, Any], bool]
     key: tuple[bool, str] | None = None
     node: int | None = None
     # As in OutboundRequest.
@@ -235,14 +239,10 @@ class TransactionClient:
         missing_ms = monotonic_ms() + min(TOPIC_PROPAGATION_MS, timeout_ms / 2)
         found: list[int] = []
 
-        def encode(version: int) -> bytes:
-            return requests.encode_metadata(version, (topic,), False)
-
-        def take(response: requests.MetadataResponse) -> bool:
+        def take(call: _Call, response: requests.MetadataResponse) -> bool:
             code = response.update.errors.get(topic, kafka_errors.NONE)
-            if code not in (kafka_errors.NONE, kafka_errors.UNKNOWN_TOPIC_OR_PARTITION):
-                return self._again(call, kafka_errors.error_of(code).name)
-            if code and monotonic_ms() < missing_ms:
+            is_missing = code == kafka_errors.UNKNOWN_TOPIC_OR_PARTITION and monotonic_ms() >= missing_ms
+            if code and not is_missing:
                 return self._again(call, kafka_errors.error_of(code).name)
             found.append(next((len(one.partitions) for one in response.update.topics), 0))
             return True
@@ -252,8 +252,13 @@ class TransactionClient:
         self._connect()
         if topic in self._partitions:
             return self._partitions[topic][0]
-        call = _Call(ListOpen(""), 0, apis.METADATA, requests.METADATA_VERSIONS, encode, take)
-        call.node = next(iter(self._nodes))
+        node = next(iter(self._nodes))
+        call = _Call(
+            apis.METADATA,
+            lambda version: requests.encode_metadata(version, (topic,), False),
+            take,
+            node=node,
+        )
         self._finish(_Step([None], [call]))
         if found[0]:
             self._partitions[topic] = found[0], monotonic_ms()
@@ -269,19 +274,19 @@ class TransactionClient:
         found: dict[int, str | None] = {}
 
         def call(node: int) -> _Call:
-            def encode(version: int) -> bytes:
-                return topic_requests.encode_describe_broker(version, node, (name,))
-
-            def take(response: topic_requests.BrokerConfigs) -> bool:
+            def take(_: _Call, response: topic_requests.BrokerConfigs) -> bool:
                 found[node] = None if response.error_code else response.configs.get(name)
                 return True
 
-            api, versions = apis.DESCRIBE_CONFIGS, topic_requests.DESCRIBE_CONFIGS_VERSIONS
-            return _Call(ListOpen(""), 0, api, versions, encode, take, node=node)
+            return _Call(
+                apis.DESCRIBE_CONFIGS,
+                lambda version: topic_requests.encode_describe_broker(version, node, (name,)),
+                take,
+                node=node,
+                give_up_ms=monotonic_ms() + _LIST_PATIENCE_MS,
+            )
 
         calls = [call(node) for node in self._nodes]
-        for one in calls:
-            one.give_up_ms = monotonic_ms() + _LIST_PATIENCE_MS
         self._finish(_Step([None], calls))
         return found
 
@@ -333,7 +338,7 @@ class TransactionClient:
             if now_ms < call.not_before_ms:
                 wait = min(wait, call.not_before_ms - now_ms)
             elif self._network.ready_for_any(node, now_ms):
-                version = self._network.api_version(node, call.api, call.versions)
+                version = self._version(node, call.api)
                 timeout = min(self._options.request_timeout_ms, max(self._deadline_ms - now_ms, 1.0))
                 if call.key is None:
                     timeout = min(timeout, _LIST_TIMEOUT_MS)
@@ -345,6 +350,9 @@ class TransactionClient:
             else:
                 wait = min(wait, self._network.ready_delay_ms(node, now_ms))
         return wait
+
+    def _version(self, node: int, api: int) -> int:
+        return self._network.api_version(node, api, _VERSIONS[self.protocol].get(api))
 
     def _poll(self, step: _Step, wait_ms: float) -> None:
         now_ms = monotonic_ms()
@@ -386,7 +394,7 @@ class TransactionClient:
                 return  # it belongs to an earlier step that timed out
             if call.behind in step.calls:
                 self._again(call, "what it is sent behind must be sent again")
-            elif call.take(event.response):
+            elif call.take(call, event.response):
                 step.calls.remove(call)
         elif isinstance(event.response, requests.MetadataResponse):
             self._asked_nodes = False
@@ -444,7 +452,7 @@ class TransactionClient:
         if node is None:
             return 10.0
         self._require_protocol(node)
-        version = self._network.api_version(node, apis.METADATA, requests.METADATA_VERSIONS)
+        version = self._version(node, apis.METADATA)
         topics = () if self._topic is None else (self._topic,)
         body = [requests.encode_metadata(version, topics, False)]
         timeout = self._options.request_timeout_ms
@@ -487,7 +495,7 @@ class TransactionClient:
             if node is None:
                 return
             api = apis.FIND_COORDINATOR
-            version = self._network.api_version(node, api, transaction_requests.FIND_COORDINATOR_VERSIONS)
+            version = self._version(node, api)
             body = [transaction_requests.encode_find_coordinator(version, names, of_groups=of_groups)]
             timeout = self._options.request_timeout_ms
             self._asked_coordinators.add(of_groups)
@@ -553,28 +561,25 @@ class TransactionClient:
             case RecordOffsets():
                 return self._record_calls(step, index, operation)
             case FetchOffsets():
-                calls = [self._fetch(step, index, operation, group, None) for group in operation.groups]
+                calls = [self._fetch(step, index, group, None) for group in operation.groups]
                 for call in calls:
-                    recorded = (one for one in step.calls if isinstance(one.operation, RecordOffsets))
+                    recorded = (one for one in step.calls if one.api == apis.TXN_OFFSET_COMMIT)
                     call.behind = next((one for one in recorded if one.key == call.key), None)
                 return calls
             case FetchStableOffsets():
                 groups: dict[str, list[TopicPartition]] = {}
                 for key in operation.keys:
                     groups.setdefault(key.group, []).append(key.partition)
-                return [self._fetch(step, index, operation, *one) for one in groups.items()]
+                return [self._fetch(step, index, *one) for one in groups.items()]
             case Describe():
-                return [self._describe(step, index, operation, one) for one in operation.transactional_ids]
+                return [self._describe(step, index, one) for one in operation.transactional_ids]
             case ListOpen() | ListIds():
                 return [self._list(step, index, operation, node) for node in list(self._nodes)]
 
     def _init(self, step: _Step, index: int, operation: InitProducer) -> _Call:
         name, of, timeout = operation.transactional_id, operation.of, self._options.transaction_timeout_ms
 
-        def encode(version: int) -> bytes:
-            return requests.encode_init_producer_id(version, *(of or (-1, -1)), name, timeout)
-
-        def take(response: requests.ProducerIdResponse) -> bool:
+        def take(call: _Call, response: requests.ProducerIdResponse) -> bool:
             if of is None and response.error_code in _REFUSALS:
                 # Somebody else is taking the id over at this moment.
                 return self._again(call, kafka_errors.error_of(response.error_code).name)
@@ -586,19 +591,17 @@ class TransactionClient:
                 step.results[index] = _failed(response.error_code)
             return True
 
-        api = apis.INIT_PRODUCER_ID
-        call = _Call(
-            operation, index, api, _INIT_PRODUCER_ID_VERSIONS, encode, take, (_TRANSACTION_KEY, name)
+        return _Call(
+            apis.INIT_PRODUCER_ID,
+            lambda version: requests.encode_init_producer_id(version, *(of or (-1, -1)), name, timeout),
+            take,
+            (_TRANSACTION_KEY, name),
         )
-        return call
 
     def _end(self, step: _Step, index: int, operation: EndTransaction) -> _Call:
         name, producer = operation.transactional_id, operation.producer
 
-        def encode(version: int) -> bytes:
-            return transaction_requests.encode_end_txn(version, name, *producer, commit=operation.commit)
-
-        def take(response: transaction_requests.EndTxnResponse) -> bool:
+        def take(call: _Call, response: transaction_requests.EndTxnResponse) -> bool:
             if not self._judge(call, response.error_code):
                 return False
             if response.error_code:
@@ -614,11 +617,13 @@ class TransactionClient:
                 step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
             return True
 
-        api, versions = apis.END_TXN, transaction_requests.END_TXN_VERSIONS
-        if self.protocol == PROTOCOL_1:
-            versions = transaction_requests.PROTOCOL_1_END_TXN_VERSIONS
-        call = _Call(operation, index, api, versions, encode, take, (_TRANSACTION_KEY, name))
-        return call
+        commit = operation.commit
+        return _Call(
+            apis.END_TXN,
+            lambda version: transaction_requests.encode_end_txn(version, name, *producer, commit=commit),
+            take,
+            (_TRANSACTION_KEY, name),
+        )
 
     def _record_calls(self, step: _Step, index: int, operation: RecordOffsets) -> list[_Call]:
         """Under protocol 1 the group is added to the transaction before."""
@@ -627,59 +632,45 @@ class TransactionClient:
             return [record]
         name, producer, group = operation.transactional_id, operation.producer, operation.group
 
-        def encode(version: int) -> bytes:
-            return transaction_requests.encode_add_offsets(version, name, *producer, group)
-
-        def take(response: transaction_requests.AddOffsetsResponse) -> bool:
-            if not self._judge(add, response.error_code):
+        def take(call: _Call, response: transaction_requests.AddOffsetsResponse) -> bool:
+            if not self._judge(call, response.error_code):
                 return False
             if response.error_code:
                 step.results[index] = _failed(response.error_code)
                 step.calls.remove(record)
             return True
 
-        api, versions = apis.ADD_OFFSETS_TO_TXN, transaction_requests.ADD_OFFSETS_TO_TXN_VERSIONS
-        key = (_TRANSACTION_KEY, name)
-        add = record.after = _Call(operation, index, api, versions, encode, take, key)
-        return [add, record]
+        record.after = _Call(
+            apis.ADD_OFFSETS_TO_TXN,
+            lambda version: transaction_requests.encode_add_offsets(version, name, *producer, group),
+            take,
+            (_TRANSACTION_KEY, name),
+        )
+        return [record.after, record]
 
     def _record(self, step: _Step, index: int, operation: RecordOffsets) -> _Call:
+        name, producer, group = operation.transactional_id, operation.producer, operation.group
         offsets = {partition: (0, text) for partition, text in operation.entries}
 
-        def encode(version: int) -> bytes:
-            name, producer, group = operation.transactional_id, operation.producer, operation.group
-            return transaction_requests.encode_txn_offset_commit(version, name, *producer, group, offsets)
-
-        def take(response: transaction_requests.PartitionErrors) -> bool:
+        def take(call: _Call, response: transaction_requests.PartitionErrors) -> bool:
             code = next((one for one in response.errors.values() if one), kafka_errors.NONE)
             if not self._judge(call, code):
                 return False
             step.results[index] = _failed(code) if code else None
             return True
 
-        api, versions = (
+        return _Call(
             apis.TXN_OFFSET_COMMIT,
-            transaction_requests.TXN_OFFSET_COMMIT_VERSIONS,
+            lambda version: transaction_requests.encode_txn_offset_commit(
+                version, name, *producer, group, offsets
+            ),
+            take,
+            (_GROUP_KEY, group),
+            asked=2 * len(offsets),
         )
-        if self.protocol == PROTOCOL_1:
-            versions = transaction_requests.PROTOCOL_1_TXN_OFFSET_COMMIT_VERSIONS
-        key, asked = (_GROUP_KEY, operation.group), 2 * len(offsets)
-        call = _Call(operation, index, api, versions, encode, take, key, asked=asked)
-        return call
 
-    def _fetch(
-        self,
-        step: _Step,
-        index: int,
-        operation: FetchOffsets | FetchStableOffsets,
-        group: str,
-        partitions: list[TopicPartition] | None,
-    ) -> _Call:
-        def encode(version: int) -> bytes:
-            stable = partitions is not None
-            return transaction_requests.encode_offset_fetch(version, group, partitions, stable=stable)
-
-        def take(response: transaction_requests.OffsetFetchResponse) -> bool:
+    def _fetch(self, step: _Step, index: int, group: str, partitions: list[TopicPartition] | None) -> _Call:
+        def take(call: _Call, response: transaction_requests.OffsetFetchResponse) -> bool:
             code, offsets = response.groups.get(group, (kafka_errors.NONE, {}))
             if code == kafka_errors.GROUP_ID_NOT_FOUND:
                 return True  # it has committed nothing
@@ -699,18 +690,21 @@ class TransactionClient:
             }
             return True
 
-        api, versions = apis.OFFSET_FETCH, transaction_requests.OFFSET_FETCH_VERSIONS
         # Such a group has offsets of one topic's partitions; of the one before, too, where jobs changed it.
         known = max((count for count, _ in self._partitions.values()), default=0)
-        key, asked = (_GROUP_KEY, group), 2 * (2 * known if partitions is None else len(partitions))
-        call = _Call(operation, index, api, versions, encode, take, key, asked=asked)
-        return call
+        stable = partitions is not None
+        return _Call(
+            apis.OFFSET_FETCH,
+            lambda version: transaction_requests.encode_offset_fetch(
+                version, group, partitions, stable=stable
+            ),
+            take,
+            (_GROUP_KEY, group),
+            asked=2 * (2 * known if partitions is None else len(partitions)),
+        )
 
-    def _describe(self, step: _Step, index: int, operation: Describe, name: str) -> _Call:
-        def encode(version: int) -> bytes:
-            return transaction_requests.encode_describe_transactions(version, (name,))
-
-        def take(response: transaction_requests.DescribeTransactionsResponse) -> bool:
+    def _describe(self, step: _Step, index: int, name: str) -> _Call:
+        def take(call: _Call, response: transaction_requests.DescribeTransactionsResponse) -> bool:
             one = response.transactions[name]
             if one.error_code == kafka_errors.TRANSACTIONAL_ID_NOT_FOUND:
                 return True
@@ -725,10 +719,12 @@ class TransactionClient:
             )
             return True
 
-        api = apis.DESCRIBE_TRANSACTIONS
-        versions = transaction_requests.DESCRIBE_TRANSACTIONS_VERSIONS
-        call = _Call(operation, index, api, versions, encode, take, (_TRANSACTION_KEY, name))
-        return call
+        return _Call(
+            apis.DESCRIBE_TRANSACTIONS,
+            lambda version: transaction_requests.encode_describe_transactions(version, (name,)),
+            take,
+            (_TRANSACTION_KEY, name),
+        )
 
     def _list(self, step: _Step, index: int, operation: ListOpen | ListIds, node: int) -> _Call:
         states: tuple[str, ...] = ()
@@ -740,19 +736,16 @@ class TransactionClient:
             if self.protocol == PROTOCOL_2 and age_ms < 0:
                 states = (OPEN, NO_TRANSACTION)
 
-        def encode(version: int) -> bytes:
-            return transaction_requests.encode_list_transactions(version, states, pattern, age_ms)
-
-        def take(response: transaction_requests.ListTransactionsResponse) -> bool:
+        def take(call: _Call, response: transaction_requests.ListTransactionsResponse) -> bool:
             if not self._judge(call, response.error_code):
                 return False
             step.results[index] += [name for name in response.ids if re.match(pattern, name)]
             return True
 
-        api, versions = (
+        return _Call(
             apis.LIST_TRANSACTIONS,
-            transaction_requests.LIST_TRANSACTIONS_VERSIONS,
+            lambda version: transaction_requests.encode_list_transactions(version, states, pattern, age_ms),
+            take,
+            node=node,
+            give_up_ms=monotonic_ms() + _LIST_PATIENCE_MS,
         )
-        call = _Call(operation, index, api, versions, encode, take, node=node)
-        call.give_up_ms = monotonic_ms() + _LIST_PATIENCE_MS
-        return call

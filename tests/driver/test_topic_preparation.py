@@ -19,7 +19,7 @@ from kafka_sink.driver.topic_preparation import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import Node
-from kafka_sink.network import topic_requests
+from kafka_sink.network import apis, topic_requests
 from kafka_sink.options import SinkOptions, parse
 from tests.support.fake_broker import (
     CREATE_TOPICS,
@@ -32,6 +32,7 @@ from tests.support.fake_replies import error
 from tests.support.ports import refusing_port
 from tests.support.proxy import METADATA as METADATA_API
 from tests.support.proxy import ProxyCluster
+from tests.support.response_checks import every_version
 
 _numbers = itertools.count()
 TOPIC_AUTHORIZATION_FAILED, LEADER_NOT_AVAILABLE = 29, 5
@@ -419,9 +420,7 @@ def test_where_nothing_can_be_remembered_nothing_is(monkeypatch: pytest.MonkeyPa
         assert not spark_application.happened_within("x", 60)
 
 
-@pytest.mark.parametrize(
-    "version", range(topic_requests.CREATE_TOPICS_VERSIONS[0], topic_requests.CREATE_TOPICS_VERSIONS[1] + 1)
-)
+@pytest.mark.parametrize("version", every_version(apis.CREATE_TOPICS))
 def test_options_at_their_bounds_can_be_sent(version: int) -> None:
     body = topic_requests.encode_create_topic(version, "t" * 249, 100_000, 10_000, 2**31 - 1)
     assert (100_000).to_bytes(4, "big") + (10_000).to_bytes(2, "big") in body

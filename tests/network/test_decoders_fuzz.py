@@ -10,21 +10,21 @@ import pytest
 from kafka_sink.errors import ProtocolError
 from kafka_sink.network import apis
 from tests.support.effort import tries
-from tests.support.response_checks import CASES, GIVEN
+from tests.support.response_checks import CASES, GIVEN, every_version
 from tests.support.schema_responses import ResponseWriter
 
 
 def test_every_api_has_a_case() -> None:
     assert CASES.keys() == apis.APIS.keys()
-    for key, (versions, _, _) in CASES.items():
-        for version in range(versions[0], versions[1] + 1):
+    for key in CASES:
+        for version in every_version(key):
             writer = ResponseWriter(apis.APIS[key].name, version, random.Random(1))
             assert writer.flexible == (version >= apis.APIS[key].first_flexible)
 
 
 @pytest.mark.parametrize("key", CASES, ids=lambda key: apis.APIS[key].name)
 def test_what_brokers_write_is_read_and_nothing_that_is_cut_short(key: int) -> None:
-    (first, last), check, given = CASES[key]
+    (first, last), (check, given) = apis.APIS[key].versions, CASES[key]
     decode = apis.decoder_of(key)
     for seed in range(tries(20)):
         chance = random.Random(seed)
@@ -40,7 +40,7 @@ def test_what_brokers_write_is_read_and_nothing_that_is_cut_short(key: int) -> N
 
 @pytest.mark.parametrize("key", CASES, ids=lambda key: apis.APIS[key].name)
 def test_fuzz_damaged_responses_raise_nothing_but_a_protocol_error(key: int) -> None:
-    (first, last), _, given = CASES[key]
+    (first, last), (_, given) = apis.APIS[key].versions, CASES[key]
     decode = apis.decoder_of(key)
     for seed in range(tries(30)):
         chance = random.Random(seed)

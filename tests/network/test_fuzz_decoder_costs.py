@@ -30,8 +30,8 @@ BYTES_ASKED, US_ASKED = 500, 10
 SLOW = 5
 FLOODS = [
     (key, version, flooded)
-    for key, (versions, _, _) in CASES.items()
-    for version in sorted(set(versions))
+    for key in CASES
+    for version in sorted(set(apis.APIS[key].versions))
     for flooded in dict.fromkeys(list_names(apis.APIS[key].name, version))
 ]
 GIVEN_FLOODED = {**GIVEN, "Host": lambda _: "h", "ErrorCode": lambda _: 0}

@@ -14,6 +14,7 @@ from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.client import OutboundRequest, RequestFailed, ResponseReceived
 from tests.support.network_harness import Driver, batch
 from tests.support.proxy import METADATA, PRODUCE, ProxyCluster
+from tests.support.response_checks import every_version
 
 TOPIC = "network-layer"
 
@@ -55,7 +56,7 @@ def appended(driver: Driver, version: int, body: list[bytes | memoryview], node_
     raise AssertionError("the leader never took the batch")
 
 
-@pytest.mark.parametrize("version", range(produce.VERSIONS[0], produce.VERSIONS[1] + 1))
+@pytest.mark.parametrize("version", every_version(apis.PRODUCE))
 def test_produce_in_every_version(driver: Driver, version: int) -> None:
     topic = topic_on(driver)
     data = batch(7)
@@ -70,7 +71,7 @@ def test_produce_in_every_version(driver: Driver, version: int) -> None:
     assert partition.topic == (None if version == 13 else TOPIC)
 
 
-@pytest.mark.parametrize("version", range(requests.METADATA_VERSIONS[0], requests.METADATA_VERSIONS[1] + 1))
+@pytest.mark.parametrize("version", every_version(apis.METADATA))
 def test_metadata_in_every_version(driver: Driver, broker: LocalBroker, version: int) -> None:
     known = topic_on(driver)
     body = [requests.encode_metadata(version, (TOPIC, "not-there"), False)]
@@ -84,7 +85,7 @@ def test_metadata_in_every_version(driver: Driver, broker: LocalBroker, version:
 
 
 def test_producer_ids_in_every_version_that_the_broker_takes(driver: Driver) -> None:
-    newest = driver.client.api_version(-1, apis.INIT_PRODUCER_ID, requests.INIT_PRODUCER_ID_VERSIONS)
+    newest = driver.client.api_version(-1, apis.INIT_PRODUCER_ID)
     for version in range(newest + 1):
         deadline = time.monotonic() + 30
         code = -1

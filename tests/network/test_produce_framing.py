@@ -13,10 +13,12 @@ from kafka.protocol.producer import ProduceRequest, ProduceResponse
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import NO_RECORD_ERRORS, Node
 from kafka_sink.network import produce
+from kafka_sink.network.apis import PRODUCE
 from tests.support.fake_replies import Reply
 from tests.support.fake_state import FakeState
+from tests.support.response_checks import every_version
 
-VERSIONS = range(produce.VERSIONS[0], produce.VERSIONS[1] + 1)
+VERSIONS = every_version(PRODUCE)
 _TopicData = ProduceRequest.TopicProduceData
 _PartitionData = _TopicData.PartitionProduceData
 _Topic = ProduceResponse.TopicProduceResponse

@@ -13,12 +13,12 @@ from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdRespons
 
 from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED
 from kafka_sink.model import NO_LEADER, Node, PartitionInfo, TopicMetadata
-from kafka_sink.network import requests
+from kafka_sink.network import apis, requests
 from tests.support.fake_state import framed
+from tests.support.response_checks import every_version
 
 _Topic = MetadataResponse.MetadataResponseTopic
 _Partition = _Topic.MetadataResponsePartition
-METADATA_VERSIONS = range(requests.METADATA_VERSIONS[0], requests.METADATA_VERSIONS[1] + 1)
 
 
 REQUESTS: list[Any] = [MetadataRequest, ApiVersionsRequest, InitProducerIdRequest, ProduceRequest]
@@ -35,7 +35,7 @@ def test_headers_are_of_the_version_that_the_api_version_asks_for(request_class:
         assert (parsed.correlation_id, parsed.client_id) == (correlation, client)
 
 
-@pytest.mark.parametrize("version", METADATA_VERSIONS)
+@pytest.mark.parametrize("version", every_version(apis.METADATA))
 @pytest.mark.parametrize("allow", [True, False])
 def test_metadata_asks_for_these_topics_only(version: int, allow: bool) -> None:
     body = requests.encode_metadata(version, ("a", "b"), allow)
@@ -46,7 +46,7 @@ def test_metadata_asks_for_these_topics_only(version: int, allow: bool) -> None:
     assert nothing.topics == []
 
 
-@pytest.mark.parametrize("version", range(requests.INIT_PRODUCER_ID_VERSIONS[1] + 1))
+@pytest.mark.parametrize("version", every_version(apis.INIT_PRODUCER_ID))
 def test_init_producer_id(version: int) -> None:
     request = InitProducerIdRequest.decode(requests.encode_init_producer_id(version, 8, 3), version=version)
     assert request.transactional_id is None
@@ -94,7 +94,7 @@ def response_of(version: int, *topics: Any, error_code: int = 0) -> requests.Met
     return requests.decode_metadata(version, framed(response, 1)[4:])
 
 
-@pytest.mark.parametrize("version", METADATA_VERSIONS)
+@pytest.mark.parametrize("version", every_version(apis.METADATA))
 def test_metadata_as_our_own_values(version: int) -> None:
     topic_id = uuid.UUID(int=99)
     topic = _Topic(

@@ -79,7 +79,7 @@ class Metadata:
 class Versions:
     """What the sender asks of NetworkClient while it builds a request."""
 
-    def api_version(self, node_id: int, api_key: int, ours: tuple[int, int]) -> int:
+    def api_version(self, node_id: int, api_key: int) -> int:
         return 12
 
 

@@ -77,8 +77,8 @@ class Network:
     def feature_level(self, _node: int, _name: str) -> int:
         return 2
 
-    def api_version(self, _node: int, _api: int, versions: tuple[int, int]) -> int:
-        return versions[1]
+    def api_version(self, _node: int, api: int, versions: tuple[int, int] | None = None) -> int:
+        return (versions or apis.APIS[api].versions)[1]
 
     def describe_brokers(self) -> str:
         return "scripted"
