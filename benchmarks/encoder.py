@@ -48,15 +48,15 @@ def main() -> None:
     ordered = plain.ordered(order)
     starts = [0, *np.cumsum(np.bincount(partitions, minlength=4)).tolist()]
     runs = [Run(start, stop, 1000, 0) for start, stop in pairwise(starts) if start < stop]
-    encoded = encoder.encode(ordered, 0, runs)
-    blocks = [encoded.data[at : at + 65536] for at in range(0, len(encoded.data), 65536)]
+    encoded = b"".join(part[:] for part in encoder.encode(ordered, 0, runs))
+    blocks = [encoded[at : at + 65536] for at in range(0, len(encoded), 65536)]
     codec = Lz4Codec(9)
     stages: dict[str, Callable[[], object]] = {
         "murmur2 of the keys": lambda: partitions_for(keys, 4),
         "order by partition": lambda: plain.ordered(np.argsort(partitions.astype(np.int16), kind="stable")),
         "encode": lambda: encoder.encode(ordered, 0, runs),
         "lz4": lambda: [codec.compress_block(block) for block in blocks],
-        "crc32c (of raw bytes)": lambda: google_crc32c.value(np.frombuffer(encoded.data[:], np.uint8)),
+        "crc32c (of raw bytes)": lambda: google_crc32c.value(np.frombuffer(encoded, np.uint8)),
     }
     print(f"{rows:,} rows a unit, {os.cpu_count()} cores (one used), Python {platform.python_version()}")
     for name, work in stages.items():

@@ -7,7 +7,6 @@ memory is short.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import SizeEstimates
@@ -17,6 +16,7 @@ from kafka_sink.clock import Clock
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import WholeCodec
+from kafka_sink.records.encoder import Run
 from kafka_sink.records.ordered_rows import OrderedRows
 
 # A task waits for at most 1/16 of the pool: small grants come sooner, and the
@@ -31,14 +31,6 @@ _RAW_DIVISOR = 2
 _OPENED_AT_ONCE = 128
 # A batch's header, and at least what a codec writes around a block of rows that do not shrink.
 _FRAME_BYTES = batch_header.SIZE + 64
-
-
-class RowCursor(NamedTuple):
-    """The next row to place: ``row`` of run ``run``. Row 0 means the run's first row,
-    whatever its number."""
-
-    run: int
-    row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +51,20 @@ class Shortage:
     first_record: int
 
 
-class Segment(NamedTuple):
-    """Rows ``start`` to ``stop`` go to ``batch``, in which the first has the offset ``base_offset``."""
-
-    batch: ProducerBatch
-    start: int
-    stop: int
-    base_offset: int
-
-
 @dataclass(slots=True)
 class AppendPlan:
-    """One turn: segments to encode, batches that are full after it, and where it stopped.
+    """One turn: rows ``start`` to ``stop``, the batches that they go to, and those that are full after it.
 
-    ``raw_bytes`` go to batches of a whole-batch codec that do not pack.
+    ``runs[i]`` are the rows of ``batches[i]``, counted from ``start`` on. ``raw_bytes`` go to batches of a
+    whole-batch codec that do not pack.
     """
 
     ordered: OrderedRows
     now_ms: float
-    next: RowCursor
-    segments: list[Segment] = field(default_factory=list)
+    start: int
+    stop: int
+    batches: list[ProducerBatch] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     full: list[ProducerBatch] = field(default_factory=list)
     opened: bool = False
     raw_bytes: int = 0
@@ -87,7 +73,9 @@ class AppendPlan:
     def add(self, batch: ProducerBatch, start: int, stop: int) -> None:
         batch.leased = True
         batch.free &= self.ordered.free
-        self.segments.append(Segment(batch, start, stop, batch.record_count))
+        self.batches.append(batch)
+        first = self.start
+        self.runs.append(Run(start - first, stop - first, batch.record_count, batch.base_timestamp))
 
     def close(self, batch: ProducerBatch, queues: BatchQueues) -> None:
         """``batch`` takes no more rows. It is sealed after this turn's rows are in, and leased till then."""
@@ -123,24 +111,22 @@ class AppendPlanner:
         self,
         queues: BatchQueues,
         ordered: OrderedRows,
-        cursor: RowCursor,
+        start: int,
         stop_run: int,
         grant: Grant | None = None,
     ) -> AppendPlan:
-        """Place rows from ``cursor`` up to run ``stop_run``, until memory is short.
+        """Place rows from ``start`` up to run ``stop_run``, until memory is short.
 
-        ``grant`` is memory for the rows at the cursor. If it does not hold the whole run, the turn ends
-        after it.
+        ``grant`` is memory for the first rows. If it does not hold the whole run, the turn ends after it.
         """
-        plan = AppendPlan(ordered, self._clock_ms(), RowCursor(stop_run))
+        plan = AppendPlan(ordered, self._clock_ms(), start, ordered.starts[stop_run])
         if queues.too_large_batches:
             self._estimates.learn_from(queues.too_large_batches)
             queues.too_large_batches.clear()
         starts = ordered.starts
         at_run = ordered.bound_at_run
-        start = max(cursor.row, starts[cursor.run])
-        opened = cursor.run
-        for run in range(cursor.run, stop_run):
+        opened = first = ordered.run_of(start)
+        for run in range(first, stop_run):
             if run < opened:
                 continue
             start = max(start, starts[run])
@@ -162,7 +148,7 @@ class AppendPlanner:
                 start = self._place_granted(queues, plan, queue, start, grant)
                 grant = None
             if start < stop:
-                plan.next = RowCursor(run, start)
+                plan.stop = start
                 return plan
         return plan
 

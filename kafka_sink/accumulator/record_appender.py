@@ -1,6 +1,6 @@
 """Rows into batches, on the task's thread, in turns.
 
-A turn plans under the accumulator's lock (append_planner), then encodes and writes without it (RunWriter).
+A turn plans under the accumulator's lock (append_planner), then encodes and writes without it.
 Where memory is short the turn ends there, and the task waits for memory while it holds no lease.
 """
 
@@ -17,8 +17,6 @@ from kafka_sink.accumulator.append_planner import (
     AppendPlan,
     AppendPlanner,
     Grant,
-    RowCursor,
-    Segment,
     Shortage,
 )
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
@@ -30,7 +28,6 @@ from kafka_sink.clock import Clock
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import encoder
-from kafka_sink.records.encoder import Run
 from kafka_sink.records.ordered_rows import OrderedRows
 
 _log = logging.getLogger(__name__)
@@ -121,6 +118,9 @@ class MutedMemoryLimit:
 # Rows that open batches have room for go first where they are this share of those left, as a divisor.
 # It costs some 100 ns a row to take them out.
 _WORTHWHILE = 4
+# Sealed batches go to the sender as soon as they have so many bytes of rows. To take the lock and wake the
+# sender costs as much as to seal a batch of a few rows.
+_GROUP_BYTES = 65_536
 
 
 class RecordAppender:
@@ -141,7 +141,6 @@ class RecordAppender:
         self._allocator = accumulator.allocator
         self._estimates = estimates
         self._planner = AppendPlanner(accumulator.options, accumulator.allocator, estimates, clock_ms)
-        self._writer = RunWriter(accumulator, self._estimates, wake_sender)
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
         self._muted_memory_limit = muted_memory_limit
@@ -200,39 +199,40 @@ class RecordAppender:
         *,
         may_divide: bool = True,
     ) -> None:
-        cursor = RowCursor(run)
+        row = ordered.starts[run]
         grant: Grant | None = None
         while True:
-            plan = self._plan(ordered, cursor, stop_run, grant)
+            plan = self._plan(ordered, row, stop_run, grant)
             started = self._clock_ms()
-            self._writer.write(plan)
+            self.write(plan)
             self.encode_ms += self._clock_ms() - started
             check()
-            cursor = plan.next
-            if cursor.run == stop_run:
+            row = plan.stop
+            if row == ordered.starts[stop_run]:
                 return
             grant = None
             if plan.shortage is None:
                 continue
             if may_divide and self._allocator.has_fixed_buffers:
                 may_divide = False
-                fitting, rest = self._divide(ordered, cursor, stop_run)
+                fitting, rest = self._divide(ordered, row, stop_run)
                 if fitting is not None:
                     self._append_runs(fitting, 0, len(fitting.partitions), check, may_divide=False)
-                    ordered, cursor, stop_run = rest, RowCursor(0), len(rest.partitions)
+                    ordered, row, stop_run = rest, 0, len(rest.partitions)
                     continue
             grant = self._wait_for_memory(plan.shortage, check)
 
     def _divide(
-        self, ordered: OrderedRows, cursor: RowCursor, stop_run: int
+        self, ordered: OrderedRows, row: int, stop_run: int
     ) -> tuple[OrderedRows | None, OrderedRows]:
-        """The rows behind the next one that open batches have room for, and the others; None where those are
-        few.
+        """The rows behind the run of ``row`` that open batches have room for, and the others; None where
+        those are few.
 
         A wait for memory sends all open batches. Rows come by partition, so without this the batches of all
         partitions behind it would be only as full as the last table left them.
         """
-        first, starts = cursor.run + 1, ordered.starts
+        starts = ordered.starts
+        first = ordered.run_of(row) + 1
         with self._accumulator.planning() as queues:
             ends = self._planner.rows_for_open_batches(queues, ordered, first, stop_run)
         runs = range(first, stop_run)
@@ -240,23 +240,62 @@ class RecordAppender:
         behind = starts[stop_run] - starts[first]
         if _WORTHWHILE * sum(end - start for _, start, end in fitting) < max(behind, 1):
             return None, ordered
-        rest = [(cursor.run, max(cursor.row, starts[cursor.run]), starts[first])]
+        rest = [(first - 1, row, starts[first])]
         rest += [
             (run, end, starts[run + 1]) for run, end in zip(runs, ends, strict=True) if end < starts[run + 1]
         ]
         return ordered.part(fitting), ordered.part(rest)
 
-    def _plan(
-        self, ordered: OrderedRows, cursor: RowCursor, stop_run: int, grant: Grant | None
-    ) -> AppendPlan:
+    def _plan(self, ordered: OrderedRows, row: int, stop_run: int, grant: Grant | None) -> AppendPlan:
         try:
             with self._accumulator.planning() as queues:
-                return self._planner.plan(queues, ordered, cursor, stop_run, grant)
+                return self._planner.plan(queues, ordered, row, stop_run, grant)
         except BaseException:
             # A grant that no batch has taken over has no other owner.
             if grant is not None and not self._accumulator.owns(grant.buffer):
                 grant.buffer.release()
             raise
+
+    def write(self, plan: AppendPlan) -> None:
+        """Carry out a plan. Takes the accumulator's lock only to end leases."""
+        if plan.batches:
+            _encode(plan)
+        is_full = self._estimates.is_full
+        with self._accumulator.planning() as queues:
+            # One iteration per partition: for short runs, calls are most of the cost.
+            for batch in plan.batches:
+                if batch.state is BatchState.OPEN and (batch.buffer.overflowed or is_full(batch)):
+                    # A batch that outgrew what was reserved for it goes early; a full batch need not wait for
+                    # a row that it does not take.
+                    plan.close(batch, queues)
+                if batch.packing:
+                    self._estimates.observe_packing(batch)
+                if batch.state is BatchState.OPEN:
+                    if batch.compresses_whole:
+                        queues.count_raw(batch)
+                    # A closed batch stays leased until it is sealed.
+                    batch.leased = False
+            # The sender sleeps until a batch that it knows is due, so new batches and batches that it found
+            # leased must wake it.
+            wake = plan.opened or queues.leased_batch_skipped
+            queues.leased_batch_skipped = False
+        self.seal(plan.full)
+        if wake:
+            self._wake_sender()
+
+    def seal(self, closed: list[ProducerBatch]) -> None:
+        """Seal batches and end their leases: of a large batch at once, of small ones together."""
+        group: list[ProducerBatch] = []
+        held = 0
+        for batch in closed:
+            batch.seal()
+            self._estimates.observe(batch)
+            group.append(batch)
+            held += batch.raw_bytes
+            if held >= _GROUP_BYTES or batch is closed[-1]:
+                self._accumulator.end_leases(group)
+                self._wake_sender()
+                group, held = [], 0
 
     def _wait_for_memory(self, shortage: Shortage, check: Callable[[], None]) -> Grant:
         def watch() -> None:
@@ -305,7 +344,7 @@ class RecordAppender:
                 batch.leased = True
                 queues.close(batch)
         started = self._clock_ms()
-        self._writer.seal(closed)
+        self.seal(closed)
         self.encode_ms += self._clock_ms() - started
         self._wake_sender()
 
@@ -319,81 +358,13 @@ def _neighbours(runs: list[int]) -> Iterator[tuple[int, int]]:
             first = index + 1
 
 
-# Sealed batches go to the sender as soon as they have so many bytes of rows. To take the lock and wake the
-# sender costs as much as to seal a batch of a few rows.
-_GROUP_BYTES = 65_536
-
-
-class RunWriter:
-    """Carries out plans for one task thread. It takes the accumulator's lock only to end leases."""
-
-    def __init__(
-        self, accumulator: RecordAccumulator, estimates: SizeEstimates, wake_sender: Callable[[], None]
-    ) -> None:
-        self._accumulator = accumulator
-        self._estimates = estimates
-        self._wake_sender = wake_sender
-
-    def write(self, plan: AppendPlan) -> None:
-        if plan.segments:
-            _encode(plan.ordered, plan.segments)
-        is_full = self._estimates.is_full
-        with self._accumulator.planning() as queues:
-            # One iteration per partition: for short runs, calls are most of the cost.
-            for segment in plan.segments:
-                batch = segment.batch
-                if batch.state is BatchState.OPEN and (batch.buffer.overflowed or is_full(batch)):
-                    # A batch that outgrew what was reserved for it goes early; a full batch need not wait for
-                    # a row that it does not take.
-                    plan.close(batch, queues)
-                if batch.packing:
-                    self._estimates.observe_packing(batch)
-                if batch.state is BatchState.OPEN:
-                    if batch.compresses_whole:
-                        queues.count_raw(batch)
-                    # A closed batch stays leased until it is sealed.
-                    batch.leased = False
-            # The sender sleeps until a batch that it knows is due, so new batches and batches that it found
-            # leased must wake it.
-            wake = plan.opened or queues.leased_batch_skipped
-            queues.leased_batch_skipped = False
-        self.seal(plan.full)
-        if wake:
-            self._wake_sender()
-
-    def seal(self, closed: list[ProducerBatch]) -> None:
-        """Seal batches and end their leases: of a large batch at once, of small ones together."""
-        group: list[ProducerBatch] = []
-        held = 0
-        for batch in closed:
-            batch.seal()
-            self._estimates.observe(batch)
-            group.append(batch)
-            held += batch.raw_bytes
-            if held >= _GROUP_BYTES:
-                self._give(group)
-                group, held = [], 0
-        if group:
-            self._give(group)
-
-    def _give(self, batches: list[ProducerBatch]) -> None:
-        self._accumulator.end_leases(batches)
-        self._wake_sender()
-
-
-def _encode(ordered: OrderedRows, segments: list[Segment]) -> None:
-    first, last = segments[0].start, segments[-1].stop
-    timestamps = ordered.timestamps(first, last)
-    runs = [
-        Run(segment.start - first, segment.stop - first, segment.base_offset, segment.batch.base_timestamp)
-        for segment in segments
-    ]
+def _encode(plan: AppendPlan) -> None:
+    ordered, runs = plan.ordered, plan.runs
+    timestamps = ordered.timestamps(plan.start, plan.stop)
     if isinstance(timestamps, int):
         latest = [timestamps] * len(runs)
     else:
         latest = np.maximum.reduceat(timestamps, [run.start for run in runs]).tolist()
-    encoded = encoder.encode(ordered.columns.slice(first, last), timestamps, runs)
-    at = 0
-    for segment, end, max_timestamp in zip(segments, encoded.ends, latest, strict=True):
-        segment.batch.append(encoded.part(at, end), segment.stop - segment.start, max_timestamp)
-        at = end
+    encoded = encoder.encode(ordered.columns.slice(plan.start, plan.stop), timestamps, runs)
+    for batch, run, records, max_timestamp in zip(plan.batches, runs, encoded, latest, strict=True):
+        batch.append(records, run.stop - run.start, max_timestamp)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,28 +85,15 @@ class Pieces:
 Records = memoryview | Pieces
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedRecords:
-    """Records back to back. Those of run r end at ``ends[r]``."""
-
-    data: Records
-    ends: list[int]
-
-    def part(self, start: int, stop: int) -> Records:
-        """Bytes ``start`` to ``stop``, not copied."""
-        data = self.data
-        return data[start:stop] if isinstance(data, memoryview) else data.part(start, stop)
-
-
-def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -> EncodedRecords:
-    """Encode every row as one V2 record.
+def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -> list[Records]:
+    """Encode every row as one V2 record. Returns those of each run, back to back.
 
     ``timestamps`` are milliseconds since the epoch, one a row in writing order, or the same for all rows. The
     runs cover the rows in order and without gaps; none is empty.
     """
     count = len(rows)
     if count == 0:
-        return EncodedRecords(memoryview(b""), [0 for _ in runs])
+        return [memoryview(b"") for _ in runs]
     heads = heads_of(rows, timestamps, runs)
     size = heads.ends[-1]
     if size > _MAX_JOIN:
@@ -114,9 +102,10 @@ def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -
     first = 1 if rows.headers is None else 0
     columns = _columns(rows, heads)
     if size >= _SLICED_ROW_BYTES * count and not rows.has_nulls:
-        return EncodedRecords(_sliced(columns).part(first, first + size), heads.ends)
-    joined = _interleave(rows, columns)
-    return EncodedRecords(memoryview(joined)[first : first + size], heads.ends)
+        pieces = _sliced(columns)
+        return [pieces.part(first + start, first + end) for start, end in pairwise([0, *heads.ends])]
+    joined = memoryview(_interleave(rows, columns))[first:]
+    return [joined[start:end] for start, end in pairwise([0, *heads.ends])]
 
 
 # The parts of records, in the order in which a record has them: arrays, and each row's place in them.
@@ -248,22 +237,21 @@ _TABLES = (_table(1), _table(2))
 _LOW_BYTES = _table(2, continued=True)
 
 
-class _Layout:
-    """The fields of a row back to back: ``template`` with zeros for the ``columns``, which differ from row to
-    row and begin at the positions given with them."""
+# The fields of a row back to back: zeros for the columns, which differ from row to row, and the columns, each
+# with where it begins.
+_Layout = tuple[bytes, list[tuple[int, npt.NDArray[Any]]]]
 
-    __slots__ = ("columns", "template")
 
-    def __init__(self, fields: Sequence[Field]) -> None:
-        self.columns: list[tuple[int, npt.NDArray[Any]]] = []
-        template = bytearray()
-        for field in fields:
-            if isinstance(field, bytes):
-                template += field
-            else:
-                self.columns.append((len(template), field))
-                template += bytes(field.itemsize)
-        self.template = bytes(template)
+def _layout(fields: Sequence[Field]) -> _Layout:
+    columns: list[tuple[int, npt.NDArray[Any]]] = []
+    template = bytearray()
+    for field in fields:
+        if isinstance(field, bytes):
+            template += field
+        else:
+            columns.append((len(template), field))
+            template += bytes(field.itemsize)
+    return bytes(template), columns
 
 
 def _by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[Run]) -> Heads | None:
@@ -287,8 +275,8 @@ def _by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[Run]) -> Head
         return None
     middle = None
     if rows.key is not None and key is None:
-        middle = _filled([(0, len(rows), _Layout(()))], _Layout([value_length]))
-    return Heads(_filled(ranges[0], _Layout(shared)), middle, ranges[1])
+        middle = _filled([(0, len(rows), _layout(()))], _layout([value_length]))
+    return Heads(_filled(ranges[0], _layout(shared)), middle, ranges[1])
 
 
 def _ranges(
@@ -309,7 +297,7 @@ def _ranges(
                 return None
             width = extra + (len(length) if isinstance(length, bytes) else length.itemsize)
             end += body.total() + (stop - start) * width
-            found.append((start, stop, _Layout((begin, length, between, low, high))))
+            found.append((start, stop, _layout((begin, length, between, low, high))))
         ends.append(end)
     return found, ends
 
@@ -359,17 +347,18 @@ def _filled(ranges: Sequence[tuple[int, int, _Layout]], shared: _Layout) -> pa.A
     The ranges cover the rows in order; the columns of a range's own layout have its rows only.
     """
     count = ranges[-1][1]
-    sizes = [(stop - start) * (len(own.template) + len(shared.template)) for start, stop, own in ranges]
+    shared_template, shared_columns = shared
+    sizes = [(stop - start) * (len(own) + len(shared_template)) for start, stop, (own, _) in ranges]
     data = np.empty(sum(sizes), dtype=np.uint8)
     ends = np.empty(count + 1, dtype=np.int32)
     at = 0
-    for (start, stop, own), size in zip(ranges, sizes, strict=True):
-        template = own.template + shared.template
+    for (start, stop, (own, own_columns)), size in zip(ranges, sizes, strict=True):
+        template = own + shared_template
         width = len(template)
         ends[start:stop] = np.arange(at, at + size, width, dtype=np.int32)
         data[at : at + size].view(f"V{width}")[:] = np.void(template)
-        columns = [*own.columns]
-        columns += ((len(own.template) + place, column[start:stop]) for place, column in shared.columns)
+        columns = [*own_columns]
+        columns += ((len(own) + place, column[start:stop]) for place, column in shared_columns)
         for place, column in columns:
             np.ndarray((stop - start,), column.dtype, data.data, at + place, (width,))[:] = column
         at += size

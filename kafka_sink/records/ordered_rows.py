@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -76,6 +77,9 @@ class OrderedRows:
             [0, *ends.tolist()],
             free=self.free,
         )
+
+    def run_of(self, row: int) -> int:
+        return bisect_right(self.starts, row) - 1
 
     def timestamp(self, row: int) -> int:
         return self._timestamps if isinstance(self._timestamps, int) else int(self._timestamps[row])

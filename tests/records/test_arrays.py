@@ -149,5 +149,6 @@ def test_rows_of_a_slice_beyond_2_31_bytes_are_encoded() -> None:
         value = whole.slice(1)
         rows = RecordColumns.of(None, (value,), None)
         # length 8, attributes, deltas, no key (-1), value of 2, no headers: zigzag varints
-        assert bytes(encoder.encode(rows, 0, [Run(0, 1, 0, 0)]).data[:]) == b"\x10\0\0\0\x01\x04ab\0"
+        (records,) = encoder.encode(rows, 0, [Run(0, 1, 0, 0)])
+        assert bytes(records[:]) == b"\x10\0\0\0\x01\x04ab\0"
         del whole, value, rows

@@ -59,8 +59,7 @@ def check(
         columns = columns.ordered(np.array(order))
     times = timestamps if isinstance(timestamps, int) else np.array(timestamps, dtype=np.int64)
     encoded = encoder.encode(columns, times, runs)
-    at = 0
-    for run, end in zip(runs, encoded.ends, strict=True):
+    for run, part in zip(runs, encoded, strict=True):
         expected = b"".join(
             record(
                 rows[row if order is None else order[row]],
@@ -69,11 +68,8 @@ def check(
             )
             for row in range(run.start, run.stop)
         )
-        part = encoded.part(at, end)
-        assert bytes(part[:]) == bytes(encoded.data[at:end]) == expected
+        assert bytes(part[:]) == expected
         assert all(bytes(part[cut : 2 * cut]) == expected[cut : 2 * cut] for cut in range(0, len(part), 97))
-        at = end
-    assert at == len(encoded.data)
 
 
 def runs_of(chance: random.Random, count: int, number: int) -> list[Run]:
@@ -150,9 +146,9 @@ def test_a_part_of_the_rows_is_encoded_as_the_whole() -> None:
     order = np.array(chance.sample(range(len(rows)), len(rows)))
     columns = columns_of(rows, 2, pa.binary()).ordered(order)
     for start, stop in ((0, 4000), (1000, 5000), (17, 19), (4999, 5000)):
-        encoded = encoder.encode(columns.slice(start, stop), NOW, [Run(0, stop - start, 7, NOW)])
+        (encoded,) = encoder.encode(columns.slice(start, stop), NOW, [Run(0, stop - start, 7, NOW)])
         expected = [record(rows[order[row]], 7 + row - start, 0) for row in range(start, stop)]
-        assert bytes(encoded.data[:]) == b"".join(expected)
+        assert bytes(encoded[:]) == b"".join(expected)
 
 
 def test_keys_that_are_alike_and_short_travel_with_the_numbers() -> None:

@@ -70,9 +70,9 @@ def encode_batch(
             continue
         times = np.array([row.timestamp for row in rows], dtype=np.int64)
         columns = columns_of(rows, large=start % 2 == 1)
-        records = encoder.encode(columns, times, [Run(0, len(rows), start, base)])
-        assert allocator.try_grow(buffer, made.projected_size_with(len(records.data)))
-        made.append(records.data, len(rows), int(times.max()))
+        (records,) = encoder.encode(columns, times, [Run(0, len(rows), start, base)])
+        assert allocator.try_grow(buffer, made.projected_size_with(len(records)))
+        made.append(records, len(rows), int(times.max()))
     made.move_to(BatchState.CLOSED)
     made.seal()
     made.write_header()

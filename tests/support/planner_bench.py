@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from kafka_sink.accumulator.append_planner import AppendPlan, AppendPlanner, Grant, RowCursor
+from kafka_sink.accumulator.append_planner import AppendPlan, AppendPlanner, Grant
 from kafka_sink.accumulator.batch_limits import BatchSizeLimits, SizeEstimates
 from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.buffer_pool import BufferPool
@@ -17,7 +17,6 @@ from kafka_sink.records.record_columns import RecordColumns
 
 BATCH_SIZE = 1_024
 CHUNK = 1_024
-START = RowCursor(0)
 P = [TopicPartition("t", index) for index in range(4)]
 
 
@@ -48,5 +47,5 @@ class Bench:
         self.planner = AppendPlanner(self.settings, self.allocator, self.estimates, lambda: 3.0)
         self.queues = BatchQueues()
 
-    def plan(self, ordered: OrderedRows, cursor: RowCursor = START, grant: Grant | None = None) -> AppendPlan:
-        return self.planner.plan(self.queues, ordered, cursor, len(ordered.partitions), grant)
+    def plan(self, ordered: OrderedRows, start: int = 0, grant: Grant | None = None) -> AppendPlan:
+        return self.planner.plan(self.queues, ordered, start, len(ordered.partitions), grant)

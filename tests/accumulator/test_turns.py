@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.accumulator.append_planner import AppendPlan, RowCursor
+from kafka_sink.accumulator.append_planner import AppendPlan
 from kafka_sink.accumulator.producer_batch import BatchState
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.accumulator.record_appender import RunWriter
+from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.model import TopicPartition
 from kafka_sink.records.ordered_rows import OrderedRows
 from tests.support.planner_bench import Bench, rows
@@ -20,22 +20,22 @@ class WriterBench(Bench):
         super().__init__()
         self.accumulator = RecordAccumulator(self.settings, self.allocator)
         self.wakes = 0
-        self.writer = RunWriter(self.accumulator, self.estimates, self._wake)
+        self.writer = RecordAppender(self.accumulator, self.estimates, lambda: 0.0, self._wake)
 
     def _wake(self) -> None:
         self.wakes += 1
 
     def planned(self, ordered: OrderedRows) -> AppendPlan:
         with self.accumulator.planning() as queues:
-            return self.planner.plan(queues, ordered, RowCursor(0), len(ordered.partitions))
+            return self.planner.plan(queues, ordered, 0, len(ordered.partitions))
 
 
 def test_the_rows_of_a_plan_are_written_and_its_leases_end() -> None:
     bench = WriterBench()
     plan = bench.planned(rows(3, 2))
     bench.writer.write(plan)
-    assert [segment.batch.record_count for segment in plan.segments] == [3, 2]
-    assert all(not segment.batch.leased for segment in plan.segments)
+    assert [batch.record_count for batch in plan.batches] == [3, 2]
+    assert all(not batch.leased for batch in plan.batches)
     assert bench.wakes == 1
 
 
@@ -43,10 +43,10 @@ def test_full_batches_are_sealed_and_the_last_stays_open() -> None:
     bench = WriterBench()
     plan = bench.planned(rows(40))
     bench.writer.write(plan)
-    states = [segment.batch.state for segment in plan.segments]
+    states = [batch.state for batch in plan.batches]
     assert states == [BatchState.SEALED, BatchState.SEALED, BatchState.OPEN]
-    assert [segment.batch.record_count for segment in plan.segments] == [16, 16, 8]
-    assert not any(segment.batch.leased for segment in plan.segments)
+    assert [batch.record_count for batch in plan.batches] == [16, 16, 8]
+    assert not any(batch.leased for batch in plan.batches)
 
 
 def test_nobody_is_woken_for_more_rows_in_a_batch_that_the_sender_knows() -> None:
@@ -94,6 +94,6 @@ def test_a_turn_that_fails_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("kafka_sink.accumulator.record_appender.encoder.encode", failing)
     with pytest.raises(KeyboardInterrupt):
         bench.writer.write(plan)
-    assert plan.segments[0].batch.leased
+    assert plan.batches[0].leased
     bench.accumulator.abort_incomplete(lambda batch: None, end_leases=True)
     assert bench.pool.metrics().used_bytes == 0
