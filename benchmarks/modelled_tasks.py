@@ -34,16 +34,13 @@ from kafka_sink.coordinator.breaker.messages import (
 )
 from kafka_sink.coordinator.figures.channel import FiguresChannel
 from kafka_sink.coordinator.figures.messages import (
-    GAUGES,
-    BrokerFigures,
     TaskFigures,
     TaskIdentity,
-    TopicFigures,
 )
 from kafka_sink.coordinator.metadata.messages import in_parts
 from kafka_sink.coordinator.transport.message_format import split_lines, unpacked
 from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES, FrameReader, Session, parse
-from kafka_sink.counts import NAMES
+from kafka_sink.counts import GAUGES, NAMES, BrokerFigures, TopicFigures
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS, HEALTHY_REPORT_MS, next_beat_ms
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from operator import attrgetter
-from typing import Any
+from operator import add, attrgetter
+from typing import Any, NamedTuple
 
 Number = int | float
 
@@ -112,11 +112,55 @@ def total(counts: Iterable[TaskCounts]) -> TaskCounts:
     return TaskCounts(**dict(zip(NAMES, map(sum, zip(*map(_VALUES, counts), strict=True)), strict=False)))
 
 
-# -- the buckets of request latencies, which tasks count and the live view shows ----------------------------
+# -- the same by topic and by broker, and what a task holds at a moment -------------------------------------
 
 
-# Upper bounds in milliseconds. One more bucket has no bound.
+class TopicFigures(NamedTuple):
+    """A topic's acknowledged rows (with acks=0: sent rows), their bytes as sent and uncompressed, and their
+    batches."""
+
+    records: int = 0
+    sent_bytes: int = 0
+    raw_bytes: int = 0
+    batches: int = 0
+
+    def plus(self, other: TopicFigures) -> TopicFigures:
+        return TopicFigures(*map(add, self, other))
+
+
+# The buckets of request latencies: upper bounds in milliseconds. One more bucket has no bound.
 LATENCY_BOUNDS_MS = (
     *(5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0),
     *(1_000.0, 2_500.0, 5_000.0, 10_000.0, 30_000.0),
 )
+
+
+class BrokerFigures(NamedTuple):
+    """Produce requests of one task to one broker. Times are milliseconds.
+
+    ``address``: host and port. ``latency_buckets`` counts responses by LATENCY_BOUNDS_MS, not cumulated.
+    ``oldest_ms`` is the age of the oldest request without a response, 0 if there is none. ``sent_bytes`` are
+    of its record batches, each time they are sent; they are not reported by broker.
+    """
+
+    address: str = ""
+    requests: int = 0
+    failures: int = 0
+    in_flight: int = 0
+    latency_ms: float = 0.0
+    max_latency_ms: float = 0.0
+    latency_buckets: tuple[int, ...] = ()
+    throttle_ms: float = 0.0
+    oldest_ms: float = 0.0
+    sent_bytes: int = 0
+
+
+# Values of a task at this moment, summed over tasks in /metrics, with what it says of them there.
+GAUGES: Mapping[str, str] = {
+    "buffer_total_bytes": "buffer.memory of the running tasks",
+    "buffer_used_bytes": "Memory that unacknowledged rows hold",
+    "buffer_allocated_bytes": "Used memory and memory kept for reuse",
+    "buffer_heap_bytes": "Memory held beyond the pool",
+    "buffer_full_strategy_bytes": "What the strategy full would hold",
+    "waiting_threads": "Tasks that wait for memory",
+}

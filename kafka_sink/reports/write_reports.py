@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from kafka_sink import spark_application
-from kafka_sink.coordinator.figures.messages import FinalFigures, TopicFigures
+from kafka_sink.coordinator.figures.messages import FinalFigures
 from kafka_sink.coordinator.process.planning import PlannedCoordinator
-from kafka_sink.counts import total
+from kafka_sink.counts import TopicFigures, total
 from kafka_sink.driver import driver_log
 from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions

@@ -6,29 +6,8 @@ import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from kafka_sink.counts import LATENCY_BOUNDS_MS
-
-
-@dataclass(frozen=True, slots=True)
-class NodeMetrics:
-    """Produce requests of one task to one broker. Times are milliseconds.
-
-    ``latency_buckets`` counts responses by LATENCY_BOUNDS_MS, not cumulated; one more for longer ones.
-    ``oldest_ms`` is the age of the oldest request without a response, 0 if there is none. ``sent_bytes`` are
-    of its record batches, each time they are sent.
-    """
-
-    requests: int = 0
-    failures: int = 0
-    in_flight: int = 0
-    latency_ms: float = 0.0
-    max_latency_ms: float = 0.0
-    latency_buckets: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_MS) + 1)
-    throttle_ms: float = 0.0
-    oldest_ms: float = 0.0
-    sent_bytes: int = 0
+from kafka_sink.counts import LATENCY_BOUNDS_MS, BrokerFigures
 
 
 class _Node:
@@ -83,10 +62,12 @@ class NodeMetricsRecorder:
             node.throttle_ms += max(0.0, until_ms - max(now_ms, node.throttled_until_ms))
             node.throttled_until_ms = max(node.throttled_until_ms, until_ms)
 
-    def snapshot(self, now_ms: float) -> dict[int, NodeMetrics]:
+    def snapshot(self, now_ms: float) -> dict[int, BrokerFigures]:
+        """By broker, without addresses."""
         with self._lock:
             return {
-                node_id: NodeMetrics(
+                node_id: BrokerFigures(
+                    "",
                     node.requests,
                     node.failures,
                     len(node.sent_ms),

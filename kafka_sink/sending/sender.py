@@ -20,6 +20,7 @@ from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff
+from kafka_sink.counts import BrokerFigures
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
@@ -40,7 +41,7 @@ from kafka_sink.sending.batch_completion import (
     close_sequence_gaps,
     restart_sequences,
 )
-from kafka_sink.sending.nodes import NodeAvailability, NodeMetrics, NodeMetricsRecorder
+from kafka_sink.sending.nodes import NodeAvailability, NodeMetricsRecorder
 from kafka_sink.sending.producer_identity import (
     ProducerIdentity,
     TransactionalIdentity,
@@ -189,7 +190,7 @@ class Sender(threading.Thread):
     def deliveries(self) -> TaskDeliveries:
         return self._completion.deliveries
 
-    def node_metrics(self, now_ms: float) -> dict[int, NodeMetrics]:
+    def node_metrics(self, now_ms: float) -> dict[int, BrokerFigures]:
         return self._completion.nodes.snapshot(now_ms)
 
     def begin(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from kafka_sink.counts import TopicFigures
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import NO_TIMESTAMP, PartitionResult, TopicPartition
 from kafka_sink.records import batch_header
@@ -45,16 +46,6 @@ class DeliveryCounts:
     def written(self) -> int:
         """Rows that are acknowledged, or with acks=0 sent."""
         return self.records + self.unconfirmed
-
-
-@dataclass(slots=True)
-class TopicCounts:
-    """A topic's acknowledged rows (with acks=0: sent rows), their bytes and batches."""
-
-    records: int = 0
-    sent_bytes: int = 0
-    raw_bytes: int = 0
-    batches: int = 0
 
 
 class Written(NamedTuple):
@@ -161,17 +152,17 @@ class TaskDeliveries:
         with self._lock:
             return replace(self._counts)
 
-    def topics(self) -> dict[str, TopicCounts]:
+    def topics(self) -> dict[str, TopicFigures]:
         """The counts by topic, in the order of their first batches."""
-        found: dict[str, TopicCounts] = {}
+        found: dict[str, list[int]] = {}
         with self._lock:
             for partition, counts in self._partitions.items():
-                topic = found.setdefault(partition.topic, TopicCounts())
-                topic.records += counts.records
-                topic.sent_bytes += counts.sent_bytes
-                topic.raw_bytes += counts.raw_bytes
-                topic.batches += counts.batches
-        return found
+                sums = found.setdefault(partition.topic, [0, 0, 0, 0])
+                sums[0] += counts.records
+                sums[1] += counts.sent_bytes
+                sums[2] += counts.raw_bytes
+                sums[3] += counts.batches
+        return {topic: TopicFigures(*sums) for topic, sums in found.items()}
 
     @property
     def has_failed(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from kafka_sink.activity import LIMIT, MEMORY
@@ -14,15 +16,13 @@ from kafka_sink.coordinator.figures.messages import (
     MAX_MUTES,
     MAX_PARTITIONS,
     MAX_TOPICS,
-    BrokerFigures,
     MuteFigures,
     TaskFigures,
     TaskIdentity,
-    TopicFigures,
 )
-from kafka_sink.counts import NAMES, Number, TaskCounts
+from kafka_sink.counts import NAMES, BrokerFigures, Number, TaskCounts, TopicFigures
 from kafka_sink.sending.producer_metrics import Metrics, RowMetrics, task_metrics
-from kafka_sink.sending.task_deliveries import DeliveryCounts, TopicCounts
+from kafka_sink.sending.task_deliveries import DeliveryCounts
 
 if TYPE_CHECKING:
     from kafka_sink.accumulator.batch_buffer import BufferAllocator
@@ -158,19 +158,10 @@ class TaskFiguresReader:
     def _brokers(self, now_ms: float, *, done: bool) -> dict[int, BrokerFigures]:
         addresses = self.cluster.nodes()
         found = {}
-        for node_id, node in list(self.sender.node_metrics(now_ms).items())[:MAX_BROKERS]:
-            address = addresses.get(node_id)
-            found[node_id] = BrokerFigures(
-                "" if address is None else f"{address.host}:{address.port}",
-                node.requests,
-                node.failures,
-                0 if done else node.in_flight,
-                node.latency_ms,
-                node.max_latency_ms,
-                node.latency_buckets,
-                node.throttle_ms,
-                node.oldest_ms,
-            )
+        for node_id, broker in list(self.sender.node_metrics(now_ms).items())[:MAX_BROKERS]:
+            node = addresses.get(node_id)
+            address = "" if node is None else f"{node.host}:{node.port}"
+            found[node_id] = broker._replace(address=address, in_flight=0 if done else broker.in_flight)
         return found
 
     def _mutes(self, breaker: ProducerBreaker, now_ms: float) -> tuple[MuteFigures, ...]:
@@ -207,18 +198,8 @@ def first_letters(letters: Mapping[tuple[str, str], int]) -> dict[tuple[str, str
     return {**found, ("", ""): others} if others else found
 
 
-def named_topics(counts: dict[str, TopicCounts]) -> dict[str, TopicFigures]:
+def named_topics(counts: Mapping[str, TopicFigures]) -> dict[str, TopicFigures]:
     """The first topics by name, and the sum of all others under ""."""
-    found: dict[str, TopicFigures] = {}
-    others = TopicCounts()
-    for name, one in counts.items():
-        if len(found) < MAX_TOPICS - 1:
-            found[name] = TopicFigures(one.records, one.sent_bytes, one.raw_bytes, one.batches)
-        else:
-            others.records += one.records
-            others.sent_bytes += one.sent_bytes
-            others.raw_bytes += one.raw_bytes
-            others.batches += one.batches
-    if others.batches:
-        found[""] = TopicFigures(others.records, others.sent_bytes, others.raw_bytes, others.batches)
-    return found
+    found = dict(islice(counts.items(), MAX_TOPICS - 1))
+    others = reduce(TopicFigures.plus, islice(counts.values(), MAX_TOPICS - 1, None), TopicFigures())
+    return {**found, "": others} if others.batches else found

@@ -20,8 +20,9 @@ from kafka_sink.coordinator.figures.history import History
 from kafka_sink.coordinator.figures.http_server import HttpServer
 from kafka_sink.coordinator.figures.http_server import Page as Served
 from kafka_sink.coordinator.figures.live_view import as_json, page
-from kafka_sink.coordinator.figures.messages import AboutJob, BrokerFigures, MuteFigures, TaskFigures
+from kafka_sink.coordinator.figures.messages import AboutJob, MuteFigures, TaskFigures
 from kafka_sink.coordinator.figures.messages import TaskIdentity as Identity
+from kafka_sink.counts import BrokerFigures
 from kafka_sink.view import Recorded, fixed, pages_of
 from tests.support.live_view_page import Page
 from tests.support.reported_figures import Board, final, report

@@ -9,14 +9,12 @@ from typing import Any
 
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.messages import (
-    BrokerFigures,
     FinalFigures,
     MuteFigures,
     TaskFigures,
     TaskIdentity,
-    TopicFigures,
 )
-from kafka_sink.counts import NAMES
+from kafka_sink.counts import NAMES, BrokerFigures, TopicFigures
 
 CLUSTER = "broker:9092"
 TASK = TaskIdentity("w", 7, 3, 0, "host", application="app")

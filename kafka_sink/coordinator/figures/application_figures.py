@@ -21,18 +21,16 @@ from typing import Any
 from kafka_sink.coordinator.figures.events import EventLog
 from kafka_sink.coordinator.figures.messages import (
     AboutJob,
-    BrokerFigures,
     FinalFigures,
     MuteFigures,
     TaskFigures,
     TaskIdentity,
-    TopicFigures,
 )
 from kafka_sink.coordinator.figures.rate_window import RateWindow
 from kafka_sink.coordinator.figures.running_tasks import RunningTask, RunningTasks
 from kafka_sink.coordinator.figures.waiting_rows import WaitingRows
 from kafka_sink.coordinator.metadata.handler import Lookups
-from kafka_sink.counts import Number
+from kafka_sink.counts import BrokerFigures, Number, TopicFigures
 
 # Topics and brokers beyond these count under OTHER.
 MAX_TOPICS = 200
@@ -693,7 +691,7 @@ def _recent_latency_s(broker: _Broker) -> float | None:
 
 
 _NO_ROWS = TopicFigures()
-_NO_REQUESTS = BrokerFigures("", 0, 0, 0, 0.0, 0.0, (), 0.0, 0.0)
+_NO_REQUESTS = BrokerFigures()
 
 
 def _missing(now: TopicFigures, before: TopicFigures) -> TopicFigures:

@@ -16,7 +16,6 @@ from kafka_sink.coordinator.figures.messages import (
     FinalFigures,
     TaskFigures,
     TaskIdentity,
-    TopicFigures,
     encode_final,
     encode_task,
     joined,
@@ -24,6 +23,7 @@ from kafka_sink.coordinator.figures.messages import (
 from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.coordinator.transport.channel import Channel
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
+from kafka_sink.counts import TopicFigures
 from kafka_sink.errors import KafkaSinkError
 
 _INTERVAL_MS, _MAX_INTERVAL_MS = 1000.0, 60_000.0

@@ -10,13 +10,11 @@ The driver reports a write's ``final`` figures when it commits or aborts. They r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice, zip_longest
-from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
-from kafka_sink import counts
 from kafka_sink.activity import STATES
 from kafka_sink.coordinator.transport import message_format as fields
 from kafka_sink.coordinator.transport.message_format import (
@@ -29,7 +27,7 @@ from kafka_sink.coordinator.transport.message_format import (
     text,
     whole,
 )
-from kafka_sink.counts import Number
+from kafka_sink.counts import GAUGES, NAMES, BrokerFigures, Number, TopicFigures
 from kafka_sink.printable import printable
 
 KIND = "figures"
@@ -48,16 +46,6 @@ _MAX_SCHEMAS = 2
 MAX_PARTITIONS, MAX_LETTERS, _MAX_OPTIONS = 5, 20, 60
 # Characters of the cause of an abort.
 _MAX_CAUSE = 1000
-
-# Values of a task at this moment; bytes.
-GAUGES = (
-    "buffer_total_bytes",
-    "buffer_used_bytes",
-    "buffer_allocated_bytes",
-    "buffer_heap_bytes",
-    "buffer_full_strategy_bytes",
-    "waiting_threads",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +75,6 @@ class TaskIdentity:
     batch: int = -1
     application: str = ""
     about: AboutJob | None = None
-
-
-class TopicFigures(NamedTuple):
-    """Acknowledged rows of one topic, their bytes as sent and uncompressed, and their batches."""
-
-    records: int = 0
-    sent_bytes: int = 0
-    raw_bytes: int = 0
-    batches: int = 0
-
-    def plus(self, other: TopicFigures) -> TopicFigures:
-        return TopicFigures(*map(add, self, other))
-
-
-class BrokerFigures(NamedTuple):
-    """Requests to one broker; see NodeMetrics. ``address``: host and port."""
-
-    address: str
-    requests: int
-    failures: int
-    in_flight: int
-    latency_ms: float
-    max_latency_ms: float
-    latency_buckets: tuple[int, ...]
-    throttle_ms: float
-    oldest_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +262,7 @@ def decode_task(body: Mapping[str, Any]) -> TaskFigures:
             float(count(body["elapsed"])),
             state,
             float(count(state_ms)),
-            _numbers(body["counters"], counts.NAMES),
+            _numbers(body["counters"], NAMES),
             _numbers(body["gauges"], GAUGES),
             _decode_topics(body["topics"], MAX_TOPICS),
             dict(_decode_broker(one) for one in list_of(body["brokers"], MAX_BROKERS)),
@@ -393,7 +355,7 @@ def decode_final(body: Mapping[str, Any]) -> FinalFigures:
             text(query),
             whole(batch),
             count(tasks),
-            _numbers(body["counters"], counts.NAMES),
+            _numbers(body["counters"], NAMES),
             _decode_topics(body["topics"], MAX_FINAL_TOPICS),
             _counts(body["transactions"]),
             _counts(body["transactions_ms"]),
@@ -425,7 +387,7 @@ def _rounded(values: Mapping[str, Number]) -> dict[str, Number]:
     return {name: round(value, 1) for name, value in values.items() if value}
 
 
-def _numbers(value: Any, names: tuple[str, ...]) -> dict[str, Number]:
+def _numbers(value: Any, names: Iterable[str]) -> dict[str, Number]:
     """Unknown names are skipped: the other end may be of a newer version."""
     if not isinstance(value, dict):
         raise TypeError("not an object")

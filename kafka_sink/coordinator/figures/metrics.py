@@ -22,7 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from kafka_sink.activity import STATES
 from kafka_sink.coordinator.figures.application_figures import TRANSACTION_OUTCOMES
-from kafka_sink.counts import LATENCY_BOUNDS_MS, SPECS
+from kafka_sink.counts import GAUGES, LATENCY_BOUNDS_MS, SPECS
 from kafka_sink.version import __version__
 
 PREFIX = "kafka_chunked_"
@@ -53,14 +53,7 @@ OF_CLUSTER: tuple[MetricSpec, ...] = (
     *(_counter(one.metric, name, one.doc, one.scale) for name, one in SPECS.items() if one.metric),
     _counter("record_uncommitted", "uncommitted", "Rows written by attempts that their write did not count"),
 )
-GAUGES_OF_CLUSTER: tuple[MetricSpec, ...] = (
-    _gauge("buffer_total_bytes", "buffer_total_bytes", "buffer.memory of the running tasks"),
-    _gauge("buffer_used_bytes", "buffer_used_bytes", "Memory that unacknowledged rows hold"),
-    _gauge("buffer_allocated_bytes", "buffer_allocated_bytes", "Used memory and memory kept for reuse"),
-    _gauge("buffer_heap_bytes", "buffer_heap_bytes", "Memory held beyond the pool"),
-    _gauge("buffer_full_strategy_bytes", "buffer_full_strategy_bytes", "What the strategy full would hold"),
-    _gauge("waiting_threads", "waiting_threads", "Tasks that wait for memory"),
-)
+GAUGES_OF_CLUSTER: tuple[MetricSpec, ...] = tuple(_gauge(name, name, doc) for name, doc in GAUGES.items())
 OF_TOPIC: tuple[MetricSpec, ...] = tuple(
     MetricSpec(name, "counter", doc, ("cluster", "topic"), source)
     for name, source, doc in (

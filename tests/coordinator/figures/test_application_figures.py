@@ -16,12 +16,12 @@ from kafka_sink.coordinator.figures.messages import (
     MuteFigures,
     TaskFigures,
     TaskIdentity,
-    TopicFigures,
     decode_final,
     decode_task,
     encode_final,
     encode_task,
 )
+from kafka_sink.counts import TopicFigures
 from kafka_sink.errors import ProtocolError
 from tests.support.reported_figures import CLUSTER, TASK, Board, broker, final, full_report, report
 

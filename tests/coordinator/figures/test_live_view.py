@@ -25,8 +25,8 @@ from kafka_sink.coordinator.figures import live_view
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.http_server import HttpBounds, HttpServer, Response
 from kafka_sink.coordinator.figures.live_view import LivePages, LiveView, page
-from kafka_sink.coordinator.figures.messages import TopicFigures
 from kafka_sink.coordinator.figures.metrics import METRICS, PREFIX, exposition
+from kafka_sink.counts import TopicFigures
 from tests.support.live_view_client import sample_names
 from tests.support.reported_figures import CLUSTER, Board, broker, final, full_report, report
 
