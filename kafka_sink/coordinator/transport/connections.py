@@ -125,6 +125,7 @@ class Connections:
         self._ended = 0
         # As of the last sweep.
         self.of_kind = Counter(dict.fromkeys(KINDS, 0))
+        self._stood_ms = 0.0
         # Those that have not read all they were sent.
         self._behind: set[PeerConnection] = set()
 
@@ -221,9 +222,14 @@ class Connections:
         while sum(peer.held for peer in self._behind) > self._bounds.unread_bytes_of_all:
             self.drop(max(self._behind, key=lambda peer: peer.held), Dropped.UNREAD)
 
-    def sweep(self, now_ms: float) -> None:
-        """Drop the connections whose time is over."""
+    def sweep(self, now_ms: float, stood_ms: float = 0.0) -> None:
+        """Drop the connections whose time is over. ``stood_ms``: for how long the server has stood still in
+        all; what peers send meanwhile waits for it."""
         bounds = self._bounds
+        if stood_ms > self._stood_ms:
+            for peer in self._peers.values():
+                peer.forgive(stood_ms - self._stood_ms)
+            self._stood_ms = stood_ms
         if self._ended >= _COLLECT_AFTER:
             self._ended = 0
             gc.collect()
@@ -237,7 +243,8 @@ class Connections:
                 self.drop(peer, Dropped.STALLED)
             elif now_ms - peer.heard_ms > bounds.silence_ms:
                 self.remove(peer)  # its application is idle, and connects again when it has something to say
-            elif not peer.unread:
+            elif not peer.unread or peer.is_behind:
+                # It has read all, or waits for its turn.
                 peer.unread_since_ms = math.inf
             elif peer.unread_since_ms == math.inf or peer.taken > peer.taken_before:
                 peer.unread_since_ms, peer.taken_before = now_ms, peer.taken

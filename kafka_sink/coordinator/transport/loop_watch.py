@@ -1,11 +1,13 @@
 """How late the coordinator is: the time that each turn of its loop takes, and that its process stood still.
 
-A turn handles all that had come when it began. A message that comes meanwhile waits for its end.
+A turn handles all that had come when it began. A message that comes meanwhile waits for its end. So nobody is
+late, or silent, for the time in which the coordinator did not look: see ``stood_ms``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +20,8 @@ _LONG_MS = 500.0
 _INTERVAL_MS = 60_000.0
 # A look that returns sooner than this found something ready; a timer that fires later than this was held up.
 _AT_ONCE_MS, _SLACK_MS = 1.0, 5.0
+# Turns that are shorter keep nobody waiting.
+_SHORT_MS = 100.0
 
 
 class LoopWatch:
@@ -32,6 +36,9 @@ class LoopWatch:
         self._longest_ms = self._longest_before_ms = 0.0
         self._late_before = 0
         self.busy_ms = 0.0
+        self._stood_ms = 0.0
+        # Infinite where no turn is known to go on: not every loop is watched.
+        self._since_ms = math.inf
         self.late = self.messages = 0
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
@@ -42,6 +49,7 @@ class LoopWatch:
         """The loop looks for what is ready."""
         self.busy_ms += now_ms - self._turn_ms
         self._note(now_ms - self._turn_ms)
+        self._since_ms = math.inf
 
     def turn_begins(self, looked_ms: float, now_ms: float, timeout_ms: float | None) -> None:
         """Something is ready, or ``timeout_ms`` are over since it looked."""
@@ -53,10 +61,15 @@ class LoopWatch:
             self._waits_since_ms = now_ms - over_ms
         else:
             self._waits_since_ms = now_ms if waited_ms > _AT_ONCE_MS else self._turn_ms
-        self._turn_ms = now_ms
+        self._turn_ms = self._since_ms = now_ms
 
     def _note(self, took_ms: float) -> None:
         self._longest_ms = max(self._longest_ms, took_ms)
+        self._stood_ms += max(0.0, took_ms - _SHORT_MS)
+
+    def stood_ms(self, now_ms: float) -> float:
+        """How long the loop has stood still since it began: long turns, and when the process did not run."""
+        return self._stood_ms + max(0.0, now_ms - self._since_ms - _SHORT_MS)
 
     def handled(self, messages: int, now_ms: float) -> None:
         """So many messages of this turn have been handled."""

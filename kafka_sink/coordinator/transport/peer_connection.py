@@ -95,6 +95,13 @@ class PeerConnection(asyncio.Protocol):
         assert self._transport is not None
         return self._transport
 
+    def forgive(self, stood_ms: float) -> None:
+        """The server has stood still for so long."""
+        self.opened_ms += stood_ms
+        self.heard_ms += stood_ms
+        self.begun_ms += stood_ms
+        self.unread_since_ms += stood_ms
+
     # -- sending ------------------------------------------------------------------------------------
 
     @property

@@ -431,7 +431,7 @@ class CoordinatorServer:
 
     def _sweep(self) -> None:
         now_ms = self._clock_ms()
-        self._connections.sweep(now_ms)
+        self._connections.sweep(now_ms, self._watch.stood_ms(now_ms))
         for line in (self._connections.log.line(now_ms), self._watch.line(now_ms)):
             if line is not None:
                 _log.warning("%s; connections: %s", line, self._connections.described())

@@ -43,6 +43,17 @@ def test_a_process_that_was_stopped_while_it_waited_replies_late() -> None:
     assert (scene.watch.late, scene.watch.state()["longest_turn"]) == (3, 5.0)
 
 
+def test_time_in_which_the_loop_did_not_look_adds_up() -> None:
+    scene = Scene()
+    assert scene.watch.stood_ms(60_000.0) == 0.0, "nobody watches this loop"
+    scene.turn(90.0, waited_ms=10_000.0, timeout_ms=10_000.0)
+    assert scene.watch.stood_ms(scene.now_ms) == 0.0
+    scene.turn(700.0)
+    assert scene.watch.stood_ms(scene.now_ms) == 600.0, "the turn goes on"
+    scene.turn(0.0, waited_ms=6_000.0, timeout_ms=1_000.0)
+    assert scene.watch.stood_ms(scene.now_ms) == 600.0 + 4_900.0
+
+
 def test_a_line_is_logged_once_a_minute_where_a_bound_was_passed() -> None:
     scene = Scene()
     scene.turn(400.0)
