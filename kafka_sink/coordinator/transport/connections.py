@@ -243,10 +243,14 @@ class Connections:
                 self.drop(peer, Dropped.STALLED)
             elif now_ms - peer.heard_ms > bounds.silence_ms:
                 self.remove(peer)  # its application is idle, and connects again when it has something to say
-            elif not peer.unread or peer.is_behind:
-                # It has read all, or waits for its turn.
-                peer.unread_since_ms = math.inf
-            elif peer.unread_since_ms == math.inf or peer.taken > peer.taken_before:
-                peer.unread_since_ms, peer.taken_before = now_ms, peer.taken
-            elif now_ms - peer.unread_since_ms > bounds.frame_ms:
+            elif self._leaves_unread(peer, now_ms):
                 self.drop(peer, Dropped.UNREAD)
+
+    def _leaves_unread(self, peer: PeerConnection, now_ms: float) -> bool:
+        """Whether a peer has for too long read nothing of what waits for it."""
+        if not peer.unread or peer.is_behind:
+            # It has read all, or waits for its turn.
+            peer.unread_since_ms = math.inf
+        elif peer.unread_since_ms == math.inf or peer.taken > peer.taken_before:
+            peer.unread_since_ms, peer.taken_before = now_ms, peer.taken
+        return now_ms - peer.unread_since_ms > self._bounds.frame_ms
