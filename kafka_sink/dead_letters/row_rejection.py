@@ -5,7 +5,6 @@ While all rows are valid this costs nothing: the errors that would fail the task
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -134,7 +133,7 @@ class RowRejection:
             wait_ms = min(PARTITION_WAIT_MS, self._max_block_ms)
             return self._cluster.await_topics(needed, wait_ms, check, needed)
         # Only a broker's response shows that there is no such partition.
-        while old := [name for name in needed if self._age_ms(name) > self._clock_ms() - started_ms]:
+        while old := [name for name in needed if self._is_older(name, started_ms)]:
             if self._clock_ms() - started_ms >= self._max_block_ms:
                 raise MetadataTimeoutError(
                     f"no broker said within kafka.max.block.ms = {self._max_block_ms:.0f} ms whether topic "
@@ -150,9 +149,11 @@ class RowRejection:
                 self._confirmed[name] = (len(topic.partitions), until_ms)
         return {name: topic for name, topic in found.items() if topic is not None}
 
-    def _age_ms(self, topic: str) -> float:
-        known = self._cluster.snapshot([topic], self._clock_ms()).topics
-        return known[0].age_ms if known else math.inf
+    def _is_older(self, topic: str, than_ms: float) -> bool:
+        # One look at the clock: between two, the thread may have to wait.
+        now_ms = self._clock_ms()
+        known = self._cluster.snapshot([topic], now_ms).topics
+        return not known or known[0].age_ms > now_ms - than_ms
 
     def _is_doubtful(self, topic: TopicMetadata, needed: int) -> bool:
         """Whether the topic is known with fewer partitions, and this was not confirmed recently."""

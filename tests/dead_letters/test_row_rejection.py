@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
-from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
+from kafka_sink.errors import InvalidRowError, MetadataTimeoutError, MissingPartitionError
+from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
+from kafka_sink.model import PartitionInfo, TopicMetadata
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 
@@ -156,3 +160,26 @@ def test_what_is_not_about_rows_still_fails_the_task() -> None:
     for order in (no_metadata, unknown_rows, no_rows):
         with pytest.raises((MetadataTimeoutError, InvalidRowError)):
             rejection(DeadLetters("dead", -1, 1000)).order(PLAN, rows, order)
+
+
+def test_metadata_from_before_a_row_proves_nothing_however_slowly_the_thread_runs() -> None:
+    """The age and the time since the row were of two looks at the clock. A thread that had to wait between
+    them took what it had known for news, and skipped the row."""
+    clock_ms = count(50.0, 50.0)
+    topic = TopicMetadata.of("t", None, (PartitionInfo("t", 0, 0),))
+
+    def await_topics(
+        names: object, timeout_ms: float, check: object, partitions: object = None, **_: float
+    ) -> dict[str, TopicMetadata]:
+        if partitions:
+            raise MissingPartitionError("no broker has responded")
+        return {"t": topic}
+
+    def snapshot(names: object, now_ms: float) -> MetadataSnapshot:
+        return MetadataSnapshot((TopicSnapshot(topic, now_ms),))
+
+    cluster: Any = SimpleNamespace(await_topics=await_topics, snapshot=snapshot, topic=lambda name: topic)
+    rejected = RowRejection(DeadLetters("dead", -1, 1000), cluster, lambda: next(clock_ms), 1000, 1000)
+    rows = extract(PLAN, table([GOOD | {"value": b"v"}]), 0)
+    with pytest.raises(MetadataTimeoutError, match="whether topic 't' has the partitions"):
+        rejected.await_topics(rows, lambda: None)
