@@ -23,7 +23,9 @@ ROUNDS ?= 100
 SEED ?= 1
 EFFORT ?= 10
 # Of make test and make full: processes that tests run in side by side (tests/support/lanes.py).
-LANES ?= 3
+LANES ?= 4
+# Before that, side by side: each worker would otherwise compile all tests for itself, as none is quicker.
+PREPARE = $(BIN)/python -m tests.support.jvms & $(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1; wait
 IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --durations-min 1
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= 3.10 3.13
@@ -38,12 +40,12 @@ help:  ## list the targets
 demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
 	@$(BIN)/python examples/flights.py
 
-test: $(STAMP) java chromium  ## run all tests, on real brokers, three at a time (ARGS="-k name" picks some)
-	@$(BIN)/python -m tests.support.jvms
+test: $(STAMP) java chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
+	@$(PREPARE)
 	@$(BIN)/python -m pytest $(IN_LANES) $(ARGS)
 
 full: $(STAMP) java chromium  ## run all tests under kafka.buffer.memory.allocation.strategy=full
-	@$(BIN)/python -m tests.support.jvms
+	@$(PREPARE)
 	@$(BIN)/python -m pytest --allocation-strategy full $(IN_LANES) $(ARGS)
 
 chaos: $(STAMP) java  ## kill, freeze and restart brokers, break connections, check every row (ROUNDS=100 SEED=1)
@@ -68,14 +70,14 @@ endurance: $(STAMP) java  ## 2,000 cycles of producers with faults, 1,000 micro-
 	@$(BIN)/python -m pytest -s tests/endurance $(ARGS)
 
 check: check-types  ## ruff, mypy strict, import layers, names in docs, the documentation's site
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_names_in_docs.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-check-types: $(STAMP)  ## of make check what depends on the Python: mypy strict, and names in docs, which imports much
+check-types: $(STAMP)  ## of make check what depends on the Python: mypy strict
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_names_in_docs.py
 
 # Also shows that constraints.txt can be installed there.
 # PySpark comes as source. pip keeps the wheels that it makes, and uv makes another in 35 s for each environment.

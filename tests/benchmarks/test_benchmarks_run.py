@@ -43,8 +43,8 @@ ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "moved_leader",
 NOT_ON_OURS = ("throughput_shapes", "tls", "hand_over")
 
 LONGEST = (
-    *("many_partitions", "throughput_shapes", "value_sizes", "hand_over", "tls"),
-    *("moved_leader", "muted_together", "exactly_once", "many_topics", "frozen_broker", "streaming"),
+    *("arrow_clients", "exactly_once", "frozen_broker", "hand_over", "many_partitions", "many_topics"),
+    *("moved_leader", "muted_together", "streaming", "throughput", "throughput_shapes", "tls", "value_sizes"),
 )
 
 Run = Callable[..., None]

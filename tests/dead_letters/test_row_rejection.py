@@ -168,17 +168,15 @@ def test_metadata_from_before_a_row_proves_nothing_however_slowly_the_thread_run
     clock_ms = count(50.0, 50.0)
     topic = TopicMetadata.of("t", None, (PartitionInfo("t", 0, 0),))
 
-    def await_topics(
-        names: object, timeout_ms: float, check: object, partitions: object = None, **_: float
-    ) -> dict[str, TopicMetadata]:
-        if partitions:
+    def await_topics(*asked: object, **_: float) -> dict[str, TopicMetadata]:
+        if len(asked) > 3:
             raise MissingPartitionError("no broker has responded")
         return {"t": topic}
 
-    def snapshot(names: object, now_ms: float) -> MetadataSnapshot:
+    def snapshot(_: object, now_ms: float) -> MetadataSnapshot:
         return MetadataSnapshot((TopicSnapshot(topic, now_ms),))
 
-    cluster: Any = SimpleNamespace(await_topics=await_topics, snapshot=snapshot, topic=lambda name: topic)
+    cluster: Any = SimpleNamespace(await_topics=await_topics, snapshot=snapshot, topic=lambda _: topic)
     rejected = RowRejection(DeadLetters("dead", -1, 1000), cluster, lambda: next(clock_ms), 1000, 1000)
     rows = extract(PLAN, table([GOOD | {"value": b"v"}]), 0)
     with pytest.raises(MetadataTimeoutError, match="whether topic 't' has the partitions"):

@@ -6,6 +6,7 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,17 @@ _OTHERS = frozenset(
 )
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def identifiers() -> frozenset[str]:
     """Every word of the package's code, with the words inside its texts and its modules' names."""
     found = set(dir(builtins))
     for path in MODULES:
         found.update(path.relative_to(PACKAGE).with_suffix("").parts)
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         docstrings = {id(node) for node in _docstring_nodes(tree)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
@@ -68,7 +74,7 @@ def _docstring_nodes(tree: ast.AST) -> Iterator[ast.Constant]:
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    for node in _docstring_nodes(ast.parse(path.read_text())):
+    for node in _docstring_nodes(parsed(path)):
         if isinstance(node.value, str):
             yield node.lineno, node.value
 
@@ -110,7 +116,7 @@ def test_classes_that_docstrings_send_to_are_there() -> None:
     classes = {
         node.name: {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ClassDef)
     }
     missing = [
