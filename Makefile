@@ -24,8 +24,6 @@ SEED ?= 1
 EFFORT ?= 10
 # Of make test and make full: processes that tests run in side by side (tests/support/lanes.py).
 LANES ?= 4
-# Before that, side by side: each worker would otherwise compile all tests for itself, as none is quicker.
-PREPARE = $(BIN)/python -m tests.support.jvms & $(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1; wait
 IN_LANES = -n $(LANES) --dist loadgroup --no-loadscope-reorder --durations 20 --durations-min 1
 # Of make check-pythons: the oldest and the newest that the project runs on.
 PYTHONS ?= 3.10 3.13
@@ -41,11 +39,11 @@ demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read
 	@$(BIN)/python examples/flights.py
 
 test: $(STAMP) java chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
-	@$(PREPARE)
+	@$(BIN)/python -m tests.support.jvms
 	@$(BIN)/python -m pytest $(IN_LANES) $(ARGS)
 
 full: $(STAMP) java chromium  ## run all tests under kafka.buffer.memory.allocation.strategy=full
-	@$(PREPARE)
+	@$(BIN)/python -m tests.support.jvms
 	@$(BIN)/python -m pytest --allocation-strategy full $(IN_LANES) $(ARGS)
 
 chaos: $(STAMP) java  ## kill, freeze and restart brokers, break connections, check every row (ROUNDS=100 SEED=1)
