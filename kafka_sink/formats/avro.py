@@ -18,7 +18,7 @@ from kafka_sink.dtypes import Bools, Int64s, UInt64s
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import avro_default, columns, words
 from kafka_sink.formats.avro_schema import AvroSchema, Schema
-from kafka_sink.formats.columns import Encoder, UnfitRowsError
+from kafka_sink.formats.columns import Encoder
 from kafka_sink.formats.decimals import big_endian, minimal
 from kafka_sink.formats.words import Piece, Word
 from kafka_sink.records import arrays, varint
@@ -73,14 +73,10 @@ class _Compiler:
         plain_kind = columns.plain_type(kind)
         if name == "record" and pa.types.is_struct(plain_kind):
             return self._of_record(schema, plain_kind, path)
-        if name == "array" and (pa.types.is_list(plain_kind) or pa.types.is_large_list(plain_kind)):
+        if name == "array" and columns.is_list(plain_kind):
             return _Array(self.of(schema["items"], plain_kind.value_type, f"{path}[]"))
         if name == "map" and pa.types.is_map(plain_kind):
-            if columns.plain_type(plain_kind.key_type) != pa.string():
-                raise SchemaError(
-                    f"column '{path}' is a map with keys of {plain_kind.key_type}, and Avro's maps have "
-                    "strings: cast them"
-                )
+            columns.require_text_keys(plain_kind, path, "Avro's maps")
             return _Map(self.of(schema["values"], plain_kind.item_type, f"{path}{{}}"))
         leaf = _leaf(schema, plain_kind, path)
         if leaf is None:
@@ -88,20 +84,22 @@ class _Compiler:
         return leaf
 
     def _of_record(self, schema: Schema, kind: pa.StructType, path: str) -> Encoder:
-        places = {kind.field(index).name: index for index in range(kind.num_fields)}
+        places = {field.name: index for index, field in enumerate(kind)}
         fields: list[tuple[int, Encoder] | list[Piece]] = []
         for field in schema["fields"]:
             name = field["name"]
             if name in places:
                 index = places.pop(name)
-                fields.append((index, self.of(field["type"], kind.field(index).type, _joined(path, name))))
+                fields.append(
+                    (index, self.of(field["type"], kind.field(index).type, columns.joined(path, name)))
+                )
             else:
                 fields.append(words.constant(self._missing(field, path, places)))
         if places:
             known = [field["name"] for field in schema["fields"]]
             wrong = next(iter(places))
             raise SchemaError(
-                f"column '{_joined(path, wrong)}' is no field of the schema's record "
+                f"column '{columns.joined(path, wrong)}' is no field of the schema's record "
                 f"'{schema['full_name']}'{_near(wrong, known)}: drop it, or register a schema that has it"
             )
         return _Record(fields)
@@ -110,18 +108,16 @@ class _Compiler:
         """The bytes of a field without a column: its default, or null."""
         kind = self._named(field["type"])
         if "default" in field:
-            return avro_default.encoded(self.schema, kind, field["default"], _joined(path, field["name"]))
+            return avro_default.encoded(
+                self.schema, kind, field["default"], columns.joined(path, field["name"])
+            )
         for at, branch in enumerate(kind.get("branches", ())):
             if branch["type"] == "null":
                 return varint.scalar(at)
         raise SchemaError(
-            f"the schema requires field '{_joined(path, field['name'])}', for which there is no "
+            f"the schema requires field '{columns.joined(path, field['name'])}', for which there is no "
             f"column{_near(field['name'], list(places))}: add one, or give the field a default"
         )
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _near(name: str, known: Sequence[str]) -> str:
@@ -258,10 +254,7 @@ class _Finer:
         given = arrays.numbers(column, np.int64)
         last = np.iinfo(np.int64).max // self.factor
         wrong = (given > last) | (given < -last)
-        if nulls is not None:
-            wrong &= ~nulls
-        if wrong.any():
-            raise UnfitRowsError(wrong, self.path, "is too far from 1970 for the unit that the schema wants")
+        columns.reject(wrong, self.path, "is too far from 1970 for the unit that the schema wants", nulls)
         return [*words.varint(words.zigzag(given * self.factor), nulls)]
 
 
@@ -300,10 +293,7 @@ class _FixedBytes:
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         wrong = lengths(column) != self.size
-        if nulls is not None:
-            wrong &= ~nulls
-        if wrong.any():
-            raise UnfitRowsError(wrong, self.path, f"is not {self.size} bytes long, as the schema wants")
+        columns.reject(wrong, self.path, f"is not {self.size} bytes long, as the schema wants", nulls)
         return [as_binary(column)]
 
 
@@ -317,11 +307,7 @@ class _Enum:
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         index = pc.index_in(column, value_set=self.symbols)
         if index.null_count:
-            wrong = null_mask(index)
-            if nulls is not None:
-                wrong &= ~nulls
-            if wrong.any():
-                raise UnfitRowsError(wrong, self.path, "is no symbol of the schema's enum")
+            columns.reject(null_mask(index), self.path, "is no symbol of the schema's enum", nulls)
         return [*words.varint(words.zigzag(arrays.numbers(index, np.int32)), nulls)]
 
 
@@ -360,9 +346,10 @@ def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
     elif name == "null" and pa.types.is_null(kind):
         found = _Nothing()
     elif name == "boolean" and kind == pa.bool_():
-        found = _Fixed(1, _bits)
+        found = _Fixed(1, columns.bits_of_bools)
     elif name in _EXACT and kind in _FLOATS and _FLOATS[kind] <= _EXACT[name]:
-        found = _Fixed(*_floats(name, kind))
+        dtype, size = _NUMPY[kind], 4 if name == "float" else 8
+        found = _Fixed(size, lambda column: columns.bits_of_floats(column, dtype, size))
     return found
 
 
@@ -393,21 +380,6 @@ _NUMPY = {
 }
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
 _LONGS = (*_INTS, pa.int64(), pa.uint32())
-
-
-def _floats(name: str, kind: pa.DataType) -> tuple[int, Callable[[pa.Array], UInt64s]]:
-    size = 4 if name == "float" else 8
-
-    def numbers(column: pa.Array) -> UInt64s:
-        found = arrays.numbers(column, _NUMPY[kind]).astype(f"<f{size}", copy=False)
-        bits: UInt64s = found.view(f"<u{size}").astype(np.uint64, copy=False)
-        return bits
-
-    return size, numbers
-
-
-def _bits(column: pa.Array) -> UInt64s:
-    return arrays.numbers(column.cast(pa.uint8()), np.uint8).astype(np.uint64)
 
 
 def _whole(name: str, logical: str | None, kind: pa.DataType, path: str) -> Encoder | None:

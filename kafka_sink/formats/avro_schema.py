@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats.columns import plain_type
+from kafka_sink.formats.columns import is_list, joined, plain_type, require_text_keys
 from kafka_sink.formats.registered import Steps
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
@@ -156,7 +156,7 @@ def _record(fields: Iterable[pa.Field], name: str, namespace: str, path: str) ->
 
 
 def _field(field: pa.Field, namespace: str, path: str) -> dict[str, Any]:
-    path = f"{path}.{field.name}" if path else field.name
+    path = joined(path, field.name)
     if not _NAME.fullmatch(field.name):
         raise SchemaError(
             f"column '{path}' has a name that Avro does not take: letters, digits and '_' only, and no digit "
@@ -175,16 +175,12 @@ def _nullable(kind: Any, *, nullable: bool) -> Any:
 def _derived(kind: pa.DataType, name: str, namespace: str, path: str) -> Any:
     kind = plain_type(kind)
     if pa.types.is_struct(kind):
-        return _record([kind.field(index) for index in range(kind.num_fields)], name, namespace, path)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _record(kind, name, namespace, path)
+    if is_list(kind):
         items = _derived(kind.value_type, name, namespace, f"{path}[]")
         return {"type": "array", "items": _nullable(items, nullable=kind.value_field.nullable)}
     if pa.types.is_map(kind):
-        if plain_type(kind.key_type) != pa.string():
-            raise SchemaError(
-                f"column '{path}' is a map with keys of {kind.key_type}, and Avro's maps have strings: cast "
-                "them"
-            )
+        require_text_keys(kind, path, "Avro's maps")
         values = _derived(kind.item_type, name, namespace, f"{path}{{}}")
         return {"type": "map", "values": _nullable(values, nullable=kind.item_field.nullable)}
     found = _leaf(kind)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_sink.dtypes import Bools, Int64s
+from kafka_sink.dtypes import Bools, Int64s, UInt64s
 from kafka_sink.errors import KafkaSinkError, SchemaError
 from kafka_sink.formats.words import Piece, join, spread
-from kafka_sink.records.arrays import indices, lengths, narrow, null_mask, offsets
+from kafka_sink.records.arrays import (
+    as_binary,
+    indices,
+    is_utf8,
+    lengths,
+    narrow,
+    null_mask,
+    numbers,
+    offsets,
+)
 
 
 class UnfitRowsError(KafkaSinkError):
@@ -20,6 +30,16 @@ class UnfitRowsError(KafkaSinkError):
     def __init__(self, rows: Bools, path: str, problem: str) -> None:
         super().__init__(f"field '{path}' {problem}" if path else problem)
         self.rows = rows
+
+    def move(self, places: npt.NDArray[np.signedinteger[Any]], count: int) -> None:
+        """Mark these of so many rows, in whose order the user knows them."""
+        self.rows = np.zeros(count, dtype=np.bool_)
+        self.rows[places] = True
+
+
+def joined(path: str, name: str) -> str:
+    """A field's name with those around it."""
+    return f"{path}.{name}" if path else name
 
 
 def unsupported_type(path: str, kind: pa.DataType, wanted: object) -> SchemaError:
@@ -30,10 +50,33 @@ def unsupported_type(path: str, kind: pa.DataType, wanted: object) -> SchemaErro
     )
 
 
+def require_text_keys(kind: pa.MapType, path: str, whose: str) -> None:
+    """Raise SchemaError for a map with other keys."""
+    if plain_type(kind.key_type) != pa.string():
+        raise SchemaError(
+            f"column '{path}' is a map with keys of {kind.key_type}, and {whose} have strings: cast them"
+        )
+
+
+def reject(wrong: Bools, path: str, problem: str, nulls: Bools | None = None) -> None:
+    """Raise UnfitRowsError where rows are wrong that are not null."""
+    if nulls is not None:
+        wrong = wrong & ~nulls
+    if wrong.any():
+        raise UnfitRowsError(wrong, path, problem)
+
+
 def require_no_nulls(nulls: Bools, path: str) -> None:
     """Raise UnfitRowsError for a field that takes none."""
-    if nulls.any():
-        raise UnfitRowsError(nulls, path, "is null, and the schema takes no null there")
+    reject(nulls, path, "is null, and the schema takes no null there")
+
+
+def require_utf8(column: pa.Array, path: str, problem: str) -> None:
+    """Raise UnfitRowsError for texts that are none."""
+    if not is_utf8(column):
+        entries = as_binary(column).to_pylist()
+        wrong = [one is not None and one.decode(errors="replace").encode() != one for one in entries]
+        reject(np.array(wrong), path, problem)
 
 
 class Encoder(Protocol):
@@ -64,6 +107,11 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """Of those that ``plain`` gives."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
 # Most columns, told by what costs least.
 _PLAIN = {kind.id for kind in (pa.bool_(), pa.int32(), pa.int64(), pa.float64(), pa.string(), pa.binary())}
 
@@ -89,9 +137,7 @@ def present_only(column: pa.Array, nulls: Bools, encode: Callable[[pa.Array], li
     try:
         pieces = encode(column.take(indices(present)))
     except UnfitRowsError as error:
-        rows = np.zeros(len(nulls), dtype=np.bool_)
-        rows[present[error.rows]] = True
-        error.rows = rows
+        error.move(present[error.rows], len(nulls))
         raise
     return [spread(join(pieces, len(present)), nulls)]
 
@@ -116,7 +162,17 @@ def of_rows(counts: Int64s, encode: Callable[[], pa.Array]) -> pa.Array:
     try:
         return encode()
     except UnfitRowsError as error:
-        rows = np.zeros(len(counts), dtype=np.bool_)
-        rows[np.searchsorted(np.cumsum(counts), np.flatnonzero(error.rows), side="right")] = True
-        error.rows = rows
+        rows = np.searchsorted(np.cumsum(counts), np.flatnonzero(error.rows), side="right")
+        error.move(rows, len(counts))
         raise
+
+
+def bits_of_bools(column: pa.Array) -> UInt64s:
+    return numbers(column.cast(pa.uint8()), np.uint8).astype(np.uint64)
+
+
+def bits_of_floats(column: pa.Array, dtype: str, size: int) -> UInt64s:
+    """Numbers of this numpy type as floats of ``size`` bytes."""
+    found = numbers(column, dtype).astype(f"<f{size}", copy=False)
+    bits: UInt64s = found.view(f"<u{size}").astype(np.uint64, copy=False)
+    return bits

@@ -13,18 +13,13 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats.columns import plain_type, unsupported_type
+from kafka_sink.formats.columns import is_list, joined, plain_type, unsupported_type
 from kafka_sink.formats.registered import Steps
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _MAX_DEPTH = 100
 
 Schema = Any
-
-
-def joined(path: str, name: str) -> str:
-    """A field's name with those around it."""
-    return f"{path}.{name}" if path else name
 
 
 def parsed(text: str) -> Schema:
@@ -48,15 +43,14 @@ def derived(field: pa.Field, title: str) -> str:
 def _derived(kind: pa.DataType, path: str) -> dict[str, Any]:
     kind = plain_type(kind)
     if pa.types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
         schema: dict[str, Any] = {
             "type": "object",
             "additionalProperties": False,
-            "properties": {one.name: _nullable(one, joined(path, one.name)) for one in fields},
+            "properties": {one.name: _nullable(one, joined(path, one.name)) for one in kind},
         }
-        required = [one.name for one in fields if not one.nullable]
+        required = [one.name for one in kind if not one.nullable]
         return {**schema, "required": required} if required else schema
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list(kind):
         return {"type": "array", "items": _nullable(kind.value_field, f"{path}[]")}
     if pa.types.is_map(kind):
         return {"type": "object", "additionalProperties": _nullable(kind.item_field, f"{path}{{}}")}
@@ -135,9 +129,7 @@ class _Checker:
     def _check_inside(self, schema: Mapping[str, Any], kind: pa.DataType, path: str, depth: int) -> None:
         if pa.types.is_struct(kind):
             self._check_object(schema, kind, path, depth)
-        elif (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and isinstance(
-            schema.get("items"), dict | bool
-        ):
+        elif is_list(kind) and isinstance(schema.get("items"), dict | bool):
             # A list of schemas is by place: only values decide which it is.
             self.check(schema["items"], kind.value_type, f"{path}[]", depth + 1)
         elif pa.types.is_map(kind) and "additionalProperties" in schema:
@@ -165,7 +157,7 @@ class _Checker:
             raise unsupported_type(path, kind, " or ".join(map(str, names)))
 
     def _check_object(self, schema: Mapping[str, Any], kind: pa.StructType, path: str, depth: int) -> None:
-        own = {kind.field(index).name: kind.field(index) for index in range(kind.num_fields)}
+        own = {field.name: field for field in kind}
         for name in schema.get("required", ()):
             if name not in own:
                 raise SchemaError(
@@ -198,6 +190,6 @@ class _Checker:
 def _name_of(kind: pa.DataType) -> str:
     if pa.types.is_struct(kind) or pa.types.is_map(kind):
         return "object"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list(kind):
         return "array"
     return _type_of(kind) or str(kind)

@@ -19,11 +19,10 @@ import pyarrow.compute as pc
 from kafka_sink.dtypes import Bools, Int64s
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import columns, json_schema, words
-from kafka_sink.formats.columns import Encoder, UnfitRowsError
+from kafka_sink.formats.columns import Encoder
 from kafka_sink.formats.words import Piece
 from kafka_sink.records.arrays import (
     as_binary,
-    is_utf8,
     lengths,
     null_mask,
     numbers,
@@ -54,16 +53,11 @@ def of_type(kind: pa.DataType, path: str) -> Encoder:
 def _of_value(kind: pa.DataType, path: str) -> Encoder:
     kind = columns.plain_type(kind)
     if pa.types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return _Object([(one.name, of_type(one.type, json_schema.joined(path, one.name))) for one in fields])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _Object([(one.name, of_type(one.type, columns.joined(path, one.name))) for one in kind])
+    if columns.is_list(kind):
         return _List(of_type(kind.value_type, f"{path}[]"))
     if pa.types.is_map(kind):
-        if columns.plain_type(kind.key_type) != pa.string():
-            raise SchemaError(
-                f"column '{path}' is a map with keys of {kind.key_type}, and JSON's objects have strings: "
-                "cast them"
-            )
+        columns.require_text_keys(kind, path, "JSON's objects")
         return _Map(_Text(path), of_type(kind.item_type, f"{path}{{}}"))
     if kind == pa.string():
         return _Text(path)
@@ -154,9 +148,7 @@ class _Text:
     path: str
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        if not is_utf8(column):
-            wrong = [key.decode(errors="replace").encode() != key for key in as_binary(column).to_pylist()]
-            raise UnfitRowsError(np.array(wrong), self.path, "is no UTF-8, and so no text of JSON")
+        columns.require_utf8(column, self.path, "is no UTF-8, and so no text of JSON")
         return [*words.constant(b'"'), as_binary(escaped(column)), *words.constant(b'"')]
 
 
@@ -214,14 +206,12 @@ class _Printed:
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         if pa.types.is_floating(column.type):
-            wrong = ~np.isfinite(_floats(column))
-            if wrong.any():
-                raise UnfitRowsError(wrong, self.path, "is NaN or infinite, and JSON has no such number")
+            wrong = ~np.isfinite(numbers(column, f"f{column.type.bit_width // 8}"))
+            columns.reject(wrong, self.path, "is NaN or infinite, and JSON has no such number")
         if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
             days = _days(column)
             wrong = (days < _FIRST_DAY) | (days > _LAST_DAY)
-            if wrong.any():
-                raise UnfitRowsError(wrong, self.path, "is not of the years 1 to 9999, as JSON's dates are")
+            columns.reject(wrong, self.path, "is not of the years 1 to 9999, as JSON's dates are")
         return [as_binary(self.texts(column))]
 
 
@@ -237,16 +227,14 @@ def _days(column: pa.Array) -> npt.NDArray[np.signedinteger[Any]]:
     return numbers(column, np.int64) // _PER_DAY[unit]
 
 
-def _floats(column: pa.Array) -> npt.NDArray[Any]:
-    return numbers(column, f"f{column.type.bit_width // 8}")
+_PLAIN_TEXTS = (
+    *(pa.types.is_null, pa.types.is_boolean, pa.types.is_integer),
+    *(pa.types.is_decimal, pa.types.is_floating),
+)
 
 
 def _printer(kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
-    if pa.types.is_null(kind):
-        return lambda column: column.cast(pa.string())
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
-        return lambda column: column.cast(pa.string())
-    if pa.types.is_floating(kind):
+    if any(is_one(kind) for is_one in _PLAIN_TEXTS):
         return lambda column: column.cast(pa.string())
     if pa.types.is_date(kind) or pa.types.is_time(kind):
         return lambda column: _quoted(column.cast(pa.string()), "")

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from kafka_sink.dtypes import Bools, Int64s, UInt64s
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import columns, words
-from kafka_sink.formats.columns import Encoder, UnfitRowsError
+from kafka_sink.formats.columns import Encoder
 from kafka_sink.formats.protobuf_schema import KNOWN, Field, Message, ProtobufSchema
 from kafka_sink.formats.words import Piece, Word
 from kafka_sink.records import arrays, varint
@@ -66,10 +66,10 @@ class _Compiler:
     schema: ProtobufSchema
 
     def message(self, message: Message, kind: pa.StructType, path: str) -> Encoder:
-        places = {kind.field(index).name: index for index in range(kind.num_fields)}
+        places = {field.name: index for index, field in enumerate(kind)}
         fields = []
         for one in message.fields:
-            own = f"{path}.{one.name}" if path else one.name
+            own = columns.joined(path, one.name)
             if one.name in places:
                 index = places.pop(one.name)
                 fields.append((index, self._field(one, kind.field(index).type, own)))
@@ -78,7 +78,7 @@ class _Compiler:
         if places:
             wrong = next(iter(places))
             raise SchemaError(
-                f"column '{f'{path}.{wrong}' if path else wrong}' is no field of the message "
+                f"column '{columns.joined(path, wrong)}' is no field of the message "
                 f"{message.full_name}: drop it, or register a schema that has it"
             )
         of_oneof: dict[str, list[int]] = {}
@@ -90,13 +90,12 @@ class _Compiler:
 
     def _field(self, one: Field, kind: pa.DataType, path: str) -> Encoder:
         kind = columns.plain_type(kind)
-        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         if one.is_repeated:
             entry = self.schema.messages.get(one.type_name)
             if entry is not None and entry.is_map_entry and pa.types.is_map(kind):
                 key = self._entry(entry.fields[0], kind.key_type, path)
                 return _Map(one.number, key, self._entry(entry.fields[1], kind.item_type, f"{path}{{}}"))
-            if not is_list:
+            if not columns.is_list(kind):
                 raise columns.unsupported_type(path, kind, f"repeated {one.type_name or one.kind}")
             value_of = self._value(one, columns.plain_type(kind.value_type), f"{path}[]")
             if one.is_packed and value_of.wire != _BYTES:
@@ -163,12 +162,11 @@ class _Message:
             held = np.zeros(len(column), dtype=np.int64)
             for place in places:
                 held += ~null_mask(children[place])
-            if (held > 1).any():
-                raise UnfitRowsError(held > 1, self.path, f"has several values of the oneof '{name}'")
+            columns.reject(held > 1, self.path, f"has several values of the oneof '{name}'")
         found: list[Piece] = []
         for place, encode in self.fields:
             child = children[place]
-            found += encode.pieces(child, null_mask(child) if child.null_count else None)
+            found += encode.pieces(child, _nulls(child))
         return found
 
 
@@ -220,7 +218,7 @@ class _Repeated:
 
 def _each(item: _Single, items: pa.Array) -> pa.Array:
     items = columns.plain(items)
-    return words.join(item.pieces(items, null_mask(items) if items.null_count else None), len(items))
+    return words.join(item.pieces(items, _nulls(items)), len(items))
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,14 +292,9 @@ class _Content:
     is_text: bool
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        content = as_binary(column)
-        if self.is_text and not arrays.is_utf8(column):
-            wrong = [
-                entry is not None and entry.decode(errors="replace").encode() != entry
-                for entry in content.to_pylist()
-            ]
-            raise UnfitRowsError(np.array(wrong), self.path, "is no UTF-8, and so no string of Protobuf")
-        return [*words.varint(lengths(column).astype(np.uint64), nulls), content]
+        if self.is_text:
+            columns.require_utf8(column, self.path, "is no UTF-8, and so no string of Protobuf")
+        return [*words.varint(lengths(column).astype(np.uint64), nulls), as_binary(column)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +360,11 @@ def _integer(name: str, kind: pa.DataType, path: str) -> _Value | None:
 
 
 def _bits(column: pa.Array, _: Bools | None) -> UInt64s:
-    return arrays.numbers(column.cast(pa.uint8()), np.uint8).astype(np.uint64)
+    return columns.bits_of_bools(column)
+
+
+def _nulls(column: pa.Array, nulls: Bools | None = None) -> Bools | None:
+    return null_mask(column) if nulls is None and column.null_count else nulls
 
 
 def _float(size: int, kind: pa.DataType) -> _Value | None:
@@ -376,9 +373,7 @@ def _float(size: int, kind: pa.DataType) -> _Value | None:
         return None
 
     def bits(column: pa.Array, _: Bools | None) -> UInt64s:
-        found = arrays.numbers(column, f"f{exact[kind]}").astype(f"<f{size}", copy=False)
-        as_numbers: UInt64s = found.view(f"<u{size}").astype(np.uint64, copy=False)
-        return as_numbers
+        return columns.bits_of_floats(column, f"f{exact[kind]}", size)
 
     wire = _64_BITS if size == 8 else _32_BITS
     return _Value(wire, _Fixed(size, bits), lambda column: bits(column, None) == 0)
@@ -401,12 +396,7 @@ def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Bools
         given = arrays.numbers(column, dtype)
         if is_unsigned and (kind in _SIGNED or kind.bit_width > bits):
             wrong = (given < 0) | ((given > high) if bits < 64 else False)
-            if nulls is not None:
-                wrong &= ~nulls
-            elif column.null_count:
-                wrong &= ~null_mask(column)
-            if wrong.any():
-                raise UnfitRowsError(wrong, path, f"is out of the bounds of {name}")
+            columns.reject(wrong, path, f"is out of the bounds of {name}", _nulls(column, nulls))
         wide: Any = given.astype(np.uint64) if kind in _UNSIGNED else given.astype(np.int64, copy=False)
         found: Int64s = wide.view(np.int64)
         return found
@@ -423,11 +413,7 @@ def _enum(symbols: dict[str, int], kind: pa.DataType, path: str) -> _Value | Non
 
     def numbers(column: pa.Array) -> Int64s:
         index = pc.index_in(column, value_set=names)
-        wrong = null_mask(index)
-        if column.null_count:
-            wrong &= ~null_mask(column)
-        if wrong.any():
-            raise UnfitRowsError(wrong, path, "is no name of the schema's enum")
+        columns.reject(null_mask(index), path, "is no name of the schema's enum", _nulls(column))
         places = np.where(null_mask(index), 0, arrays.numbers(index, np.int32))
         found: Int64s = values[places]
         return found

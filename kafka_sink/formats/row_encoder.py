@@ -17,7 +17,7 @@ from kafka_sink.dead_letters.row_rejection import rows_of_table
 from kafka_sink.dtypes import Int64s
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.formats import encoders, json_values, words
-from kafka_sink.formats.columns import UnfitRowsError, plain, present_only
+from kafka_sink.formats.columns import UnfitRowsError, plain, present_only, reject
 from kafka_sink.formats.registered import RegisteredSchema
 from kafka_sink.formats.row_encoding import ID_HEADERS, PartFormat, RowEncoding
 from kafka_sink.formats.words import Piece, Word
@@ -249,12 +249,11 @@ class PartEncoder:
         missing = null_mask(found)
         # A null topic is rejected later, with a text of its own.
         unknown = missing & ~null_mask(topics) if topics.null_count else missing
-        if unknown.any():
-            raise UnfitRowsError(
-                unknown,
-                "",
-                f"the topic is none of schema.registry.topics, so there is no schema for its {self.part}",
-            )
+        reject(
+            unknown,
+            "",
+            f"the topic is none of schema.registry.topics, so there is no schema for its {self.part}",
+        )
         return numbers(found.fill_null(0), np.int32).astype(np.int64)
 
     def _pieces(self, column: pa.Array, places: Int64s | None) -> list[Piece]:
@@ -279,9 +278,7 @@ class PartEncoder:
             try:
                 own = encoder.pieces(column.take(indices(rows)), None)
             except UnfitRowsError as error:
-                wrong = np.zeros(len(places), dtype=np.bool_)
-                wrong[rows[error.rows]] = True
-                error.rows = wrong
+                error.move(rows[error.rows], len(places))
                 raise
             parts.append(words.join([*words.constant(self._prefixes[place]), *own], len(rows)))
         back = np.empty(len(order), dtype=np.int32)
