@@ -5,37 +5,16 @@ The sink itself writes and plans with its own client; its TLS contexts and token
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from kafka.net.sasl.oauth import AbstractTokenProvider
+from typing import Any
 
 from kafka_sink.options import SinkOptions
 from kafka_sink.security.preparation import Security
-from kafka_sink.security.sasl import scram_name
+from kafka_sink.security.sasl import TokenProvider, scram_name
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
 from kafka_sink.security.tls_context import make_context
 from kafka_sink.security.token import token_source
 
-if TYPE_CHECKING:
-    from kafka_sink.security.settings import TokenSettings
-
 _TIMEOUT_MS = 10_000
-
-
-class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no annotations
-    """What kafka-python asks for OAUTHBEARER's tokens."""
-
-    def __init__(self, settings: TokenSettings) -> None:
-        self._settings = settings
-
-    def token(self) -> str:
-        return token_source(self._settings).get().text.reveal()
-
-    def extensions(self) -> dict[str, str]:
-        return dict(self._settings.extensions)
-
-    def close(self) -> None:
-        """kafka-python calls it."""
 
 
 def client_settings(options: SinkOptions) -> dict[str, Any]:
@@ -64,7 +43,10 @@ def _login(sasl: SaslSettings) -> dict[str, Any]:
         settings["sasl_plain_username"] = scram_name(sasl.username) if is_scram else sasl.username
         settings["sasl_plain_password"] = sasl.password.reveal()
     if sasl.tokens is not None:
-        settings["sasl_oauth_token_provider"] = _Tokens(sasl.tokens)
+        tokens = token_source(sasl.tokens)
+        settings["sasl_oauth_token_provider"] = TokenProvider(
+            lambda: tokens.get().text, sasl.tokens.extensions
+        )
     if sasl.kerberos is not None:
         settings["sasl_kerberos_service_name"] = sasl.kerberos.service_name
     return settings

@@ -8,7 +8,7 @@ it runs again on the driver for every micro-batch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from kafka_sink.errors import SchemaError
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _TEXT_OR_BYTES = ("string", "binary")
 _OPTIONAL = ("key", "headers", "partition", "timestamp")
+# How Spark renames a column.
+_RENAME = ".withColumnRenamed('{old}', '{new}')"
 # Wide tables have thousands of columns, and Spark prints an error several times.
 _MAX_NAMED = 10
 # Anywhere in a type, as of a field or an element; not a field's name.
@@ -50,13 +52,13 @@ class ColumnPlan:
         if topic is None and topic_column is None:
             raise SchemaError(
                 "topic option required when no 'topic' attribute is present. "
-                f"Use the topic option for setting a topic.{_found_instead(found, 'topic')}"
+                f"Use the topic option for setting a topic.{found_instead(found, 'topic')}"
             )
         key = _pick(found, "key", _TEXT_OR_BYTES)
         value = _pick(found, "value", _TEXT_OR_BYTES)
         if value is None:
-            made = _found_instead(found, "value") or (
-                f" among the columns {_named(found)}: rename one to 'value', or make it, as in "
+            made = found_instead(found, "value") or (
+                f" among the columns {some_of(list(found))}: rename one to 'value', or make it, as in "
                 ".selectExpr('to_json(struct(*)) AS value')"
             )
             raise SchemaError(f"Required attribute 'value' not found{made}")
@@ -150,28 +152,29 @@ def _conversion(name: str, spark_type: str, wanted: str) -> str:
     return f"cast it, as in .withColumn('{name}', col('{name}').cast('{wanted}'))"
 
 
-def _named(found: Iterable[str]) -> str:
-    names = list(found)
+def some_of(names: Sequence[str]) -> str:
+    """For an error: the first of them, and how many more there are."""
     more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more
 
 
-def _found_instead(found: Iterable[str], name: str) -> str:
+def found_instead(found: Iterable[str], name: str, rename: str = _RENAME) -> str:
     """How to rename a column whose name differs only in its case, if there is one."""
     near = next((one for one in found if one.lower() == name), None)
     if near is None:
         return ""
-    return f" (found '{near}', and names are case-sensitive: .withColumnRenamed('{near}', '{name}'))"
+    return f" (found '{near}', and names are case-sensitive: {rename.format(old=near, new=name)})"
 
 
-def ignored_columns(columns: Iterable[tuple[str, str]], topic: str | None = None) -> list[str]:
+def ignored_columns(
+    names: Sequence[str], topic: str | None = None, parts: Sequence[str] = _OPTIONAL, rename: str = _RENAME
+) -> list[str]:
     """What to warn of: columns that look as if they were meant for the sink, and are ignored."""
-    names = [name for name, _ in columns]
     lines = [
         f"the column '{name}' is ignored, because names are case-sensitive: "
-        f".withColumnRenamed('{name}', '{name.lower()}') if it is meant"
+        f"{rename.format(old=name, new=name.lower())} if it is meant"
         for name in names
-        if name.lower() in _OPTIONAL and name.lower() not in names
+        if name.lower() in parts and name.lower() not in names
     ]
     if topic is not None and "topic" in names:
         lines.append(

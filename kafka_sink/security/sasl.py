@@ -6,7 +6,7 @@ A mechanism is made with all it needs, off the sender's thread; from then on not
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from kafka.net.sasl.abc import SaslMechanism
@@ -128,7 +128,7 @@ def exchange(settings: SaslSettings, host: str, iam: Callable[[str], SaslExchang
         from kafka_sink.security.token import token_source
 
         token = token_source(settings.tokens).get()
-        return oauthbearer(token.text, dict(settings.tokens.extensions))
+        return oauthbearer(token.text, settings.tokens.extensions)
     if iam is not None:
         return iam(host)
     if settings.kerberos is not None:
@@ -159,21 +159,26 @@ def scram(mechanism: str, username: str, password: Secret) -> SaslExchange:
     return ScramExchange(mechanism, driven)
 
 
-class _GivenToken(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no annotations
-    def __init__(self, token: Secret, extensions: Mapping[str, str]) -> None:
+class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no annotations
+    """What kafka-python asks for a token, and for SASL extensions as names and values."""
+
+    def __init__(self, token: Callable[[], Secret], extensions: Iterable[tuple[str, str]]) -> None:
         self._token = token
         self._extensions = dict(extensions)
 
     def token(self) -> str:
-        return self._token.reveal()
+        return self._token().reveal()
 
     def extensions(self) -> dict[str, str]:
         return self._extensions
 
+    def close(self) -> None:
+        """kafka-python's clients call it."""
 
-def oauthbearer(token: Secret, extensions: Mapping[str, str]) -> SaslExchange:
+
+def oauthbearer(token: Secret, extensions: Iterable[tuple[str, str]]) -> SaslExchange:
     """RFC 7628 with a token that was fetched before."""
-    driven = SaslMechanismOAuth(sasl_oauth_token_provider=_GivenToken(token, extensions))
+    driven = SaslMechanismOAuth(sasl_oauth_token_provider=TokenProvider(lambda: token, extensions))
     return MechanismExchange("OAUTHBEARER", driven, "check the token's issuer, audience and lifetime")
 
 

@@ -110,8 +110,8 @@ class KafkaChunkedDataSource(DataSource):
         raise ConfigurationError(_READ)
 
 
-class BatchWriter(ArrowWriter):
-    """The writer that Spark calls for ``df.write``."""
+class _Writer:
+    """What both writers have. Spark pickles them."""
 
     def __init__(self, planned: PlannedWrite) -> None:
         self.planned = planned
@@ -119,6 +119,10 @@ class BatchWriter(ArrowWriter):
     @property
     def subject(self) -> str:
         return self.planned.subject
+
+
+class BatchWriter(_Writer, ArrowWriter):
+    """The writer that Spark calls for ``df.write``."""
 
     @short_tracebacks
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -133,15 +137,8 @@ class BatchWriter(ArrowWriter):
         self.planned.abort(messages)
 
 
-class StreamWriter(StreamArrowWriter):
+class StreamWriter(_Writer, StreamArrowWriter):
     """The writer that Spark calls for ``df.writeStream``. Spark creates one for every micro-batch."""
-
-    def __init__(self, planned: PlannedWrite) -> None:
-        self.planned = planned
-
-    @property
-    def subject(self) -> str:
-        return self.planned.subject
 
     @short_tracebacks
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

@@ -48,7 +48,8 @@ def plan(
     parsed = parse(raw)
     options, is_repeated = parsed.options, query is not None
     columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    _warn((*parsed.warnings, *ignored_columns(_of_sink(columns, options), options.topic)), query)
+    ignored = ignored_columns(_of_sink(schema.names, options), options.topic)
+    _warn((*parsed.warnings, *ignored), query)
     _check(options)
     encoding = None
     if (options.value_format, options.key_format) != ("bytes", "bytes"):
@@ -79,13 +80,13 @@ def plan(
     return write
 
 
-def _of_sink(columns: list[tuple[str, str]], options: SinkOptions) -> list[tuple[str, str]]:
+def _of_sink(names: list[str], options: SinkOptions) -> list[str]:
     """The columns that are not fields of an encoded value."""
-    if options.value_format == "bytes" or any(name == "value" for name, _ in columns):
-        return columns
+    if options.value_format == "bytes" or "value" in names:
+        return names
     from kafka_sink.formats.row_encoding import OWN
 
-    return [(name, kind) for name, kind in columns if name in OWN]
+    return [name for name in names if name in OWN]
 
 
 def _warn(warnings: Sequence[str], query: str | None) -> None:

@@ -241,7 +241,7 @@ def _exchange(mechanism: str) -> sasl.SaslExchange:
     if mechanism == "PLAIN":
         return sasl.plain("u", Secret(SECRET))
     if mechanism == "OAUTHBEARER":
-        return sasl.oauthbearer(Secret(SECRET), {})
+        return sasl.oauthbearer(Secret(SECRET), ())
     return sasl.scram(mechanism, "u", Secret(SECRET))
 
 
@@ -267,7 +267,7 @@ def test_any_bytes_at_any_point_of_a_login_are_errors_of_this_package(
 
 
 def test_a_broker_that_goes_on_with_challenges_is_left() -> None:
-    one, broker = connection(sasl.oauthbearer(Secret(SECRET), {})), Broker(data=b"{}")
+    one, broker = connection(sasl.oauthbearer(Secret(SECRET), ())), Broker(data=b"{}")
     one.start(0.0)
     with pytest.raises(AuthenticationError, match="more than 16 challenges"):
         talk(one, broker)
