@@ -152,7 +152,7 @@ class RowRejection:
     def _is_older(self, topic: str, than_ms: float) -> bool:
         # One look at the clock: between two, the thread may have to wait.
         now_ms = self._clock_ms()
-        known = self._cluster.snapshot([topic], now_ms).topics
+        known = self._cluster.snapshot(now_ms, [topic]).topics
         return not known or known[0].age_ms > now_ms - than_ms
 
     def _is_doubtful(self, topic: TopicMetadata, needed: int) -> bool:

@@ -15,10 +15,12 @@ Delays are retry.backoff.ms, doubled up to retry.backoff.max.ms, with 20 % of ji
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.errors import ClusterChangedError
 from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE, DeadlineHeap, RefreshSchedule
 from kafka_sink.metadata.topic_state import (
     MetadataSnapshot,
@@ -33,10 +35,10 @@ from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionInfo, Top
 class MetadataCache:
     """Topics with their age and last use.
 
-    Not thread-safe: the caller must hold a lock for every call but ``topic``, ``leader`` and ``nodes``, which
-    are single look-ups of values that are replaced whole. ``version`` rises at every change that these or
-    ``topic_error`` show. Durations are Kafka's options of the same names; ``random`` is uniform on [0, 1).
-    A call costs O(log n) for each of its topics and for each topic that has become due since the last call.
+    Any thread. Look-ups of one topic, partition or of the brokers take no lock: their values are replaced
+    whole. ``version`` rises at every change that these or ``topic_error`` show. Durations are Kafka's options
+    of the same names; ``random`` is uniform on [0, 1). A call costs O(log n) for each of its topics and for
+    each topic that has become due since the last call.
     """
 
     def __init__(
@@ -49,7 +51,11 @@ class MetadataCache:
         random: Callable[[], float],
         non_urgent_share: float = NON_URGENT_SHARE,
     ) -> None:
+        # Guards all below. Methods that take it call one another.
+        self._lock = threading.RLock()
         self.version = 0
+        # Requests that were sent, and snapshots with news, each of which spared one.
+        self.requests = self.imports = 0
         self.cluster_id: str | None = None
         # Once rows have been sent, a response of another cluster is an error.
         self.pinned = False
@@ -114,22 +120,24 @@ class MetadataCache:
 
     def names(self) -> tuple[str, ...]:
         """All topics in use, with metadata or still without."""
-        return tuple(name for name, found in self._topics.items() if found.in_use)
+        with self._lock:
+            return tuple(name for name, found in self._topics.items() if found.in_use)
 
     def snapshot(self, now_ms: float, names: Iterable[str] | None = None) -> MetadataSnapshot:
         """For ``import_snapshot`` of another cache: everything known, or only the topics of ``names``.
 
         A response that another thread merged after ``now_ms`` was read has age 0.
         """
-        hints = [
-            TopicSnapshot(
-                found.metadata, max(0.0, now_ms - found.observed_ms), max(0.0, now_ms - found.replaced_ms)
-            )
-            for found in map(self._topics.get, self._topics if names is None else names)
-            if found is not None and found.metadata is not None
-        ]
-        nodes = tuple(self._nodes.values())
-        return MetadataSnapshot(tuple(hints), nodes, self.age_ms(now_ms), self.cluster_id)
+        with self._lock:
+            hints = [
+                TopicSnapshot(
+                    found.metadata, max(0.0, now_ms - found.observed_ms), max(0.0, now_ms - found.replaced_ms)
+                )
+                for found in map(self._topics.get, self._topics if names is None else names)
+                if found is not None and found.metadata is not None
+            ]
+            nodes = tuple(self._nodes.values())
+            return MetadataSnapshot(tuple(hints), nodes, self.age_ms(now_ms), self.cluster_id)
 
     # -- facts ------------------------------------------------------------------------------------
 
@@ -138,16 +146,17 @@ class MetadataCache:
 
         Final errors (invalid name, not authorized) count as long as metadata would: for max.age.
         """
-        for name in topics:
-            found = self._topics.get(name)
-            if found is None or self._is_outdated(found, now_ms):
-                self.forget(name)
-                self._admit(name, now_ms)
-                continue
-            found.used_ms = now_ms
-            if not found.in_use:
-                found.in_use = True
-                self._schedule.reschedule(name, found)
+        with self._lock:
+            for name in topics:
+                found = self._topics.get(name)
+                if found is None or self._is_outdated(found, now_ms):
+                    self.forget(name)
+                    self._admit(name, now_ms)
+                    continue
+                found.used_ms = now_ms
+                if not found.in_use:
+                    found.in_use = True
+                    self._schedule.reschedule(name, found)
 
     def _is_outdated(self, found: TopicState, now_ms: float) -> bool:
         if found.used_ms + self._idle_ms <= now_ms:
@@ -156,12 +165,13 @@ class MetadataCache:
 
     def forget(self, name: str) -> None:
         """Nothing waits for this topic any more; its next use requests it again."""
-        found = self._topics.pop(name, None)
-        if found is None:
-            return
-        self._schedule.drop(name)
-        self._idle.drop(name)
-        self.version += found.metadata is not None or found.error != 0
+        with self._lock:
+            found = self._topics.pop(name, None)
+            if found is None:
+                return
+            self._schedule.drop(name)
+            self._idle.drop(name)
+            self.version += found.metadata is not None or found.error != 0
 
     def mark_stale(self, topic: str, now_ms: float) -> None:
         """A response shows that the metadata is old (NOT_LEADER_OR_FOLLOWER and the like): refresh it soon.
@@ -170,28 +180,29 @@ class MetadataCache:
         response would come again at once (franz-go #1413). A leader hint with a newer epoch needs no refresh,
         so it leaves no mark. A topic with a final error is requested once more, after its backoff.
         """
-        found = self._topics.get(topic)
-        if found is None or found.used_ms + self._idle_ms <= now_ms:
-            self.forget(topic)
-            self._admit(topic, now_ms)
-            return
-        found.used_ms = now_ms
-        found.in_use = True
-        if found.metadata is None:
-            if found.final and not found.retry:
-                found.retry = True
-                self._schedule.reschedule(topic, found)
-            return
-        in_flight = self._in_flight is not None and topic in self._in_flight
-        if in_flight:
-            self._marked_in_flight.add(topic)
-        if not found.stale:
-            if found.not_before_ms + self._backoff_max_ms < now_ms:
-                found.unhelpful = 0  # it has been well for a while
-            found.stale = True
-            found.stale_ms = now_ms
-            if not in_flight:
-                self._schedule.reschedule(topic, found)
+        with self._lock:
+            found = self._topics.get(topic)
+            if found is None or found.used_ms + self._idle_ms <= now_ms:
+                self.forget(topic)
+                self._admit(topic, now_ms)
+                return
+            found.used_ms = now_ms
+            found.in_use = True
+            if found.metadata is None:
+                if found.final and not found.retry:
+                    found.retry = True
+                    self._schedule.reschedule(topic, found)
+                return
+            in_flight = self._in_flight is not None and topic in self._in_flight
+            if in_flight:
+                self._marked_in_flight.add(topic)
+            if not found.stale:
+                if found.not_before_ms + self._backoff_max_ms < now_ms:
+                    found.unhelpful = 0  # it has been well for a while
+                found.stale = True
+                found.stale_ms = now_ms
+                if not in_flight:
+                    self._schedule.reschedule(topic, found)
 
     def leader_hint(
         self,
@@ -199,28 +210,28 @@ class MetadataCache:
         leader: int,
         epoch: int,
         nodes: Iterable[Node],
-        *,
         topic_id: bytes | None = None,
     ) -> bool:
         """A Produce response names the leader (KIP-951): used, and True returned, where its epoch is newer.
 
         ``topic_id``: the one in the request. A former topic's epochs say nothing about this one's.
         """
-        found = self._topics.get(partition.topic)
-        known = self.leader(partition)
-        if found is None or found.metadata is None or known is None or leader < 0:
-            return False
-        other_topic = topic_id is not None and found.metadata.topic_id not in (None, topic_id)
-        if other_topic or epoch <= known.leader_epoch:
-            return False
-        incoming = {node.id: node for node in nodes}
-        if leader not in incoming and leader not in self._nodes:
-            return False
-        self._know_nodes(self._nodes | incoming)
-        partitions = found.metadata.partitions.with_leader(partition.partition, leader, epoch)
-        found.metadata = replace(found.metadata, partitions=partitions)
-        self.version += 1
-        return True
+        with self._lock:
+            found = self._topics.get(partition.topic)
+            known = self.leader(partition)
+            if found is None or found.metadata is None or known is None or leader < 0:
+                return False
+            other_topic = topic_id is not None and found.metadata.topic_id not in (None, topic_id)
+            if other_topic or epoch <= known.leader_epoch:
+                return False
+            incoming = {node.id: node for node in nodes}
+            if leader not in incoming and leader not in self._nodes:
+                return False
+            self._know_nodes(self._nodes | incoming)
+            partitions = found.metadata.partitions.with_leader(partition.partition, leader, epoch)
+            found.metadata = replace(found.metadata, partitions=partitions)
+            self.version += 1
+            return True
 
     def import_topic(
         self, topic: TopicMetadata, age_ms: float, now_ms: float, replaced_age_ms: float = math.inf
@@ -232,27 +243,28 @@ class MetadataCache:
         where it was observed later. A topic that is not in use is kept for metadata.max.idle.ms in case it
         will be used, but is not refreshed.
         """
-        observed_ms = now_ms - max(age_ms, 0.0)
-        found = self._topics.get(topic.name)
-        if found is None:
-            found = TopicState(now_ms, in_use=False)
-        known = found.metadata
-        replaced_ms = now_ms - replaced_age_ms
-        if not topic.partitions or not found.merge_snapshot(topic, observed_ms, replaced_ms):
-            return False
-        if topic.name not in self._topics:
-            self._topics[topic.name] = found
-            self._idle.put(topic.name, now_ms + self._idle_ms)
-        changed = found.metadata != known
-        if found.stale and (changed or observed_ms > found.stale_ms):
-            # Without a change, but observed after the mark: an own response would have said the same.
-            found.stale = lacks_leader(found.metadata or topic, self._nodes)
-            found.unhelpful = 0 if changed else found.unhelpful + 1
-            attempts = max(found.unhelpful, 1)
-            found.not_before_ms = max(found.not_before_ms, observed_ms + self._backoff.delay_ms(attempts))
-        self._schedule.reschedule(topic.name, found)
-        self.version += changed
-        return changed
+        with self._lock:
+            observed_ms = now_ms - max(age_ms, 0.0)
+            found = self._topics.get(topic.name)
+            if found is None:
+                found = TopicState(now_ms, in_use=False)
+            known = found.metadata
+            replaced_ms = now_ms - replaced_age_ms
+            if not topic.partitions or not found.merge_snapshot(topic, observed_ms, replaced_ms):
+                return False
+            if topic.name not in self._topics:
+                self._topics[topic.name] = found
+                self._idle.put(topic.name, now_ms + self._idle_ms)
+            changed = found.metadata != known
+            if found.stale and (changed or observed_ms > found.stale_ms):
+                # Without a change, but observed after the mark: an own response would have said the same.
+                found.stale = lacks_leader(found.metadata or topic, self._nodes)
+                found.unhelpful = 0 if changed else found.unhelpful + 1
+                attempts = max(found.unhelpful, 1)
+                found.not_before_ms = max(found.not_before_ms, observed_ms + self._backoff.delay_ms(attempts))
+            self._schedule.reschedule(topic.name, found)
+            self.version += changed
+            return changed
 
     def is_other_cluster(self, cluster_id: str | None) -> bool:
         """Whether this is surely not the cluster that is known: one id or the other may be unknown."""
@@ -273,22 +285,25 @@ class MetadataCache:
         Returns how many topics were news. A snapshot of another cluster is ignored: its brokers may have the
         same ids.
         """
-        if self.is_other_cluster(snapshot.cluster_id):
-            return 0
-        nodes = {node.id: node for node in snapshot.nodes}
-        observed_ms = now_ms - max(snapshot.nodes_age_ms, 0.0)
-        if nodes and observed_ms > self._nodes_ms:
-            self._nodes_ms = observed_ms
-            self._know_nodes(nodes)
-        else:
-            # Leaders in the snapshot must be reachable. For brokers known to both, this cache's address
-            # counts.
-            self._know_nodes(nodes | self._nodes)
-        self.cluster_id = self.cluster_id or snapshot.cluster_id
-        return sum(
-            self.import_topic(one.metadata, one.age_ms, now_ms, one.replaced_age_ms)
-            for one in snapshot.topics
-        )
+        with self._lock:
+            if self.is_other_cluster(snapshot.cluster_id):
+                return 0
+            nodes = {node.id: node for node in snapshot.nodes}
+            observed_ms = now_ms - max(snapshot.nodes_age_ms, 0.0)
+            if nodes and observed_ms > self._nodes_ms:
+                self._nodes_ms = observed_ms
+                self._know_nodes(nodes)
+            else:
+                # Leaders in the snapshot must be reachable. For brokers known to both, this cache's address
+                # counts.
+                self._know_nodes(nodes | self._nodes)
+            self.cluster_id = self.cluster_id or snapshot.cluster_id
+            news = sum(
+                self.import_topic(one.metadata, one.age_ms, now_ms, one.replaced_age_ms)
+                for one in snapshot.topics
+            )
+            self.imports += news > 0
+            return news
 
     def defer_requests(self, until_ms: float) -> None:
         """Make no request before this time: a snapshot may come first.
@@ -298,12 +313,14 @@ class MetadataCache:
         self._deferred_until_ms = until_ms
 
     def share_refreshes(self, shared: bool) -> None:
-        self._schedule.shared = shared
+        with self._lock:
+            self._schedule.shared = shared
 
     def forget_nodes(self) -> None:
         """Forget the brokers (re-bootstrap): no partition has a leader until the next response."""
-        self._nodes_ms = -math.inf
-        self._know_nodes({})
+        with self._lock:
+            self._nodes_ms = -math.inf
+            self._know_nodes({})
 
     def _know_nodes(self, nodes: dict[int, Node]) -> None:
         if nodes != self._nodes:
@@ -320,28 +337,33 @@ class MetadataCache:
         first, and make a request of their own once there are that many. Every request that this returns
         must be ended by on_response or on_failure.
         """
-        self._forget_idle(now_ms)
-        if self._in_flight is not None or now_ms < max(self._not_before_ms, self._deferred_until_ms):
-            return None
-        chosen = self._schedule.choose(self._response_ms, now_ms)
-        if chosen:
+        with self._lock:
+            self._forget_idle(now_ms)
+            if self._in_flight is not None or now_ms < max(self._not_before_ms, self._deferred_until_ms):
+                return None
+            chosen = self._schedule.choose(self._response_ms, now_ms)
+            if not chosen:
+                return None
             self._in_flight = frozenset(chosen)
-        return chosen or None
+            self.requests += 1
+            return chosen
 
     def is_wanting(self, now_ms: float) -> bool:
         """Whether a request is in flight, is due, or would be due without the backoff."""
-        return self._in_flight is not None or self._schedule.due_ms(self._response_ms) <= now_ms
+        with self._lock:
+            return self._in_flight is not None or self._schedule.due_ms(self._response_ms) <= now_ms
 
     def next_request_delay_ms(self, now_ms: float) -> float:
         """Until next_request may have something; infinite while a request is in flight.
 
         Forgets idle topics first; one whose time has passed would make this return 0 for ever.
         """
-        self._forget_idle(now_ms)
-        if self._in_flight is not None:
-            return math.inf
-        due = min(self._schedule.due_ms(self._response_ms), self._idle.earliest_ms())
-        return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._deferred_until_ms - now_ms)
+        with self._lock:
+            self._forget_idle(now_ms)
+            if self._in_flight is not None:
+                return math.inf
+            due = min(self._schedule.due_ms(self._response_ms), self._idle.earliest_ms())
+            return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._deferred_until_ms - now_ms)
 
     def _forget_idle(self, now_ms: float) -> None:
         for name, _ in self._idle.pop_until(now_ms):
@@ -363,50 +385,57 @@ class MetadataCache:
 
         Topics that are no longer in use by now are left out. Returns True if the response is another
         cluster's (bootstrap.servers leads elsewhere now): it replaces all that was known. If the cache is
-        ``pinned``, it raises ValueError instead and changes nothing; the caller then calls on_failure.
+        ``pinned``, it raises ClusterChangedError instead, and the response counts as a failure.
         """
-        switched = self.is_other_cluster(update.cluster_id)
-        if switched:
-            if self.pinned:
-                raise ValueError(f"a response of cluster {update.cluster_id}, not {self.cluster_id}")
-            self._start_over()
-        marked, self._marked_in_flight = self._marked_in_flight, set()
-        self._in_flight = None
-        self._failures = 0
-        self._response_ms = now_ms
-        self._not_before_ms = -math.inf
-        self.cluster_id = update.cluster_id or self.cluster_id
-        if update.nodes:
-            self._nodes_ms = now_ms
-            self._know_nodes({node.id: node for node in update.nodes})
-        merger = ResponseMerger(self._nodes, marked, self._backoff, now_ms)
-        missing = dict.fromkeys(requested)
-        for topic in update.topics:
-            missing.pop(topic.name, None)
-            found = self._topics.get(topic.name)
-            if found is not None:
-                self.version += merger.merge(found, topic)
-                self._schedule.reschedule(topic.name, found)
-        for name, code in update.errors.items():
-            missing.pop(name, None)
-            found = self._topics.get(name)
-            if found is not None:
-                self.version += merger.note_error(found, code)
-                self._schedule.reschedule(name, found)
-        for name in missing:
-            found = self._topics.get(name)
-            if found is not None:
-                merger.note_missing(found)
-                self._schedule.reschedule(name, found)
-        return switched
+        with self._lock:
+            switched = self.is_other_cluster(update.cluster_id)
+            if switched:
+                if self.pinned:
+                    self.on_failure(now_ms)
+                    raise ClusterChangedError(
+                        f"kafka.bootstrap.servers leads to cluster {update.cluster_id} now, and rows were "
+                        f"sent to cluster {self.cluster_id}: nothing more is sent. Run the write again for "
+                        "the new cluster"
+                    )
+                self._start_over()
+            marked, self._marked_in_flight = self._marked_in_flight, set()
+            self._in_flight = None
+            self._failures = 0
+            self._response_ms = now_ms
+            self._not_before_ms = -math.inf
+            self.cluster_id = update.cluster_id or self.cluster_id
+            if update.nodes:
+                self._nodes_ms = now_ms
+                self._know_nodes({node.id: node for node in update.nodes})
+            merger = ResponseMerger(self._nodes, marked, self._backoff, now_ms)
+            missing = dict.fromkeys(requested)
+            for topic in update.topics:
+                missing.pop(topic.name, None)
+                found = self._topics.get(topic.name)
+                if found is not None:
+                    self.version += merger.merge(found, topic)
+                    self._schedule.reschedule(topic.name, found)
+            for name, code in update.errors.items():
+                missing.pop(name, None)
+                found = self._topics.get(name)
+                if found is not None:
+                    self.version += merger.note_error(found, code)
+                    self._schedule.reschedule(name, found)
+            for name in missing:
+                found = self._topics.get(name)
+                if found is not None:
+                    merger.note_missing(found)
+                    self._schedule.reschedule(name, found)
+            return switched
 
     def on_failure(self, now_ms: float) -> None:
         """No response came: the same topics are requested again after the backoff."""
-        asked, self._in_flight = self._in_flight or (), None
-        self._marked_in_flight = set()
-        self._failures += 1
-        self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
-        for name in asked:
-            found = self._topics.get(name)
-            if found is not None:
-                self._schedule.reschedule(name, found)
+        with self._lock:
+            asked, self._in_flight = self._in_flight or (), None
+            self._marked_in_flight = set()
+            self._failures += 1
+            self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
+            for name in asked:
+                found = self._topics.get(name)
+                if found is not None:
+                    self._schedule.reschedule(name, found)

@@ -1,4 +1,4 @@
-"""The metadata cache under a lock: the sender refreshes it, the task waits for topics it lacks.
+"""The metadata of a task or the coordinator: the sender refreshes it, the task waits for topics it lacks.
 
 Also the producer's own rack (KIP-1123).
 """
@@ -9,11 +9,10 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kafka_sink.clock import Clock
 from kafka_sink.errors import (
-    ClusterChangedError,
     MetadataTimeoutError,
     MissingPartitionError,
     TopicRefusedError,
@@ -21,7 +20,7 @@ from kafka_sink.errors import (
 from kafka_sink.kafka_errors import INVALID_TOPIC_EXCEPTION, TOPIC_AUTHORIZATION_FAILED, error_of
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.topic_state import MetadataSnapshot
-from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import MetadataUpdate, Node, TopicMetadata, TopicPartition
 from kafka_sink.timing_bounds import HINT_WAIT_MS
 
 _log = logging.getLogger(__name__)
@@ -57,32 +56,31 @@ class HintSource:
         """A response showed that a partition's leader is old, and named the new one."""
 
 
-class ClusterMetadata:
-    """MetadataCache under a lock. Methods that end in "_locked" need the lock.
+class ClusterMetadata(MetadataCache):
+    """A MetadataCache that can be waited for, and that exchanges what it knows with ``hints``.
 
-    ``hints.ask`` is called under the lock, so it must not call back into this object.
+    Methods that end in "_locked" need the lock. ``hints.ask`` is called under it, so it must not wait for
+    another thread. ``random`` and ``bounds`` are MetadataCache's.
     """
 
     def __init__(
         self,
-        cache: MetadataCache,
         clock_ms: Clock,
         wake_sender: Callable[[], None],
         describe_brokers: Callable[[], str],
+        random: Callable[[], float],
+        **bounds: float,
     ) -> None:
-        self._cache = cache
+        super().__init__(random=random, **bounds)
         self._describe_brokers = describe_brokers
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
-        self._lock = threading.Lock()  # guards the cache
         self._updated = threading.Condition(self._lock)
         self._held_until_max_ms = math.inf
         self.hints = HintSource()
         # Whoever names an address gets the rows, where any host on the internet may have a trusted
         # certificate.
         self.confirmed_nodes_only = False
-        # Requests that were sent, and imported snapshots that had news and so spared a request.
-        self.requests = self.imports = 0
 
     # -- the task's thread ------------------------------------------------------------------------
 
@@ -112,10 +110,10 @@ class ClusterMetadata:
         while True:
             with self._lock:
                 now_ms = self._clock_ms()
-                self._cache.note_use(wanted, now_ms)
+                self.note_use(wanted, now_ms)
                 missing, short = self._lacking_locked(wanted, partitions)
                 if not missing and not short:
-                    found = {name: self._cache.topic(name) for name in wanted}
+                    found = {name: self.topic(name) for name in wanted}
                     break
                 self._raise_final_locked(missing, unauthorized_wait_ms, now_ms)
                 left = deadline - now_ms
@@ -125,10 +123,10 @@ class ClusterMetadata:
                     # Leaves brokers time to respond in case the source does not.
                     self._held_until_max_ms = now_ms + timeout_ms / 2
                     # Under the lock, so that the source's response cannot come before the deferral begins.
-                    self._defer_requests_locked(now_ms + HINT_WAIT_MS)
+                    self.hold(now_ms + HINT_WAIT_MS)
                 asked = asked or bool(missing)
                 for name in short:
-                    self._cache.mark_stale(name, now_ms)
+                    super().mark_stale(name, now_ms)
             self._report_stale(set(short) - stale)
             stale.update(short)
             self._wake_sender()
@@ -146,7 +144,7 @@ class ClusterMetadata:
         missing: list[str] = []
         short: list[str] = []
         for name in topics:
-            metadata = self._cache.topic(name)
+            metadata = self.topic(name)
             if metadata is None:
                 missing.append(name)
             elif partitions and len(metadata.partitions) < partitions.get(name, 0):
@@ -162,7 +160,7 @@ class ClusterMetadata:
     ) -> MetadataTimeoutError | MissingPartitionError:
         if missing:
             return MetadataTimeoutError(self._explain_locked(missing, timeout_ms))
-        metadata = self._cache.topic(short[0])
+        metadata = self.topic(short[0])
         count = 0 if metadata is None else len(metadata.partitions)
         return MissingPartitionError(
             f"Invalid partition: column 'partition' has {partitions[short[0]] - 1} in a row for topic "
@@ -173,16 +171,16 @@ class ClusterMetadata:
 
     def _raise_final_locked(self, topics: list[str], unauthorized_wait_ms: float, now_ms: float) -> None:
         for name in topics:
-            code = self._cache.topic_error(name) or 0
+            code = self.topic_error(name) or 0
             reason = _FINAL_TOPIC_ERRORS.get(code)
-            if code == TOPIC_AUTHORIZATION_FAILED and self._cache.error_lasts_ms(name) < unauthorized_wait_ms:
-                self._cache.mark_stale(name, now_ms)
+            if code == TOPIC_AUTHORIZATION_FAILED and self.error_lasts_ms(name) < unauthorized_wait_ms:
+                super().mark_stale(name, now_ms)
             elif reason is not None:
                 raise TopicRefusedError(f"topic {name!r} cannot be written: {reason}", name)
 
     def _explain_locked(self, missing: list[str], timeout_ms: float) -> str:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        errors = {self._cache.topic_error(name) for name in missing}
+        errors = {self.topic_error(name) for name in missing}
         reasons = ", ".join(_describe(code) for code in errors if code is not None) or "no response"
         return (
             f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms "
@@ -198,23 +196,17 @@ class ClusterMetadata:
         With ``confirmed_nodes_only``, drop it where it names a broker's address that no broker has named.
         """
         with self._lock:
-            if self.confirmed_nodes_only and not set(snapshot.nodes) <= set(self._cache.nodes().values()):
+            if self.confirmed_nodes_only and not set(snapshot.nodes) <= set(self.nodes().values()):
                 return 0
-            news = self._cache.import_snapshot(snapshot, now_ms)
+            news = self.import_snapshot(snapshot, now_ms)
             self._updated.notify_all()
-            if news:
-                self.imports += 1
         if news:
             self._wake_sender()
         return news
 
     def hold(self, until_ms: float) -> None:
         """Send no request before this time, but wait no longer than half of the task's timeout."""
-        with self._lock:
-            self._defer_requests_locked(until_ms)
-
-    def _defer_requests_locked(self, until_ms: float) -> None:
-        self._cache.defer_requests(min(until_ms, self._held_until_max_ms))
+        self.defer_requests(min(until_ms, self._held_until_max_ms))
 
     def release(self, now_ms: float) -> None:
         """No hints will come: ask brokers."""
@@ -222,77 +214,28 @@ class ClusterMetadata:
         self._wake_sender()
 
     def share_refreshes(self, shared: bool) -> None:
-        with self._lock:
-            # What is dropped would not be refreshed.
-            self._cache.share_refreshes(shared and not self.confirmed_nodes_only)
+        # What is dropped would not be refreshed.
+        super().share_refreshes(shared and not self.confirmed_nodes_only)
         self._wake_sender()
 
-    def note_use(self, topics: Iterable[str], now_ms: float) -> None:
-        with self._lock:
-            self._cache.note_use(topics, now_ms)
-
-    def snapshot(self, names: Iterable[str], now_ms: float) -> MetadataSnapshot:
-        with self._lock:
-            return self._cache.snapshot(now_ms, names)
-
-    def forget(self, name: str) -> None:
-        with self._lock:
-            self._cache.forget(name)
-
-    def topic_error(self, name: str) -> int | None:
-        with self._lock:
-            return self._cache.topic_error(name)
-
     def describe_lookup_error(self, name: str) -> str | None:
-        with self._lock:
-            code = self._cache.lookup_error(name)
+        code = self.lookup_error(name)
         return None if code is None else _describe(code)
 
     # -- the sender's thread ----------------------------------------------------------------------
 
-    def next_request(self, now_ms: float) -> tuple[str, ...] | None:
+    def on_response(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> bool:
+        """As MetadataCache's. Wakes the waiting task."""
         with self._lock:
-            topics = self._cache.next_request(now_ms)
-            if topics is not None:
-                self.requests += 1
-            return topics
-
-    def next_request_delay_ms(self, now_ms: float) -> float:
-        with self._lock:
-            return self._cache.next_request_delay_ms(now_ms)
-
-    def pin(self) -> None:
-        """Rows have been sent: from now on responses of another cluster raise ClusterChangedError."""
-        if not self._cache.pinned:
-            with self._lock:
-                self._cache.pinned = True
-
-    def on_response(self, update: MetadataUpdate, requested: tuple[str, ...], now_ms: float) -> bool:
-        """Merge a response and wake the waiting task; True where another cluster sent it.
-
-        Raises ClusterChangedError, and drops the response, where rows had been sent to the first cluster.
-        """
-        with self._lock:
-            known = self._cache.cluster_id
-            if self._cache.pinned and self._cache.is_other_cluster(update.cluster_id):
-                self._cache.on_failure(now_ms)
-                raise ClusterChangedError(
-                    f"kafka.bootstrap.servers leads to cluster {update.cluster_id} now, and rows were sent "
-                    f"to cluster {known}: nothing more is sent. Run the write again for the new cluster"
-                )
-            switched = self._cache.on_response(update, requested, now_ms)
+            known = self.cluster_id
+            switched = super().on_response(update, requested, now_ms)
             self._updated.notify_all()
         if switched:
             _log.warning("brokers of cluster %s respond, instead of %s", update.cluster_id, known)
         return switched
 
-    def on_failure(self, now_ms: float) -> None:
-        with self._lock:
-            self._cache.on_failure(now_ms)
-
     def mark_stale(self, topic: str, now_ms: float) -> None:
-        with self._lock:
-            self._cache.mark_stale(topic, now_ms)
+        super().mark_stale(topic, now_ms)
         self.hints.report_stale(topic)
 
     def leader_hint(
@@ -303,46 +246,10 @@ class ClusterMetadata:
         nodes: Iterable[Node],
         topic_id: bytes | None = None,
     ) -> bool:
-        """Use the leader that a Produce response names (KIP-951); True when it was news."""
-        with self._lock:
-            news = self._cache.leader_hint(partition, leader, epoch, nodes, topic_id=topic_id)
+        news = super().leader_hint(partition, leader, epoch, nodes, topic_id)
         if news:
             self.hints.report_leader(partition, leader, epoch, topic_id)
         return news
-
-    def forget_nodes(self) -> None:
-        with self._lock:
-            self._cache.forget_nodes()
-
-    def is_wanting(self, now_ms: float) -> bool:
-        with self._lock:
-            return self._cache.is_wanting(now_ms)
-
-    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
-        return self._cache.leader(partition)
-
-    def topic(self, name: str) -> TopicMetadata | None:
-        return self._cache.topic(name)
-
-    def age_ms(self) -> float:
-        """How long ago brokers last listed themselves; 0 before they have. Any thread."""
-        return self._cache.age_ms(self._clock_ms())
-
-    def names(self) -> tuple[str, ...]:
-        with self._lock:
-            return self._cache.names()
-
-    def nodes(self) -> Mapping[int, Node]:
-        with self._lock:
-            return dict(self._cache.nodes())
-
-    @property
-    def cluster_id(self) -> str | None:
-        return self._cache.cluster_id
-
-    @property
-    def version(self) -> int:
-        return self._cache.version
 
 
 def _describe(code: int) -> str:

@@ -385,7 +385,7 @@ class Sender(threading.Thread):
         taken = fill_request(self._accumulator, node, queues, max_bytes, may_send, split)
         if not taken:
             return False
-        self._cluster.pin()
+        self._cluster.pinned = True
         request = self._requests.build(node, taken)
         self._responses.on_sent(node, taken, now_ms)
         self._network.send(node, request, now_ms)

@@ -35,7 +35,6 @@ from kafka_sink.dead_letters.letter_writer import LetterWriter
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
-from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClientRack, ClusterMetadata, HintSource
 from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import SparkTask, TaskResult, TopicMetadata, TopicPartition
@@ -485,7 +484,9 @@ class Producer:
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
         muted = 0 if self._breaker is None else self._breaker.manager.muted_count
-        rows = RowMetrics(self._largest_record, self._metadata_wait_ms, self._cluster.age_ms(), muted)
+        rows = RowMetrics(
+            self._largest_record, self._metadata_wait_ms, self._cluster.age_ms(monotonic_ms()), muted
+        )
         return self._figures.metrics(rows)
 
     @property
@@ -556,14 +557,16 @@ def _rejection(
 
 
 def _cluster_metadata(options: SinkOptions, network: NetworkClient) -> ClusterMetadata:
-    cache = MetadataCache(
+    metadata = ClusterMetadata(
+        monotonic_ms,
+        network.wakeup,
+        network.describe_brokers,
+        RANDOM.random,
         max_age_ms=options.metadata_max_age_ms,
         idle_ms=options.metadata_max_idle_ms,
         retry_backoff_ms=options.retry_backoff_ms,
         retry_backoff_max_ms=options.retry_backoff_max_ms,
-        random=RANDOM.random,
     )
-    metadata = ClusterMetadata(cache, monotonic_ms, network.wakeup, network.describe_brokers)
     tls = SecuritySettings.from_options(options).tls
     metadata.confirmed_nodes_only = tls is not None and tls.trust is None
     return metadata

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
@@ -17,8 +16,7 @@ TOPIC = TopicMetadata.of("t", bytes([7] * 16), (PartitionInfo("t", 0, 1, 3),))
 
 def cluster(*, confirmed_only: bool) -> ClusterMetadata:
     times = {"max_age_ms": 300_000, "idle_ms": 300_000, "retry_backoff_ms": 100, "retry_backoff_max_ms": 1000}
-    cache = MetadataCache(**times, random=lambda: 0.5)
-    made = ClusterMetadata(cache, lambda: 0.0, lambda: None, lambda: "")
+    made = ClusterMetadata(lambda: 0.0, lambda: None, lambda: "", lambda: 0.5, **times)
     made.confirmed_nodes_only = confirmed_only
     return made
 

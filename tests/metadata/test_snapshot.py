@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafka_sink.errors import ClusterChangedError
 from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
@@ -207,9 +208,8 @@ def test_another_clusters_response_is_refused_once_rows_were_sent() -> None:
     made.mark_stale("t00", 1000.0)
     assert made.next_request(1000.0)
     before = made.snapshot(2000.0)
-    with pytest.raises(ValueError, match="cluster other, not cluster"):
+    with pytest.raises(ClusterChangedError, match="cluster other now, and rows were sent to cluster"):
         made.on_response(of_cluster("other", topic("t00", 1, 9)), ("t00",), 1001.0)
-    made.on_failure(1001.0)
     assert made.snapshot(2000.0) == before
     assert made.next_request(1101.0) == ("t00",)
     assert not made.on_response(MetadataUpdate(NODES, (topic("t00"),), {}, None), ("t00",), 1102.0)

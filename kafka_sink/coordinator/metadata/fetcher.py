@@ -10,7 +10,6 @@ from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms
 from kafka_sink.coordinator.metadata.handler import Lookups, MetadataHandler
 from kafka_sink.coordinator.metadata.messages import coordinator_idle_ms
 from kafka_sink.coordinator.transport.handlers import Handler
-from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.metadata.metadata_requests import MetadataRequests, MetadataTag
 from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE
@@ -39,15 +38,17 @@ class MetadataFetcher(threading.Thread):
         super().__init__(name="kafka-chunked-metadata", daemon=True)
         self._options = options
         self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
-        cache = MetadataCache(
+        self.view = ClusterMetadata(
+            monotonic_ms,
+            self.wake,
+            self._describe,
+            RANDOM.random,
             max_age_ms=options.metadata_max_age_ms * _SHARE_OF_AGE,
             idle_ms=coordinator_idle_ms(options.metadata_max_idle_ms),
             retry_backoff_ms=options.retry_backoff_ms,
             retry_backoff_max_ms=options.retry_backoff_max_ms,
-            random=RANDOM.random,
             non_urgent_share=NON_URGENT_SHARE / _SHARE_OF_AGE,
         )
-        self.view = ClusterMetadata(cache, monotonic_ms, self.wake, self._describe)
         self._handler: MetadataHandler | None = None
         self._requests = MetadataRequests(self._options, self.view, self._network)
         self._known_version = -1

@@ -67,7 +67,7 @@ class MetadataView(Protocol):
     def note_use(self, topics: Iterable[str], now_ms: float) -> None: ...
     def mark_stale(self, topic: str, now_ms: float) -> None: ...
     def leader(self, partition: TopicPartition) -> PartitionInfo | None: ...
-    def snapshot(self, names: Iterable[str], now_ms: float) -> MetadataSnapshot: ...
+    def snapshot(self, now_ms: float, names: Iterable[str] | None = None) -> MetadataSnapshot: ...
     def topic(self, name: str) -> TopicMetadata | None: ...
     def topic_error(self, name: str) -> int | None: ...
     def forget(self, name: str) -> None: ...
@@ -333,7 +333,7 @@ class MetadataHandler(Handler):
             self._encoded_at = state
         shared = self._encoded.get(topics)
         if shared is None or now_ms - shared[0].made_ms > _ENCODED_MS:
-            snapshot = self._view.snapshot(topics, now_ms)
+            snapshot = self._view.snapshot(now_ms, topics)
             shared = self._encoded[topics] = [SharedBody(one, now_ms) for one in encode_snapshot(snapshot)]
         return [with_facts({**facts, "waited": max(0.0, now_ms - one.made_ms)}, one) for one in shared]
 
@@ -393,7 +393,7 @@ class MetadataHandler(Handler):
 
     def _mark(self, topic: str, ago_ms: float, now_ms: float) -> bool:
         """Mark a topic stale. Returns False if the metadata is newer than the task's."""
-        found = self._view.snapshot((topic,), now_ms).topics
+        found = self._view.snapshot(now_ms, (topic,)).topics
         if found and found[0].age_ms < ago_ms:
             return False
         self._view.mark_stale(topic, now_ms)

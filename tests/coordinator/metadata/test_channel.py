@@ -21,7 +21,6 @@ from kafka_sink.coordinator.transport.connections import ServerBounds
 from kafka_sink.coordinator.transport.handlers import Push, Reply, ServerMessage
 from kafka_sink.coordinator.transport.session import FrameReader, Session
 from kafka_sink.errors import MetadataTimeoutError, ProtocolError
-from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata, HintSource
 from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
@@ -40,14 +39,16 @@ class Coordinator:
 
     def __init__(self, *, auto_create: bool = False, idle_ms: float = 300_000) -> None:
         self.now_ms = 1_000_000.0
-        cache = MetadataCache(
+        self.view = ClusterMetadata(
+            lambda: self.now_ms,
+            lambda: None,
+            lambda: "",
+            lambda: 0.5,
             max_age_ms=300_000,
             idle_ms=coordinator_idle_ms(idle_ms),
             retry_backoff_ms=100,
             retry_backoff_max_ms=1000,
-            random=lambda: 0.5,
         )
-        self.view = ClusterMetadata(cache, lambda: self.now_ms, lambda: None, lambda: "")
         self.woken = self.fetches = 0
         self.handler = MetadataHandler(self.view, self._fetch, self._wake, auto_create=auto_create)
         self.requests = 0
