@@ -97,9 +97,13 @@ class ClusterBreakers(Handler):
 
 
 def breaker_handler(
-    options: SinkOptions, _wake: Callable[[], None], shared: Breakers | None = None
+    options: SinkOptions,
+    _wake: Callable[[], None],
+    shared: Breakers | None = None,
+    stood_ms: Callable[[float], float] = lambda _: 0.0,
 ) -> ClusterBreakers:
-    """The breaker handler of one set of options, with those of the default breaker class."""
+    """The breaker handler of one set of options, with those of the default breaker class. ``stood_ms``: as
+    BreakerHandler has it."""
     settings = options.breaker
     thresholds = None
     if settings.class_path == DEFAULT_CLASS:
@@ -108,7 +112,8 @@ def breaker_handler(
     times = settings.mute_retry_interval_ms, float(options.coordinator_report_interval_ms)
 
     def make() -> BreakerHandler:
-        return BreakerHandler(times[0], None if thresholds is None else PartitionVotes(*thresholds), times[1])
+        votes = None if thresholds is None else PartitionVotes(*thresholds)
+        return BreakerHandler(times[0], votes, times[1], stood_ms=stood_ms)
 
     sharers = frozenset(options.principal().items()), settings.class_path, thresholds, times
     return ClusterBreakers(make, WeakValueDictionary() if shared is None else shared, sharers)

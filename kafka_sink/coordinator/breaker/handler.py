@@ -41,7 +41,8 @@ _MAX_VOTES, _MIN_ASKED = 20_000, 10
 class BreakerHandler(Handler):
     """``votes`` is None if a user's breaker class decides instead of failure rates.
 
-    ``random`` returns a number in [0, 1) for jitter.
+    ``random`` returns a number in [0, 1) for jitter. ``stood_ms``: for how long the coordinator has stood
+    still in all. What tasks reported meanwhile waits for it, so they are not silent, and may still vote.
     """
 
     def __init__(
@@ -50,7 +51,10 @@ class BreakerHandler(Handler):
         votes: PartitionVotes | None,
         report_interval_ms: float,
         random: Callable[[], float] = random.random,
+        stood_ms: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
+        self._stood_ms = stood_ms
+        self._forgiven_ms = 0.0
         self._table = MuteTable(retry_interval_ms)
         self._votes = votes
         self._random = random
@@ -79,6 +83,7 @@ class BreakerHandler(Handler):
     ) -> Sequence[ServerMessage]:
         """The reply to a task's first report lists everything that is muted."""
         report = decode_report(body)
+        self._forgive(now_ms)
         first = group not in self._tasks
         was_silent = self._tasks.update(group, report, now_ms)
         if now_ms >= self._due_ms:
@@ -138,7 +143,17 @@ class BreakerHandler(Handler):
         # All tasks of an executor may go at once.
         self._due_ms = min(self._due_ms, self._leased_ms + GATHER_MUTES_MS)
 
+    def _forgive(self, now_ms: float) -> None:
+        late_ms = self._stood_ms(now_ms) - self._forgiven_ms
+        if late_ms >= GATHER_MUTES_MS:
+            self._forgiven_ms += late_ms
+            self._tasks.forgive(late_ms)
+            self._evidence.forgive(late_ms)
+            if self._votes is not None:
+                self._votes.forgive(late_ms)
+
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
+        self._forgive(now_ms)
         self._table.expire_late(now_ms)
         self._forget(now_ms)
         self._judge(now_ms)

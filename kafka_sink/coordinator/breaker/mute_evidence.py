@@ -7,7 +7,7 @@ tasks get responses, and refuted by a later response to another task.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kafka_sink.breaker.states import Mute, Target
@@ -46,10 +46,11 @@ class _MuteOrigin:
 @dataclass(frozen=True, slots=True)
 class Suspicion:
     """A task wants a broker muted without evidence. It is muted at ``until_ms`` unless another gets a
-    response."""
+    response after ``since_ms``."""
 
     voice: Voice
     reason: str
+    since_ms: float
     until_ms: float
 
 
@@ -103,7 +104,7 @@ class MuteEvidence:
         """A task had a response of a broker at ``at_ms``. True if that refutes the broker's mute."""
         self._responses.setdefault(node, _Responses()).add(voice, at_ms)
         suspicion = self._suspicions.get(node)
-        if suspicion is not None and suspicion.voice != voice and at_ms > suspicion.until_ms - ASK_MS:
+        if suspicion is not None and suspicion.voice != voice and at_ms > suspicion.since_ms:
             del self._suspicions[node]
             self._doubt(suspicion.voice, node, now_ms)
         origin = self._origins.get(node)
@@ -184,7 +185,12 @@ class MuteEvidence:
 
     def suspect(self, voice: Voice, node: int, mute: MuteReport, now_ms: float) -> None:
         """A task wants a broker muted, and another task is being asked."""
-        self._suspicions.setdefault(node, Suspicion(voice, mute.reason, now_ms + ASK_MS))
+        self._suspicions.setdefault(node, Suspicion(voice, mute.reason, now_ms, now_ms + ASK_MS))
+
+    def forgive(self, late_ms: float) -> None:
+        """No response could be taken for so long."""
+        for node, one in self._suspicions.items():
+            self._suspicions[node] = replace(one, until_ms=one.until_ms + late_ms)
 
     def withdraw_suspicion(self, target: Target) -> None:
         """A task says that a target is fine."""

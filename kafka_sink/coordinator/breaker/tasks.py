@@ -76,6 +76,11 @@ class BreakerTasks:
             _index(self._wanters_of, group, before, known.wants)
         return was_silent
 
+    def forgive(self, late_ms: float) -> None:
+        """No report could be taken for so long."""
+        for known in self._groups.values():
+            known.reported_ms += late_ms
+
     def remove(self, group: int) -> None:
         known = self._groups.pop(group, None)
         if known is not None:

@@ -148,6 +148,13 @@ class PartitionVotes:
         if group in self._heard_ms:
             self._heard_ms[group] = now_ms
 
+    def forgive(self, late_ms: float) -> None:
+        """No vote could be taken for so long."""
+        for group in self._heard_ms:
+            self._heard_ms[group] += late_ms
+        for partition, one in self._samples.items():
+            self._samples[partition] = replace(one, asked_ms=one.asked_ms + late_ms)
+
     def partitions(self) -> Collection[TopicPartition]:
         """Those with votes."""
         return self._votes.keys()

@@ -21,6 +21,8 @@ from functools import partial
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
 
 _MAX_BYTES = 4096
+# Relays that are being started at a time.
+_MAX_BUSY = 64
 # In the daemon and its workers, their end of the socket.
 _asks: socket.socket | None = None
 
@@ -53,14 +55,22 @@ def _serve(requests: socket.socket, become_relay: Callable[[CoordinatorAddress],
     # All workers ask at once, and again while the coordinator cannot be reached.
     busy: set[bytes] = set()
     while data := requests.recv(_MAX_BYTES):
-        if data in busy:
+        if data in busy or len(busy) >= _MAX_BUSY:
             continue
         busy.add(data)
-        told = json.loads(data)
-        secret = bytes.fromhex(told["rendezvous"].pop("secret"))
-        address = CoordinatorAddress(told["host"], Rendezvous(secret=secret, **told["rendezvous"]))
         done = partial(busy.discard, data)
-        threading.Thread(target=_become, args=(become_relay, address, done), daemon=True).start()
+        try:
+            args = become_relay, _address_in(data), done
+            threading.Thread(target=_become, args=args, daemon=True).start()
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+            # An invalid request, or no more threads: the worker becomes the relay itself.
+            done()
+
+
+def _address_in(data: bytes) -> CoordinatorAddress:
+    told = json.loads(data)
+    secret = bytes.fromhex(told["rendezvous"].pop("secret"))
+    return CoordinatorAddress(told["host"], Rendezvous(secret=secret, **told["rendezvous"]))
 
 
 def _become(

@@ -143,7 +143,7 @@ async def _serve(
     jobs = RunningJobs(partial(find_ui, driver), monotonic_ms)
     server = CoordinatorServer(
         bytes.fromhex(settings["secret"]),
-        _handlers(display.figures, jobs),
+        _handlers(display.figures, jobs, watch.stood_ms),
         monotonic_ms,
         _bounds(settings["bounds"]),
         look=read_commands,
@@ -172,8 +172,15 @@ async def _until_over(
         await asyncio.sleep(WATCH_S)
 
 
-def _handlers(figures: ApplicationFigures, jobs: JobWatch | None = None) -> dict[str, HandlerFactory]:
-    """The handlers of each cluster. Those with something for the live view share ``figures``."""
+def _handlers(
+    figures: ApplicationFigures,
+    jobs: JobWatch | None = None,
+    stood_ms: Callable[[float], float] = lambda _: 0.0,
+) -> dict[str, HandlerFactory]:
+    """The handlers of each cluster. Those with something for the live view share ``figures``.
+
+    ``stood_ms``: of the loop.
+    """
     writes = partial(write_handler, jobs=jobs, listener=figures)
     breakers: Breakers = WeakValueDictionary()
 
@@ -181,7 +188,7 @@ def _handlers(figures: ApplicationFigures, jobs: JobWatch | None = None) -> dict
         return metadata_handler(options, wake, figures.lookups(_shown(options)))
 
     def breaker(options: SinkOptions, wake: Callable[[], None]) -> Handler:
-        handler = breaker_handler(options, wake, breakers)
+        handler = breaker_handler(options, wake, breakers, stood_ms)
         figures.add_mutes(_shown(options), WeakMethod(handler.muted))
         return handler
 

@@ -220,3 +220,30 @@ def test_what_a_task_brings_along_to_a_relay_is_doubtful(is_old: bool) -> None:
     handler.on_message(1, 2, encode_report(BreakerReport(responses={7: 2_000.0})), 11_000.0)
     _relay_says(handler, 9, 11_000.0, muted=(MuteReport(7, "silent", 2_000.0, 2, is_old),))
     assert bool(list(handler.muted(11_000.0))) is not is_old
+
+
+def test_after_the_coordinator_stood_still_one_vote_mutes_nothing_for_all() -> None:
+    """Catches: all tasks counted as silent after a stall of 5 s, and a vote as over after one of 0.4 s, and
+    the first vote that was read decided for all."""
+    stood_ms = 0.0
+    handler = BreakerHandler(INTERVAL, PartitionVotes(1, 50), 500.0, lambda: 0.5, stood_ms=lambda _: stood_ms)
+    partition = TopicPartition("t", 0)
+
+    def say(peer: int, now_ms: float, **report: Any) -> list[int]:
+        """The tasks that are asked about something after this report."""
+        found = handler.on_message(peer, 1, encode_report(BreakerReport(**report)), now_ms)
+        return [one.task for one in found if isinstance(one, Push) and decode_update(one.body, 10).asks]
+
+    for peer in range(3):
+        say(peer, 0.0, rows=10)
+    now_ms = stood_ms = 20_000.0
+    failing = OutcomeCounts(partition, 0, 9, True, "no")
+    assert say(0, now_ms, outcomes=(failing,), muted=(MuteReport(7, "it seems so"),)) == [1, 2]
+    now_ms += 10_000.0
+    stood_ms += 10_000.0
+    handler.on_time(now_ms)
+    assert not list(handler.muted(now_ms)), "the answers have not been read"
+    for peer in (1, 2):
+        say(peer, now_ms, outcomes=(OutcomeCounts(partition, 9, 0),), responses={7: 5.0})
+    handler.on_time(now_ms + 2_000.0)
+    assert not list(handler.muted(now_ms))

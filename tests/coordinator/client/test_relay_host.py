@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,12 @@ def test_one_connection_serves_workers_that_end_with_their_task(
         eventually(lambda: found.connections() == 0)
 
 
-def test_workers_that_ask_for_the_same_relay_cost_one_thread() -> None:
-    """Catches: threads that piled up while the coordinator could not be reached, 2 s each."""
+def request(port: int) -> bytes:
+    return json.dumps({"host": "h", "rendezvous": {"port": port, "cluster": "c", "secret": "00"}}).encode()
+
+
+def asked_of(requests: Sequence[bytes], expected: int) -> list[int]:
+    """The ports of the coordinators for which the process becomes the relay."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     go, asked = threading.Event(), []
 
@@ -88,11 +93,40 @@ def test_workers_that_ask_for_the_same_relay_cost_one_thread() -> None:
     serving_thread = threading.Thread(target=relay_host._serve, args=(theirs, become_relay))
     serving_thread.start()
     with ours:
-        for port in (*[1] * 50, 2):
-            told = {"host": "h", "rendezvous": {"port": port, "cluster": "c", "secret": "00"}}
-            ours.send(json.dumps(told).encode())
-        eventually(lambda: len(asked) >= 2)
+        for one in requests:
+            ours.send(one)
+        eventually(lambda: len(asked) >= expected)
     serving_thread.join(20)
     go.set()
     theirs.close()
-    assert sorted(asked) == [1, 2]
+    return sorted(asked)
+
+
+def test_workers_that_ask_for_the_same_relay_cost_one_thread() -> None:
+    """Catches: threads that piled up while the coordinator could not be reached, 2 s each."""
+    assert asked_of([*[request(1)] * 50, request(2)], 2) == [1, 2]
+
+
+def test_different_relays_are_started_so_many_at_a_time() -> None:
+    assert len(asked_of([request(port) for port in range(100)], 64)) == 64
+
+
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        b"x",
+        b"[]",
+        b"\xff",
+        b"{}",
+        b'{"rendezvous": 3}',
+        b'{"rendezvous": {"secret": 3}}',
+        b'{"rendezvous": {"secret": "no"}}',
+        request(3)[:-1],
+        request(3).replace(b"{", b'{"new": 1, '),
+        request(3).replace(b"{", b"{" + b" " * 5_000),
+        b"[" * 4_000,
+    ],
+)
+def test_an_invalid_request_is_refused_and_others_are_served(invalid: bytes) -> None:
+    """Catches: one such request ended the relays of a host."""
+    assert asked_of([invalid, request(4)], 1) == [4]
