@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
 # Spark's own Kafka sink, to compare with, can be had whole for this version only.
 SPARK41 := $(VENV)-spark41
 SPARK41_STAMP := $(SPARK41)/.installed
@@ -38,11 +39,11 @@ help:  ## list the targets
 demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
 	@$(BIN)/python examples/flights.py
 
-test: $(STAMP) java chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
+test: $(COMPILED) java chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
 	@$(BIN)/python -m tests.support.jvms
 	@$(BIN)/python -m pytest $(IN_LANES) $(ARGS)
 
-full: $(STAMP) java chromium  ## run all tests under kafka.buffer.memory.allocation.strategy=full
+full: $(COMPILED) java chromium  ## run all tests under kafka.buffer.memory.allocation.strategy=full
 	@$(BIN)/python -m tests.support.jvms
 	@$(BIN)/python -m pytest --allocation-strategy full $(IN_LANES) $(ARGS)
 
@@ -158,6 +159,11 @@ clean:  ## delete the virtual environment and what the tools leave behind
 
 $(STAMP): pyproject.toml constraints.txt
 	@tools/setup_venv.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+# Workers that start side by side would each compile all tests for themselves. What is wrong with a test, they say.
+$(COMPILED): $(STAMP)
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 	@touch $@
 
 $(SPARK41_STAMP): pyproject.toml constraints.txt
