@@ -173,7 +173,7 @@ def test_metadata_from_before_a_row_proves_nothing_however_slowly_the_thread_run
             raise MissingPartitionError("no broker has responded")
         return {"t": topic}
 
-    def snapshot(_: object, now_ms: float) -> MetadataSnapshot:
+    def snapshot(now_ms: float, _: object) -> MetadataSnapshot:
         return MetadataSnapshot((TopicSnapshot(topic, now_ms),))
 
     cluster: Any = SimpleNamespace(await_topics=await_topics, snapshot=snapshot, topic=lambda _: topic)
