@@ -103,7 +103,7 @@ class MemoryOverTime(Sampler):
 
     def sample(self) -> None:
         """See Sampler."""
-        accumulator = self._producer._accumulator
+        accumulator = self._producer.accumulator
         with accumulator.planning() as queues:
             live = list(queues.live)
             writing = any(batch.leased for batch in live)

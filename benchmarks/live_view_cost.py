@@ -41,8 +41,8 @@ def busy_producer() -> Producer:
     producer.begin()
     for number in range(20 * TOPICS):
         place = TopicPartition(f"orders-of-region-{number % TOPICS}", number // TOPICS)
-        producer._sender.deliveries.acknowledged([Written(place, 1000, 100_000, 30_000, number, -1)])
-        nodes = producer._sender._completion.nodes
+        producer.sender.deliveries.acknowledged([Written(place, 1000, 100_000, 30_000, number, -1)])
+        nodes = producer.sender._completion.nodes
         nodes.sent(number % BROKERS, 0, float(number))
         nodes.responded(number % BROKERS, number + 12.0)
     return producer

@@ -56,7 +56,7 @@ def work(folder: Path, told: dict[str, Any]) -> Outcome:
     found = Outcome()
 
     def watch() -> None:
-        breaker = producer._breaker
+        breaker = producer.breaker
         while breaker is not None:
             if breaker.mutes and not found.muted_at:
                 found.muted_at = time.time()

@@ -72,7 +72,10 @@ LIVE_PRODUCERS = LiveProducers()
 
 
 class Producer:
-    """Accumulator, sender and network of one option set. One task uses it at a time."""
+    """Accumulator, sender and network of one option set. One task uses it at a time.
+
+    Its parts look after their own threads: whoever has the producer may read their counts and states.
+    """
 
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
@@ -82,32 +85,32 @@ class Producer:
         self._largest_record = 0
         self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
         self._started_ms = 0.0
-        self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
+        self.network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
         self._allocator = POOLS.allocator(
             options.buffer_memory_allocation_strategy, options.buffer_memory, options.batch_size
         )
-        self._accumulator = _accumulator(options, self._allocator)
-        self._cluster = _cluster_metadata(options, self._network)
-        self._rack = ClientRack(options.client_rack, self._cluster.nodes, os.environ)
-        self._breaker = _breaker(options, self._cluster)
+        self.accumulator = _accumulator(options, self._allocator)
+        self.cluster = _cluster_metadata(options, self.network)
+        self._rack = ClientRack(options.client_rack, self.cluster.nodes, os.environ)
+        self.breaker = _breaker(options, self.cluster)
         self.activity = TaskActivity(monotonic_ms)
-        self._appender = _appender(options, self._accumulator, self._network, self._breaker, self.activity)
+        self._appender = _appender(options, self.accumulator, self.network, self.breaker, self.activity)
         self._identity = _identity(options)
         self._dead_letters = _dead_letters(options)
-        self._rejection = _rejection(options, self._dead_letters, self._cluster)
+        self._rejection = _rejection(options, self._dead_letters, self.cluster)
         self._letter_memory = _letter_memory(options)
         self._letter_appender = self._appender.for_letters(self._letter_memory, _LETTER_MEMORY_BYTES)
         self._letter_writer: LetterWriter | None = None
         if self._dead_letters is not None:
             self._letter_writer = LetterWriter(self._dead_letters, self._order, self._append_letters)
         self._telemetry = self._new_telemetry()
-        self._sender = Sender(
+        self.sender = Sender(
             options,
-            self._accumulator,
-            self._cluster,
-            self._network,
+            self.accumulator,
+            self.cluster,
+            self.network,
             self._identity,
-            self._breaker or SendPolicy(),
+            self.breaker or SendPolicy(),
             monotonic_ms,
             self._dead_letters,
             self._telemetry,
@@ -121,12 +124,12 @@ class Producer:
         # Of the rows that ``send`` is given without another.
         self.plan: ColumnPlan | None = None
         self._figures = TaskFiguresReader(
-            self._sender,
+            self.sender,
             self._allocator,
-            self._accumulator,
+            self.accumulator,
             self._appender,
-            self._cluster,
-            self._breaker,
+            self.cluster,
+            self.breaker,
             self.activity,
             monotonic_ms,
             self._letters,
@@ -134,7 +137,7 @@ class Producer:
             self._rack,
         )
         self._figures_channel: FiguresChannel | None = None
-        self._sender.start()
+        self.sender.start()
         LIVE_PRODUCERS.add(self)
 
     def _new_telemetry(self) -> ClientTelemetry | None:
@@ -146,7 +149,7 @@ class Producer:
             found = {"client_rack": self._rack.name, "transactional_id": transactional_id}
             return {name: value for name, value in found.items() if value}
 
-        return ClientTelemetry(self._network, self.options.request_timeout_ms, resource)
+        return ClientTelemetry(self.network, self.options.request_timeout_ms, resource)
 
     def begin(
         self,
@@ -160,7 +163,7 @@ class Producer:
         ``hints`` is the metadata that the driver sent along, with its age.
         """
         if hints is not None:
-            self._cluster.import_hints(hints, monotonic_ms())
+            self.cluster.import_hints(hints, monotonic_ms())
         self._use_coordinator(coordinator)
         self._rows = self._rejected_rows = self._largest_record = 0
         self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
@@ -170,12 +173,12 @@ class Producer:
         self._started_ms = monotonic_ms()
         if isinstance(self._identity, TransactionalIdentity):
             self._identity.leave()
-        self._sender.begin()
+        self.sender.begin()
         if self._telemetry is not None:
             self._telemetry.idle_since_ms = math.inf
         self._allocator.begin()
         self._letter_memory.begin()
-        self._accumulator.begin_task()
+        self.accumulator.begin_task()
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
         self._writes.begin(task.write, task.stage, task.transactions)
         self._figures.begin()
@@ -217,29 +220,29 @@ class Producer:
             self._coordinator = self._join_coordinator(address)
         elif self._shared_breaker is not None and self._coordinator.is_connecting:
             self._shared_breaker.expect()
-        if self._breaker is not None:
-            self._breaker.begin()
+        if self.breaker is not None:
+            self.breaker.begin()
         self._coordinator.resume()
 
     def _leave_coordinator(self, coordinator: CoordinatorClient) -> None:
         coordinator.close()
         self._coordinator = self._figures_channel = None
-        self._cluster.hints = HintSource()
-        self._cluster.share_refreshes(False)
-        if self._breaker is not None:
-            self._breaker.share(None)
+        self.cluster.hints = HintSource()
+        self.cluster.share_refreshes(False)
+        if self.breaker is not None:
+            self.breaker.share(None)
 
     def _join_coordinator(self, address: CoordinatorAddress) -> CoordinatorClient:
         interval_ms = self.options.coordinator_report_interval_ms
         idle_ms = self.options.metadata_max_idle_ms
-        metadata = MetadataChannel(self._cluster, monotonic_ms, interval_ms, idle_ms)
+        metadata = MetadataChannel(self.cluster, monotonic_ms, interval_ms, idle_ms)
         self._writes = WriteChannel(self.abort)
         channels: list[Channel] = [metadata, self._writes]
-        if self._breaker is not None:
+        if self.breaker is not None:
             self._shared_breaker = BreakerChannel(
-                self._network.wakeup, interval_ms, lambda: self._cluster.cluster_id
+                self.network.wakeup, interval_ms, lambda: self.cluster.cluster_id
             )
-            self._breaker.share(self._shared_breaker)
+            self.breaker.share(self._shared_breaker)
             channels.append(self._shared_breaker)
         if address.rendezvous.figures:
             self._figures_channel = FiguresChannel(self._figures.read, monotonic_ms)
@@ -248,7 +251,7 @@ class Producer:
             self._rates = RateChannel()
             channels.append(self._rates)
         coordinator = CoordinatorClient(address, channels, monotonic_ms, groups=RELAY_GROUPS)
-        self._cluster.hints = metadata
+        self.cluster.hints = metadata
         coordinator.start()
         return coordinator
 
@@ -302,7 +305,7 @@ class Producer:
             return False
         self._check_and_write_letters()
         # In this order: a row becomes a letter before its batch is complete.
-        return self._accumulator.incomplete > 0 or self._has_letters
+        return self.accumulator.incomplete > 0 or self._has_letters
 
     def _write_letters(self) -> bool:
         """Append the dead letters that wait; return whether there were any."""
@@ -330,16 +333,16 @@ class Producer:
         now_ms = int(wall_ms())
         rows = extract(plan, batch, now_ms)
         topics = self._await_topics(rows)
-        unavailable = self._sender.availability.unavailable
+        unavailable = self.sender.availability.unavailable
         muted: Container[TopicPartition] = ()
-        breaker = self._breaker
+        breaker = self.breaker
         if breaker is not None:
             breaker.await_mutes(self._started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
             if breaker.mutes and self._partitioner.chooses(rows.key, rows.partition):
                 breaker.note_free_rows(rows.topics)
             unavailable |= breaker.congested
             muted = breaker.mutes
-        queued = self._accumulator.queued_batches
+        queued = self.accumulator.queued_batches
         near = self._rack.brokers() if self.options.partitioner_rack_aware else ()
         ordered = ordered_rows_of(rows, topics, self._partitioner, queued, now_ms, unavailable, muted, near)
         self._check_sizes(rows, ordered)
@@ -352,9 +355,7 @@ class Producer:
                 if self._rejection is not None:
                     return self._rejection.await_topics(rows, self.check)
                 timeout_ms = self.options.max_block_ms
-                return self._cluster.await_topics(
-                    rows.topics, timeout_ms, self.check, partitions_needed(rows)
-                )
+                return self.cluster.await_topics(rows.topics, timeout_ms, self.check, partitions_needed(rows))
         finally:
             self._latest_metadata_wait_ms = monotonic_ms() - started_ms
             self._metadata_wait_ms += self._latest_metadata_wait_ms
@@ -395,7 +396,7 @@ class Producer:
         self._end_figures()
         return TaskResult(
             **counts.by_name(),
-            partitions=self._sender.deliveries.partitions(),
+            partitions=self.sender.deliveries.partitions(),
             elapsed_ms=now - self._started_ms,
             flush_ms=now - started,
             metrics=self.metrics(),
@@ -406,7 +407,7 @@ class Producer:
         """Send what is left, wait until every row so far is acknowledged, and go on. Raises as
         ``finish``."""
         self._send_all()
-        self._accumulator.begin_task()
+        self.accumulator.begin_task()
 
     def _send_all(self) -> None:
         self._appender.flush()
@@ -422,25 +423,25 @@ class Producer:
     @property
     def acknowledged(self) -> int:
         """Rows of this task that brokers have acknowledged; with acks=0 rows that were sent."""
-        return self._sender.deliveries.counts().written
+        return self.sender.deliveries.counts().written
 
     def _await_completion(self) -> None:
-        deliveries = self._sender.deliveries
+        deliveries = self.sender.deliveries
         with self.activity.waiting(BROKER):
-            while not self._accumulator.await_completion(
+            while not self.accumulator.await_completion(
                 _WATCH_MS / 1000, lambda: deliveries.has_failed or self._has_letters
             ):
-                if not self._sender.is_alive():
+                if not self.sender.is_alive():
                     break
         self.check()
 
     def check(self) -> None:
         """Raise DeliveryError if rows of this task have failed. A task that waits calls it now and then."""
         # Read first: a thread that ends records its reason before.
-        ended = not self._sender.is_alive()
-        if self._sender.deliveries.has_failed:
-            self._sender.deliveries.raise_failure(
-                self.rows, self._accumulator.unacknowledged_records(), self._skipped
+        ended = not self.sender.is_alive()
+        if self.sender.deliveries.has_failed:
+            self.sender.deliveries.raise_failure(
+                self.rows, self.accumulator.unacknowledged_records(), self._skipped
             )
         if ended:
             raise DeliveryError("the sender thread has ended")
@@ -451,9 +452,9 @@ class Producer:
         The task fails with this cause, wherever it waits. The producer serves no other task. ``held``: rows
         that the task has and did not append yet.
         """
-        unacknowledged = self._accumulator.unacknowledged_records()
-        self._sender.abort(cause)
-        written = self._sender.deliveries.counts().written
+        unacknowledged = self.accumulator.unacknowledged_records()
+        self.sender.abort(cause)
+        written = self.sender.deliveries.counts().written
         skipped, rows = self._skipped, self.rows + held
         _log.warning(
             "%s. Sending has stopped: of %d rows %d are acknowledged, %d were sent and have no response, "
@@ -465,7 +466,7 @@ class Producer:
             skipped,
             max(0, rows - written - unacknowledged - skipped),
         )
-        self._accumulator.wake_waiters()
+        self.accumulator.wake_waiters()
 
     @property
     def _skipped(self) -> int:
@@ -483,10 +484,9 @@ class Producer:
 
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
-        muted = 0 if self._breaker is None else self._breaker.manager.muted_count
-        rows = RowMetrics(
-            self._largest_record, self._metadata_wait_ms, self._cluster.age_ms(monotonic_ms()), muted
-        )
+        muted = 0 if self.breaker is None else self.breaker.manager.muted_count
+        age_ms = self.cluster.age_ms(monotonic_ms())
+        rows = RowMetrics(self._largest_record, self._metadata_wait_ms, age_ms, muted)
         return self._figures.metrics(rows)
 
     @property
@@ -495,7 +495,7 @@ class Producer:
 
         The last task must have left nothing unresolved, and the sender must be alive.
         """
-        return self._sender.is_reusable
+        return self.sender.is_reusable
 
     def go_idle(self) -> None:
         """Between tasks: connections and metadata stay, free memory goes back to the system."""
@@ -520,7 +520,7 @@ class Producer:
             self._coordinator.close()
         self._allocator.close()
         self._letter_memory.close()
-        self._sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
+        self.sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
         # The sender gave its memory back to a pool that other producers share.
         self._allocator.rest()
         self._letter_memory.rest()

@@ -10,7 +10,7 @@ import pytest
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.accumulator.worker_pools import WorkerPools
-from kafka_sink.errors import ProducerClosedError
+from kafka_sink.errors import BufferExhaustedError, ProducerClosedError
 from tests.support.forked import in_a_fork
 from tests.support.strategy import forced
 
@@ -64,15 +64,21 @@ def test_a_closed_producer_leaves_the_pool_to_the_others() -> None:
 
 def test_a_pool_ends_with_its_last_producer() -> None:
     pools = make()
-    kept = pools.allocator("incremental", MEMORY, 1024)
-    gone = pools.allocator("incremental", MEMORY, 1024)
-    assert len(pools._pools) == 1
+    kept, gone = (pools.allocator("incremental", MEMORY, 1024) for _ in range(2))
+    held = kept.open(MEMORY, 0)
+    with pytest.raises(BufferExhaustedError):
+        kept.open(1, 0)
+    held.release()
+
+    def exhausted() -> int:
+        return pools.allocator("incremental", MEMORY, 1024).metrics().buffer_exhausted_total
+
     del gone
     gc.collect()
-    assert len(pools._pools) == 1
-    del kept
+    assert exhausted() == 1, "the pool of the one that is left"
+    del kept, held
     gc.collect()
-    assert len(pools._pools) == 0
+    assert exhausted() == 0, "another one"
 
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])

@@ -80,7 +80,7 @@ def task(options: SinkOptions, address: CoordinatorAddress) -> Iterator[Producer
 
 
 def view(producer: Producer) -> ClusterMetadata:
-    return producer._cluster
+    return producer.cluster
 
 
 @pytest.mark.usefixtures("patient")

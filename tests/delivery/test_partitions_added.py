@@ -121,7 +121,7 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
                 with writing("missed it") as producer:
                     producer.send(rows(5, 5, partition=2))
                     producer.finish()
-                seen = earlier._cluster
+                seen = earlier.cluster
                 until(lambda: len(seen.topic(TOPIC).partitions) == 3, "the coordinator's push")  # type: ignore[union-attr]
                 with writing("run again") as producer:
                     producer.send(rows(10, 5, partition=2))

@@ -58,7 +58,7 @@ def test_a_broker_killed_and_restarted_in_mid_job_loses_nothing() -> None:
         broker.create_topic("restarted", 4)
         restart = threading.Thread(target=broker.start, args=(0,))
         with producing(broker.bootstrap_servers, "restarted", linger_ms=0) as producer:
-            accumulator = producer._accumulator
+            accumulator = producer.accumulator
             for number in range(120):
                 if number == 20:
                     until(lambda: not accumulator.incomplete, "all responses so far")

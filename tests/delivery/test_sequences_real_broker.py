@@ -37,7 +37,7 @@ def task(broker: LocalBroker, topic: str):  # type: ignore[no-untyped-def]
 
 
 def identity_of(producer: Producer) -> ProducerIdentity:
-    found = producer._sender._identity
+    found = producer.sender._identity
     assert found is not None
     return found
 
@@ -60,7 +60,7 @@ def test_sequences_wrap(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) ->
     with task(broker, topic) as producer:
         for start in range(0, 30, 3):
             producer.send(rows(start, 3))
-            until(lambda: not producer._accumulator.incomplete, "the acknowledgement")
+            until(lambda: producer.acknowledged == producer.rows, "the acknowledgement")
         assert producer.finish().retries <= 2  # of a topic that is new
     assert seen[0] == 2**31 - 7
     assert {0, 2} & set(seen), seen
@@ -74,7 +74,7 @@ def test_a_gap_is_answered_by_a_new_epoch_or_a_new_id(broker: LocalBroker, last_
     broker.create_topic(topic, 1)
     with task(broker, topic) as producer:
         producer.send(rows(0, 5))
-        until(lambda: not producer._accumulator.incomplete, "the acknowledgement")
+        until(lambda: producer.acknowledged == producer.rows, "the acknowledgement")
         identity = identity_of(producer)
         before = identity.producer_id
         (sequence,) = identity._sequences.values()

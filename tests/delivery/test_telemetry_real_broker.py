@@ -124,7 +124,7 @@ def test_pushes_are_the_producers_own_figures(receiver: Receiver) -> None:
             time.sleep(0.02)
         producer.finish()
         metrics = producer.metrics()
-        nodes = producer._sender.node_metrics(0.0)
+        nodes = producer.sender.node_metrics(0.0)
         until(lambda: len(receiver.pushes("own")) >= 3, "pushes")
     finally:
         producer.close()
@@ -198,7 +198,7 @@ def test_a_receiver_that_hangs_holds_up_no_task(receiver: Receiver) -> None:
     try:
         producer.send(BATCH)
         producer.flush()
-        mine = producer._sender._telemetry
+        mine = producer.sender._telemetry
         assert mine is not None
         until(lambda: mine._subscription is not None and mine._due_ms == float("inf"), "a push that hangs")
         started = time.monotonic()

@@ -333,10 +333,10 @@ def test_a_producer_that_was_hinted_the_former_cluster_starts_over_with_the_one_
         with task_producer(options, plan, hints=hints) as producer:
             producer.send(rows("t"))
             # The row may have been put into the second partition, which the topic does not have there.
-            until(lambda: producer._cluster.topic("t").topic_id != b"i" * 16, "the new cluster")  # type: ignore[union-attr]
+            until(lambda: producer.cluster.topic("t").topic_id != b"i" * 16, "the new cluster")  # type: ignore[union-attr]
             producer.send(rows("t"))
             until(lambda: written(new, "t") >= 1, "rows in the new cluster")
-            assert set(producer._cluster.nodes()) == {0}
+            assert set(producer.cluster.nodes()) == {0}
         assert not old.received(PRODUCE)
 
 
@@ -378,12 +378,12 @@ def test_mutes_of_the_former_cluster_end_when_another_one_answers() -> None:
         old.stop(0)
         old.stop(1)
         with task_producer(parse(given).options, plan, hints=hints) as producer:
-            breaker = producer._breaker  # type: ignore[union-attr]
+            breaker = producer.breaker  # type: ignore[union-attr]
             assert breaker is not None
             breaker.manager.mute(0)
             until(lambda: 0 in breaker.mutes.nodes, "the mute")
             producer.send(rows("t"))
-            until(lambda: producer._cluster.cluster_id == "new", "the new cluster")  # type: ignore[union-attr]
+            until(lambda: producer.cluster.cluster_id == "new", "the new cluster")  # type: ignore[union-attr]
             until(lambda: not breaker.mutes.nodes, "the end of the mute")
             assert producer.finish().records == 1
 
@@ -399,4 +399,4 @@ def test_a_task_that_is_run_again_gets_a_new_producer() -> None:
                 made.append(producer)
         assert made[0] is made[1]
         assert made[2] is not made[1]
-        assert not made[1]._sender.is_alive()
+        assert not made[1].sender.is_alive()

@@ -250,7 +250,7 @@ def test_a_login_without_the_right_to_write_idempotently_gets_an_error_that_name
 def test_addresses_that_brokers_advertise_and_nobody_reaches_are_named(topic: str) -> None:
     with FakeCluster({topic: 1}) as cluster:
         # The nodes in its metadata, not where it listens.
-        cluster._state.ports = [1]
+        cluster.advertise(1)
         given = options(cluster.bootstrap_servers, topic, kafka_max_block_ms="1500")
         with pytest.raises(
             BrokersUnreachableError, match=r"advertised\.listeners.*127\.0\.0\.1:1: connecting"

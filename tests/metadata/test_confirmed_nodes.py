@@ -60,6 +60,6 @@ def test_elsewhere_certificates_or_nothing_tell_brokers_apart() -> None:
 def test_it_goes_by_the_options(given: dict[str, str], strict: bool) -> None:
     producer = Producer(parse({"kafka.bootstrap.servers": "127.0.0.1:1", **given}).options)
     try:
-        assert producer._cluster.confirmed_nodes_only is strict
+        assert producer.cluster.confirmed_nodes_only is strict
     finally:
         producer.close()

@@ -86,7 +86,7 @@ def test_a_broker_that_accepts_and_says_nothing_is_given_up(cluster: FakeCluster
     cluster.freeze(0)
     with Driver(cluster.bootstrap_servers) as driver:
         driver.client.ready(-1, driver.clock.now)
-        driver.until(lambda: cluster._nodes[0].connections)
+        driver.until(lambda: cluster.connections())
         driver.poll(20)
         assert driver.of(NodeDisconnected) == []
         driver.clock.now += 10_000

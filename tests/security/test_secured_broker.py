@@ -443,11 +443,11 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
         producer.begin()
 
         def made() -> set[float]:
-            links = producer._network._connections.values()
+            links = producer.network._connections.values()
             return {link.connecting_since_ms for link in links if link.is_made}
 
         producer.send(pa.record_batch([pa.array(["x"])], names=["value"]), plan=plan)
-        until(lambda: not producer._accumulator.incomplete, "the first row")
+        until(lambda: producer.acknowledged == producer.rows, "the first row")
         at_first = made()
         rows, begun = 1, time.monotonic()
         while time.monotonic() - begun < 12.5:

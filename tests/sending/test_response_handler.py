@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -202,7 +201,7 @@ def test_a_batch_in_doubt_is_passed_by_no_more_than_its_broker_remembers(cluster
         cluster.freeze(0)
         for number in range(1, 6):
             producer.send(rows(number, 1))
-            until(lambda count=number: len(producer._sender._completion.in_flight()) == count, "sent")
+            until(lambda count=number: producer.accumulator.unacknowledged_records() == count, "sent")
         appended = error(20, append=True)
         cluster.script(PRODUCE, appended, OK, OK, OK, OK, appended, node_id=0)
         for number in range(6, 40):
@@ -213,12 +212,10 @@ def test_a_batch_in_doubt_is_passed_by_no_more_than_its_broker_remembers(cluster
 
 
 def test_after_the_last_epoch_comes_a_new_id(cluster: FakeCluster) -> None:
+    cluster.script(INIT_PRODUCER_ID, Reply(producer_epoch=2**15 - 1))
     with task(cluster) as producer:
         producer.send(rows(0, 5))
         until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
-        identity = producer._sender._identity
-        assert identity is not None
-        identity.producer_epoch = 2**15 - 1
         cluster.script(PRODUCE, error(45))
         producer.send(rows(5, 5))
         until(lambda: len(cluster.received(PRODUCE)) >= 2, "the response that was scripted")
@@ -277,19 +274,17 @@ def test_delivery_timeout_after_a_send_fails_and_the_id_is_not_used_again(cluste
     assert list(ids.values())[-1] == [10, 11, 12, 13, 14]
 
 
-def test_a_lost_task_sends_nothing_more(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    with task(cluster, linger_ms=100) as producer:
-        cluster.script(PRODUCE, error(87))
+def test_a_lost_task_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The second batch may only be sent after the response for the first.
+    one_at_a_time = {"max_in_flight_requests_per_connection": 1}
+    with FakeCluster({TOPIC: 2}) as cluster, task(cluster, **one_at_a_time) as producer:
+        cluster.script(PRODUCE, error(87, delay_ms=200))
         producer.send(rows(0, 5))
-        deliveries = producer._sender.deliveries
-        # Appended before the failure is known, and due only after it.
         until(lambda: attempts(cluster), "the first request")
-        producer._appender.append(_unit(producer, 5), lambda: None)
-        producer._rows += 5
-        until(lambda: deliveries.has_failed, "the failure")
-        producer._appender.flush()
+        producer.send(rows(5, 5, partition=1))
+        until(lambda: producer.sender.deliveries.has_failed, "the failure")
         passes = _count_passes(producer, monkeypatch)
-        until(lambda: producer._sender.wakeup() or len(passes) > 5, "some passes of the sender")
+        until(lambda: producer.sender.wakeup() or len(passes) > 5, "some passes of the sender")
         with pytest.raises(DeliveryError, match="5 never sent"):
             producer.check()
     assert len(attempts(cluster)) == 1
@@ -297,7 +292,7 @@ def test_a_lost_task_sends_nothing_more(cluster: FakeCluster, monkeypatch: pytes
 
 def _count_passes(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     passes: list[float] = []
-    sender = producer._sender
+    sender = producer.sender
     run_once = sender.run_once
 
     def counted(now_ms: float) -> None:
@@ -308,22 +303,12 @@ def _count_passes(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> list[f
     return passes
 
 
-def _unit(producer: Producer, start: int) -> Any:
-    from kafka_sink.rows.columns import extract
-    from kafka_sink.rows.ordering import ordered_rows_of
-
-    assert producer.plan is not None
-    batch = extract(producer.plan, rows(start, 5), 0)
-    topics = producer._cluster.await_topics([TOPIC], 1000, lambda: None)
-    return ordered_rows_of(batch, topics, producer._partitioner, producer._accumulator.queued_batches, 0)
-
-
 def test_a_failure_is_raised_while_the_task_waits_for_rows(cluster: FakeCluster) -> None:
     """Spark may take long to produce the next rows, so ``check`` raises without rows."""
     cluster.script(PRODUCE, error(87))
     with task(cluster) as producer:
         producer.send(rows(0, 5))
-        until(lambda: producer._sender.deliveries.has_failed, "the failure")
+        until(lambda: producer.sender.deliveries.has_failed, "the failure")
         with pytest.raises(DeliveryError, match="a record is invalid"):
             producer.check()
 

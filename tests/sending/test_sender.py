@@ -71,7 +71,7 @@ def test_a_sender_does_not_spin_while_brokers_that_were_lost_take_connections_an
         for node in (0, 1):
             cluster.freeze(node)
             cluster.disconnect(node)
-        until(lambda: producer._network.connection_errors(), "the connections are lost")
+        until(lambda: producer.network.connection_errors(), "the connections are lost")
         producer.send(rows(1, 1))
         time.sleep(0.3)
         went = passes_in_a_second(passes)

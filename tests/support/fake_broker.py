@@ -144,6 +144,11 @@ class FakeCluster:
         with self.lock:
             return [r for r in self.requests if r.api_key == api_key and node_id in (None, r.node_id)]
 
+    def connections(self) -> int:
+        """Those that are open, to all brokers."""
+        with self.lock:
+            return sum(len(node.connections) for node in self._nodes)
+
     def batches(self, topic: str, partition: int) -> list[RecordBatch]:
         """What a partition holds, in order."""
         with self.lock:
@@ -155,6 +160,11 @@ class FakeCluster:
         """The next requests of this API get these, one each; on one broker only where it is named."""
         with self.lock:
             self._scripts[api_key, node_id].extend(replies)
+
+    def advertise(self, *ports: int) -> None:
+        """Let metadata name these instead of those where the brokers listen."""
+        with self.lock:
+            self._state.ports = list(ports)
 
     def create_topic(self, name: str, partitions: int) -> None:
         """Or recreate: a new id, empty logs, epochs from 0. Leaders go round the brokers."""

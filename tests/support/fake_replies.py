@@ -19,6 +19,7 @@ class Reply:
     ``mangle``: from the whole frame, length included, to what is sent instead; b"" is silence.
     ``tell_offset``: an error beside the offset of what was appended, as from a leader that was deposed while
     it waited for its replicas. ``log_start_offset``: beside errors; -1 is unknown.
+    ``producer_epoch``: of InitProducerId.
     ``disconnect``: close after that. ``silent``: handle the request, send no response, keep the connection.
     """
 
@@ -32,6 +33,7 @@ class Reply:
     mangle: Callable[[bytes], bytes] | None = None
     tell_offset: bool = False
     log_start_offset: int = -1
+    producer_epoch: int = 0
     disconnect: bool = False
     silent: bool = False
 

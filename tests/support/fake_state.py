@@ -201,7 +201,7 @@ class FakeState:
             throttle_time_ms=reply.throttle_ms,
             error_code=reply.error,
             producer_id=producer_id,
-            producer_epoch=-1 if reply.error else 0,
+            producer_epoch=-1 if reply.error else reply.producer_epoch,
         )
 
     # -- Produce --------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def marks(batch: RecordBatch) -> tuple[int, int, int]:
 
 def mutes(producer: Producer) -> MutedView:
     """What the producer's circuit breaker has muted; the producer must have one."""
-    gate = producer._breaker
+    gate = producer.breaker
     assert gate is not None
     return gate.mutes
 

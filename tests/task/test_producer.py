@@ -31,7 +31,6 @@ from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.interrupts import interruptible
-from tests.support.queues import queues_of
 from tests.support.scripted_cluster import (
     TOPIC,
     rows,
@@ -53,21 +52,16 @@ def cluster() -> Iterator[FakeCluster]:
         yield running
 
 
-def connections(cluster: FakeCluster) -> int:
-    with cluster.lock:
-        return sum(len(node.connections) for node in cluster._nodes)
-
-
 def assert_nothing_is_left(cluster: FakeCluster, producer: Producer) -> None:
     assert sender_threads() == []
-    metrics = producer._accumulator.allocator._pool.metrics()  # type: ignore[attr-defined]
+    metrics = producer.accumulator.allocator.metrics()
     assert (metrics.used_bytes, metrics.reserved_bytes, metrics.heap_bytes) == (0, 0, 0)
     assert metrics.waiting_threads == 0
-    assert not producer._accumulator.holds_memory
-    assert producer._accumulator.incomplete == 0
+    assert not producer.accumulator.holds_memory
+    assert producer.accumulator.incomplete == 0
     for node in (0, 1):
         cluster.thaw(node)  # a frozen broker does not look at its connections either
-    until(lambda: connections(cluster) == 0, "the end of all connections")
+    until(lambda: cluster.connections() == 0, "the end of all connections")
 
 
 # -- killed -------------------------------------------------------------------------------------------
@@ -191,7 +185,7 @@ def test_what_was_not_sent_when_the_executor_hung_up_is_never_sent(
         yield first
         (producer,) = LIVE_PRODUCERS._living
         assert isinstance(producer, Producer)
-        until(lambda: producer._accumulator.unacknowledged_records() == 10, "the first rows are in flight")
+        until(lambda: producer.accumulator.unacknowledged_records() == 10, "the first rows are in flight")
         yield second
         jvm.close()  # what a reader takes for the end of the rows
         thawing.start()
@@ -202,7 +196,7 @@ def test_what_was_not_sent_when_the_executor_hung_up_is_never_sent(
         PlannedWrite(options, plan).write(batches())
     thawing.cancel()
     cluster.thaw(0)
-    until(lambda: connections(cluster) == 0, "the end of all connections")
+    until(lambda: cluster.connections() == 0, "the end of all connections")
     assert written(cluster, 2) == []
 
 
@@ -263,7 +257,7 @@ def test_a_sender_that_breaks_down_before_the_first_task_begins_says_why(
     monkeypatch.setattr(NetworkClient, "poll", breaking)
     producer = Producer(parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options)
     try:
-        producer._sender.join(10)
+        producer.sender.join(10)
         producer.begin()
         with pytest.raises(DeliveryError, match=r"the sender stopped: RuntimeError\('a bug'\)"):
             producer.check()
@@ -279,9 +273,9 @@ def test_what_was_leased_when_the_sender_broke_down_is_given_back_with_the_task(
 
     def ends_its_sender(producer: Producer) -> None:
         monkeypatch.setattr(NetworkClient, "poll", breaking)
-        producer._sender.wakeup()
-        producer._sender.join(10)
-        assert producer._accumulator.holds_memory, "the task still writes into it"
+        producer.sender.wakeup()
+        producer.sender.join(10)
+        assert producer.accumulator.holds_memory, "the task still writes into it"
 
     dies_while_it_writes_into_batches(cluster, monkeypatch, ends_its_sender)
 
@@ -304,10 +298,10 @@ def test_a_sender_that_ends_late_gives_everything_back_itself(
             seen.append(producer)
             producer.send(rows(0, 50))
             monkeypatch.setattr(NetworkClient, "poll", sticking)
-            seen[0]._sender.wakeup()
+            seen[0].sender.wakeup()
             stuck.wait(10)
-            seen[0]._sender.close(1)
-            assert seen[0]._accumulator.holds_memory
+            seen[0].sender.close(1)
+            assert seen[0].accumulator.holds_memory
             threading.Timer(0.1, free.set).start()
             raise ValueError("the task fails")
 
@@ -388,7 +382,7 @@ def test_a_producer_at_rest_raises_no_heap_limit(
     for strategy in ("full", "incremental", "full"):
         with task(cluster, buffer_memory_allocation_strategy=strategy) as producer:
             producer.send(rows(0, 5))
-            pool = producer._allocator._pool  # type: ignore[attr-defined]
+            pool = producer.accumulator.allocator._pool  # type: ignore[attr-defined]
             limits.append(pool.heap_limit_bytes >> 20)
             producer.finish()
     assert limits == [64, 16, 64]
@@ -492,7 +486,7 @@ def test_keyless_rows_avoid_a_broker_that_has_taken_nothing_for_long(cluster: Fa
         until(lambda: producer.acknowledged == producer.rows, "a healthy start")
         cluster.stop(0)
         producer.send(rows(400, 5))
-        availability = producer._sender.availability
+        availability = producer.sender.availability
         until(lambda: availability.unavailable == {0}, "the broker's absence to be noticed")
         before = {partition: len(written(cluster, partition)) for partition in range(4)}
         producer.send(keyless(405, 400))
@@ -509,17 +503,12 @@ def test_keyless_rows_avoid_a_broker_that_has_taken_nothing_for_long(cluster: Fa
 def test_an_error_says_what_was_acknowledged_failed_unacknowledged_and_never_sent(
     cluster: FakeCluster,
 ) -> None:
-    with task(cluster, linger_ms=10_000, max_in_flight_requests_per_connection=1) as producer:
-        appender = producer._appender
+    with task(cluster, max_in_flight_requests_per_connection=1) as producer:
         producer.send(rows(0, 7, partition=1))
-        appender.flush()
-        until(lambda: not producer._accumulator.incomplete, "the acknowledged rows")
-        queues_of(producer._accumulator).flushing = False
+        until(lambda: producer.acknowledged == producer.rows, "the acknowledged rows")
         cluster.freeze(1)
         producer.send(rows(7, 6, partition=1))
-        appender.flush()
-        until(lambda: producer._accumulator.unacknowledged_records() == 6, "the unacknowledged rows")
-        queues_of(producer._accumulator).flushing = False
+        until(lambda: producer.accumulator.unacknowledged_records() == 6, "the unacknowledged rows")
         producer.send(rows(13, 4, partition=3))  # its broker is busy
         cluster.script(PRODUCE, error(87), node_id=0)
         producer.send(rows(17, 5, partition=0))
@@ -542,7 +531,7 @@ def test_rows_refused_while_others_are_sent_are_counted(cluster: FakeCluster) ->
 
             @property
             def count(self) -> int:
-                if not producer._rows:
+                if not producer.rows:
                     producer.send(rows(0, 5))
                 return super().count
 

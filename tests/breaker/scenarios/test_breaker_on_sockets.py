@@ -49,7 +49,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 def mutes(producer: Producer) -> object:
-    gate = producer._breaker
+    gate = producer.breaker
     assert gate is not None
     return gate.mutes
 
@@ -160,7 +160,7 @@ def test_a_throttled_broker_is_not_muted_for_delayed_requests(cluster: FakeClust
         for number in itertools.count(3):
             producer.send(rows(number, 1, partition=1 + number % 2))
             time.sleep(0.002)
-            if len(written(cluster)) == 3 and not producer._sender._network.in_flight(0):
+            if len(written(cluster)) == 3 and not producer.network.in_flight(0):
                 break
         result = producer.finish()
     assert result.breaker_trips == 0
@@ -181,7 +181,7 @@ def test_rows_do_not_gather_for_a_frozen_broker_that_owes_a_response(cluster: Fa
             if mutes(producer):
                 break
         stream = Keyless(producer)
-        queue = queues_of(producer._accumulator).queue(P0)
+        queue = queues_of(producer.accumulator).queue(P0)
         begun = time.monotonic()
         stream.send_until(lambda: stream.count > 100 and time.monotonic() > begun + 1.5, "rows go on")
         assert not queue.batches
@@ -196,13 +196,13 @@ def test_no_rows_go_to_a_muted_broker_that_refuses_connections(cluster: FakeClus
         producer.send(rows(0, 1))
         producer.send(rows(1, 1, partition=1))
         until(lambda: written(cluster) and written(cluster, 1), "the cluster is known")
-        gate = producer._breaker
+        gate = producer.breaker
         assert gate is not None
         cluster.stop(0)
         gate.manager.mute(0, "I say so")
         until(lambda: mutes(producer), "it is muted")
         stream = Keyless(producer)
-        queue = queues_of(producer._accumulator).queue(P0)
+        queue = queues_of(producer.accumulator).queue(P0)
         begun = time.monotonic()
         stream.send_until(lambda: stream.count > 100 and time.monotonic() > begun + 1.5, "rows go on")
         assert not queue.batches
@@ -290,7 +290,7 @@ def test_a_users_class_decides(cluster: FakeCluster) -> None:
     }
     with task(cluster, **options) as producer:
         producer.send(rows(0, 10))
-        until(lambda: P0 in producer._breaker.mutes, "it is muted")  # type: ignore[union-attr]
+        until(lambda: P0 in producer.breaker.mutes, "it is muted")  # type: ignore[union-attr]
         producer.send(rows(10, 5))
         result = producer.finish()
     assert written(cluster) == list(range(15))

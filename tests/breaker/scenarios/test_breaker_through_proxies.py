@@ -77,7 +77,7 @@ class Stream:
 
 
 def muted(producer: Producer) -> object:
-    gate = producer._breaker
+    gate = producer.breaker
     assert gate is not None
     return gate.mutes
 

@@ -49,7 +49,7 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
     muted_after: list[float] = []
 
     def work(producer: Producer) -> None:
-        gate = producer._breaker
+        gate = producer.breaker
         assert gate is not None
         number = 0
 
@@ -63,7 +63,7 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
                 taken.append(time.monotonic())
                 time.sleep(0.01)
 
-        acknowledged = producer._sender.deliveries
+        acknowledged = producer.sender.deliveries
         begun = time.monotonic()
         # What is usual must be known: new brokers take their time at first, on a busy machine a long one.
         send_until(
@@ -79,14 +79,14 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
             send_until(lambda: bool(gate.mutes))
             muted_after.append(time.monotonic() - started)
             before = acknowledged.counts().records
-            held = producer._accumulator.held_bytes(gate.mutes)
+            held = producer.accumulator.held_bytes(gate.mutes)
             send_until(
                 lambda: (
                     acknowledged.counts().records > before + 50 * ROWS
                     and time.monotonic() > started + FROZEN_S
                 )
             )
-            assert producer._accumulator.held_bytes(gate.mutes) <= held
+            assert producer.accumulator.held_bytes(gate.mutes) <= held
         finally:
             cluster3.thaw(victim)
             thawed, lost_s = time.monotonic(), stalls.total_s
@@ -110,6 +110,6 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
 
 def cluster3_leader(producer: Producer, topic: str) -> int:
     """Who leads partition 0."""
-    metadata = producer._cluster.topic(topic)
+    metadata = producer.cluster.topic(topic)
     assert metadata is not None
     return metadata.partitions[0].leader

@@ -67,7 +67,7 @@ def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None]
 
 
 def is_shared(producer: Producer) -> bool:
-    gate = producer._breaker
+    gate = producer.breaker
     assert gate is not None
     return gate.manager.local._coordinated
 

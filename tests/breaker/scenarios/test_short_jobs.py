@@ -93,7 +93,7 @@ def test_rows_with_keys_and_partitions_stay_where_they_belong() -> None:
             )
             with new_worker(raw, plan) as producer:
                 producer.send(table)
-                until(lambda: producer._accumulator.incomplete <= 2, "the others are written")
+                until(lambda: producer.accumulator.incomplete <= 2, "the others are written")
                 with pytest.raises(DeliveryError, match="has muted broker"):
                     producer.finish()
                 assert producer_moved(producer) == 0
@@ -112,7 +112,7 @@ def test_a_batch_that_was_sent_stays() -> None:
             values = [b"<%d>" % number + b"x" * 200 for number in range(ROWS)]
             table = pa.table({"value": pa.array(values, pa.binary())})
             producer.send(table)
-            until(lambda: not producer._accumulator.incomplete, "connected to all")
+            until(lambda: producer.acknowledged == producer.rows, "connected to all")
             cluster.freeze(FROZEN)
             producer.send(table)
             until(lambda: mutes(producer), "the mute")
