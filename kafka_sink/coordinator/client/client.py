@@ -19,7 +19,7 @@ from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff
 from kafka_sink.coordinator.client.executor_relay import ExecutorRelay
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, warn_once
 from kafka_sink.coordinator.transport.channel import Channel
-from kafka_sink.coordinator.transport.connection import CoordinatorConnection
+from kafka_sink.coordinator.transport.connection import CoordinatorConnection, stood_still
 from kafka_sink.coordinator.transport.group import GroupFactory
 from kafka_sink.errors import ProtocolError
 from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
@@ -180,15 +180,17 @@ class CoordinatorClient(threading.Thread):
             selector.register(self._wake_reader, selectors.EVENT_READ)
             if connection is not None:
                 selector.register(connection.socket, selectors.EVENT_READ)
-            delay_s = max(0.0, self._delay_ms(connection, now_ms) / 1000)
-            ready = {key.fileobj for key, _ in selector.select(min(delay_s, _MAX_WAIT_S))}
+            delay_s = min(max(0.0, self._delay_ms(connection, now_ms) / 1000), _MAX_WAIT_S)
+            ready = {key.fileobj for key, _ in selector.select(delay_s)}
         if self._wake_reader in ready:
             with self._wake_lock:
                 self._wake_pending = False
                 self._wake_reader.recv(1)
         if connection is None:
             return
-        now_ms = self._clock_ms()
+        began_ms, now_ms = now_ms, self._clock_ms()
+        if stood_still(began_ms, delay_s, now_ms):
+            connection.wait_anew(now_ms)
         if connection.socket in ready:
             for message in connection.receive(now_ms):
                 # Only now: a coordinator without this cluster accepts the connection, too.

@@ -39,7 +39,7 @@ from kafka_sink.coordinator.transport.address import (
     check_private_folder,
     make_private_folder,
 )
-from kafka_sink.coordinator.transport.connection import READ_BYTES, Link
+from kafka_sink.coordinator.transport.connection import READ_BYTES, Link, stood_still
 from kafka_sink.coordinator.transport.group import Group, Groups
 from kafka_sink.coordinator.transport.message_format import in_frames, prefixed, split_lines
 from kafka_sink.coordinator.transport.session import (
@@ -176,15 +176,19 @@ class Relay(threading.Thread):
         self._selector.register(self._link.socket, selectors.EVENT_READ)
         # The challenge may have been followed by messages.
         self._take_from_coordinator(b"")
-        while self._tasks or self._clock_ms() < self._empty_since_ms + _LINGER_MS:
-            for key, events in self._selector.select(self._timeout_s()):
+        now_ms = self._clock_ms()
+        while self._tasks or now_ms < self._empty_since_ms + _LINGER_MS:
+            timeout_s = self._timeout_s()
+            for key, events in self._selector.select(timeout_s):
                 if key.fileobj is self._listening:
                     self._accept()
                 elif key.fileobj is self._link.socket:
                     self._on_coordinator(events)
                 elif key.data.number in self._tasks:
                     self._on_task(key.data, events)
-            now_ms = self._clock_ms()
+            began_ms, now_ms = now_ms, self._clock_ms()
+            if stood_still(began_ms, timeout_s, now_ms):
+                self._wait_anew(now_ms)
             self._look_for_silence(now_ms)
             self._send_to_tasks()
             if self._groups.due_ms(now_ms) <= now_ms:
@@ -193,6 +197,11 @@ class Relay(threading.Thread):
                 self._send_to_coordinator(now_ms)
             if now_ms >= self._swept_ms + _SWEEP_MS:
                 self._sweep(now_ms)
+
+    def _wait_anew(self, now_ms: float) -> None:
+        self._groups.wait_anew(now_ms)
+        for task in self._tasks.values():
+            task.heard_ms = now_ms
 
     def _timeout_s(self) -> float:
         now_ms = self._clock_ms()
@@ -219,6 +228,7 @@ class Relay(threading.Thread):
                 return
             if not data:
                 raise ConnectionError("the coordinator closed the connection")
+            self._groups.hear(self._clock_ms())
             self._take_from_coordinator(data)
 
     def _take_from_coordinator(self, data: bytes) -> None:

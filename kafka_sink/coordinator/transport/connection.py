@@ -25,6 +25,13 @@ from kafka_sink.coordinator.transport.session import (
 from kafka_sink.errors import ProtocolError
 
 READ_BYTES = 256 * 1024
+# A turn of a loop that takes so much longer than its wait: the process did not run, nor read what came.
+_STOOD_MS = 500.0
+
+
+def stood_still(began_ms: float, timeout_s: float, now_ms: float) -> bool:
+    """Whether a turn of a loop ended far too late. Then nobody else has been silent."""
+    return now_ms - began_ms - 1000 * timeout_s > _STOOD_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,10 @@ class CoordinatorConnection:
     def silent_at_ms(self) -> float:
         """When the oldest message has waited too long."""
         return min(self._asked.values(), default=math.inf)
+
+    def wait_anew(self, now_ms: float) -> None:
+        """This process stood still: the other end has all its time again."""
+        self._asked = dict.fromkeys(self._asked, now_ms + self._silence_ms)
 
     def send(self, kind: str, body: Mapping[str, Any], now_ms: float) -> None:
         self._count += 1

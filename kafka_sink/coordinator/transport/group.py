@@ -72,7 +72,7 @@ class Groups:
         # Those whose last message has not been answered, by its number, and when it was sent.
         self._awaited: dict[int, tuple[Group, float]] = {}
         self._sent = 0
-        self._hear(now_ms)
+        self.hear(now_ms)
 
     def on_task(self, task: int, message: Message, now_ms: float) -> bool:
         """Take a task's message. False: the relay must pass it on. Raises ProtocolError."""
@@ -114,7 +114,6 @@ class Groups:
 
     def on_coordinator(self, message: Message, now_ms: float) -> None:
         """Take the coordinator's message to the relay itself. Raises ProtocolError."""
-        self._hear(now_ms)
         number, body = message.get("id"), message.get("body")
         if not isinstance(body, dict):
             raise ProtocolError("a message without body")
@@ -128,8 +127,9 @@ class Groups:
         group, sent_ms = self._awaited.pop(number)
         group.on_reply(unpacked(body), now_ms - sent_ms, now_ms)
 
-    def _hear(self, now_ms: float) -> None:
-        self._heard_ms = now_ms
+    def hear(self, now_ms: float) -> None:
+        """The coordinator has said something, perhaps to tasks."""
+        self.wait_anew(now_ms)
         for group in self._groups.values():
             group.heard_ms = now_ms
 
@@ -138,3 +138,7 @@ class Groups:
         not."""
         oldest_ms = min((sent_ms for _, sent_ms in self._awaited.values()), default=math.inf)
         return max(oldest_ms, self._heard_ms)
+
+    def wait_anew(self, now_ms: float) -> None:
+        """The relay stood still: the coordinator has all its time again."""
+        self._heard_ms = now_ms

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from kafka_sink.coordinator.client.client import CoordinatorClient
 from kafka_sink.coordinator.client.executor_relay import ExecutorRelay
 from kafka_sink.coordinator.client.relay import RelayFolder
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
+from kafka_sink.coordinator.transport.group import Group, ToTask
 from kafka_sink.coordinator.transport.handlers import SharedBody
 from kafka_sink.errors import ProtocolError
 from tests.support.coordinator_harness import Serving, clock_ms, eventually, serving
@@ -156,6 +159,82 @@ def test_a_frozen_relay_costs_a_moment_and_no_warning(
         finally:
             os.kill(process.pid, signal.SIGCONT)
     assert not [line for line in caplog.messages if "coordinator" in line]
+
+
+class Asking(Group):
+    """Asks the coordinator for each of its tasks, which it answers itself."""
+
+    kind = "echo"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asks: list[Mapping[str, Any]] = []
+        self.replies = 0
+
+    def on_task(self, task: int, request: int, body: Mapping[str, Any], now_ms: float) -> bool:
+        self.asks.append(body)
+        self.outgoing.append(ToTask(task, request, body))
+        return True
+
+    def due_ms(self, now_ms: float) -> float:
+        return -math.inf if self.asks else math.inf
+
+    def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
+        return self.asks.pop() if self.asks else None
+
+    def on_reply(self, body: Mapping[str, Any], took_ms: float, now_ms: float) -> None:
+        self.replies += 1
+
+
+@contextmanager
+def _busy(found: Serving) -> Iterator[None]:
+    """The coordinator's loop is busy meanwhile."""
+    over = threading.Event()
+    assert found.server is not None
+    assert found.server._loop is not None
+    found.server._loop.call_soon_threadsafe(over.wait, 60)
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def test_a_relay_that_stood_still_does_not_take_the_coordinator_for_silent() -> None:
+    """Catches: a relay that was stopped for 2 s let all its tasks go, with the reply in its socket."""
+    stood_ms, group = 0.0, Asking()
+    with serving() as found:
+        way = ExecutorRelay(found.address, 20_000.0, lambda: clock_ms() + stood_ms, [lambda: group])
+        one = way.connect()
+        with _busy(found):
+            one.send("echo", {"n": 1}, clock_ms())
+            one.receive(clock_ms())
+            eventually(lambda: not group.asks)
+            stood_ms += 25_000.0
+            one.send("echo", {"n": 2}, clock_ms())
+            assert one.receive(clock_ms())[0].body == {"n": 2}
+        eventually(lambda: group.replies == 2)
+        one.close()
+
+
+def test_a_task_that_stood_still_does_not_take_the_coordinator_for_silent() -> None:
+    stood_ms = 0.0
+    with serving() as found:
+        talker = RecordingChannel()
+        client = CoordinatorClient(found.address, [talker], lambda: clock_ms() + stood_ms, 20_000.0)
+        client.start()
+        client.resume()
+        try:
+            eventually(lambda: talker.events == ["connected"])
+            with _busy(found):
+                tell((client, talker), {"n": 1})
+                eventually(lambda: not talker.to_tell)
+                stood_ms += 25_000.0
+                client.wake()
+            eventually(lambda: talker.replies)
+            assert talker.events == ["connected"]
+        finally:
+            client.close()
+            client.join(20)
 
 
 def test_a_task_that_sends_nonsense_is_ended_alone() -> None:
