@@ -511,9 +511,13 @@ def test_an_error_says_what_was_acknowledged_failed_unacknowledged_and_never_sen
         until(lambda: producer.accumulator.unacknowledged_records() == 6, "the unacknowledged rows")
         producer.send(rows(13, 4, partition=3))  # its broker is busy
         cluster.script(PRODUCE, error(87), node_id=0)
-        producer.send(rows(17, 5, partition=0))
-        with pytest.raises(DeliveryError) as caught:
+
+        def send_and_finish() -> None:
+            producer.send(rows(17, 5, partition=0))
             producer.finish()
+
+        with pytest.raises(DeliveryError) as caught:
+            send_and_finish()
         cluster.thaw(1)
     counts = "[7 rows acknowledged, 5 failed, 6 sent without a response, 4 never sent]"
     assert counts in str(caught.value)
