@@ -15,16 +15,18 @@ from kafka_sink.breaker.states import MuteChange, Target
 from kafka_sink.coordinator.breaker.messages import (
     KIND,
     MAX_MUTES,
-    MAX_OUTCOMES,
     MAX_TARGETS,
     BreakerReport,
     BreakerUpdate,
     MuteReport,
     OutcomeCounts,
+    Room,
     UnmuteReport,
     aged,
     decode_update,
     encode_report,
+    how_many_fit,
+    that_fit,
 )
 from kafka_sink.coordinator.transport.channel import Channel
 from kafka_sink.model import TopicPartition
@@ -234,8 +236,10 @@ class BreakerChannel(Channel):
 
     def _report(self, manager: CircuitBreakManager) -> None:
         now_ms = manager.local.now_ms
-        changes, self._changes = self._changes[:MAX_TARGETS], self._changes[MAX_TARGETS:]
-        failed, self._failures = self._failures[:MAX_TARGETS], self._failures[MAX_TARGETS:]
+        count = how_many_fit((one.target, one.reason) for one in self._changes)
+        changes, self._changes = self._changes[:count], self._changes[count:]
+        count = how_many_fit(self._failures)
+        failed, self._failures = self._failures[:count], self._failures[count:]
         cluster_id = self._cluster_id()
         report = BreakerReport(
             {node: now_ms - at for node, at in self._last_response_ms.items()},
@@ -246,8 +250,8 @@ class BreakerChannel(Channel):
             ),
             tuple(UnmuteReport(one.target, one.reason) for one in changes if not one.muted),
             tuple(failed),
-            tuple(self._holds) if self._holds != self._reported[0] else None,
-            tuple(self._wants) if self._wants != self._reported[1] else None,
+            tuple(that_fit(self._holds)) if self._holds != self._reported[0] else None,
+            tuple(that_fit(self._wants)) if self._wants != self._reported[1] else None,
             cluster_id=cluster_id if cluster_id != self._reported_cluster else None,
         )
         self._reported = self._holds, self._wants
@@ -265,11 +269,15 @@ class BreakerChannel(Channel):
         are none: it waits for them. The next report takes what does not fit into this one.
         """
         outcomes: list[OutcomeCounts] = []
-        while (self._errors or self._asked) and len(outcomes) < MAX_OUTCOMES:
+        room = Room()
+        while self._errors or self._asked:
             partition = next(iter(self._errors or self._asked))
+            answered, error = self._errors.get(partition, (False, ""))
+            if not room.takes(partition, error):
+                break
             is_asked = partition in self._asked
             self._asked.pop(partition, None)
-            answered, error = self._errors.pop(partition, (False, ""))
+            self._errors.pop(partition, None)
             # Failures while the broker is muted say nothing about the partition. Those of a partition that is
             # muted for all say nothing new.
             failed, total = self._windows.recent(partition, manager.local.now_ms)

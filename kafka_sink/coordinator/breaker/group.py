@@ -25,7 +25,6 @@ from kafka_sink.coordinator.breaker.messages import (
     MAX_MUTES,
     MAX_NODES,
     MAX_OUTCOMES,
-    MAX_TARGETS,
     BreakerReport,
     BreakerUpdate,
     MuteReport,
@@ -36,6 +35,8 @@ from kafka_sink.coordinator.breaker.messages import (
     decode_update,
     encode_report,
     encode_update,
+    how_many_fit,
+    that_fit,
 )
 from kafka_sink.coordinator.breaker.tasks import BreakerTasks, delay_of_turn, turn_at
 from kafka_sink.coordinator.breaker.votes import GROUP_VALID_MS, PartitionVotes
@@ -267,16 +268,20 @@ class BreakerGroup(Group):
             self._muted, self._waits = None, (frozenset(), frozenset())
         active = len(self._tasks.active(now_ms))
         waits = frozenset(self._tasks.held), frozenset(self._tasks.wanted)
-        mutes = list(islice(self._mutes, MAX_TARGETS))
+        mutes = list(
+            islice(self._mutes, how_many_fit((to, one.reason) for (to, _), (one, _) in self._mutes.items()))
+        )
+        unmutes = how_many_fit((one.target, one.reason) for one in self._unmutes)
+        failed = how_many_fit(self._failed)
         report = BreakerReport(
             {node: capped(now_ms - at_ms) for node, (at_ms, _) in self._responses.items()},
             capped(self._rows),
             outcomes,
             tuple(_aged(*self._mutes.pop(one), now_ms) for one in mutes),
-            tuple(self._unmutes[:MAX_TARGETS]),
-            tuple(self._failed[:MAX_TARGETS]),
-            tuple(sorted(waits[0], key=str)[:MAX_TARGETS]) if waits[0] != self._waits[0] else None,
-            tuple(sorted(waits[1], key=str)[:MAX_TARGETS]) if waits[1] != self._waits[1] else None,
+            tuple(self._unmutes[:unmutes]),
+            tuple(self._failed[:failed]),
+            tuple(that_fit(sorted(waits[0], key=str))) if waits[0] != self._waits[0] else None,
+            tuple(that_fit(sorted(waits[1], key=str))) if waits[1] != self._waits[1] else None,
             not active,
             self._cluster_id if self._names_cluster else None,
             {node: task for node, (_, task) in self._responses.items()},
@@ -284,7 +289,7 @@ class BreakerGroup(Group):
         )
         self._responses, self._rows = {}, 0
         self._asked_brokers -= report.responses.keys()
-        self._unmutes, self._failed = self._unmutes[MAX_TARGETS:], self._failed[MAX_TARGETS:]
+        self._unmutes, self._failed = self._unmutes[unmutes:], self._failed[failed:]
         self._waits, self._reported_cluster = waits, self._cluster_id or self._reported_cluster
         self._is_resting, self._sent_ms = report.is_resting, now_ms
         self._urgent = bool(self._mutes or self._unmutes or self._failed)
@@ -299,16 +304,16 @@ class BreakerGroup(Group):
         if now_ms < min(self._look_ms, self._looked_ms + GATHER_MUTES_MS):
             return ()
         found = self._decided(self._votes, now_ms)
-        decided = found[:MAX_OUTCOMES]
-        self._asked -= set(decided)
-        outcomes = [self._votes.total(one) for one in decided]
+        outcomes = [self._votes.total(one) for one in found[:MAX_OUTCOMES]]
+        outcomes = outcomes[: how_many_fit((one.partition, one.error) for one in outcomes)]
+        self._asked -= {one.partition for one in outcomes}
         for one in outcomes:
             if one.votes is not None and one.votes.tasks:
                 self._reported_votes[one.partition] = one.votes
             else:
                 self._reported_votes.pop(one.partition, None)
         self._looked_ms, self._look_ms = now_ms, math.inf
-        if len(found) > len(decided):
+        if len(found) > len(outcomes):
             self._look_soon(now_ms)
         elif self._votes.has_votes or self._reported_votes or self._asked:
             voting_ms = self._votes.next_change_ms(now_ms)

@@ -22,6 +22,7 @@ from kafka_sink.coordinator.breaker.messages import (
     Terms,
     decode_report,
     encode_update,
+    size_of,
 )
 from kafka_sink.coordinator.breaker.mute_evidence import ASK_MS, MuteEvidence, Voice
 from kafka_sink.coordinator.breaker.tasks import BreakerTasks, MutePushes, ProbeLeases
@@ -33,6 +34,8 @@ from kafka_sink.timing_bounds import GATHER_MUTES_MS
 
 # A muted partition that no task has written to for this long is unmuted.
 _FORGET_MS = 600_000.0
+# JSON of all mutes: what a new task is told fits into a frame, whatever tasks call their reasons.
+_MAX_MUTED_BYTES = 3_000_000
 # Partitions that are judged in one turn of the loop, and the votes that all those in question may cause.
 _JUDGED_AT_ONCE = 300
 _MAX_VOTES, _MIN_ASKED = 20_000, 10
@@ -56,6 +59,7 @@ class BreakerHandler(Handler):
         self._stood_ms = stood_ms
         self._forgiven_ms = 0.0
         self._table = MuteTable(retry_interval_ms)
+        self._muted_bytes = 0
         self._votes = votes
         self._random = random
         self._terms = Terms(0 if votes is None else votes.trigger_perc, report_interval_ms)
@@ -293,9 +297,11 @@ class BreakerHandler(Handler):
         return muted
 
     def _mute(self, target: Target, reason: str, now_ms: float, finder: Voice | None = None) -> bool:
-        full = len(self._table.mutes) >= MAX_MUTES
+        size = size_of(target, reason)
+        full = len(self._table.mutes) >= MAX_MUTES or self._muted_bytes + size > _MAX_MUTED_BYTES
         if full or not self._table.trip(target, reason, now_ms):
             return False
+        self._muted_bytes += size
         self._pushes.add(target, reason)
         self._evidence.begin(target, finder)
         return True
@@ -316,7 +322,9 @@ class BreakerHandler(Handler):
     def _unmute(self, target: Target) -> None:
         self._leases.end(target)
         self._evidence.end(target)
-        if self._table.reset(target):
+        mute = self._table.mutes.get(target)
+        if mute is not None and self._table.reset(target):
+            self._muted_bytes -= size_of(target, mute.reason)
             self._pushes.remove(target)
 
     def _forget(self, now_ms: float) -> None:

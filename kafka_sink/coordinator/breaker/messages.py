@@ -35,11 +35,12 @@ An update from the coordinator may have these:
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, NamedTuple
 
 from kafka_sink.breaker.outcomes import MIN_FAILURES
@@ -51,9 +52,11 @@ from kafka_sink.model import TopicPartition
 KIND = "breaker"
 # The coordinator shares no more mutes than this; tasks keep others to themselves.
 MAX_MUTES = 10_000
-# A report with this many of each stays below the bound of a frame.
+# Entries of each list of a report, and their bytes of JSON: so a report stays below the bound of a request.
 MAX_OUTCOMES = 700
 MAX_TARGETS = 700
+_LIST_BYTES = 256 * 1024
+_NUMBERS_BYTES = 120
 MAX_NODES = 10_000
 # Of one relay.
 MAX_TASKS = 1024
@@ -164,8 +167,38 @@ class BreakerUpdate:
     max_delay_ms: float = math.inf
 
 
+class Room:
+    """What a list of a report still has room for."""
+
+    def __init__(self) -> None:
+        self._entries, self._bytes = MAX_TARGETS, _LIST_BYTES
+
+    def takes(self, target: Target, text: str = "") -> bool:
+        """Whether one more entry fits."""
+        self._entries -= 1
+        self._bytes -= size_of(target, text)
+        return self._entries >= 0 and self._bytes >= 0
+
+
+def size_of(target: Target, text: str) -> int:
+    """The most bytes of JSON that a target takes in a list, with a text and numbers."""
+    topic = "" if isinstance(target, int) else target.topic
+    return len(json.dumps(topic)) + len(json.dumps(cut(text))) + _NUMBERS_BYTES
+
+
+def how_many_fit(entries: Iterable[tuple[Target, str]]) -> int:
+    """How many of the first entries a list of a report has room for."""
+    room = Room()
+    return sum(1 for _ in takewhile(lambda entry: room.takes(*entry), entries))
+
+
+def that_fit(targets: Sequence[Target]) -> Sequence[Target]:
+    """The first targets for which a list of a report has room."""
+    return targets[: how_many_fit((one, "") for one in targets)]
+
+
 def encode_report(report: BreakerReport) -> dict[str, Any]:
-    """A report as a JSON body. The caller observes MAX_OUTCOMES and MAX_TARGETS."""
+    """A report as a JSON body. The caller has seen that its lists have room for their entries."""
     body: dict[str, Any] = {
         "responses": [
             [node, ago_ms, report.responders[node]] if node in report.responders else [node, ago_ms]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kafka_sink.coordinator.transport.message_format import unpacked
+from kafka_sink.coordinator.transport.message_format import packed, unpacked
 from kafka_sink.coordinator.transport.session import Message, dump
 from kafka_sink.errors import ProtocolError
 
@@ -90,10 +90,14 @@ class Groups:
     def for_tasks(self) -> Iterator[tuple[int, bytes]]:
         """Tasks and the messages for them."""
         for group in self._groups.values():
+            # Hundreds of tasks get the same in turn.
+            body, encoded = None, b""
             while group.outgoing:
                 one = group.outgoing.popleft()
+                if one.body is not body:
+                    body, encoded = one.body, packed(dump(one.body))
                 reply = {} if one.request is None else {"id": one.request, "last": True}
-                yield one.task, dump({"kind": group.kind, **reply, "body": one.body})
+                yield one.task, dump({"kind": group.kind, **reply})[:-1] + b',"body":' + encoded + b"}"
 
     def due_ms(self, now_ms: float) -> float:
         """When ``messages`` has something to send; infinite if only a task or the coordinator can bring

@@ -12,6 +12,7 @@ import pytest
 from kafka_sink.breaker.states import ProbeLease, Target
 from kafka_sink.coordinator.breaker.group import BreakerGroup
 from kafka_sink.coordinator.breaker.messages import (
+    KIND,
     BreakerReport,
     BreakerUpdate,
     MuteReport,
@@ -24,6 +25,9 @@ from kafka_sink.coordinator.breaker.messages import (
     encode_report,
     encode_update,
 )
+from kafka_sink.coordinator.transport.group import Groups
+from kafka_sink.coordinator.transport.message_format import unpacked
+from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES, MAX_REQUEST_BYTES, dump
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import GATHER_MUTES_MS, HEALTHY_REPORT_MS
@@ -208,6 +212,52 @@ def test_what_tasks_say_adds_up_to_what_the_coordinator_accepts() -> None:
     bench.say(1, muted=(MuteReport(SICK, "silent", float(most - 1024)),))
     bench.now += 2_000.0
     assert bench.report() is not None
+
+
+@pytest.mark.parametrize("character", ["x", "\n", "\U0001d11e"])
+def test_long_texts_of_many_tasks_are_reported_in_parts_that_the_coordinator_takes(character: str) -> None:
+    """Catches: texts that take twelve bytes a character made a report too large, which ended the relay."""
+    bench = Bench(2)
+    reason, topic = character * 300, character * 244
+    targets = [TopicPartition(f"{topic}{number:05d}", 2**31 - 1) for number in range(1_400)]
+    for task, in_turn in ((1, targets[:700]), (2, targets[700:])):
+        for at in range(0, 700, 50):
+            part = in_turn[at : at + 50]
+            bench.say(
+                task,
+                outcomes=tuple(OutcomeCounts(one, 2**52, 2**52, True, reason) for one in part),
+                muted=tuple(MuteReport(one, reason, 2.0**52) for one in part),
+                unmuted=tuple(UnmuteReport(one, reason) for one in part),
+                holds=tuple(part),
+                wants=tuple(part),
+            )
+    bench.say(1, responses={2**30 + number: 5.0 for number in range(10_000)})
+    muted: set[Target] = set()
+    voted: set[Target] = set()
+    parts = 0
+    while len(muted) < 1_400 or len(voted) < 1_400:
+        bench.now += GATHER_MUTES_MS
+        body = bench.group.next_message(bench.now)
+        parts += 1
+        assert parts < 200
+        if body is not None:
+            assert len(dump({"id": 1, "kind": KIND, "body": body})) < MAX_REQUEST_BYTES
+            report = decode_report(json.loads(json.dumps(body)))
+            muted |= {one.target for one in report.muted}
+            voted |= {one.partition for one in report.outcomes}
+
+
+def test_thousands_of_mutes_fit_into_a_frame_for_a_task() -> None:
+    """Catches: more than 4 MiB of mutes ended the connection of every task behind a relay."""
+    groups = Groups([BreakerGroup()], 0.0)
+    groups.on_task(1, {"id": 5, "kind": KIND, "body": {}}, 0.0)
+    assert list(groups.messages(0.0))
+    added: dict[Target, str] = {TopicPartition("t" * 200, number): "r" * 290 for number in range(10_000)}
+    update = encode_update(BreakerUpdate(whole=True, added=added, terms=TERMS))
+    groups.on_coordinator({"id": 1, "kind": KIND, "body": update}, 0.0)
+    ((_, line),) = groups.for_tasks()
+    assert len(line) < MAX_FRAME_BYTES
+    assert decode_update(unpacked(json.loads(line)["body"]), 10_000).added == added
 
 
 def test_a_task_that_does_not_vote_holds_a_relay_up_for_a_moment_only() -> None:

@@ -16,11 +16,14 @@ from kafka_sink.coordinator.breaker.messages import (
     MuteReport,
     OutcomeCounts,
     TaskVotes,
+    UnmuteReport,
     decode_update,
     encode_report,
 )
 from kafka_sink.coordinator.breaker.votes import MAX_ASKED, PartitionVotes
 from kafka_sink.coordinator.transport.handlers import Push, ServerMessage
+from kafka_sink.coordinator.transport.peer_connection import encode_message
+from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 
@@ -247,3 +250,25 @@ def test_after_the_coordinator_stood_still_one_vote_mutes_nothing_for_all() -> N
         say(peer, now_ms, outcomes=(OutcomeCounts(partition, 9, 0),), responses={7: 5.0})
     handler.on_time(now_ms + 2_000.0)
     assert not list(handler.muted(now_ms))
+
+
+def test_mutes_take_no_more_bytes_than_a_new_tasks_frame_has() -> None:
+    """Catches: ten thousand mutes with long reasons ended the connection of every task that came."""
+    handler = BreakerHandler(INTERVAL, None, 500.0, lambda: 0.5)
+
+    def mute(first: int) -> int:
+        muted = tuple(
+            MuteReport(TopicPartition("t", first + number), f"{random.random()}" + "\U0001d11e" * 250)
+            for number in range(500)
+        )
+        handler.on_message(1, 1, encode_report(BreakerReport(muted=muted)), 0.0)
+        return len(list(handler.muted(0.0)))
+
+    most = [mute(first) for first in range(0, 2_000, 500)][-1]
+    assert most < 2_000
+    (reply, *_) = handler.on_message(2, 1, {}, 0.0)
+    start, shared = encode_message({}, reply.body)
+    assert len(start + shared) < MAX_FRAME_BYTES
+    over = tuple(UnmuteReport(TopicPartition("t", number), "") for number in range(500))
+    handler.on_message(1, 2, encode_report(BreakerReport(unmuted=over)), 1.0)
+    assert mute(5_000) == most, "there is room again"
