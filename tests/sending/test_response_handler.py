@@ -275,19 +275,23 @@ def test_delivery_timeout_after_a_send_fails_and_the_id_is_not_used_again(cluste
 
 
 def test_a_lost_task_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The second batch may only be sent after the response for the first.
+    # The last batch may only be sent after the response for the one before.
     one_at_a_time = {"max_in_flight_requests_per_connection": 1}
     with FakeCluster({TOPIC: 2}) as cluster, task(cluster, **one_at_a_time) as producer:
-        cluster.script(PRODUCE, error(87, delay_ms=200))
-        producer.send(rows(0, 5))
-        until(lambda: attempts(cluster), "the first request")
-        producer.send(rows(5, 5, partition=1))
+        producer.send(rows(0, 7))
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
+        cluster.freeze(0)
+        cluster.script(PRODUCE, error(87))
+        producer.send(rows(7, 5))
+        until(lambda: producer.accumulator.unacknowledged_records() == 5, "a request in flight")
+        producer.send(rows(12, 5, partition=1))
+        cluster.thaw(0)
         until(lambda: producer.sender.deliveries.has_failed, "the failure")
         passes = _count_passes(producer, monkeypatch)
         until(lambda: producer.sender.wakeup() or len(passes) > 5, "some passes of the sender")
         with pytest.raises(DeliveryError, match="5 never sent"):
             producer.check()
-    assert len(attempts(cluster)) == 1
+    assert len(attempts(cluster)) == 2
 
 
 def _count_passes(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> list[float]:

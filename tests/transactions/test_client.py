@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -121,11 +121,21 @@ class Network:
 
 
 @pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> Network:
-    scripted = Network()
-    monkeypatch.setattr(module, "monotonic_ms", lambda: scripted.now_ms)
-    monkeypatch.setattr(module, "NetworkClient", lambda *_: scripted)
-    return scripted
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+    """Give clients this network, and its time."""
+
+    def using(network: Network) -> Network:
+        monkeypatch.setattr(module, "monotonic_ms", lambda: network.now_ms)
+        monkeypatch.setattr(module, "NetworkClient", lambda *_: network)
+        return network
+
+    return using
+
+
+@pytest.fixture
+def network(use: Callable[[Any], Any]) -> Network:
+    network: Network = use(Network())
+    return network
 
 
 def connected(network: Network) -> TransactionClient:
@@ -178,11 +188,9 @@ class WithoutGroups(Network):
         return OffsetFetchResponse({"g": (kafka_errors.GROUP_ID_NOT_FOUND, {})})
 
 
-def test_a_group_that_does_not_exist_has_no_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_does_not_exist_has_no_offsets(use: Callable[[Any], Any]) -> None:
     """Catches: the first batch under a prefix failed on brokers that answer so."""
-    network = WithoutGroups()
-    monkeypatch.setattr(module, "monotonic_ms", lambda: network.now_ms)
-    monkeypatch.setattr(module, "NetworkClient", lambda *_: network)
+    use(WithoutGroups())
     client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
     assert client.run(fetch_offsets("g"), 60_000) == {}
     assert client.run(fetch_stable_offsets(OffsetKey("g", PLACE)), 60_000) == {}
@@ -202,12 +210,10 @@ class FormerCoordinator(Network):
 
 
 def test_a_coordinator_that_is_not_believed_is_asked_for_at_another_broker(
-    monkeypatch: pytest.MonkeyPatch,
+    use: Callable[[Any], Any],
 ) -> None:
     """Catches: a broker that was frozen and replaced named itself again, and so the driver gave up."""
-    network = FormerCoordinator()
-    monkeypatch.setattr(module, "monotonic_ms", lambda: network.now_ms)
-    monkeypatch.setattr(module, "NetworkClient", lambda *_: network)
+    use(FormerCoordinator())
 
     def end(*, afresh: bool) -> Steps[Any]:
         (ended,) = yield (EndTransaction("id", ProducerEpoch(1, 0), commit=True, afresh=afresh),)
@@ -219,11 +225,9 @@ def test_a_coordinator_that_is_not_believed_is_asked_for_at_another_broker(
     assert client.run(end(afresh=False), 60_000) == ProducerEpoch(1, 1)
 
 
-def test_an_offset_that_stays_pending_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offset_that_stays_pending_is_said_to_be(use: Callable[[Any], Any]) -> None:
     """Catches: a run that waited for a mark in a transaction that only it could end, until its bound."""
-    network = FormerCoordinator()
-    monkeypatch.setattr(module, "monotonic_ms", lambda: network.now_ms)
-    monkeypatch.setattr(module, "NetworkClient", lambda *_: network)
+    network = use(FormerCoordinator())
     client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
     assert client.run(fetch_stable_offsets(OffsetKey("g", PLACE)), 60_000) == {OffsetKey("g", PLACE): None}
     assert network.now_ms < 5_000
@@ -279,13 +283,11 @@ PLACE = TopicPartition("t", 0)
 
 
 def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_them(
-    monkeypatch: pytest.MonkeyPatch,
+    use: Callable[[Any], Any],
 ) -> None:
     """Catches: a decision checked against what a former coordinator told, as the request that only the
     present one can handle was sent again."""
-    network = Coordinators()
-    monkeypatch.setattr(module, "monotonic_ms", lambda: network.now_ms)
-    monkeypatch.setattr(module, "NetworkClient", lambda *_: network)
+    network = use(Coordinators())
 
     def steps() -> Steps[Any]:
         record = RecordOffsets("id", ProducerEpoch(1, 0), "g", ((PLACE, "new"),))
@@ -314,13 +316,11 @@ class LastEpoch(Network):
 
 
 def test_who_owns_an_id_is_not_told_while_it_gets_another_producer_id(
-    monkeypatch: pytest.MonkeyPatch,
+    use: Callable[[Any], Any],
 ) -> None:
     """Catches: a driver that knew its next producer id by the response to EndTxn, and took what the id still
     showed for another driver's."""
-    network = LastEpoch()
-    monkeypatch.setattr(module, "monotonic_ms", lambda: network.now_ms)
-    monkeypatch.setattr(module, "NetworkClient", lambda *_: network)
+    use(LastEpoch())
     client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
     found = client.run(describe("p-driver"), 60_000)
     assert found["p-driver"].producer == ProducerEpoch(1007, 0)

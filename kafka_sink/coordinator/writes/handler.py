@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
 
 # Finished writes that are remembered. An attempt that starts later than that is not ended.
-_MAX_OVER = 10_000
+MAX_OVER = 10_000
 # Of Kafka's strings. Names are kept of so many writes with transactions.
-_MAX_PREFIX, _MAX_OPEN = 32_767, 1000
+_MAX_PREFIX, MAX_OPEN = 32_767, 1000
 # Failed writes whose end the driver has not reported yet.
-_MAX_FAILED = 100
+MAX_FAILED = 100
 
 
 class WriteListener(Protocol):
@@ -118,12 +118,12 @@ class WriteHandler(Handler):
     def _watch(self, jobs: JobWatch, name: str, stage: int, transactions: WriteTransactions | None) -> None:
         jobs.watch(stage, self._on_job_end)
         self._watched.setdefault(name, set()).add(stage)
-        if len(self._watched) > _MAX_OVER:
+        if len(self._watched) > MAX_OVER:
             self._watched.popitem(last=False)
         if transactions is not None and stage not in self._open:
             self._open[stage] = transactions
             jobs.watch_execution(stage, transactions.execution, self._on_failure)
-            if len(self._open) > _MAX_OPEN:
+            if len(self._open) > MAX_OPEN:
                 jobs.unwatch(self._open.popitem(last=False)[0])
 
     def _unwatch(self, name: str) -> None:
@@ -138,7 +138,7 @@ class WriteHandler(Handler):
             self._listener.note_failure(name, cause)
         self._causes[name] = cause
         self._causes.move_to_end(name)
-        if len(self._causes) > _MAX_FAILED:
+        if len(self._causes) > MAX_FAILED:
             self._causes.popitem(last=False)
 
     def _on_job_end(self, stage: int) -> None:
@@ -153,7 +153,7 @@ class WriteHandler(Handler):
 
     def _remember(self, over: str | int) -> None:
         self._over[over] = None
-        if len(self._over) > _MAX_OVER:
+        if len(self._over) > MAX_OVER:
             self._over.popitem(last=False)
 
     def on_disconnect(self, task: TaskId, now_ms: float) -> None:
