@@ -18,7 +18,7 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
-from tests.support.scripted_cluster import until
+from tests.support.scripted_cluster import sender_threads, until
 from tests.support.topics import numbers_in
 
 
@@ -194,10 +194,11 @@ def test_a_frozen_broker_ends_at_delivery_timeout() -> None:
 
 def test_a_producer_is_reused_and_a_failed_one_is_not(broker: LocalBroker) -> None:
     broker.create_topic("reused", 2)
-    before = threading.active_count()
+    senders = set()
     for _ in range(5):
         send(broker.bootstrap_servers, "reused", iter([numbered(0, 100)]))
-        assert threading.active_count() == before + 1
+        senders.update(sender_threads())
+    assert len(senders) == 1
     with pytest.raises(MetadataTimeoutError):
         send(
             broker.bootstrap_servers,
@@ -206,7 +207,7 @@ def test_a_producer_is_reused_and_a_failed_one_is_not(broker: LocalBroker) -> No
             max_block_ms=200,
             allow_auto_create_topics="false",
         )
-    assert threading.active_count() == before + 1
+    assert not set(sender_threads()) - senders
 
 
 def test_more_rows_than_memory_wait_and_arrive(broker: LocalBroker) -> None:
