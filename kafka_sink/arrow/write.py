@@ -17,7 +17,7 @@ from typing import Any
 from kafka_sink.arrow.columns import check_early
 from kafka_sink.arrow.producer import ArrowProducer, record_batches
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.figures.rate_window import RateWindow
+from kafka_sink.counts import RateWindow
 from kafka_sink.errors import DeliveryError
 from kafka_sink.reports.delivery_report import Written
 

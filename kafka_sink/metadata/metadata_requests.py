@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
 
 
+# The least time between two rebootstraps. With a shorter trigger each would be given up before it could
+# connect and receive a response; with a trigger of 0, before it sent anything.
+_MIN_APART_MS = 1000.0
+
+
 @dataclass(frozen=True, slots=True)
 class MetadataTag:
     """Marks a Metadata request: the topics it asks for."""
@@ -25,24 +30,29 @@ class MetadataTag:
 
 
 class MetadataRequests:
-    """Used by the thread that polls ``network``. Times are monotonic milliseconds."""
+    """Used by the thread that polls ``network``. Times are monotonic milliseconds.
+
+    Metadata that is wanted for metadata.recovery.rebootstrap.trigger.ms without a response makes it forget
+    the known brokers and start again from the bootstrap addresses (KIP-899, KIP-1102). Brokers that refuse
+    connections need no such time: the network client tries the bootstrap addresses at once. It is for brokers
+    that take requests and never respond.
+    """
 
     def __init__(self, options: SinkOptions, cluster: ClusterMetadata, network: NetworkClient) -> None:
         self._options = options
         self._cluster = cluster
         self._network = network
-        self._rebootstrap = RebootstrapTimer(
-            rebootstrap=options.metadata_recovery_strategy == "rebootstrap",
-            trigger_ms=options.metadata_recovery_rebootstrap_trigger_ms,
-        )
+        # Since when metadata has been wanted without a response, and when brokers may be forgotten again.
+        self._wanted_since_ms: float | None = None
+        self._rebootstrap_at_ms = -math.inf
 
     def refresh(self, now_ms: float) -> float:
         """Send the request that is due; return the milliseconds until there may be something to do."""
         delay = self._cluster.next_request_delay_ms(now_ms)
         if not self._cluster.is_wanting(now_ms):
-            self._rebootstrap.satisfied()
+            self._wanted_since_ms = None
             return delay
-        if self._rebootstrap.wanted(now_ms):
+        if self._must_rebootstrap(now_ms):
             self._cluster.forget_nodes()
             self._network.rebootstrap()
             return 0.0
@@ -63,50 +73,23 @@ class MetadataRequests:
         self._network.send(node, request, now_ms)
         return math.inf
 
+    def _must_rebootstrap(self, now_ms: float) -> bool:
+        """Metadata is wanted. If True, the time begins anew."""
+        options, since_ms = self._options, self._wanted_since_ms
+        if since_ms is None:
+            since_ms = self._wanted_since_ms = now_ms
+        if options.metadata_recovery_strategy != "rebootstrap" or now_ms < self._rebootstrap_at_ms:
+            return False
+        if now_ms - since_ms < options.metadata_recovery_rebootstrap_trigger_ms:
+            return False
+        self._wanted_since_ms = now_ms
+        self._rebootstrap_at_ms = now_ms + _MIN_APART_MS
+        return True
+
     def on_response(self, event: ResponseReceived, tag: MetadataTag, now_ms: float) -> bool:
         """Merge the response. True where another cluster responded and no row had been sent to the first.
 
         Raises ClusterChangedError where rows had been sent.
         """
-        self._rebootstrap.satisfied()
+        self._wanted_since_ms = None
         return self._cluster.on_response(event.response.update, tag.topics, now_ms)
-
-    def on_failure(self, now_ms: float) -> None:
-        self._cluster.on_failure(now_ms)
-
-
-# When to forget the known brokers and start again from the bootstrap addresses (KIP-899, KIP-1102).
-
-
-# The least time between two rebootstraps. With a shorter trigger each would be given up before it could
-# connect and receive a response; with a trigger of 0, before it sent anything.
-_MIN_APART_MS = 1000.0
-
-
-class RebootstrapTimer:
-    """Measures how long metadata has been wanted without a response. Times are monotonic milliseconds.
-
-    ``trigger_ms`` is metadata.recovery.rebootstrap.trigger.ms; ``rebootstrap`` is whether
-    metadata.recovery.strategy says so. Brokers that refuse connections need no timer: the network client
-    tries the bootstrap addresses at once. The timer is for brokers that take requests and never respond.
-    """
-
-    def __init__(self, *, rebootstrap: bool, trigger_ms: float) -> None:
-        self._rebootstrap = rebootstrap
-        self._trigger_ms = trigger_ms
-        self._since_ms: float | None = None
-        self._not_before_ms = -math.inf
-
-    def wanted(self, now_ms: float) -> bool:
-        """A request is due or in flight; True when it is time to rebootstrap, which restarts the timer."""
-        if self._since_ms is None:
-            self._since_ms = now_ms
-        early = now_ms - self._since_ms < self._trigger_ms or now_ms < self._not_before_ms
-        if not self._rebootstrap or early:
-            return False
-        self._since_ms = now_ms
-        self._not_before_ms = now_ms + _MIN_APART_MS
-        return True
-
-    def satisfied(self) -> None:
-        self._since_ms = None

@@ -463,7 +463,7 @@ class Sender(threading.Thread):
             case BrokerProbeTag():
                 self._policy.on_probe_done(event.node_id, event.cause, now_ms)
             case MetadataTag():
-                self._metadata.on_failure(now_ms)
+                self._cluster.on_failure(now_ms)
             case ProducerIdTag() if self._producer_ids is not None:
                 self._producer_ids.on_failure(event, event.tag, now_ms)
             case TransactionPartitionsTag() if self._transaction_partitions is not None:

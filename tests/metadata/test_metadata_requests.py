@@ -2,31 +2,74 @@
 
 from __future__ import annotations
 
-from kafka_sink.metadata.metadata_requests import RebootstrapTimer
+from typing import Any
+
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+from kafka_sink.metadata.metadata_requests import MetadataRequests
+from kafka_sink.options import parse
+
+
+class _Silent:
+    """A network that can send to no broker."""
+
+    def __init__(self) -> None:
+        self.rebootstraps = 0
+
+    def node_to_ask(self, now_ms: float) -> tuple[None, float]:
+        return None, 100.0
+
+    def rebootstrap(self) -> None:
+        self.rebootstraps += 1
+
+
+class _Requests:
+    """``strategy``: whether brokers are given up; ``trigger_ms``: after so long."""
+
+    def __init__(self, strategy: str, trigger_ms: int) -> None:
+        recovery = "kafka.metadata.recovery"
+        raw = {f"{recovery}.strategy": strategy, f"{recovery}.rebootstrap.trigger.ms": str(trigger_ms)}
+        options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t", **raw}).options
+        bounds = {"max_age_ms": 1e9, "idle_ms": 1e9, "retry_backoff_ms": 10, "retry_backoff_max_ms": 10}
+        self._cluster = ClusterMetadata(lambda: 0.0, lambda: None, lambda: "", lambda: 0.5, **bounds)
+        network: Any = _Silent()
+        self._network = network
+        self._requests = MetadataRequests(options, self._cluster, network)
+
+    def wanted(self, now_ms: float) -> bool:
+        """Whether brokers are given up now, as metadata is wanted."""
+        self._cluster.note_use(["t"], now_ms)
+        before: int = self._network.rebootstraps
+        self._requests.refresh(now_ms)
+        return bool(self._network.rebootstraps > before)
+
+    def satisfied(self, now_ms: float) -> None:
+        """No metadata is wanted any more."""
+        self._cluster.forget("t")
+        self._requests.refresh(now_ms)
 
 
 def test_it_triggers_after_the_time_without_a_response_and_again_after_another() -> None:
-    recovery = RebootstrapTimer(rebootstrap=True, trigger_ms=1000)
+    recovery = _Requests("rebootstrap", 1000)
     triggered = [now for now in range(0, 3500, 100) if recovery.wanted(now)]
     assert triggered == [1000, 2000, 3000]
 
 
 def test_a_response_starts_the_timer_anew() -> None:
-    recovery = RebootstrapTimer(rebootstrap=True, trigger_ms=1000)
+    recovery = _Requests("rebootstrap", 1000)
     assert not recovery.wanted(0)
-    recovery.satisfied()
+    recovery.satisfied(100)
     assert not recovery.wanted(5000)
     assert recovery.wanted(6000)
 
 
 def test_a_new_start_is_given_time_however_short_the_trigger() -> None:
-    recovery = RebootstrapTimer(rebootstrap=True, trigger_ms=0)
+    recovery = _Requests("rebootstrap", 0)
     assert [now for now in range(0, 2500, 100) if recovery.wanted(now)] == [0, 1000, 2000]
-    recovery.satisfied()
+    recovery.satisfied(2500)
     assert not recovery.wanted(2600), "a response came, but the last start is no second ago"
     assert recovery.wanted(3000)
 
 
 def test_it_never_triggers_without_rebootstrap() -> None:
-    recovery = RebootstrapTimer(rebootstrap=False, trigger_ms=0)
+    recovery = _Requests("none", 0)
     assert not any(recovery.wanted(now) for now in range(0, 100_000, 1000))

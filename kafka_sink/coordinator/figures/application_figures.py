@@ -26,11 +26,9 @@ from kafka_sink.coordinator.figures.messages import (
     TaskFigures,
     TaskIdentity,
 )
-from kafka_sink.coordinator.figures.rate_window import RateWindow
 from kafka_sink.coordinator.figures.running_tasks import RunningTask, RunningTasks
-from kafka_sink.coordinator.figures.waiting_rows import WaitingRows
 from kafka_sink.coordinator.metadata.handler import Lookups
-from kafka_sink.counts import BrokerFigures, Number, TopicFigures
+from kafka_sink.counts import BrokerFigures, Number, RateWindow, TopicFigures
 
 # Topics and brokers beyond these count under OTHER.
 MAX_TOPICS = 200
@@ -149,8 +147,7 @@ class ApplicationFigures:
         # With the highest number of a task that belonged to it.
         self._ended_writes: OrderedDict[str, float] = OrderedDict()
         # Of one that has ended only its number is kept, with its write.
-        self._waiting = WaitingRows()
-        self._attempts = RunningTasks(_MAX_ATTEMPTS, self._waiting.forget)
+        self._attempts = RunningTasks(_MAX_ATTEMPTS)
         self._lookups: dict[str, Lookups] = {}
         self._mute_sources: dict[str, list[MuteSource]] = {}
         self._transactions: dict[str, Counter[str]] = {}
@@ -241,7 +238,6 @@ class ApplicationFigures:
         self._add_topics(cluster, job, write, attempt)
         self._add_brokers(cluster, attempt)
         self._add_letters(cluster, attempt)
-        self._waiting.report(cluster, (identity.write, identity.task), figures.mutes, now_ms)
         if figures.done:
             self._attempts.remove(identity.write, identity.task)
             self._end_attempt(job, write, figures, now_ms)
@@ -494,7 +490,7 @@ class ApplicationFigures:
             ],
             "brokers": self._shown_brokers(mutes, now_ms),
             "mutes": [
-                {**mute, **self._waiting.shown(mute["cluster"], mute["target"], now_ms)}
+                {**mute, **self._attempts.waiting.shown(mute["cluster"], mute["target"], now_ms)}
                 for mute in mutes[:_MAX_MUTES_SHOWN]
             ],
             "tasks": self._shown_tasks(silent_before_ms, now_ms),

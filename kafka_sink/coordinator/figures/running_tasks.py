@@ -8,11 +8,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from kafka_sink.activity import STATES
-from kafka_sink.coordinator.figures.messages import TaskFigures
+from kafka_sink.coordinator.figures.messages import MAX_PARTITIONS, MuteFigures, TaskFigures
 from kafka_sink.counts import BrokerFigures, Number, TopicFigures
 
 # A write and the number of its task.
@@ -56,11 +57,11 @@ class _Sums:
 
 class RunningTasks:
     """At most ``max_tasks`` are kept. A task that has not reported for long is gone: it is not shown, but its
-    next report finds what it had reported before. ``on_removed`` is called with each that is forgotten."""
+    next report finds what it had reported before. ``waiting``: their rows that wait for what is muted."""
 
-    def __init__(self, max_tasks: int, on_removed: Callable[[AttemptKey], None] = lambda key: None) -> None:
+    def __init__(self, max_tasks: int) -> None:
         self._max_tasks = max_tasks
-        self._on_removed = on_removed
+        self.waiting = WaitingRows()
         self._tasks: OrderedDict[AttemptKey, RunningTask] = OrderedDict()
         # Those that are not gone, in the order of their last reports.
         self._shown: OrderedDict[AttemptKey, RunningTask] = OrderedDict()
@@ -91,6 +92,7 @@ class RunningTasks:
         self._count(key, task, 1)
         if figures.transaction_ms >= 0 and not figures.failed:
             self._sums[cluster].transaction_since_ms[key] = now_ms - figures.transaction_ms
+        self.waiting.report(cluster, key, figures.mutes, now_ms)
         return task
 
     def remove(self, write: str, number: int) -> None:
@@ -99,7 +101,7 @@ class RunningTasks:
         task = self._tasks.pop(key, None)
         if task is not None:
             self._sums[task.cluster].transaction_since_ms.pop(key, None)
-        self._on_removed(key)
+        self.waiting.forget(key)
 
     def expire(self, gone_before_ms: float) -> None:
         """Those that have not reported since then are gone."""
@@ -187,3 +189,71 @@ class RunningTasks:
         )
         found = (self._shown[key] for _, _, key in heapq.nsmallest(count, ranks))
         return [(one, "silent" if one.reported_ms < silent_before_ms else one.figures.state) for one in found]
+
+
+# -- rows that wait for muted brokers and partitions ---------------------------------------------------------
+
+
+# A cluster and a target.
+_Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """``first``: the attempt whose rows reach delivery.timeout.ms first, at ``deadline_ms``."""
+
+    rows: dict[AttemptKey, int] = field(default_factory=dict)
+    total: int = 0
+    partitions: int = 0
+    named: dict[str, None] = field(default_factory=dict)
+    first: AttemptKey | None = None
+    deadline_ms: float = math.inf
+
+
+class WaitingRows:
+    """The cost of a report is that of its own entries, and a look costs nothing: tens of thousands of tasks
+    may wait. After a task has left, which one is first is known again once each has reported anew.
+    """
+
+    def __init__(self) -> None:
+        self._by_target: dict[_Key, _Waiting] = {}
+        self._targets: dict[AttemptKey, tuple[_Key, ...]] = {}
+
+    def report(self, cluster: str, attempt: AttemptKey, mutes: Iterable[MuteFigures], now_ms: float) -> None:
+        """What an attempt says, in place of what it said before."""
+        self.forget(attempt)
+        # Each target once, whatever the report says: ``forget`` takes back what is added here.
+        held = {one.target: one for one in mutes if one.rows}
+        if held:
+            self._targets[attempt] = tuple((cluster, target) for target in held)
+        for one in held.values():
+            waiting = self._by_target.setdefault((cluster, one.target), _Waiting())
+            waiting.rows[attempt] = one.rows
+            waiting.total += one.rows
+            waiting.partitions = max(waiting.partitions, one.partitions)
+            for name in one.named:
+                if len(waiting.named) < MAX_PARTITIONS:
+                    waiting.named[name] = None
+            if waiting.first is None or now_ms + one.left_ms < waiting.deadline_ms:
+                waiting.first, waiting.deadline_ms = attempt, now_ms + one.left_ms
+
+    def forget(self, attempt: AttemptKey) -> None:
+        """It has ended."""
+        for key in self._targets.pop(attempt, ()):
+            waiting = self._by_target[key]
+            waiting.total -= waiting.rows.pop(attempt)
+            if not waiting.rows:
+                del self._by_target[key]
+            elif waiting.first == attempt:
+                waiting.first, waiting.deadline_ms = None, math.inf
+
+    def shown(self, cluster: str, target: str, now_ms: float) -> dict[str, Any]:
+        """``left``: seconds until the first rows reach delivery.timeout.ms; None where that is not known."""
+        waiting = self._by_target.get((cluster, target), _Waiting())
+        is_known = waiting.deadline_ms < math.inf
+        return {
+            "rows": waiting.total,
+            "partitions": waiting.partitions,
+            "named": list(waiting.named),
+            "left": max(0.0, waiting.deadline_ms - now_ms) / 1000 if is_known else None,
+        }

@@ -101,7 +101,7 @@ class MetadataFetcher(threading.Thread):
                     self._handler.on_response(event.tag.topics)
                 self._failed(None)
             elif isinstance(event, RequestFailed):
-                self._requests.on_failure(now_ms)
+                self.view.on_failure(now_ms)
             elif isinstance(event, NodeDisconnected):
                 errors = self._network.connection_errors()
                 nodes = list(self.view.nodes().values()) or self._network.bootstrap_nodes()

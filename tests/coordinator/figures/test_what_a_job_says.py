@@ -100,7 +100,7 @@ def test_a_mute_says_what_waits_for_it() -> None:
         5.0,
     )
     board.end(final(2))
-    assert not board.figures._waiting._targets
+    assert not board.figures._attempts.waiting._targets
 
 
 def test_dead_letters_are_added_up_by_topic_and_reason() -> None:
