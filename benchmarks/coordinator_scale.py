@@ -95,7 +95,7 @@ def serve(fd: int, bootstrap: str, view: str) -> None:
     from kafka_sink.clock import monotonic_ms
     from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
     from kafka_sink.coordinator.figures.live_view import LiveView
-    from kafka_sink.coordinator.process.server_process import _handlers
+    from kafka_sink.coordinator.process.server_process import _handlers, collect_garbage_seldom
     from kafka_sink.coordinator.transport.loop_watch import LoopWatch
     from kafka_sink.coordinator.transport.server import CoordinatorServer
     from kafka_sink.options import parse
@@ -119,6 +119,7 @@ def serve(fd: int, bootstrap: str, view: str) -> None:
             await asyncio.sleep(1.0)
 
     allow_files()
+    collect_garbage_seldom()
     loop = watch.new_loop()
     asyncio.set_event_loop(loop)
     loop.run_until_complete(main())

@@ -1,6 +1,6 @@
 """What the coordinator does in storms: a frozen broker, stalls, kills, churn, with the live view on.
 
-    python -m benchmarks.coordinator_storms [--tasks 1000,10000] [--plot]
+    python -m benchmarks.coordinator_storms [--tasks 1000,10000,100000] [--plot]
 
 The coordinator's own server with its default limits, in a process of its own, scripted brokers, and modelled
 tasks, eight of an executor on one connection (``modelled_tasks``), in 70 sets of options for one Kafka.
@@ -15,6 +15,10 @@ the live view is read twice a second. One storm follows another:
 - the process stands still for 2, 5 and 20 s (SIGSTOP)
 - it is killed (SIGKILL) while the broker is muted, and started again at once, as its supervisor does
 
+With ``--tasks 100000``, ten tasks on each of 10,000 executors, without the live view: at rest, a freeze, all
+reconnect, the broker responds. 200 executors are modelled as above, the others by a crowd
+(``modelled_crowd``).
+
 Of each: until all tasks have been answered since, the slowest reply, tasks that gave up waiting, connections
 lost and left, the server's processor time, and what it says of itself.
 """
@@ -23,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -37,6 +42,7 @@ from typing import Any
 
 from benchmarks import charts
 from benchmarks.coordinator_scale import Server, allow_files, serving
+from benchmarks.modelled_crowd import Ask, crowd
 from benchmarks.modelled_tasks import SETS, Case, StormModel
 from benchmarks.surroundings import RESULTS
 from tests.support.fake_broker import FakeCluster
@@ -44,6 +50,8 @@ from tests.support.fake_broker import FakeCluster
 FILE = RESULTS / "coordinator_storms.json"
 OWN_EVIDENCE, CHURN_PER_S = 0.4, 500
 PARTITIONS, TOPICS, LOOK_S = 12, 1, 0.5
+# From so many tasks on, a crowd stands for all hosts but so many.
+LARGE, REAL_HOSTS = 50_000, 200
 
 
 @dataclass
@@ -51,8 +59,9 @@ class Storm:
     """Figures of one storm. Seconds, percent of a core, milliseconds.
 
     ``answered_s``: from its end until every task has had a reply since. ``told_s``: until the last task knows
-    of the mute from its first report on, or of its end after the first one. ``server``: what the coordinator
-    says of itself.
+    of the mute from its first report on, or of its end after the first one. ``gave_up``: tasks, and of the
+    crowd replies that took longer than tasks wait. ``model_cpu_percent``: what models the tasks.
+    ``server``: what the coordinator says of itself.
     """
 
     name: str
@@ -65,6 +74,7 @@ class Storm:
     connections: int
     cpu_percent: float
     reports_per_s: float
+    model_cpu_percent: float
     server: dict[str, Any]
 
 
@@ -91,12 +101,29 @@ class Looker(threading.Thread):
         self._done.set()
 
 
+def nobody(name: str, *_: Any) -> Any:
+    """Answers for a crowd where there is none."""
+    if name == "told_s":
+        return 0.0
+    return {"latencies_ms": (), "answered_at": 0.0, "late": 0, "lost": 0, "connected": 0, "cpu_s": 0.0}
+
+
 class Run:
     """One size: the server, its tasks, and what each storm has shown."""
 
-    def __init__(self, server: Server, model: StormModel, looker: Looker) -> None:
-        self.server, self.model, self.looker = server, model, looker
+    def __init__(self, server: Server, model: StormModel, looker: Looker, ask: Ask = nobody) -> None:
+        self.server, self.model, self.looker, self.ask = server, model, looker, ask
         self.storms: list[Storm] = []
+
+    def both(self, name: str, *given: Any) -> None:
+        """Have the model and the crowd do it."""
+        self.ask(name, *given)
+        getattr(self.model, name)(*given)
+
+    def told_s(self) -> float | None:
+        """Of the last of both."""
+        found = self.model.told_s(), self.ask("told_s")
+        return None if None in found else round(max(found), 2)
 
     def storm(
         self,
@@ -108,27 +135,33 @@ class Run:
         """Cause it, watch it for so long, and until all tasks are answered again."""
         model, server = self.model, self.server
         lost, gave_up = model.lost, model.gave_up
+        crowd_cpu_s = self.ask("figures")["cpu_s"]
         reports = self.looker.last.get("reports", 0)
         model.latencies.clear()
         pid, cpu_s, started = server.process.pid, server.cpu_s(), time.monotonic()
+        model_cpu_s = time.thread_time()
         cause()
         ended = time.monotonic()
-        answered = model.run_until_answered(ended, 90.0)
+        self.ask("mark")
+        answered = model.run_until_answered(ended, 30.0)
         model.run(max(0.0, started + seconds - time.monotonic()))
         took_s = time.monotonic() - started
-        latencies = sorted(model.latencies) or [0.0]
+        others = self.ask("figures")
+        answered_s = max(answered or math.inf, others["answered_at"]) - ended
+        latencies = sorted([*model.latencies, *others["latencies_ms"]]) or [0.0]
         before_s = cpu_s if server.process.pid == pid else 0.0
         found = Storm(
             name,
-            None if answered is None else round(answered - ended, 2),
+            round(answered_s, 2) if math.isfinite(answered_s) else None,
             told(),
             round(latencies[-1], 1),
             round(latencies[int(0.99 * len(latencies))], 1),
-            model.gave_up - gave_up,
-            model.lost - lost,
-            sum(not host.is_lost for host in model.hosts),
+            model.gave_up - gave_up + others["late"],
+            model.lost - lost + others["lost"],
+            sum(not host.is_lost for host in model.hosts) + others["connected"],
             round(100 * (server.cpu_s() - before_s) / took_s, 1),
             round((self.looker.last.get("reports", 0) - reports) / took_s, 1),
+            round(100 * (time.thread_time() - model_cpu_s + others["cpu_s"] - crowd_cpu_s) / took_s, 1),
             self.looker.last.get("coordinator", {}),
         )
         self.storms.append(found)
@@ -171,17 +204,50 @@ def run_size(tasks: int) -> dict[str, Any]:
             run = Run(server, model, looker)
             run.all()
             return {
-                "tasks": tasks,
-                "hosts": -(-tasks // case.per_host),
-                "option_sets": SETS,
-                "connect_s": round(connect_s, 2),
-                "storms": [asdict(one) for one in run.storms],
-                "peak_rss_mib": round(server.peak_rss_mib(), 1),
+                **described(run, len(model.hosts), connect_s),
                 "metadata_requests": looker.last["clusters"][0]["lookups"]["coordinator"],
             }
         finally:
             looker.close()
             model.close()
+
+
+def run_large(tasks: int) -> dict[str, Any]:
+    """Ten tasks of an executor. Relays and tasks of some are modelled, of the others one connection."""
+    case = Case(min(REAL_HOSTS, tasks // 10) * 10, PARTITIONS, topics=TOPICS, per_host=10)
+    others = tasks // 10 - case.tasks // 10
+    with FakeCluster({"orders-0": PARTITIONS}) as cluster, serving(cluster.bootstrap_servers) as server:
+        model = StormModel(case, server.port, random.Random(7), has_view=False)
+        looker = Looker(server.view_port())
+        try:
+            with crowd(server.port, others, case.per_host, model.topics) as ask:
+                started = time.monotonic()
+                model.connect()
+                while ask("figures")["connected"] < others and time.monotonic() < started + 90:
+                    model.run(0.5)
+                connect_s = time.monotonic() - started
+                model.run(5.0)
+                looker.start()
+                run = Run(server, model, looker, ask)
+                run.storm("at rest", lambda: None, 10.0)
+                run.storm("broker frozen", lambda: run.both("freeze", OWN_EVIDENCE), 10.0, run.told_s)
+                run.storm("all reconnect, while muted", lambda: run.both("cut", 1.0), 10.0)
+                run.storm("broker back", lambda: run.both("thaw"), 10.0, run.told_s)
+                return described(run, tasks // 10, connect_s)
+        finally:
+            looker.close()
+            model.close()
+
+
+def described(run: Run, hosts: int, connect_s: float) -> dict[str, Any]:
+    return {
+        "hosts": hosts,
+        "hosts_with_real_relays": len(run.model.hosts),
+        "option_sets": SETS,
+        "connect_s": round(connect_s, 2),
+        "storms": [asdict(one) for one in run.storms],
+        "peak_rss_mib": round(run.server.peak_rss_mib(), 1),
+    }
 
 
 def plot(kept: dict[str, Any]) -> None:
@@ -225,7 +291,8 @@ def main() -> None:
     kept = json.loads(FILE.read_text()) if FILE.exists() else {"sizes": {}}
     if not arguments.plot:
         for tasks in map(int, arguments.tasks.split(",")):
-            kept["sizes"][str(tasks)] = run_size(tasks)
+            kept["sizes"][str(tasks)] = (run_size if tasks < LARGE else run_large)(tasks)
+            kept["sizes"][str(tasks)] |= {"tasks": tasks, "load": round(os.getloadavg()[0], 1)}
         kept["conditions"] = (
             f"modelled tasks, eight on a connection, {SETS} sets of options for one Kafka, live view read "
             f"twice a second; {os.cpu_count()} cores shared with the model and other work (load "

@@ -446,8 +446,8 @@ def _head(message: bytes) -> dict[str, Any] | None:
 # -- storms -----------------------------------------------------------------------------------------
 
 # A task that has waited for a reply for so long leaves, and comes back within so much; after a failure later.
-_GIVE_UP_S, _BACK_S, _LOOK_S = COORDINATOR_SILENCE_MS / 1000, 0.1, 0.25
-_SILENCE_S, _OWN_EVIDENCE_S = 2.5, 2.0
+_GIVE_UP_S, BACK_S, _LOOK_S = COORDINATOR_SILENCE_MS / 1000, 0.1, 0.25
+SILENCE_S, OWN_EVIDENCE_S = 2.5, 2.0
 _WRITTEN_TOPICS, _BROKERS = 20, 10
 
 
@@ -471,8 +471,9 @@ class StormModel(Model):
     Their hosts report at random moments, and belong to ``SETS`` sets of options of one Kafka.
     """
 
-    def __init__(self, case: Case, port: int, chance: random.Random) -> None:
+    def __init__(self, case: Case, port: int, chance: random.Random, *, has_view: bool = True) -> None:
         super().__init__(case, port)
+        self.has_view = has_view
         self.chance = chance
         self.gave_up = self.lost_hosts = self.runs = 0
         self.told_from = math.inf
@@ -510,7 +511,7 @@ class StormModel(Model):
 
     def _end(self, host: Host) -> None:
         super()._lose(host)
-        self.at(time.monotonic() + self.chance.random() * _BACK_S, lambda: self._connect_again(host))
+        self.at(time.monotonic() + self.chance.random() * BACK_S, lambda: self._connect_again(host))
 
     def _connect_again(self, lost: Host) -> None:
         """One of its tasks becomes the relay."""
@@ -564,14 +565,14 @@ class StormModel(Model):
                 relay.is_silent = True
                 # It lets its tasks go. They come back, and wait.
                 for task in list(host.tasks.values()):
-                    self._enter(task, self.chance.random() * _BACK_S)
+                    self._enter(task, self.chance.random() * BACK_S)
         for task in self.tasks:
             asked = task.asked
             if asked and not task.host.is_lost and (first := min(asked.values())) < now - _GIVE_UP_S:
                 self.gave_up += 1
                 self.latencies.append(1000 * (now - first))
                 failures = self.failures[task.number] = self.failures.get(task.number, -1) + 1
-                self._enter(task, 2.0 ** min(failures - 1, 4) if failures else self.chance.random() * _BACK_S)
+                self._enter(task, 2.0 ** min(failures - 1, 4) if failures else self.chance.random() * BACK_S)
 
     def _on_message(self, task: Task, message: Mapping[str, Any], update: BreakerUpdate | None) -> None:
         if message.get("last") and message["id"] not in task.asked:
@@ -616,6 +617,8 @@ class StormModel(Model):
 
     def _run_next(self, task: Task) -> None:
         """The task in this place ends, if there is one, and the next one begins."""
+        if not self.has_view:
+            return
         channel = self.live[task.number]
         if channel.identity is not None:
             channel.end(replace(self._figures(channel.identity), done=True))
@@ -644,12 +647,12 @@ class StormModel(Model):
         """A broker freezes. So many of the tasks mute it by themselves, when it has been silent."""
         self.is_muted, self.sick_responds = True, False
         self.heard_at.clear()
-        begin = time.monotonic() + _SILENCE_S
+        begin = time.monotonic() + SILENCE_S
         self.told_from = begin
         report = encode_report(BreakerReport(muted=(MuteReport(SICK, "silent", 2000.0),)))
         for task in self.tasks:
             if self.chance.random() < share:
-                at = begin + self.chance.random() * _OWN_EVIDENCE_S
+                at = begin + self.chance.random() * OWN_EVIDENCE_S
                 self.at(at, lambda task=task: self.tell(task, "breaker", report))
 
     def thaw(self) -> None:

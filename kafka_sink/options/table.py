@@ -899,7 +899,7 @@ class SinkOptions:
     )
 
     coordinator_max_connections: int = _option(
-        "coordinator.max.connections", values.integer(1, 100_000), 10_000, COORDINATOR, "low",
+        "coordinator.max.connections", values.integer(1, 100_000), 20_000, COORDINATOR, "low",
         """Maximum number of connections to the coordinator. Each executor has one, or each Python worker
         where an executor's workers share no folder. Tasks beyond the limit work without the coordinator,
         which logs this. The process's limit of open files applies, too. The first write of an application

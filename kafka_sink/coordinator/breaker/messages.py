@@ -236,9 +236,10 @@ def encode_report(report: BreakerReport) -> dict[str, Any]:
 
 def cluster_id_in(body: Mapping[str, Any]) -> str | None:
     """The cluster that a report names, None where it names none. Raises ProtocolError."""
+    if body.get("cluster") is None:
+        return None
     with decoding("breaker report"):
-        found = body.get("cluster")
-        return None if found is None else fields.name(found, _MAX_CLUSTER_ID)
+        return fields.name(body["cluster"], _MAX_CLUSTER_ID)
 
 
 def decode_report(body: Mapping[str, Any]) -> BreakerReport:

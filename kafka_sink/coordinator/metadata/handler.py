@@ -147,9 +147,13 @@ class MetadataHandler(Handler):
         self._transient = _TRANSIENT_ERRORS - (set() if auto_create else {UNKNOWN_TOPIC_OR_PARTITION})
         self._tasks: dict[TaskId, _MetadataTask] = {}
         self._pending: list[_Pending] = []
+        # When one of them must be looked at. Thousands may wait, and each message asks.
+        self._next_ms = math.inf
         # The number of each topic's last change. A response that changes only the age counts as well.
         self._changes: dict[str, int] = {}
         self._change = 0
+        # The last change that has been pushed.
+        self._pushed_at = 0
         # The topics that have changed since change number ``_fresh_after``.
         self._fresh: set[str] = set()
         self._fresh_after = 0
@@ -209,6 +213,7 @@ class MetadataHandler(Handler):
         known.pending += 1
         until_ms, next_ms = now_ms + GIVE_UP_MS, now_ms + PENDING_MS
         self._pending.append(_Pending(task, request, asked, missing, next_ms, until_ms))
+        self._next_ms = min(self._next_ms, next_ms)
         return self._replies(task, request, topics, (), last=False, now_ms=now_ms)
 
     def _note_topics(
@@ -284,14 +289,16 @@ class MetadataHandler(Handler):
             self._fetch()
 
     def on_disconnect(self, task: TaskId, now_ms: float) -> None:
+        # Its requests go when they are looked at next: thousands may leave at once.
         self._tasks.pop(task, None)
-        self._pending = [one for one in self._pending if one.task != task]
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
         self._note_responses(now_ms)
         replies: list[ServerMessage] = []
         waiting: list[_Pending] = []
         for one in self._pending:
+            if one.task not in self._tasks:
+                continue
             unsettled = self._view_of(one.asked).unsettled
             one.missing = unsettled if unsettled <= one.missing else one.missing & unsettled
             if not one.missing or now_ms >= one.until_ms or self._failure is not None:
@@ -305,12 +312,16 @@ class MetadataHandler(Handler):
                 replies.append(Reply(one.task, one.request, {"pending": len(one.missing)}, last=False))
             waiting.append(one)
         self._pending = waiting
+        self._next_ms = min((one.next_ms for one in waiting), default=math.inf)
         self._forget_missing()
         return replies + self._pushes(now_ms)
 
     def _pushes(self, now_ms: float) -> list[ServerMessage]:
         """Changes for tasks without a pending request. For others, its reply will contain them."""
         pushes: list[ServerMessage] = []
+        if self._pushed_at == self._change:
+            return pushes
+        self._pushed_at = self._change
         for number, task in self._tasks.items():
             if task.pending or task.seen == self._change:
                 continue
@@ -338,7 +349,7 @@ class MetadataHandler(Handler):
         return [with_facts({**facts, "waited": max(0.0, now_ms - one.made_ms)}, one) for one in shared]
 
     def next_change_ms(self, now_ms: float) -> float:
-        return max(0.0, min((one.next_ms for one in self._pending), default=math.inf) - now_ms)
+        return max(0.0, self._next_ms - now_ms)
 
     # -- responses ----------------------------------------------------------------------------------
 

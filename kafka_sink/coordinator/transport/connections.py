@@ -83,9 +83,9 @@ class ServerBounds:
     get, because there is one copy of each.
     """
 
-    connections: int = 10_000
-    unproved: int = 1_024
-    tasks: int = 100_000
+    connections: int = 20_000
+    unproved: int = 4_096
+    tasks: int = 200_000
     tasks_of_one: int = 1_024
     new_of_one_address: int = 2_000
     messages_per_s: float = 500.0

@@ -207,8 +207,10 @@ def list_of(value: Any, max_length: int) -> list[Any]:
 
 def list_in(body: Mapping[str, Any], key: str, max_length: int) -> list[Any]:
     """The list under a key; an empty one if it is missing."""
+    if key not in body:
+        return []
     try:
-        return list_of(body.get(key, []), max_length)
+        return list_of(body[key], max_length)
     except ValueError as error:
         raise ValueError(f"{key} is {error}") from None
 
