@@ -217,9 +217,10 @@ class AppendPlanner:
         number = run
         try:
             for queue, buffer in zip(found, buffers, strict=False):
+                batch = self._batch_in(buffer, plan, queue, starts[number])
                 number += 1
                 bound = at_run[number] - at_run[number - 1]
-                self._add_new_batch(queues, plan, queue, buffer, starts[number - 1], starts[number], bound)
+                self._add_batch(queues, plan, queue, batch, starts[number - 1], starts[number], bound)
         finally:
             for buffer in buffers[number - run :]:
                 buffer.release()
@@ -292,7 +293,12 @@ class AppendPlanner:
             size = self._new_batch_bytes(queues, plan, topic, start, end)
             plan.shortage = Shortage(size, end, self._first_record_bytes(ordered, start))
             return start
-        self._add_new_batch(queues, plan, queue, buffer, start, end, ordered.bound(start, end))
+        try:
+            batch = self._batch_in(buffer, plan, queue, start)
+        except BaseException:
+            buffer.release()
+            raise
+        self._add_batch(queues, plan, queue, batch, start, end, ordered.bound(start, end))
         return end
 
     def _try_open(self, size: int, ordered: OrderedRows, start: int) -> BatchBuffer | None:
@@ -304,32 +310,12 @@ class AppendPlanner:
     def _first_record_bytes(self, ordered: OrderedRows, start: int) -> int:
         return _FRAME_BYTES + ordered.bound(start, start + 1)
 
-    def _add_new_batch(
-        self,
-        queues: BatchQueues,
-        plan: AppendPlan,
-        queue: PartitionQueue,
-        buffer: BatchBuffer,
-        start: int,
-        end: int,
-        bound: int,
-    ) -> None:
-        """A new batch of rows ``start`` to ``end`` in ``buffer``, which it takes over."""
-        try:
-            batch = self._batch_in(buffer, plan, queue, start)
-        except BaseException:
-            buffer.release()
-            raise
-        self._enqueue(queues, plan, queue, batch, bound)
-        plan.add(batch, start, end)
-
     def _place_granted(
         self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, grant: Grant
     ) -> int:
         """Open a batch in granted memory, which stays the caller's until the batch is in its queue."""
         batch = self._batch_in(grant.buffer, plan, queue, start)
-        self._enqueue(queues, plan, queue, batch, plan.ordered.bound(start, grant.stop))
-        plan.add(batch, start, grant.stop)
+        self._add_batch(queues, plan, queue, batch, start, grant.stop, plan.ordered.bound(start, grant.stop))
         return grant.stop
 
     def _batch_in(
@@ -348,16 +334,24 @@ class AppendPlanner:
         batch.letters = self._letters
         return batch
 
-    def _enqueue(
-        self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, batch: ProducerBatch, added: int
+    def _add_batch(
+        self,
+        queues: BatchQueues,
+        plan: AppendPlan,
+        queue: PartitionQueue,
+        batch: ProducerBatch,
+        start: int,
+        stop: int,
+        added: int,
     ) -> None:
-        """Make a batch the partition's last; its first rows take ``added`` raw bytes at most."""
+        """Make a batch the partition's last, with rows ``start`` to ``stop``: ``added`` raw bytes at most."""
         queues.enqueue(queue, batch)
         plan.opened = True
         if self._compresses_at_seal and batch_header.SIZE + added > batch.buffer.capacity:
             batch.pack(self._estimates.packed_ratio(queue.partition.topic))
         else:
             plan.raw_bytes += added
+        plan.add(batch, start, stop)
 
     def _new_batch_bytes(
         self, queues: BatchQueues, plan: AppendPlan, topic: str, start: int, stop: int

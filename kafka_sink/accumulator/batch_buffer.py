@@ -16,19 +16,17 @@ Data = bytes | bytearray | memoryview
 class BatchBuffer(Protocol):
     """The memory of one record batch. Not thread-safe: it has one owner at a time.
 
-    ``capacity`` bytes may be written without growth, ``size`` bytes are written.
+    ``capacity`` bytes may be written without growth, ``size`` bytes are written. ``overflowed``: whether
+    ``write_growing`` took heap memory that nobody had reserved.
     """
 
     capacity: int
     size: int
+    overflowed: bool
 
     @property
     def heap_bytes(self) -> int:
         """Bytes held from outside the pool."""
-
-    @property
-    def overflowed(self) -> bool:
-        """Whether ``write_growing`` took heap memory that nobody had reserved."""
 
     def write(self, data: Data) -> None:
         """Append. Raises ValueError, changing nothing, if there is no room."""

@@ -219,7 +219,7 @@ class SizeEstimates:
         raw_limit = max(batch_size, _WHOLE_RAW_LIMIT) if isinstance(codec, WholeCodec) else None
         self._default = BatchLimits(batch_size, raw_limit)
         # The lowest of all topics' limits so far.
-        self._lowest_limit = batch_size
+        self.lowest_limit = batch_size
         # By topic; lower ones where a batch within batch.size was too large.
         self._by_topic: dict[str, BatchLimits] = {}
         self.ratios = CompressionRatios()
@@ -259,7 +259,7 @@ class SizeEstimates:
             found = self._default
             if limit != found.write_limit:
                 found = BatchLimits(limit, found.raw_limit)
-                self._lowest_limit = min(self._lowest_limit, limit)
+                self.lowest_limit = min(self.lowest_limit, limit)
             self._by_topic[topic] = found
         return found
 
@@ -287,9 +287,6 @@ class SizeEstimates:
         )
 
     def is_full(self, batch: ProducerBatch) -> bool:
-        # Most batches are far from it: runs are short where partitions are many.
-        if 2 * batch.raw_bytes < self._lowest_limit:
-            return False
         return self.limits_of(batch.partition.topic).reached(
             raw_bytes=batch.raw_bytes, record_count=batch.record_count, factor=self._factor(batch.ratio)
         )

@@ -69,6 +69,7 @@ class ChunkedBuffer:
         "_slab",
         "_step",
         "capacity",
+        "overflowed",
         "size",
     )
 
@@ -83,6 +84,7 @@ class ChunkedBuffer:
         self._step = step = arena.size
         self.capacity = len(chunks) * step
         self.size = 0
+        self.overflowed = False
         # Where the next byte goes: slab[_shift + size], while _from <= size < _limit <= capacity.
         self._from = self._limit = 0
         self._shift = 0
@@ -99,10 +101,6 @@ class ChunkedBuffer:
     @property
     def heap_bytes(self) -> int:
         return 0 if self._heap_arena is None else (len(self._chunks) - self._pooled) * self._step
-
-    @property
-    def overflowed(self) -> bool:
-        return self._heap_arena is not None and self.heap_bytes > 0
 
     @property
     def growable_bytes(self) -> int:
@@ -207,6 +205,7 @@ class ChunkedBuffer:
         arena = self._heap_arena or ChunkArena(self._step, kept=False, heap=True)
         self._chunks += self._pool.take_heap(arena, missing, more)
         self._heap_arena = arena
+        self.overflowed = True
         self._full_bytes += more
         self.capacity += missing * self._step
 
@@ -258,6 +257,7 @@ class ChunkedBuffer:
         if self._heap_arena is not None and heap_from < len(chunks):
             self._pool.give(self._heap_arena, chunks[heap_from:])
             del chunks[heap_from:]
+            self.overflowed = keep > self._pooled
         if keep < self._pooled:
             self._pool.give(self._arena, chunks[keep:])
             del chunks[keep:]

@@ -260,11 +260,14 @@ class RecordAppender:
         """Carry out a plan. Takes the accumulator's lock only to end leases."""
         if plan.batches:
             _encode(plan)
-        is_full = self._estimates.is_full
+        # Most batches are far from full: runs are short where partitions are many.
+        seldom_full, is_full = self._estimates.lowest_limit / 2, self._estimates.is_full
         with self._accumulator.planning() as queues:
             # One iteration per partition: for short runs, calls are most of the cost.
             for batch in plan.batches:
-                if batch.state is BatchState.OPEN and (batch.buffer.overflowed or is_full(batch)):
+                if batch.state is BatchState.OPEN and (
+                    batch.buffer.overflowed or (batch.raw_bytes >= seldom_full and is_full(batch))
+                ):
                     # A batch that outgrew what was reserved for it goes early; a full batch need not wait for
                     # a row that it does not take.
                     plan.close(batch, queues)

@@ -377,6 +377,8 @@ class ProducerBreaker(SendPolicy):
         return self._probes.may_probe(partition)
 
     def next_change_ms(self, now_ms: float) -> float:
+        if self._local.has_changes:
+            return 0.0
         delay = self._local.next_change_ms(self._local.now_ms)
         if self._breaker is not None:
             tick_ms = self._call(self._breaker.next_tick_ms, self._context)

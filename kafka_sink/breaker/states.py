@@ -342,6 +342,11 @@ class LocalMutes(MuteTable):
         """Every mute, for a coordinator that may be new."""
         return [ongoing_mute(self._own.get(mute.target), mute, self.now_ms) for mute in self.mutes.values()]
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether ``take_changes`` would return any."""
+        return bool(self._changes)
+
     def take_changes(self) -> list[MuteChange]:
         """The mutes and unmutes since the last call."""
         changes, self._changes = self._changes, []

@@ -93,6 +93,8 @@ class NetworkClient:
         self._wake_lock = threading.Lock()  # guards _wake_pending, _closed and the pair's one byte
         self._wake_pending = False
         self._closed = False
+        # Whether a wake-up came in the last poll.
+        self.woken = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
@@ -347,6 +349,7 @@ class NetworkClient:
 
     def poll(self, timeout_ms: float, now_ms: float) -> list[NetworkEvent]:
         """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up; return the new events."""
+        self.woken = False
         deadline, awaits_thread = math.inf, False
         for connection in self._connections.values():
             deadline = min(deadline, connection.next_deadline_ms())
@@ -362,7 +365,7 @@ class NetworkClient:
                 connection = key.data
                 if connection is None:
                     self._take_wakeup()
-                    writes_only = False
+                    self.woken, writes_only = True, False
                 else:
                     writes_only &= mask == selectors.EVENT_WRITE
                     writes_only &= connection.state is ConnectionState.READY

@@ -9,7 +9,7 @@ as in TCP's slow start. Partitions that have taken a batch are not affected, nor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kafka_sink import kafka_errors
@@ -80,11 +80,10 @@ class NewPartitions:
             if limit is not None and batch.partition not in self._served:
                 limit.in_flight.add(batch)
 
-    def taken(self, node_id: int, batches: Iterable[ProducerBatch]) -> None:
-        for batch in batches:
-            self._served.add(batch.partition)
-            if self._limits:
-                self._raise_limit((node_id, batch.partition.topic), batch)
+    def taken(self, node_id: int, batches: Sequence[ProducerBatch]) -> None:
+        self._served.update([batch.partition for batch in batches])
+        for batch in batches if self._limits else ():
+            self._raise_limit((node_id, batch.partition.topic), batch)
 
     def _raise_limit(self, key: tuple[int, str], batch: ProducerBatch) -> None:
         limit = self._limits.get(key)

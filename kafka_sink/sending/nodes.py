@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from kafka_sink.counts import LATENCY_BOUNDS_MS, BrokerFigures
@@ -29,18 +29,18 @@ class NodeMetricsRecorder:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the nodes
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: defaultdict[int, _Node] = defaultdict(_Node)
 
     def sent(self, node_id: int, size: int, now_ms: float) -> None:
         with self._lock:
-            node = self._nodes.setdefault(node_id, _Node())
+            node = self._nodes[node_id]
             node.requests += 1
             node.sent_bytes += size
             node.sent_ms.append(now_ms)
 
     def responded(self, node_id: int, now_ms: float) -> None:
         with self._lock:
-            node = self._nodes.setdefault(node_id, _Node())
+            node = self._nodes[node_id]
             if node.sent_ms:
                 latency_ms = max(0.0, now_ms - node.sent_ms.popleft())
                 node.latency_ms += latency_ms
@@ -49,7 +49,7 @@ class NodeMetricsRecorder:
 
     def failed(self, node_id: int) -> None:
         with self._lock:
-            node = self._nodes.setdefault(node_id, _Node())
+            node = self._nodes[node_id]
             node.failures += 1
             if node.sent_ms:
                 node.sent_ms.popleft()
@@ -57,7 +57,7 @@ class NodeMetricsRecorder:
     def throttled(self, node_id: int, throttle_ms: float, now_ms: float) -> None:
         """The broker wants no requests for this long from now on. Time that overlaps counts once."""
         with self._lock:
-            node = self._nodes.setdefault(node_id, _Node())
+            node = self._nodes[node_id]
             until_ms = now_ms + throttle_ms
             node.throttle_ms += max(0.0, until_ms - max(now_ms, node.throttled_until_ms))
             node.throttled_until_ms = max(node.throttled_until_ms, until_ms)

@@ -29,13 +29,14 @@ def fill_request(
     queues: Sequence[PartitionQueue],
     max_bytes: int,
     may_send: Callable[[ProducerBatch], bool],
-    split_if_too_large: Callable[[ProducerBatch], bool],
+    split_if_too_large: Callable[[ProducerBatch], bool] | None,
 ) -> list[ProducerBatch]:
     """Sealed batches for one request to a broker: one for each partition, ``max_bytes`` in total.
 
     Only the first batch may exceed that. An open batch is chosen by its estimated compressed size. Once it is
     sealed, its true size decides whether more batches fit or the last ones go back to their queues.
-    ``split_if_too_large`` may put the pieces of a batch into its queue instead.
+    ``split_if_too_large`` may put the pieces of a batch into its queue instead; None where no broker was
+    found to take less than batch.size.
     """
     taken: dict[TopicPartition, ProducerBatch] = {}
     filled = 0
@@ -48,7 +49,9 @@ def fill_request(
         estimated = [batch for batch in more if batch.state is BatchState.CLOSED]
         for batch in estimated:
             batch.seal()
-        whole = [batch for batch in more if not split_if_too_large(batch)]
+        whole = more
+        if split_if_too_large is not None:
+            whole = [batch for batch in more if not split_if_too_large(batch)]
         for at, batch in enumerate(whole):
             size = batch.buffer.size
             if taken and filled + size > max_bytes:
@@ -70,64 +73,55 @@ class ProduceTag:
     names: dict[bytes, str]
 
 
-class ProduceRequests:
-    """Used by the sender's thread only."""
+def produce_request(
+    options: SinkOptions,
+    cluster: ClusterMetadata,
+    network: NetworkClient,
+    identity: ProducerIdentity | None,
+    node: int,
+    taken: Sequence[ProducerBatch],
+) -> OutboundRequest:
+    """One request of sealed batches for a connected broker. The batches become in flight.
 
-    def __init__(
-        self,
-        options: SinkOptions,
-        cluster: ClusterMetadata,
-        network: NetworkClient,
-        identity: ProducerIdentity | None,
-    ) -> None:
-        self._options = options
-        self._cluster = cluster
-        self._network = network
-        self._identity = identity
-
-    def build(self, node: int, taken: Sequence[ProducerBatch]) -> OutboundRequest:
-        """One request of sealed batches for a connected broker. The batches become in flight.
-
-        Raises BrokerVersionError where broker and sink have no version of Produce in common.
-        """
-        version = self._network.api_version(node, apis.PRODUCE)
-        if self._identity is not None and self._identity.adds_partitions:
-            version = min(version, produce.LAST_VERSION_OF_PROTOCOL_1)
-        identity = self._identity
-        in_transaction = identity is not None and identity.transactional_id is not None
-        names: dict[bytes, str] = {}
-        topics: dict[str, tuple[bytes | None, list[produce.PartitionData]]] = {}
-        for batch in taken:
-            # Nothing else assigns a sequence.
-            if identity is not None:
-                identity.assign(batch)
-            views = batch.write_header(transactional=in_transaction)
-            batch.move_to(BatchState.IN_FLIGHT)
-            batch.attempts += 1
-            topic, partition = batch.partition
-            of_topic = topics.get(topic)
-            if of_topic is None:
-                metadata = self._cluster.topic(topic)
-                topic_id = None if metadata is None else metadata.topic_id
-                of_topic = topics[topic] = topic_id, []
-                if topic_id is None:
-                    # Without an id the request must name its topics.
-                    version = min(version, produce.LAST_VERSION_WITH_NAMES)
-                else:
-                    names[topic_id] = topic
-            of_topic[1].append((partition, views, batch.buffer.size))
-        body = produce.produce_body(
-            version,
-            self._options.acks,
-            self._options.request_timeout_ms,
-            None if identity is None else identity.transactional_id,
-            [(name, topic_id, parts) for name, (topic_id, parts) in topics.items()],
-        )
-        tag = ProduceTag(node, {batch.partition: batch for batch in taken}, names)
-        expects_response = self._options.acks != 0
-        timeout = self._options.request_timeout_ms
-        asked = len(topics) + len(taken)
-        return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag, asked)
+    Raises BrokerVersionError where broker and sink have no version of Produce in common.
+    """
+    version = network.api_version(node, apis.PRODUCE)
+    if identity is not None and identity.adds_partitions:
+        version = min(version, produce.LAST_VERSION_OF_PROTOCOL_1)
+    in_transaction = identity is not None and identity.transactional_id is not None
+    names: dict[bytes, str] = {}
+    topics: dict[str, tuple[bytes | None, list[produce.PartitionData]]] = {}
+    for batch in taken:
+        # Nothing else assigns a sequence.
+        if identity is not None:
+            identity.assign(batch)
+        views = batch.write_header(transactional=in_transaction)
+        batch.move_to(BatchState.IN_FLIGHT)
+        batch.attempts += 1
+        topic, partition = batch.partition
+        of_topic = topics.get(topic)
+        if of_topic is None:
+            metadata = cluster.topic(topic)
+            topic_id = None if metadata is None else metadata.topic_id
+            of_topic = topics[topic] = topic_id, []
+            if topic_id is None:
+                # Without an id the request must name its topics.
+                version = min(version, produce.LAST_VERSION_WITH_NAMES)
+            else:
+                names[topic_id] = topic
+        of_topic[1].append((partition, views, batch.buffer.size))
+    body = produce.produce_body(
+        version,
+        options.acks,
+        options.request_timeout_ms,
+        None if identity is None else identity.transactional_id,
+        [(name, topic_id, parts) for name, (topic_id, parts) in topics.items()],
+    )
+    tag = ProduceTag(node, {batch.partition: batch for batch in taken}, names)
+    expects_response = options.acks != 0
+    timeout = options.request_timeout_ms
+    asked = len(topics) + len(taken)
+    return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag, asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,37 +175,28 @@ class BrokerProbeTag:
     """Marks a probe."""
 
 
-class BrokerProbes:
-    """Used by the sender's thread. Times are monotonic milliseconds."""
+def probe_brokers(policy: SendPolicy, network: NetworkClient, options: SinkOptions, now_ms: float) -> float:
+    """Probe every broker that the policy names; return the milliseconds until another can be sent."""
+    delay = math.inf
+    for node in policy.brokers_to_probe():
+        if network.ready_for_any(node, now_ms):
+            network.send(node, _probe(network, options, node), now_ms)
+            policy.on_probe(node, now_ms)
+        elif not network.knows(node):
+            # The cluster no longer lists this broker, and its address is unknown until it is back.
+            policy.on_probe(node, now_ms)
+            policy.on_probe_done(node, ConnectionError("the cluster misses it"), now_ms)
+        else:
+            delay = min(delay, network.ready_delay_ms(node, now_ms))
+    return delay
 
-    def __init__(self, policy: SendPolicy, network: NetworkClient, request_timeout_ms: float) -> None:
-        self._policy = policy
-        self._network = network
-        self._request_timeout_ms = request_timeout_ms
 
-    def send_due(self, now_ms: float) -> float:
-        """Probe every broker that the policy names; return the milliseconds until another can be sent."""
-        delay = math.inf
-        for node in self._policy.brokers_to_probe():
-            if self._network.ready_for_any(node, now_ms):
-                self._send(node, now_ms)
-                self._policy.on_probe(node, now_ms)
-            elif not self._network.knows(node):
-                # The cluster no longer lists this broker, and its address is unknown until it is back.
-                self._policy.on_probe(node, now_ms)
-                self._policy.on_probe_done(node, ConnectionError("the cluster misses it"), now_ms)
-            else:
-                delay = min(delay, self._network.ready_delay_ms(node, now_ms))
-        return delay
+def _probe(network: NetworkClient, options: SinkOptions, node: int) -> OutboundRequest:
+    """ApiVersions is the one request to which every broker responds at once, without a login too.
 
-    def _send(self, node: int, now_ms: float) -> None:
-        """ApiVersions is the one request to which every broker responds at once, without a login too.
-
-        It takes the connection of Produce requests, behind those in flight, so that its response speaks for
-        them.
-        """
-        api = apis.API_VERSIONS
-        version = self._network.api_version(node, api)
-        body = requests.encode_api_versions(version, __version__)
-        request = OutboundRequest(api, version, [body], True, self._request_timeout_ms, BrokerProbeTag())
-        self._network.send(node, request, now_ms)
+    It takes the connection of Produce requests, behind those in flight, so that its response speaks for them.
+    """
+    api = apis.API_VERSIONS
+    version = network.api_version(node, api)
+    body = requests.encode_api_versions(version, __version__)
+    return OutboundRequest(api, version, [body], True, options.request_timeout_ms, BrokerProbeTag())

@@ -90,14 +90,15 @@ class ResponseHandler:
             verdict = response_classifier.classify_failure(event.cause, possibly_sent=event.possibly_sent)
             self._apply(batch, tag.node_id, verdict, now_ms)
 
-    def on_response(self, event: ResponseReceived, tag: ProduceTag, now_ms: float) -> None:
-        """The response has come; with acks=0, the request is written to the socket."""
+    def on_response(self, event: ResponseReceived, tag: ProduceTag, now_ms: float) -> bool:
+        """The response has come; with acks=0, the request is written to the socket. Return whether the broker
+        has all batches."""
         self._policy.on_request_done(tag.node_id, now_ms)
         self._completion.nodes.responded(tag.node_id, now_ms)
         if self._options.acks == 0:
             sent = [(batch, -1, -1) for batch in tag.batches.values()]
             self._succeed(sent, tag.node_id, now_ms, confirmed=False)
-            return
+            return True
         # By topic and number: equal to a TopicPartition, and made in a tenth of the time.
         pending: dict[tuple[str, int], ProducerBatch] = dict(tag.batches.items())
         succeeded: list[tuple[ProducerBatch, int, int]] = []
@@ -127,6 +128,7 @@ class ResponseHandler:
             cause = DeliveryError(f"the broker's response left out {batch.partition}")
             verdict = response_classifier.classify_failure(cause, possibly_sent=True)
             self._apply(batch, tag.node_id, verdict, now_ms)
+        return len(succeeded) == len(tag.batches)
 
     def _on_error(
         self,

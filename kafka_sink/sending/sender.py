@@ -13,6 +13,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka_sink.accumulator.batch_queues import PartitionQueue
@@ -48,13 +49,13 @@ from kafka_sink.sending.producer_identity import (
     TransactionPartitionsTag,
 )
 from kafka_sink.sending.requests import (
-    BrokerProbes,
     BrokerProbeTag,
-    ProduceRequests,
     ProducerIdRequests,
     ProducerIdTag,
     ProduceTag,
     fill_request,
+    probe_brokers,
+    produce_request,
 )
 from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.task_deliveries import TaskDeliveries
@@ -166,7 +167,6 @@ class Sender(threading.Thread):
         )
         self._metadata = MetadataRequests(options, cluster, network)
         timeout_ms = options.request_timeout_ms
-        self._probes = BrokerProbes(self._policy, network, timeout_ms)
         self._producer_ids = None if identity is None else ProducerIdRequests(identity, network, timeout_ms)
         self._moves = UnsentMoves(accumulator, self._completion, cluster, network, self._policy)
         self._transaction_partitions: TransactionPartitions | None = None
@@ -175,7 +175,6 @@ class Sender(threading.Thread):
             from kafka_sink.sending.transaction_partitions import TransactionPartitions
 
             self._transaction_partitions = TransactionPartitions(identity, network, timeout_ms, backoff)
-        self._requests = ProduceRequests(options, cluster, network, identity)
         self._closing = False
         self._aborting = False
         self._task_ended = False
@@ -183,6 +182,8 @@ class Sender(threading.Thread):
         # Whether batches waited for a broker or a leader in the last pass. The pass after the wait has to
         # record its end.
         self._waited = False
+        # Whether the last pass sent all that may go before a deadline or a wake-up, whatever brokers respond.
+        self._sent_all = False
         # Why the thread ends, if it fails or is aborted. It may do so before the first task begins.
         self._end_cause: Exception | None = None
 
@@ -225,6 +226,7 @@ class Sender(threading.Thread):
 
     def run_once(self, now_ms: float) -> None:
         """One pass. Blocks in the network poll until there may be something to do."""
+        self._sent_all = False
         delay = min(MAX_POLL_MS, self._expiry.expire(now_ms))
         self._responses.skip_waiting()
         if self._identity is not None:
@@ -234,7 +236,8 @@ class Sender(threading.Thread):
         # Needed before there is a producer id: a task's first rows wait for the coordinator's mutes.
         muted = self._policy.muted(now_ms)
         self._network.avoided = self._policy.muted_brokers
-        delay = min(delay, self._policy.next_change_ms(now_ms), self._probes.send_due(now_ms))
+        delay = min(delay, self._policy.next_change_ms(now_ms))
+        delay = min(delay, probe_brokers(self._policy, self._network, self._options, now_ms))
         delay = min(delay, self._metadata.refresh(now_ms))
         if self._producer_ids is not None and self._identity is not None and not self._identity.ready:
             delay = min(delay, self._producer_ids.refresh(now_ms), self._find_brokers(now_ms))
@@ -245,8 +248,24 @@ class Sender(threading.Thread):
                 delay = min(delay, self._transaction_partitions.refresh(now_ms))
         if self._telemetry is not None:
             delay = min(delay, self._telemetry.refresh(now_ms))
-        for event in self._network.poll(max(delay, 0.0), now_ms):
-            self._on_event(event, self._clock_ms())
+        self._poll(now_ms + max(delay, 0.0), now_ms)
+
+    def _poll(self, until_ms: float, now_ms: float) -> None:
+        """Take what the network reports, up to ``until_ms``.
+
+        An acknowledgement after which nothing more can be sent does not end the wait: the next pass would
+        cost nearly as much as the request did.
+        """
+        only_acknowledged = True
+        while only_acknowledged and now_ms <= until_ms:
+            events = self._network.poll(until_ms - now_ms, now_ms)
+            only_acknowledged = self._sent_all and bool(events) and not self._network.woken
+            for event in events:
+                only_acknowledged &= self._on_event(event, self._clock_ms())
+            now_ms = self._clock_ms()
+            if only_acknowledged:
+                # The response may have changed what the circuit breaker waits for.
+                until_ms = min(until_ms, now_ms + self._policy.next_change_ms(now_ms))
 
     def wakeup(self) -> None:
         """End the present wait, because something changed. Any thread may call it."""
@@ -306,6 +325,8 @@ class Sender(threading.Thread):
         version = self._cluster.version
         check = self._accumulator.ready(self._cluster.leader, now_ms, muted, version)
         delay = check.next_check_delay_ms
+        # With one request at a time, a batch waits for a response though its queue is not ready.
+        self._sent_all = self._options.max_in_flight_requests_per_connection > 1
         if not (check.nodes or check.muted or check.unknown_leaders or self._waited):
             return min(delay, self._responses.new_partitions.next_change_ms(now_ms))
         self._expiry.expire_missing(check.unknown_leaders, now_ms)
@@ -325,10 +346,13 @@ class Sender(threading.Thread):
         failing = [node for node in unreachable if self._network.is_gone(node)]
         self._policy.on_unreachable(unreachable, failing, now_ms)
         self._waited = bool(not_accepting or check.unknown_leaders or self.availability.is_watching)
+        self._sent_all &= not (self._waited or check.muted)
         for node, queues in check.nodes.items():
             if node in accepting:
                 if self._produce(node, queues, now_ms):
                     delay = min(delay, self._delay_after_request(queues, now_ms))
+                else:
+                    self._sent_all = False
             else:
                 delay = min(delay, self._network.ready_delay_ms(node, now_ms))
         delay = min(delay, self._responses.new_partitions.next_change_ms(now_ms))
@@ -381,12 +405,12 @@ class Sender(threading.Thread):
             return False
         max_bytes = self._options.max_request_size
         may_send = self._responses.new_partitions.limited(node, now_ms, self._sending_rule(now_ms))
-        split = self._responses.splitter.split_if_too_large
+        split = self._responses.splitter.split_if_too_large if self._accumulator.limits.any_learnt else None
         taken = fill_request(self._accumulator, node, queues, max_bytes, may_send, split)
         if not taken:
             return False
         self._cluster.pinned = True
-        request = self._requests.build(node, taken)
+        request = produce_request(self._options, self._cluster, self._network, self._identity, node, taken)
         self._responses.on_sent(node, taken, now_ms)
         self._network.send(node, request, now_ms)
         return True
@@ -397,15 +421,16 @@ class Sender(threading.Thread):
         if identity is None:
             return lambda batch: not awaits_letters(batch)
         if not self._responses.any_awaits_letters:
-            return lambda batch: identity.may_send(batch, now_ms)
+            return partial(identity.may_send, now_ms=now_ms)
         return lambda batch: not awaits_letters(batch) and identity.may_send(batch, now_ms)
 
     # -- what the network reports -------------------------------------------------------------------
 
-    def _on_event(self, event: NetworkEvent, now_ms: float) -> None:
+    def _on_event(self, event: NetworkEvent, now_ms: float) -> bool:
+        """Whether it is the acknowledgement of all batches of a request, and nothing else."""
         match event:
             case ResponseReceived():
-                self._on_response(event, now_ms)
+                return self._on_response(event, now_ms)
             case RequestFailed():
                 self._on_request_failed(event, now_ms)
             case NodeConnected():
@@ -414,8 +439,9 @@ class Sender(threading.Thread):
                     self._telemetry.on_connected(event.node_id, now_ms)
             case NodeDisconnected():
                 self._on_disconnect(event)
+        return False
 
-    def _on_response(self, event: ResponseReceived, now_ms: float) -> None:
+    def _on_response(self, event: ResponseReceived, now_ms: float) -> bool:
         if throttled := self._network.throttled_ms(event.node_id, now_ms):
             self._policy.on_throttled(event.node_id, now_ms, throttled)
             self._completion.nodes.throttled(event.node_id, throttled, now_ms)
@@ -425,7 +451,7 @@ class Sender(threading.Thread):
             self._telemetry.on_responded(event.node_id, event.latency_ms, throttle_ms)
         match event.tag:
             case ProduceTag():
-                self._responses.on_response(event, event.tag, now_ms)
+                return self._responses.on_response(event, event.tag, now_ms) and not throttled
             case TelemetryTag() if self._telemetry is not None:
                 self._telemetry.on_response(event, event.tag, now_ms)
             case BrokerProbeTag():
@@ -436,6 +462,7 @@ class Sender(threading.Thread):
                 self._fail_all(self._producer_ids.on_response(event, event.tag, now_ms))
             case TransactionPartitionsTag() if self._transaction_partitions is not None:
                 self._fail_all(self._transaction_partitions.on_response(event, event.tag, now_ms))
+        return False
 
     def _fail_all(self, failure: KafkaSinkError | None) -> None:
         if failure is not None:

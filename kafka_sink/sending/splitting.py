@@ -88,8 +88,7 @@ class BatchSplitter:
 
     def split_if_too_large(self, batch: ProducerBatch) -> bool:
         """Split a batch that is about to be sent if it is larger than what its brokers are known to take."""
-        limits = self._accumulator.limits
-        limit = limits.learnt(batch.partition.topic) if limits.any_learnt else None
+        limit = self._accumulator.limits.learnt(batch.partition.topic)
         if limit is None or batch.size <= limit or batch.record_count == 1 or batch.possibly_written:
             return False
         self.split(batch)

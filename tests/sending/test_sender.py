@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from kafka_sink.network.client import NetworkClient, OutboundRequest
+from kafka_sink.network.client import NetworkClient, NetworkEvent, OutboundRequest, ResponseReceived
+from kafka_sink.sending.requests import ProduceTag
 from kafka_sink.sending.sender import Sender
 from tests.support.fake_broker import FakeCluster
 from tests.support.scripted_cluster import rows, task, until, written
@@ -105,3 +106,33 @@ def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(
         assert producer.finish().records == 2
     number, at_ms = sent[0]
     assert passes[number] - at_ms > 50
+
+
+def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: a second pass for each request, which costs nearly as much as the request."""
+    log: list[str] = []
+    poll, run_once = NetworkClient.poll, Sender.run_once
+
+    def logged_poll(network: NetworkClient, timeout_ms: float, now_ms: float) -> list[NetworkEvent]:
+        log.append("poll")
+        events = poll(network, timeout_ms, now_ms)
+        responses = [event for event in events if isinstance(event, ResponseReceived)]
+        log.extend("acknowledged" for event in responses if isinstance(event.tag, ProduceTag))
+        return events
+
+    def logged_pass(sender: Sender, now_ms: float) -> None:
+        log.append("pass")
+        run_once(sender, now_ms)
+
+    with FakeCluster({"t": 1}) as cluster, task(cluster) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: producer.acknowledged == 1, "the first response")
+        monkeypatch.setattr(NetworkClient, "poll", logged_poll)
+        monkeypatch.setattr(Sender, "run_once", logged_pass)
+        producer.send(rows(1, 1))
+        until(lambda: log[-1:] == ["poll"] and "acknowledged" in log, "the next poll")
+        after = log[log.index("acknowledged") + 1]
+        assert producer.finish().records == 2
+    assert after == "poll"

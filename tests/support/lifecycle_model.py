@@ -34,7 +34,7 @@ from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion, BatchExpiry, restart_sequences
 from kafka_sink.sending.producer_identity import ProducerIdentity
-from kafka_sink.sending.requests import ProduceRequests, ProduceTag, fill_request
+from kafka_sink.sending.requests import ProduceTag, fill_request, produce_request
 from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.task_deliveries import Written
 from tests.support.fake_log import PartitionLog, numbers_in, parse_batch
@@ -149,7 +149,7 @@ class Model:
             backoff,
             policy,  # type: ignore[arg-type]
         )
-        self.requests = ProduceRequests(options, self.metadata, Versions(), self.identity)  # type: ignore[arg-type]
+        self.options = options
         self.partitioner = Partitioner(
             room=lambda *_: BatchRoom(None, _BATCH_SIZE),
             ignore_keys=False,
@@ -232,7 +232,8 @@ class Model:
             if not taken:
                 continue
             assert not {batch.partition for batch in taken} & self.muted
-            tag = self.requests.build(node, taken).tag
+            request = produce_request(self.options, self.metadata, Versions(), self.identity, node, taken)  # type: ignore[arg-type]
+            tag = request.tag
             assert isinstance(tag, ProduceTag)
             self.responses.on_sent(node, taken, self.now)
             views = {batch.partition: batch.buffer.views() for batch in taken}
