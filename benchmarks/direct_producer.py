@@ -12,8 +12,6 @@ import pyarrow.compute as pc
 
 from benchmarks.sampler import Sampler
 from kafka_sink.accumulator.buffer_pool import PoolMetrics
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
-from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.task.producer import Producer
 
@@ -72,9 +70,7 @@ def options_for(bootstrap: str, **settings: str | int) -> SinkOptions:
 
 def pool_of(producer: Producer) -> PoolMetrics:
     """The metrics of the producer's pool."""
-    allocator = producer._allocator
-    assert isinstance(allocator, (FullAllocator, IncrementalAllocator))
-    return allocator._pool.metrics()
+    return producer._allocator.pool.metrics()
 
 
 @dataclass(frozen=True, slots=True)

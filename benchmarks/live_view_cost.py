@@ -21,8 +21,8 @@ from kafka_sink.coordinator.figures.messages import TaskIdentity
 from kafka_sink.coordinator.figures.metrics import exposition
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
-from kafka_sink.sending.task_deliveries import Written
 from kafka_sink.task.producer import Producer
+from tests.support.written_batches import written_batch
 
 TOPICS, BROKERS, TASKS, REPEATS = 100, 20, 100, 300
 
@@ -41,7 +41,7 @@ def busy_producer() -> Producer:
     producer.begin()
     for number in range(20 * TOPICS):
         place = TopicPartition(f"orders-of-region-{number % TOPICS}", number // TOPICS)
-        producer.sender.deliveries.acknowledged([Written(place, 1000, 100_000, 30_000, number, -1)])
+        producer.sender.deliveries.acknowledged([written_batch(place, 1000, 100_000, 30_000, number)])
         nodes = producer.sender._completion.nodes
         nodes.sent(number % BROKERS, 0, float(number))
         nodes.responded(number % BROKERS, number + 12.0)

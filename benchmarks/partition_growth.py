@@ -228,7 +228,7 @@ class Unsent:
         self._appender.append(ordered, self._answer_who_waits)
 
     def _answer_who_waits(self) -> None:
-        if self.allocator.queued:
+        if self.allocator.pool.queued:
             self.waits += 1
             self.answer()
 
@@ -260,7 +260,7 @@ def count(strategy: str, codec: CompressionType, partitions: int, batches: int) 
         task.append(plan, table)
     task.finish()
     processor_s = time.process_time() - started_s
-    metrics = task.allocator.metrics()
+    metrics = task.allocator.pool.metrics()
     return Count(
         strategy,
         codec.name.lower(),

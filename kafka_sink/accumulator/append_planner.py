@@ -378,7 +378,7 @@ class AppendPlanner:
             # These rows have room by their exact sizes, so the batch stays within the limit even where the
             # upper bound exceeds it.
             projected = min(projected, self._estimates.limits_of(batch.partition.topic).write_limit)
-        if self._allocator.overdrawn:
+        if self._allocator.pool.overdrawn:
             return False
         if projected > batch.buffer.capacity and not self._allocator.try_grow(batch.buffer, projected):
             return False

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from kafka_sink.accumulator.buffer_pool import BufferPool, LentChunks, PoolClient, PoolMetrics
+from kafka_sink.accumulator.buffer_pool import BufferPool, LentChunks, PoolClient
 from kafka_sink.errors import BufferOwnershipError
 
 # Contiguous bytes; numpy and pyarrow data come as memoryviews.
@@ -68,21 +68,12 @@ class BufferAllocator(ABC):
     ) -> None:
         """``heap_bytes``: what batches may need beyond the pool; default two of them, for growing and
         splitting one."""
-        self._pool = pool
+        self.pool = pool
         # batch.size = 0 is legal: every record then gets a buffer of its own size.
         self._batch_size = max(1, pool.poolable_size if batch_size is None else batch_size)
         self._client = PoolClient()
         self._heap_bytes = 2 * self._batch_size if heap_bytes is None else heap_bytes
         self.begin()
-
-    @property
-    def queued(self) -> int:
-        return self._pool.queued
-
-    @property
-    def overdrawn(self) -> bool:
-        """Whether reserved rows took more heap memory than its limit, so that no more may be reserved."""
-        return self._pool.overdrawn
 
     @abstractmethod
     def try_open(self, projected: int, first_record: int | None = None) -> BatchBuffer | None:
@@ -132,25 +123,22 @@ class BufferAllocator(ABC):
     def has_fixed_buffers(self) -> bool:
         """Whether a batch takes batch.size from the pool when it opens, and nothing later."""
 
-    def metrics(self) -> PoolMetrics:
-        return self._pool.metrics()
-
     def begin(self) -> None:
         """A task begins: the heap may hold what its batches need, and the pool's peaks are reset to the
         present values. A new allocator has begun."""
-        self._pool.admit_heap(self._client, self._heap_bytes)
-        self._pool.restart_maxima()
+        self.pool.admit_heap(self._client, self._heap_bytes)
+        self.pool.restart_maxima()
 
     def rest(self) -> None:
         """Between tasks: the heap's limit is what other producers need, and free memory goes back to the
         system."""
-        self._pool.withdraw_heap(self._client)
-        self._pool.trim_free()
+        self.pool.withdraw_heap(self._client)
+        self.pool.trim_free()
 
     def close(self) -> None:
         """End this producer's waits with an error. Memory in use may still grow and be returned."""
-        self._pool.close_client(self._client)
-        self._pool.trim_free()
+        self.pool.close_client(self._client)
+        self.pool.trim_free()
 
 
 class _SharedBuffer:

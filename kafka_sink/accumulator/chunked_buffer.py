@@ -302,31 +302,31 @@ class IncrementalAllocator(BufferAllocator):
     def _arena_for(self, projected: int, count: int = 1) -> ChunkArena:
         """The chunks of the last of ``count`` new batches."""
         arenas = self._arenas
-        open_batches = self._pool.open_batches + count - 1
+        open_batches = self.pool.open_batches + count - 1
         for arena in arenas[:-1]:
             if projected >= arena.size or open_batches * arena.size < self._share:
                 return arena
         return arenas[-1]
 
     def try_open(self, projected: int, first_record: int | None = None) -> ChunkedBuffer | None:
-        if self._client.closed or self._pool.overdrawn:
+        if self._client.closed or self.pool.overdrawn:
             return None
         arena = self._arena_for(projected)
         full_bytes = max(self._batch_size, projected)
         count = -(-projected // arena.size) or 1
-        chunks = self._pool.try_take(arena, count, full_bytes, new_batches=1)
-        return None if chunks is None else ChunkedBuffer(self._pool, arena, chunks, full_bytes)
+        chunks = self.pool.try_take(arena, count, full_bytes, new_batches=1)
+        return None if chunks is None else ChunkedBuffer(self.pool, arena, chunks, full_bytes)
 
     def try_open_all(self, projected: Sequence[int]) -> Sequence[BatchBuffer]:
         count, largest = len(projected), max(projected, default=0)
         arena = self._arena_for(largest, count)
-        if count < 2 or largest > arena.size or self._client.closed or self._pool.overdrawn:
+        if count < 2 or largest > arena.size or self._client.closed or self.pool.overdrawn:
             return super().try_open_all(projected)
         full_bytes = max(self._batch_size, largest)
-        chunks = self._pool.try_take(arena, count, count * full_bytes, new_batches=count)
+        chunks = self.pool.try_take(arena, count, count * full_bytes, new_batches=count)
         if chunks is None:
             return super().try_open_all(projected)
-        return [ChunkedBuffer(self._pool, arena, [chunk], full_bytes) for chunk in chunks]
+        return [ChunkedBuffer(self.pool, arena, [chunk], full_bytes) for chunk in chunks]
 
     def open(
         self,
@@ -338,8 +338,8 @@ class IncrementalAllocator(BufferAllocator):
         arena = self._arena_for(projected)
         full_bytes = max(self._batch_size, projected)
         count = -(-projected // arena.size) or 1
-        chunks = self._pool.take(arena, count, timeout_ms, self._client, full_bytes, watch)
-        return ChunkedBuffer(self._pool, arena, chunks, full_bytes)
+        chunks = self.pool.take(arena, count, timeout_ms, self._client, full_bytes, watch)
+        return ChunkedBuffer(self.pool, arena, chunks, full_bytes)
 
     def try_grow(self, buffer: BatchBuffer, projected: int) -> bool:
         if not isinstance(buffer, ChunkedBuffer):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import BatchSizeLimits
@@ -17,7 +16,8 @@ from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.model import PartitionInfo, TopicPartition
 from kafka_sink.options import SinkOptions
 
-Ended = TypeVar("Ended")
+# A batch that a broker has, its base offset and its log append time; -1 where the broker did not say.
+WrittenBatch = tuple[ProducerBatch, int, int]
 # How long a lease usually lasts: a leased batch that has expired is looked at again after it.
 LEASE_MS = 5.0
 
@@ -139,7 +139,7 @@ class RecordAccumulator:
         unknown: set[str] = set()
         delay = math.inf
         with self._lock:
-            hurry = self._queues.flushing or self.allocator.queued > 0
+            hurry = self._queues.flushing or self.allocator.pool.queued > 0
             # With thousands of partitions nearly all linger, and this loop is most of the cost of a pass.
             lingers_since = math.inf if hurry else now_ms - self.options.linger_ms
             guarantees_order = self._guarantees_order
@@ -298,25 +298,23 @@ class RecordAccumulator:
         with self._lock:
             self._queues.too_large_batches.append(noted)
 
-    def succeed(
-        self, written: Sequence[tuple[ProducerBatch, Ended]], record: Callable[[list[Ended]], None]
-    ) -> None:
-        """End batches that their broker has. ``record`` gets what comes with those that had not failed.
+    def succeed(self, written: Sequence[WrittenBatch], record: Callable[[list[WrittenBatch]], None]) -> None:
+        """End batches that their broker has. ``record`` gets those that had not failed before.
 
         All of a response at once, as the lock and waking the task cost more than a small batch. ``record``
         counts their rows before the waiting task can see that they are complete.
         """
         with self._lock:
             queues = self._queues
-            first: list[Ended] = []
-            for batch, ended in written:
-                queues.request_ended(batch)
-                if batch.move_to(BatchState.SUCCEEDED):
+            first: list[WrittenBatch] = []
+            for ended in written:
+                queues.request_ended(ended[0])
+                if ended[0].move_to(BatchState.SUCCEEDED):
                     first.append(ended)
             record(first)
             queues.incomplete -= len(first)
             self._completed.notify_all()
-            queues.release(*[batch for batch, _ in written])
+            queues.release(*[batch for batch, _, _ in written])
 
     def finish(self, batch: ProducerBatch, state: BatchState, record: Callable[[], None]) -> bool:
         """End a batch by its request's response; False if it had failed before (a late response).

@@ -195,13 +195,13 @@ class FullAllocator(BufferAllocator):
         return self._arena if pooled <= self._batch_size else ChunkArena(pooled, kept=False)
 
     def try_open(self, projected: int, first_record: int | None = None) -> SingleBuffer | None:
-        if self._client.closed or self._pool.overdrawn:
+        if self._client.closed or self.pool.overdrawn:
             return None
         arena = self._arena_for(projected, first_record)
-        chunks = self._pool.try_take(arena, 1, arena.size, new_batches=1)
+        chunks = self.pool.try_take(arena, 1, arena.size, new_batches=1)
         if chunks is None:
             return None
-        buffer = SingleBuffer(self._pool, arena, chunks[0], self._heap_arena)
+        buffer = SingleBuffer(self.pool, arena, chunks[0], self._heap_arena)
         grown = False
         try:
             grown = buffer.grow(projected)
@@ -218,8 +218,8 @@ class FullAllocator(BufferAllocator):
         first_record: int | None = None,
     ) -> SingleBuffer:
         arena = self._arena_for(projected, first_record)
-        chunks = self._pool.take(arena, 1, timeout_ms, self._client, arena.size, watch)
-        buffer = SingleBuffer(self._pool, arena, chunks[0], self._heap_arena)
+        chunks = self.pool.take(arena, 1, timeout_ms, self._client, arena.size, watch)
+        buffer = SingleBuffer(self.pool, arena, chunks[0], self._heap_arena)
         try:
             if not buffer.grow(projected):
                 # It has waited for memory; it gets no more than one grant beyond the heap's limit.
@@ -236,7 +236,7 @@ class FullAllocator(BufferAllocator):
 
     def growable_bytes(self, buffer: BatchBuffer) -> int:
         step = self._heap_arena.size
-        return self._pool.heap_room // step * step
+        return self.pool.heap_room // step * step
 
     @property
     def has_fixed_buffers(self) -> bool:

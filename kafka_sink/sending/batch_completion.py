@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator, WrittenBatch
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.errors import DeliveryError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
@@ -15,7 +15,7 @@ from kafka_sink.model import Node, TopicPartition
 from kafka_sink.sending import response_classifier
 from kafka_sink.sending.nodes import NodeMetricsRecorder
 from kafka_sink.sending.producer_identity import ProducerIdentity
-from kafka_sink.sending.task_deliveries import TaskDeliveries, Written
+from kafka_sink.sending.task_deliveries import TaskDeliveries
 from kafka_sink.sending.telemetry import ClientTelemetry
 
 _log = logging.getLogger(__name__)
@@ -52,25 +52,9 @@ class BatchCompletion:
         for batch in batches:
             self._in_flight.pop(id(batch), None)
 
-    def succeed(self, batches: Sequence[tuple[ProducerBatch, int, int]], *, confirmed: bool) -> None:
-        """Brokers have these batches: each with its base offset and log append time, -1 where unknown."""
-        written = [
-            (
-                batch,
-                Written(
-                    batch.partition,
-                    batch.record_count,
-                    batch.raw_bytes,
-                    batch.buffer.size,
-                    base_offset,
-                    log_append_time_ms,
-                    confirmed,
-                    batch.letters,
-                ),
-            )
-            for batch, base_offset, log_append_time_ms in batches
-        ]
-        self._accumulator.succeed(written, self.deliveries.acknowledged)
+    def succeed(self, batches: Sequence[WrittenBatch], *, confirmed: bool) -> None:
+        """Brokers have these batches; see TaskDeliveries.acknowledged."""
+        self._accumulator.succeed(batches, partial(self.deliveries.acknowledged, confirmed=confirmed))
 
     def fail_taken(self, batch: ProducerBatch, cause: Exception) -> None:
         """Fail a batch that the sender has taken from its queue."""

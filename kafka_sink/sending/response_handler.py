@@ -10,7 +10,7 @@ import numpy as np
 
 from kafka_sink import timing_bounds
 from kafka_sink.accumulator.producer_batch import ProducerBatch
-from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator, WrittenBatch
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.dead_letters.rejected_rows import (
@@ -101,7 +101,7 @@ class ResponseHandler:
             return True
         # By topic and number: equal to a TopicPartition, and made in a tenth of the time.
         pending: dict[tuple[str, int], ProducerBatch] = dict(tag.batches.items())
-        succeeded: list[tuple[ProducerBatch, int, int]] = []
+        succeeded: list[WrittenBatch] = []
         unknown: list[TopicPartition] = []
         for response in event.response.partitions:
             topic = response.topic
@@ -176,13 +176,13 @@ class ResponseHandler:
 
     def _succeed(
         self,
-        batches: Sequence[tuple[ProducerBatch, int, int]],
+        batches: Sequence[WrittenBatch],
         node_id: int,
         now_ms: float,
         *,
         confirmed: bool = True,
     ) -> None:
-        """A broker has these batches: each with its base offset and log append time, -1 where unknown."""
+        """A broker has these batches."""
         if not batches:
             return
         taken = [batch for batch, _, _ in batches]

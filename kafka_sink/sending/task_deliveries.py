@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
+from kafka_sink.accumulator.record_accumulator import WrittenBatch
 from kafka_sink.counts import TopicFigures
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import NO_TIMESTAMP, PartitionResult, TopicPartition
@@ -48,20 +48,6 @@ class DeliveryCounts:
         return self.records + self.unconfirmed
 
 
-class Written(NamedTuple):
-    """A batch that is written. ``base_offset`` is -1 where the broker did not say; with acks=0 it did not
-    confirm the batch either."""
-
-    partition: TopicPartition
-    records: int
-    raw_bytes: int
-    sent_bytes: int
-    base_offset: int
-    log_append_time_ms: int
-    confirmed: bool = True
-    letters: bool = False
-
-
 class _PartitionCounts:
     """One partition's acknowledged batches."""
 
@@ -85,20 +71,13 @@ class TaskDeliveries:
         self._partitions: dict[TopicPartition, _PartitionCounts] = {}
         self._first_failure: tuple[TopicPartition | None, Exception] | None = None
 
-    def acknowledged(self, batches: Iterable[Written]) -> None:
-        """Batches are written."""
+    def acknowledged(self, batches: Iterable[WrittenBatch], *, confirmed: bool = True) -> None:
+        """Brokers have these batches; ``confirmed`` unless acks is 0."""
         with self._lock:
             counts, partitions = self._counts, self._partitions
-            for (
-                partition,
-                records,
-                raw_bytes,
-                sent_bytes,
-                base_offset,
-                log_append_time_ms,
-                confirmed,
-                letters,
-            ) in batches:
+            for batch, base_offset, log_append_time_ms in batches:
+                partition, records = batch.partition, batch.record_count
+                raw_bytes, sent_bytes = batch.raw_bytes, batch.buffer.size
                 of_partition = partitions.get(partition)
                 if of_partition is None:
                     of_partition = partitions[partition] = _PartitionCounts()
@@ -110,7 +89,7 @@ class TaskDeliveries:
                     of_partition.log_append_time_ms = log_append_time_ms
                 if base_offset >= 0:
                     _extend(of_partition.ranges, base_offset, base_offset + records - 1)
-                if letters:
+                if batch.letters:
                     counts.letters += records
                 elif confirmed:
                     counts.records += records

@@ -68,18 +68,18 @@ class TaskFiguresReader:
     _memory_before: PoolMetrics = field(init=False)
 
     def __post_init__(self) -> None:
-        self._memory_before = self.allocator.metrics()
+        self._memory_before = self.allocator.pool.metrics()
 
     def begin(self) -> None:
         self.started_ms = self.clock_ms()
         self.transaction_since_ms = None
-        self._memory_before = self.allocator.metrics()
+        self._memory_before = self.allocator.pool.metrics()
         self._before = self._of_all_tasks()
 
     def _of_all_tasks(self) -> dict[str, int]:
         """Counts over the producer's life, by their names in ``TaskCounts``."""
         found = {
-            "buffer_exhausted": self.allocator.metrics().buffer_exhausted_total,
+            "buffer_exhausted": self.allocator.pool.metrics().buffer_exhausted_total,
             "metadata_requests": self.cluster.requests,
             "metadata_avoided": self.cluster.imports,
         }
@@ -91,7 +91,7 @@ class TaskFiguresReader:
     def metrics(self, rows: RowMetrics) -> Metrics:
         """Under the names of Kafka's producer."""
         counts = self.sender.deliveries.counts()
-        return task_metrics(self.allocator.metrics(), self._memory_before, counts, self.counts(), rows)
+        return task_metrics(self.allocator.pool.metrics(), self._memory_before, counts, self.counts(), rows)
 
     def read(self, identity: TaskIdentity, *, done: bool = False, failed: bool = False) -> TaskFigures:
         """The report of the present task."""
@@ -143,7 +143,7 @@ class TaskFiguresReader:
         return sum(node.sent_bytes for node_id, node in sent.items() if self.rack.is_other(node_id))
 
     def _gauges(self) -> dict[str, Number]:
-        pool = self.allocator.metrics()
+        pool = self.allocator.pool.metrics()
         held = pool.used_bytes + pool.heap_bytes
         return {
             "buffer_total_bytes": pool.buffer_total_bytes,

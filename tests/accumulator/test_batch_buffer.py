@@ -215,7 +215,7 @@ class Machine:
 
     def release(self, batch: Batch, _call: Call) -> None:
         batch.buffer.release()
-        before = self.allocator._pool.metrics()
+        before = self.allocator.pool.metrics()
         with pytest.raises(BufferOwnershipError):
             batch.buffer.release()
         with pytest.raises(ValueError, match="do not fit"):
@@ -227,7 +227,7 @@ class Machine:
         for grow in attempts:
             with pytest.raises(BufferOwnershipError):
                 grow()
-        after = self.allocator._pool.metrics()
+        after = self.allocator.pool.metrics()
         assert (after.used_bytes, after.heap_bytes) == (before.used_bytes, before.heap_bytes)
         self.batches.remove(batch)
 
@@ -242,7 +242,7 @@ class Machine:
             assert all(len(view) for view in views)
 
     def check_accounts(self) -> None:
-        metrics = self.allocator._pool.metrics()
+        metrics = self.allocator.pool.metrics()
         assert metrics.used_bytes + metrics.heap_bytes == sum(batch.buffer.capacity for batch in self.batches)
         assert metrics.heap_bytes == sum(batch.buffer.heap_bytes for batch in self.batches)
         assert (
@@ -252,9 +252,9 @@ class Machine:
     def finish(self) -> None:
         for batch in self.batches:
             batch.buffer.release()
-        assert_idle(self.allocator._pool)
+        assert_idle(self.allocator.pool)
         self.allocator.rest()
-        assert self.allocator._pool.metrics().allocated_bytes == 0
+        assert self.allocator.pool.metrics().allocated_bytes == 0
 
 
 @pytest.mark.parametrize("make", ALLOCATORS)
@@ -279,7 +279,7 @@ def test_a_batch_holds_what_was_written_whatever_the_pool_can_give(
     with patch.object(memory_arena, "_SLAB_CHUNKS", slab_chunks):
         machine = Machine(make(pool_of(total, batch_size, heap)))
         if seed is not None:
-            scatter(machine.allocator._pool, seed)
+            scatter(machine.allocator.pool, seed)
         for call in script:
             machine.run(call)
             machine.check_accounts()
@@ -669,7 +669,7 @@ def test_reserved_rows_may_exceed_the_heaps_limit_and_nothing_new_is_reserved_th
     buffer.write(b"abc")
     assert buffer.write_growing(bytes(2000))
     assert content(buffer) == b"abc" + bytes(2000)
-    assert allocator.overdrawn
+    assert allocator.pool.overdrawn
     # There is memory in the pool, but the heap comes first.
     other.release()
     assert allocator.try_open(10) is None
@@ -677,7 +677,7 @@ def test_reserved_rows_may_exceed_the_heaps_limit_and_nothing_new_is_reserved_th
         allocator.open(10, 0)
     # Whoever waits gets its memory as soon as the limit is kept again.
     waited = allocator.open(10, 60_000, buffer_releaser(buffer))
-    assert not allocator.overdrawn
+    assert not allocator.pool.overdrawn
     waited.release()
     assert_idle(pool)
 
@@ -765,7 +765,7 @@ def test_opening_waits_no_longer_than_it_may(strategy: Callable[..., Allocator])
     assert allocator.try_open(1) is None
     with pytest.raises(BufferExhaustedError, match=r"kafka\.max\.block\.ms: waited .* of 5 ms"):
         allocator.open(1, 5)
-    assert allocator.queued == 0
+    assert allocator.pool.queued == 0
     buffer.release()
     allocator.open(BATCH, 0).release()
     assert_idle(pool)

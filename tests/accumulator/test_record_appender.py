@@ -240,7 +240,7 @@ def test_full_fills_buffers_of_batch_size_with_compressed_bytes(codec: Compressi
     sizes: list[int] = []
 
     def answer() -> None:
-        if bench.allocator.queued:
+        if bench.allocator.pool.queued:
             live = queues_of(bench.accumulator).live
             assert {batch.buffer.capacity - batch.buffer.heap_bytes for batch in live} == {16384}
             sizes.extend(batch.size for batch in live if batch.state is BatchState.SEALED)
@@ -282,7 +282,7 @@ def test_full_fills_the_buffers_of_all_partitions_before_it_waits_for_one(codec:
         ordered = ordered_rows_of(
             extract(PLAN, rows, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0
         )
-        bench.append(ordered, lambda: bench.answer() if bench.allocator.queued else None)
+        bench.append(ordered, lambda: bench.answer() if bench.allocator.pool.queued else None)
     sizes = sorted(bench.sent[20:])
     assert sizes[len(sizes) // 4] > 13_000
 
@@ -509,7 +509,7 @@ def test_rows_that_turn_incompressible_wait_for_responses_and_do_not_fail_the_ta
     def answer() -> None:
         nonlocal peak
         peak = max(peak, bench.pool.metrics().heap_bytes)
-        if bench.allocator.queued:
+        if bench.allocator.pool.queued:
             bench.answer()
 
     unit = noise(2_000, 4)
@@ -606,7 +606,7 @@ def test_the_sender_is_woken_once_the_task_waits_for_memory() -> None:
     """Woken earlier, it finds no waiter and lets other batches linger."""
     bench = Bench(memory=2_048)
     queued: list[int] = []
-    bench.on_wake = lambda: queued.append(bench.allocator.queued)
+    bench.on_wake = lambda: queued.append(bench.allocator.pool.queued)
     with pytest.raises(BufferExhaustedError):
         bench.append(unit(0, [0] * 200))
     assert queued[-1] == 1
@@ -635,13 +635,13 @@ def test_a_task_that_is_lost_waits_for_no_memory() -> None:
     bench = Bench(memory=2_048, max_block_ms=60_000)
 
     def check() -> None:
-        if bench.allocator.queued:
+        if bench.allocator.pool.queued:
             raise DeliveryError("lost")
 
     with pytest.raises(DeliveryError, match="lost"):
         bench.append(unit(0, [0] * 200), check)
     assert bench.unowned() == 0
-    assert bench.allocator.queued == 0
+    assert bench.allocator.pool.queued == 0
 
 
 def test_a_grant_is_given_back_where_the_plan_fails(monkeypatch: pytest.MonkeyPatch) -> None:

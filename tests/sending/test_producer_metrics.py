@@ -18,9 +18,10 @@ from kafka_sink.counts import TaskCounts
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics, task_metrics
-from kafka_sink.sending.task_deliveries import DeliveryCounts, TaskDeliveries, Written
+from kafka_sink.sending.task_deliveries import DeliveryCounts, TaskDeliveries
 from kafka_sink.transactions.attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
 from tests.support.forked import in_a_fork
+from tests.support.written_batches import written_batch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -36,7 +37,7 @@ class Reporter:
 
 
 def acknowledge(deliveries: TaskDeliveries, raw: int, wire: int) -> None:
-    deliveries.acknowledged([Written(TopicPartition("t", 0), 1, raw, wire, 0, -1)])
+    deliveries.acknowledged([written_batch(TopicPartition("t", 0), 1, raw, wire, 0)])
 
 
 def test_totals_and_averages_are_of_one_task() -> None:

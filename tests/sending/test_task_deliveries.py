@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kafka_sink.model import TopicPartition
-from kafka_sink.sending.task_deliveries import TaskDeliveries, Written
+from kafka_sink.sending.task_deliveries import TaskDeliveries
+from tests.support.written_batches import written_batch
 
 
 def test_neighbouring_batches_take_one_range() -> None:
@@ -12,7 +13,7 @@ def test_neighbouring_batches_take_one_range() -> None:
     for number in range(1000):
         # Another writer has a batch in between, once.
         offset = 10 * number + (7 if number >= 500 else 0)
-        deliveries.acknowledged([Written(TopicPartition("t", 0), 10, 100, 50, offset, -1)])
+        deliveries.acknowledged([written_batch(TopicPartition("t", 0), 10, 100, 128, offset)])
     (kept,) = deliveries._partitions.values()
     assert kept.ranges == [(0, 4_999), (5_007, 10_006)]
     (found,) = deliveries.partitions()

@@ -162,7 +162,7 @@ class Task:
 
     def answer_if_waited_for(self) -> None:
         self.check()
-        if self.allocator.queued:
+        if self.allocator.pool.queued:
             self.answer()
 
     def answer(self) -> None:

@@ -17,7 +17,7 @@ from kafka_sink.accumulator.batch_buffer import PieceBuffer
 from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator, WrittenBatch
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
@@ -36,7 +36,6 @@ from kafka_sink.sending.batch_completion import BatchCompletion, BatchExpiry, re
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.requests import ProduceTag, fill_request, produce_request
 from kafka_sink.sending.response_handler import ResponseHandler
-from kafka_sink.sending.task_deliveries import Written
 from tests.support.fake_log import PartitionLog, numbers_in, parse_batch
 from tests.support.queues import queues_of
 from tests.support.strategy import forced
@@ -165,10 +164,8 @@ class Model:
     def _watch_acknowledgements(self) -> None:
         succeed = self.accumulator.succeed
 
-        def watched(
-            written: Sequence[tuple[ProducerBatch, Written]], record: Callable[[list[Written]], None]
-        ) -> None:
-            rows = [numbers_in(b"".join(batch.buffer.views())) for batch, _ in written if not batch.terminal]
+        def watched(written: Sequence[WrittenBatch], record: Callable[[list[WrittenBatch]], None]) -> None:
+            rows = [numbers_in(b"".join(batch.buffer.views())) for batch, *_ in written if not batch.terminal]
             succeed(written, record)
             self.acknowledged += [row for batch in rows for row in batch]
 

@@ -54,7 +54,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 def assert_nothing_is_left(cluster: FakeCluster, producer: Producer) -> None:
     assert sender_threads() == []
-    metrics = producer.accumulator.allocator.metrics()
+    metrics = producer.accumulator.allocator.pool.metrics()
     assert (metrics.used_bytes, metrics.reserved_bytes, metrics.heap_bytes) == (0, 0, 0)
     assert metrics.waiting_threads == 0
     assert not producer.accumulator.holds_memory
@@ -382,7 +382,7 @@ def test_a_producer_at_rest_raises_no_heap_limit(
     for strategy in ("full", "incremental", "full"):
         with task(cluster, buffer_memory_allocation_strategy=strategy) as producer:
             producer.send(rows(0, 5))
-            pool = producer.accumulator.allocator._pool  # type: ignore[attr-defined]
+            pool = producer.accumulator.allocator.pool
             limits.append(pool.heap_limit_bytes >> 20)
             producer.finish()
     assert limits == [64, 16, 64]
