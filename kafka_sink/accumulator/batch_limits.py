@@ -142,8 +142,9 @@ _BELIEVED_S = 3600.0
 _AFTER_SPLIT, _AFTER_LOSS = 2, 8
 
 
-class BatchSizeLimits:
-    """Limits in bytes by topic. Thread-safe: the sender learns them, the task's thread cuts batches by them.
+class LearntLimits:
+    """What brokers taught of their limits, in bytes by topic. Thread-safe: the sender learns them, the task
+    cuts batches by them.
 
     They outlive the producer. If a broker rejects a batch as too large after the batch's connection broke,
     the batch may not be split. Its task fails then, and the task's Python worker ends. A new worker that
@@ -210,7 +211,7 @@ class SizeEstimates:
         self,
         options: SinkOptions,
         codec: BlockCodec | WholeCodec | None,
-        size_limits: BatchSizeLimits,
+        size_limits: LearntLimits,
     ) -> None:
         self.compression = options.compression_type
         self.codec = codec

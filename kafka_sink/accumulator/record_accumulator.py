@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
-from kafka_sink.accumulator.batch_limits import BatchSizeLimits
+from kafka_sink.accumulator.batch_limits import LearntLimits
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue, TooLargeBatch
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.model import PartitionInfo, TopicPartition
@@ -47,12 +47,12 @@ class RecordAccumulator:
         self,
         options: SinkOptions,
         allocator: BufferAllocator,
-        limits: BatchSizeLimits | None = None,
+        limits: LearntLimits | None = None,
     ) -> None:
         """``limits``: what was learnt about the topics before; default nothing."""
         self.options = options
         self._guarantees_order = options.max_in_flight_requests_per_connection == 1
-        self.limits = BatchSizeLimits(options.batch_size) if limits is None else limits
+        self.limits = LearntLimits(options.batch_size) if limits is None else limits
         self.allocator = allocator
         self._lock = threading.Lock()  # guards batches and their queues
         # Signalled when batches reach a final state.

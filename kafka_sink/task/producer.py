@@ -10,7 +10,7 @@ from collections.abc import Container
 import pyarrow as pa
 
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
-from kafka_sink.accumulator.batch_limits import BatchSizeLimits, SizeEstimates
+from kafka_sink.accumulator.batch_limits import LearntLimits, SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -527,7 +527,7 @@ class Producer:
 
 
 def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccumulator:
-    limits = BatchSizeLimits(options.batch_size, repr(options.bootstrap_servers))
+    limits = LearntLimits(options.batch_size, repr(options.bootstrap_servers))
     return RecordAccumulator(options, allocator, limits)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_sink.accumulator.append_planner import AppendPlan, AppendPlanner, Grant
-from kafka_sink.accumulator.batch_limits import BatchSizeLimits, SizeEstimates
+from kafka_sink.accumulator.batch_limits import LearntLimits, SizeEstimates
 from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
@@ -43,7 +43,7 @@ class Bench:
             buffer_memory=memory,
             compression_type=CompressionType.NONE,
         )
-        self.estimates = SizeEstimates(self.settings, None, BatchSizeLimits(BATCH_SIZE))
+        self.estimates = SizeEstimates(self.settings, None, LearntLimits(BATCH_SIZE))
         self.planner = AppendPlanner(self.settings, self.allocator, self.estimates, lambda: 3.0)
         self.queues = BatchQueues()
 
