@@ -87,7 +87,8 @@ _RETRY_REFRESHED_PINNED = Verdict(Action.RETRY, refresh=True, possibly_written=T
 
 
 def _retry_refreshed(attempt: AttemptFacts, cause: Exception) -> Verdict:
-    return Verdict(Action.RETRY, cause, refresh=True, immediate=attempt.leader_hint_newer)
+    newer = attempt.leader_hint_newer
+    return Verdict(Action.RETRY, cause, refresh=not newer, immediate=newer)
 
 
 def _too_large(attempt: AttemptFacts, cause: Exception) -> Verdict:
