@@ -71,7 +71,7 @@ def test_a_pool_ends_with_its_last_producer() -> None:
     held.release()
 
     def exhausted() -> int:
-        return pools.allocator("incremental", MEMORY, 1024).metrics().buffer_exhausted_total
+        return pools.allocator("incremental", MEMORY, 1024).pool.metrics().buffer_exhausted_total
 
     del gone
     gc.collect()
