@@ -23,20 +23,23 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.coordinator_work import KEY, PER_HOST, STEP_MS, Nowhere, resident_mib, timed
 from benchmarks.modelled_relay import ModelledRelay
 from benchmarks.modelled_tasks import SECRET, SICK, written_figures
 from benchmarks.surroundings import RESULTS
-from kafka_sink.coordinator.breaker.handler import BreakerHandler
+from kafka_sink.coordinator.breaker.cluster_breakers import ClusterBreakers
 from kafka_sink.coordinator.breaker.messages import (
+    MAX_MUTES,
     MAX_TARGETS,
     BreakerReport,
+    BreakerUpdate,
     MuteReport,
     OutcomeCounts,
     UnmuteReport,
+    decode_update,
     encode_report,
 )
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
@@ -45,7 +48,7 @@ from kafka_sink.coordinator.figures.messages import TaskIdentity
 from kafka_sink.coordinator.figures.metrics import exposition
 from kafka_sink.coordinator.process.server_process import _handlers, collect_garbage_seldom
 from kafka_sink.coordinator.transport.connections import ServerBounds
-from kafka_sink.coordinator.transport.message_format import prefixed, split_lines
+from kafka_sink.coordinator.transport.message_format import prefixed, split_lines, unpacked
 from kafka_sink.coordinator.transport.peer_connection import PeerConnection
 from kafka_sink.coordinator.transport.server import CoordinatorServer
 from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES, FrameReader, Session, parse
@@ -205,16 +208,12 @@ class Mutes(Turns):
             Host(self, number)
 
     @property
-    def breaker(self) -> BreakerHandler:
+    def muted(self) -> int:
         running = self.server._clusters.running(KEY)
         assert running is not None
-        (found,) = running.handlers["breaker"]._breakers.values()  # type: ignore[attr-defined]
-        assert isinstance(found, BreakerHandler)
-        return found
-
-    @property
-    def muted(self) -> int:
-        return len(self.breaker._table.mutes)
+        breakers = running.handlers["breaker"]
+        assert isinstance(breakers, ClusterBreakers)
+        return sum(1 for _ in breakers.muted(self.now_ms))
 
     async def say(self, place: int, report: BreakerReport) -> None:
         host = self.hosts[place // PER_HOST]
@@ -226,16 +225,14 @@ class Mutes(Turns):
             outcomes = tuple(OutcomeCounts(one, 0, 5, True, "NOT_ENOUGH_REPLICAS") for one in part)
             await self.say(place, BreakerReport(rows=4800, outcomes=outcomes))
 
-    def asked(self) -> dict[int, list[TopicPartition]]:
-        """By reporter, what it was asked about since the last time."""
-        found: dict[int, list[TopicPartition]] = {}
+    def told(self) -> Iterator[tuple[int, BreakerUpdate]]:
+        """Reporters and what they were told since the last time."""
         for at, host in enumerate(self.hosts):
             for tasks, message in host.received():
-                asks = message["body"].get("asks", ())
-                named = [TopicPartition(topic, one) for topic, *ones in asks for one in ones]
-                for task in tasks:
-                    found.setdefault(at * PER_HOST + task - 1, []).extend(named)
-        return found
+                if message["body"]:
+                    update = decode_update({"whole": False, **unpacked(message["body"])}, MAX_MUTES)
+                    for task in tasks:
+                        yield at * PER_HOST + task - 1, update
 
     async def mute_all(self) -> None:
         """Ten fail by themselves, and others when they are asked."""
@@ -243,8 +240,8 @@ class Mutes(Turns):
             await self.fail(place, self.names)
         for _ in range(200):
             await self.tick(50.0)
-            for place, asked in self.asked().items():
-                await self.fail(place, asked)
+            for place, update in list(self.told()):
+                await self.fail(place, [one for one in update.asks if isinstance(one, TopicPartition)])
             if self.muted == len(self.names):
                 return
         raise RuntimeError(f"{self.muted} of {len(self.names)} partitions are muted")
@@ -258,21 +255,18 @@ class Mutes(Turns):
 
     async def unmute(self) -> None:
         """Those with leases find that all is well."""
-        while owners := self.breaker._leases.owners:
-            owner = next(iter(owners.values()))
-            over = [target for target, one in owners.items() if one == owner][:MAX_TARGETS]
-            peer, task = self.server._tasks[owner]
-            host = next(one for one in self.hosts if one.peer is peer)
-            report = BreakerReport(unmuted=tuple(UnmuteReport(one, "it responds") for one in over))
-            await self.take(host, host.line(task or 0, "breaker", encode_report(report)))
-            await self.tick(5.0)
+        while leased := [(place, update.leases) for place, update in self.told() if update.leases]:
+            for place, leases in leased:
+                over = tuple(UnmuteReport(one, "it responds") for one in leases)
+                await self.say(place, BreakerReport(unmuted=over))
+            await self.tick(50.0)
 
 
 async def mutes(bootstrap: str, partitions: int, reporters: int = 1000) -> dict[str, Any]:
     turns = Mutes(bootstrap, partitions, reporters)
     for place in range(reporters):
         await turns.say(place, BreakerReport(rows=100_000, cluster_id="modelled-kafka"))
-    turns.asked()
+    list(turns.told())
     turns.begin()
     began_ms = turns.now_ms
     await turns.mute_all()

@@ -192,11 +192,11 @@ def test_a_long_task_comes_back_to_a_coordinator_whose_connections_dropped(
             client, server = producer._coordinator, found.server
             assert client is not None
             assert server is not None
-            assert server._loop is not None
+            assert found.loop is not None
             eventually(lambda: client._has_received)
             first = client._connection
             for peer in list(server._connections._peers.values()):
-                server._loop.call_soon_threadsafe(peer.abort)
+                found.loop.call_soon_threadsafe(peer.abort)
             eventually(lambda: client._connection not in (None, first) and client._has_received)
             producer.send(rows("u"))
             producer.finish()

@@ -395,9 +395,8 @@ def test_save_waits_for_a_coordinator_that_is_busy_for_a_moment(monkeypatch: pyt
     # Until attempts have been notified, which comes first.
     monkeypatch.setattr(write_channel, "_DRIVER_TIMEOUT_MS", 50.0)
     with viewed(figures) as (coordinator, served):
-        assert served.server is not None
-        assert served.server._loop is not None
-        served.server._loop.call_soon_threadsafe(time.sleep, 0.7)
+        assert served.loop is not None
+        served.loop.call_soon_threadsafe(time.sleep, 0.7)
         planned(coordinator, log_summary="false").commit([committed((0, 9))])
         (job,) = figures.snapshot(0.0)["jobs"]
     assert (job["state"], job["counters"]["records"]) == ("committed", 10)

@@ -79,6 +79,18 @@ class Serving:
         self.echo = Echo()
         self.port = port
         self.server: CoordinatorServer | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """The server's loop stands still meanwhile."""
+        over = threading.Event()
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(over.wait, 60)
+        try:
+            yield
+        finally:
+            over.set()
 
     @property
     def address(self) -> CoordinatorAddress:
@@ -104,6 +116,7 @@ def serving(
     started, stop = threading.Event(), threading.Event()
 
     async def serve() -> None:
+        found.loop = asyncio.get_running_loop()
         made = factories if factories is not None else {"echo": found.echoing}
         found.server = CoordinatorServer(SECRET, made, clock, bounds or ServerBounds())
         found.server.add_cluster(KEY, options)

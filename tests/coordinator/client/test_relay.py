@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -186,26 +185,13 @@ class Asking(Group):
         self.replies += 1
 
 
-@contextmanager
-def _busy(found: Serving) -> Iterator[None]:
-    """The coordinator's loop is busy meanwhile."""
-    over = threading.Event()
-    assert found.server is not None
-    assert found.server._loop is not None
-    found.server._loop.call_soon_threadsafe(over.wait, 60)
-    try:
-        yield
-    finally:
-        over.set()
-
-
 def test_a_relay_that_stood_still_does_not_take_the_coordinator_for_silent() -> None:
     """Catches: a relay that was stopped for 2 s let all its tasks go, with the reply in its socket."""
     stood_ms, group = 0.0, Asking()
     with serving() as found:
         way = ExecutorRelay(found.address, 20_000.0, lambda: clock_ms() + stood_ms, [lambda: group])
         one = way.connect()
-        with _busy(found):
+        with found.busy():
             one.send("echo", {"n": 1}, clock_ms())
             one.receive(clock_ms())
             eventually(lambda: not group.asks)
@@ -225,7 +211,7 @@ def test_a_task_that_stood_still_does_not_take_the_coordinator_for_silent() -> N
         client.resume()
         try:
             eventually(lambda: talker.events == ["connected"])
-            with _busy(found):
+            with found.busy():
                 tell((client, talker), {"n": 1})
                 eventually(lambda: not talker.to_tell)
                 stood_ms += 25_000.0
@@ -237,73 +223,47 @@ def test_a_task_that_stood_still_does_not_take_the_coordinator_for_silent() -> N
             client.join(20)
 
 
-def test_a_task_that_sends_nonsense_is_ended_alone() -> None:
-    with serving() as found, client_of(found.address) as one:
-        tell(one, {"n": 1})
-        eventually(lambda: one[1].replies)
-        wrong = connected(found)
-        wrong.send("nobody's", {}, clock_ms())
-        with pytest.raises(ConnectionError):
-            wrong.receive(clock_ms())
-        wrong.close()
-        tell(one, {"n": 2})
-        eventually(lambda: len(one[1].replies) == 2)
-        assert one[1].events == ["connected"]
-        assert found.connections() == 1
+def _unknown_kind(wrong: CoordinatorConnection, _: Serving) -> None:
+    wrong.send("nobody's", {}, clock_ms())
 
 
-def _invalid_kind(wrong: CoordinatorConnection) -> None:
+def _invalid_kind(wrong: CoordinatorConnection, _: Serving) -> None:
     wrong.socket.sendall(wrong._session.encode({"id": 1, "kind": ["breaker"], "body": {}}))
 
 
-def _too_large(wrong: CoordinatorConnection) -> None:
+def _too_large(wrong: CoordinatorConnection, _: Serving) -> None:
     wrong.send("echo", {"n": "x" * (3 * 1024 * 1024)}, clock_ms())
 
 
-def _until_it_ends(wrong: CoordinatorConnection, speak: Callable[[CoordinatorConnection], None]) -> None:
-    speak(wrong)
-    while True:
-        wrong.receive(clock_ms())
+def _more_than_is_taken(wrong: CoordinatorConnection, found: Serving) -> None:
+    with found.busy():
+        for _ in range(80):
+            wrong.send("echo", {"n": "x" * 500_000}, clock_ms())
 
 
-@pytest.mark.parametrize("speak", [_invalid_kind, _too_large])
+@pytest.mark.parametrize("speak", [_unknown_kind, _invalid_kind, _too_large, _more_than_is_taken])
 def test_a_task_that_the_coordinator_would_not_take_is_ended_alone(
-    speak: Callable[[CoordinatorConnection], None],
+    speak: Callable[[CoordinatorConnection, Serving], None],
 ) -> None:
-    """Catches: messages of one worker that ended the relay, and so the connection of all."""
+    """Catches: messages of one worker that ended the relay, or filled its queue, and so the connection of
+    all."""
+
+    def until_it_ends() -> None:
+        speak(wrong, found)
+        while True:
+            wrong.receive(clock_ms())
+
     with serving() as found, client_of(found.address) as one:
         tell(one, {"n": 1})
         eventually(lambda: one[1].replies)
         wrong = connected(found)
         with pytest.raises(ConnectionError):
-            _until_it_ends(wrong, speak)
+            until_it_ends()
         wrong.close()
         tell(one, {"n": 2})
         eventually(lambda: len(one[1].replies) == 2)
         assert one[1].events == ["connected"]
         assert found.connections() == 1
-
-
-def test_a_task_that_sends_more_than_the_coordinator_takes_is_ended_alone() -> None:
-    """Catches: what one worker sent filled the relay's queue, which ended it for all."""
-    with serving() as found, client_of(found.address) as one:
-        tell(one, {"n": 1})
-        eventually(lambda: one[1].replies)
-        wrong = connected(found)
-        assert found.server is not None
-        assert found.server._loop is not None
-        found.server._loop.call_soon_threadsafe(time.sleep, 2.0)
-
-        def flood(wrong: CoordinatorConnection) -> None:
-            for _ in range(80):
-                wrong.send("echo", {"n": "x" * 500_000}, clock_ms())
-
-        with pytest.raises(ConnectionError):
-            _until_it_ends(wrong, flood)
-        wrong.close()
-        tell(one, {"n": 2})
-        eventually(lambda: len(one[1].replies) == 2)
-        assert one[1].events == ["connected"]
 
 
 def test_where_a_relay_cannot_be_only_the_first_task_looks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,13 +293,10 @@ def test_a_coordinator_that_stands_still_keeps_one_connection_for_an_executor() 
             tell(one, {"n": 1})
         eventually(lambda: all(talker.replies for _, talker in clients))
         assert found.connections() == 1
-        server = found.server
-        assert server is not None
-        assert server._loop is not None
-        server._loop.call_soon_threadsafe(time.sleep, 2.0)
-        for one in clients:
-            tell(one, {"n": 2})
-        eventually(lambda: all(talker.events.count("lost") for _, talker in clients))
+        with found.busy():
+            for one in clients:
+                tell(one, {"n": 2})
+            eventually(lambda: all(talker.events.count("lost") for _, talker in clients))
         # Each has connected again by now, or does as soon as the coordinator goes on.
         eventually(lambda: all(talker.events.count("connected") > 1 for _, talker in clients))
         for one in clients:
