@@ -256,7 +256,7 @@ class PartitionVotes:
         self, partition: TopicPartition, groups: Sequence[int], now_ms: float, max_asked: int = MAX_ASKED
     ) -> Sequence[int]:
         """Start asking groups about a partition, and return them: at most ``max_asked`` of those ``groups``
-        that have not voted, in their order. None if that was done lately."""
+        that have not voted, in their order. Nobody if that was done lately."""
         before = self._samples.get(partition)
         if before is not None and now_ms - before.asked_ms < _MIN_ASK_INTERVAL_MS:
             return ()

@@ -1,9 +1,8 @@
 """Connects a task to the coordinator by way of its executor's relay, or directly.
 
 The first worker that finds no relay becomes it, unless a process runs relays for the workers (relay_host).
-Where workers cannot share one (no common folder, no Unix
-sockets, a relay that is frozen), each has a connection of its own. A relay saves work, and nothing depends on
-it.
+Where workers cannot share one (no common folder, no Unix sockets, a relay that is frozen), each has a
+connection of its own. A relay saves work, and nothing depends on it.
 """
 
 from __future__ import annotations

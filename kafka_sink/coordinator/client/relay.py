@@ -59,6 +59,8 @@ _FRAME_BYTES = 256 * 1024
 # Bytes that wait for one worker, or for the coordinator.
 _MAX_UNSENT = 16 * 1024 * 1024
 _MAX_TASKS = 512
+# Bytes of all tasks' messages while the coordinator is silent.
+_MAX_HELD = 16 * 1024 * 1024
 # Of one task's messages, what the coordinator has not taken yet. One such message and its prefix fit into a
 # frame.
 _MAX_WAITING = MAX_REQUEST_BYTES - 64
@@ -245,7 +247,7 @@ class Relay(threading.Thread):
                         task.lines.append(line.message)
                         self._touched[number] = task
                     else:
-                        task.has_spoken = False
+                        # It leaves in turn: the coordinator may have taken more of what it said meanwhile.
                         self._drop(task)
 
     def _take_as_relay(self, message: Message) -> None:
@@ -347,6 +349,8 @@ class Relay(threading.Thread):
         if self._is_silent:
             self._count_waiting(task, said)
             self._held.append((task, said))
+            if sum(len(one) for _, one in self._held) > _MAX_HELD:
+                raise ProtocolError("tasks send more than the relay holds")
             return
         if not self._groups.on_task(task.number, parse(said), self._clock_ms()):
             self._count_waiting(task, said)

@@ -2,8 +2,7 @@
 
 Handlers decide what a message means, and Connections which connections are kept. A connection serves one
 task, or all tasks of an executor by way of a relay. To handlers a relay is one more task, which reports for
-the others. The server itself bounds a
-connection's messages in a second and the bytes that wait for one peer.
+the others. The server itself bounds a connection's messages in a second and the bytes that wait for one peer.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import fcntl
 import logging
 import math
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,29 +243,67 @@ def _more_than_is_taken(wrong: CoordinatorConnection, found: Serving) -> None:
             wrong.send("echo", {"n": "x" * 500_000}, clock_ms())
 
 
+def _until_it_ends(wrong: CoordinatorConnection, speak: Callable[[], None] = lambda: None) -> None:
+    speak()
+    while True:
+        wrong.receive(clock_ms())
+
+
 @pytest.mark.parametrize("speak", [_unknown_kind, _invalid_kind, _too_large, _more_than_is_taken])
 def test_a_task_that_the_coordinator_would_not_take_is_ended_alone(
     speak: Callable[[CoordinatorConnection, Serving], None],
 ) -> None:
     """Catches: messages of one worker that ended the relay, or filled its queue, and so the connection of
     all."""
-
-    def until_it_ends() -> None:
-        speak(wrong, found)
-        while True:
-            wrong.receive(clock_ms())
-
     with serving() as found, client_of(found.address) as one:
         tell(one, {"n": 1})
         eventually(lambda: one[1].replies)
         wrong = connected(found)
         with pytest.raises(ConnectionError):
-            until_it_ends()
+            _until_it_ends(wrong, partial(speak, wrong, found))
         wrong.close()
         tell(one, {"n": 2})
         eventually(lambda: len(one[1].replies) == 2)
         assert one[1].events == ["connected"]
         assert found.connections() == 1
+
+
+def test_a_task_that_had_to_leave_does_not_come_back_by_what_it_sent_before() -> None:
+    """Catches: the coordinator kept such a task, and sent for it, as long as the relay lived."""
+    with serving() as found, client_of(found.address) as one:
+        tell(one, {"n": 1})
+        eventually(lambda: one[1].replies)
+        wrong = connected(found)
+        said = [{"id": 1, "kind": "nobody's", "body": {}}, {"id": 2, "kind": "echo", "body": {"n": "late"}}]
+        wrong.socket.sendall(b"".join(map(wrong._session.encode, said)))
+        eventually(lambda: {"n": "late"} in found.echo.heard)
+        server = found.server
+        assert server is not None
+        eventually(lambda: server.state()["tasks"] == 1)
+        wrong.close()
+
+
+def test_while_the_coordinator_is_silent_a_relay_holds_so_much_for_all_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: 2 MiB of each of 512 tasks."""
+    monkeypatch.setattr(relay, "_MAX_HELD", 1_000_000)
+    with serving() as found:
+        first = ExecutorRelay(found.address, 300.0, clock_ms, [Asking]).connect()
+        assert first.is_relayed
+        first.socket.settimeout(20)
+        with found.busy():
+            with pytest.raises(ConnectionError):
+                _until_it_ends(first, lambda: first.send("echo", {}, clock_ms()))
+            tasks = [connected(found) for _ in range(3)]
+            for one in tasks:
+                one.send("echo", {"n": "x" * 400_000}, clock_ms())
+            ended, _, _ = select.select([one.socket for one in tasks], [], [], 20)
+        assert len(ended) == 1
+        for one in tasks:
+            assert one.socket in ended or one.receive(clock_ms())
+            one.close()
+        first.close()
 
 
 def test_where_a_relay_cannot_be_only_the_first_task_looks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
