@@ -80,7 +80,7 @@ class CircuitBreakManager:
         # The muted brokers of partitions, from when a leader was last known.
         self._muted_leaders: dict[TopicPartition, int] = {}
         # The versions of mutes and topology that the view shows.
-        self._seen = (-1, -1)
+        self.seen = (-1, -1)
         self._trials = _NO_TRIALS
         # The answer of ``available_nodes``, and the versions that it is for.
         self._available: tuple[tuple[int, int], frozenset[int]] = (-1, -1), frozenset()
@@ -237,8 +237,8 @@ class CircuitBreakManager:
             local.expire_late(local.now_ms)
             trials = self.probes.trials()
         seen = (local.version, self._topology.version)
-        if seen != self._seen or trials != self._trials:
-            self._seen, self._trials = seen, trials
+        if seen != self.seen or trials != self._trials:
+            self.seen, self._trials = seen, trials
             self._muted_leaders = dict(self._find_muted_leaders()) if local.mutes else {}
             self.muted_count, known, available = self._count() if local.mutes else (0, 0, 0)
             # Mutes hold before any metadata has come.

@@ -175,6 +175,9 @@ class ProducerBreaker(SendPolicy):
         self._is_current = threading.Event()
         # Metadata loses a broker that is gone for long, but messages still need its name.
         self._names: dict[int, str] = {}
+        # By broker, what messages say of its partitions, and for which state: thousands of batches may expire
+        # at once.
+        self._partitions: dict[int, tuple[tuple[int, int], str]] = {}
         self._in_flight = InFlightTracker()
         self._context = self._in_flight.context
         manager.probes.awaits_response = self._in_flight.awaits_response
@@ -251,13 +254,17 @@ class ProducerBreaker(SendPolicy):
             return f"{target}" + (
                 f", led by {self._broker(info.leader)}" if info and info.leader >= 0 else ""
             )
-        led = self.manager.muted_partitions_for_node(target) or self.manager.available_partitions_for_node(
-            target
-        )
+        seen, found = self.manager.seen, self._partitions.get(target)
+        if found is None or found[0] != seen:
+            found = self._partitions[target] = seen, self._with_partitions(target)
+        return f"broker {self._broker(target)}{found[1]}"
+
+    def _with_partitions(self, node_id: int) -> str:
+        manager = self.manager
+        led = manager.muted_partitions_for_node(node_id) or manager.available_partitions_for_node(node_id)
         names = [f"{topic}-{info.partition}" for topic, infos in led.items() for info in infos]
         more = f" and {len(names) - _MAX_NAMED_PARTITIONS} more" if len(names) > _MAX_NAMED_PARTITIONS else ""
-        partitions = f" with {', '.join(names[:_MAX_NAMED_PARTITIONS])}{more}" if names else ""
-        return f"broker {self._broker(target)}{partitions}"
+        return f" with {', '.join(names[:_MAX_NAMED_PARTITIONS])}{more}" if names else ""
 
     def _broker(self, node_id: int) -> str:
         name = self._describe_node(node_id)

@@ -113,6 +113,21 @@ def test_a_mute_is_explained_with_broker_partitions_time_and_last_error() -> Non
     assert bench.gate.explain(P1) is None
 
 
+def test_thousands_of_batches_are_explained_by_one_look_at_the_partitions() -> None:
+    """Catches: a broker's thousands of batches expire at once, and each walks all partitions of the topic."""
+    bench = Bench()
+    bench.cluster.leaders["t"] = [1 + number % 3 for number in range(10_000)]
+    bench.manager.mute(1, "silent")
+    bench.gate.muted(0.0)
+    before = bench.cluster.looks
+    texts = {bench.gate.explain(TopicPartition("t", 3 * number)) for number in range(50)}
+    assert all(" with t-0, t-3, t-6, t-9, t-12 and 3329 more since " in (text or "") for text in texts)
+    assert bench.cluster.looks == before + 1
+    bench.cluster.move(P0, 2)
+    bench.gate.muted(0.0)
+    assert " with t-3, t-6" in (bench.gate.explain(TopicPartition("t", 3)) or "")
+
+
 def test_a_broker_that_metadata_lost_keeps_its_name() -> None:
     bench = Bench()
     bench.freeze()

@@ -16,11 +16,11 @@ def numbers(infos: Iterable[PartitionInfo]) -> list[int]:
 
 
 class Cluster:
-    """``leaders``: by topic, the leader of each partition (-1: none)."""
+    """``leaders``: by topic, the leader of each partition (-1: none). ``looks``: at all of a topic's."""
 
     def __init__(self, **leaders: list[int]) -> None:
         self.leaders = leaders
-        self.version = 0
+        self.version = self.looks = 0
 
     def move(self, partition: TopicPartition, node: int) -> None:
         self.leaders[partition.topic][partition.partition] = node
@@ -30,6 +30,7 @@ class Cluster:
         return tuple(self.leaders)
 
     def topic(self, name: str) -> TopicMetadata | None:
+        self.looks += 1
         found = self.leaders.get(name)
         if found is None:
             return None
