@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from kafka_sink import spark_application
-from kafka_sink.driver import driver_log, planning_client
+from kafka_sink.driver import planning_client
 from kafka_sink.driver.topic_preparation import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
 from kafka_sink.local_broker import LocalBroker
@@ -155,10 +155,8 @@ def test_an_existing_topic_stays_as_it_is(broker: LocalBroker, topic: str) -> No
 
 
 def test_it_is_created_once_however_many_want_it(
-    broker: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+    broker: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    created: list[str] = []
-    monkeypatch.setattr(driver_log, "report", created.append)
     given = options(broker.bootstrap_servers, topic, topic_create="true", topic_partitions="3")
     failures: list[Exception] = []
     together = threading.Barrier(6)
@@ -176,7 +174,7 @@ def test_it_is_created_once_however_many_want_it(
     for thread in threads:
         thread.join()
     assert failures == []
-    assert created == [f"kafka-chunked: created topic '{topic}'"]
+    assert caplog.messages == [f"kafka-chunked: created topic '{topic}'"]
     assert len(settled(broker, topic)) == 3
 
 
@@ -280,11 +278,9 @@ def test_dead_brokers_are_named_with_the_reason(topic: str, create: str) -> None
     [(False, "kafka.bootstrap.servers"), (True, "the brokers' advertised.listeners")],
 )
 def test_planning_that_waits_for_brokers_says_so_once_and_what_to_check(
-    advertised: bool, remedy: str, monkeypatch: pytest.MonkeyPatch
+    advertised: bool, remedy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Catches: a minute of silence while no broker can be reached."""
-    lines: list[str] = []
-    monkeypatch.setattr(driver_log, "warn", lines.append)
     monkeypatch.setattr(planning_client, "_WARN_AFTER_MS", 50.0)
     with refusing_port() as port:
         asked = options(f"127.0.0.1:{port}", "t")
@@ -293,7 +289,7 @@ def test_planning_that_waits_for_brokers_says_so_once_and_what_to_check(
                 client.use_advertised([Node(1, "127.0.0.1", port)])
             with pytest.raises(BrokersUnreachableError):
                 client.connect()
-    (line,) = lines
+    (line,) = caplog.messages
     assert f"127.0.0.1:{port}" in line
     assert line.endswith(f"check {remedy}")
 

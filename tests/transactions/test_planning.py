@@ -4,29 +4,56 @@ do."""
 from __future__ import annotations
 
 import json
+import logging
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from kafka_sink import spark_application
-from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.batch import BatchOutcome, Handover
 from kafka_sink.transactions.driver import Ownership
-from kafka_sink.transactions.operations import ProducerEpoch
+from kafka_sink.transactions.operations import EndTransaction, ProducerEpoch, Steps
 from kafka_sink.transactions.planning import PlannedTransactions
 from kafka_sink.transactions.scope import Scope
 
 BASE = {"kafka.bootstrap.servers": "a:1", "topic": "t", "delivery.guarantee": "exactly-once"}
+Use = Callable[[Callable[..., Any]], None]
 
 
 def prefix(raw: dict[str, str] | None = None, *, is_streaming: bool = False, **options: str) -> str:
-    return planning._prefix(parse({**BASE, **options}).options, raw or {}, is_streaming=is_streaming)
+    planned = planning.plan(
+        parse({**BASE, **options}).options, raw or {}, is_streaming=is_streaming, for_tasks=False
+    )
+    assert planned is not None
+    return planned.scope.prefix
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Let this run the steps of planning, commit and abort."""
+
+    def using(run: Callable[..., Any]) -> None:
+        client = SimpleNamespace(
+            run=lambda steps, *_, **__: run(steps), partitions=lambda *_: 1, protocol="transaction protocol 2"
+        )
+        monkeypatch.setattr(planning, "client_of", lambda _: nullcontext(client))
+
+    return using
+
+
+def take_over(name: str) -> PlannedTransactions:
+    """What planning a query's tasks does; for a client that was set before."""
+    options = parse({**BASE, "transactional.id.prefix": name}).options
+    planned = planning.plan(options, {}, is_streaming=True, for_tasks=True)
+    assert planned is not None
+    return planned
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +61,14 @@ def _application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
 
 
-def test_jobs_of_an_application_take_its_names_in_turn_and_give_them_back() -> None:
-    first, second = prefix(), prefix()
+def test_jobs_of_an_application_take_its_names_in_turn_and_give_them_back(use: Use) -> None:
+    options = parse(BASE).options
+    planned = planning.plan(options, {}, is_streaming=False, for_tasks=False)
+    assert planned is not None
+    first, second = planned.scope.prefix, prefix()
     assert first != second
-    spark_application.forget(planning._taken_key(first))
+    use(lambda _: BatchOutcome())
+    planning.commit(options, planned, [])
     assert prefix() == first
     assert prefix() not in (first, second)
 
@@ -103,19 +134,20 @@ def test_a_query_without_a_checkpoint_needs_a_prefix() -> None:
         prefix({"checkpointlocation": "/c"}, is_streaming=True, txnAppId="app", txnVersion="1")
 
 
-def test_the_log_names_a_prefix_once_in_an_application(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_names_a_prefix_once_in_an_application(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, use: Use
+) -> None:
     """Catches: nobody knew under which --prefix to look for what a query had left open."""
-    lines: list[str] = []
-    monkeypatch.setattr("kafka_sink.driver.driver_log.report", lines.append)
+    use(lambda _: Ownership(ProducerEpoch(1, 0)))
     for name in ("orders", "orders", "clicks"):
-        planning._report_names(Scope(name, "t", 3))
-    assert [line.partition("prefix ")[2] for line in lines] == [
+        take_over(name)
+    assert [line.partition("prefix ")[2] for line in caplog.messages] == [
         "'orders', and records progress for topic 't'",
         "'clicks', and records progress for topic 't'",
     ]
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    planning._report_names(Scope("other", "t", 3))
-    assert len(lines) == 2, "it would be named in every micro-batch"
+    take_over("other")
+    assert len(caplog.messages) == 2, "it would be named in every micro-batch"
 
 
 def test_rows_that_name_their_topics_need_a_topic_for_progress() -> None:
@@ -124,22 +156,37 @@ def test_rows_that_name_their_topics_need_a_topic_for_progress() -> None:
         planning.plan(options, {}, is_streaming=False, for_tasks=True)
 
 
-def test_an_abort_in_another_process_knows_what_planning_took() -> None:
-    scope = Scope("p", "t", 1)
-    assert planning._remembered_claim(PlannedTransactions(scope)) is None
-    planning._remember_claim(scope, ProducerEpoch(5, 7))
-    planning._remember_claim(scope, ProducerEpoch(5, 9))
-    assert planning._remembered_claim(PlannedTransactions(scope)) == ProducerEpoch(5, 9)
+def aborted_under(use: Use) -> list[ProducerEpoch]:
+    """The claims with which a process that did not plan the write begins to abort it."""
+    claims: list[ProducerEpoch] = []
+
+    def run(steps: Steps[Any]) -> None:
+        (first,) = next(steps)
+        assert isinstance(first, EndTransaction)
+        claims.append(first.producer)
+
+    use(run)
+    planning.abort(parse(BASE).options, PlannedTransactions(Scope("p", "t", 1)))
+    return claims
+
+
+def test_an_abort_in_another_process_knows_what_planning_took(use: Use) -> None:
+    assert aborted_under(use) == []
+    for epoch in (7, 9):
+        use(lambda _, epoch=epoch: Ownership(ProducerEpoch(5, epoch)))
+        take_over("p")
+    assert aborted_under(use) == [ProducerEpoch(5, 9)]
 
 
 def test_an_abort_knows_what_planning_took_after_the_clock_was_set_back(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, use: Use
 ) -> None:
     """Catches: an abort that did nothing, and readers who waited until kafka.transaction.timeout.ms."""
-    scope, now = Scope("p", "t", 1), time.time()
-    planning._remember_claim(scope, ProducerEpoch(5, 7))
+    use(lambda _: Ownership(ProducerEpoch(5, 7)))
+    take_over("p")
+    now = time.time()
     monkeypatch.setattr(time, "time", lambda: now - 3600)
-    assert planning._remembered_claim(PlannedTransactions(scope)) == ProducerEpoch(5, 7)
+    assert aborted_under(use) == [ProducerEpoch(5, 7)]
 
 
 @pytest.mark.parametrize(
@@ -157,29 +204,33 @@ def test_what_only_transactions_give_is_not_lost_in_silence(options: dict[str, s
 
 @pytest.mark.parametrize(("began_ms", "end"), [(-1, "and 0 aborted"), (5_000, "had been open for 2.0 s")])
 def test_an_age_that_no_broker_says_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, began_ms: int, end: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, use: Use, began_ms: int, end: str
 ) -> None:
     """Catches: "the oldest had been open for 0.0 s" of transactions that another run ended meanwhile."""
-    lines: list[str] = []
-    monkeypatch.setattr(driver_log, "warn", lines.append)
-    scope, ownership = Scope("p", "t", 1), Ownership(ProducerEpoch(1, 0), completed=(began_ms,))
-    planning._report_takeover(scope, ownership, Handover.of(scope, ownership, 7_000))
-    (line,) = lines
+    monkeypatch.setattr(planning, "wall_ms", lambda: 7_000.0)
+    use(lambda _: Ownership(ProducerEpoch(1, 0), completed=(began_ms,)))
+    take_over("p")
+    (line,) = warnings_in(caplog)
     assert line.endswith(end)
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
 
 
 @pytest.mark.parametrize(("open_ms", "warnings"), [(29_000, 0), (31_000, 1)])
 def test_a_batch_that_took_half_the_time_that_brokers_allow_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, open_ms: int, warnings: int
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    use: Use,
+    open_ms: int,
+    warnings: int,
 ) -> None:
     """Catches: no word before brokers abort a slow query's batches, one after the other."""
-    lines: list[str] = []
-    outcome = BatchOutcome(committed=(7_000_000, 7_000_000 + open_ms - 1))
-    client = SimpleNamespace(run=lambda *_, **__: outcome)
-    monkeypatch.setattr(driver_log, "warn", lines.append)
-    monkeypatch.setattr(planning, "client_of", lambda _: nullcontext(client))
+    use(lambda _: BatchOutcome(committed=(7_000_000, 7_000_000 + open_ms - 1)))
     monkeypatch.setattr(planning, "wall_ms", lambda: 7_000_000.0 + open_ms)
     planned = PlannedTransactions(Scope("p", "t", 1), None, Handover(ProducerEpoch(1, 0), {}))
     planning.commit(parse({**BASE, "kafka.transaction.timeout.ms": "60000"}).options, planned, [])
+    lines = warnings_in(caplog)
     assert len(lines) == warnings
     assert all("open for 31 s" in line and "kafka.transaction.timeout.ms = 60000" in line for line in lines)

@@ -16,7 +16,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,62 @@ _MAX_SILENT_CHECKS = 30
 _MAX_CLUSTERS = 64
 
 
+class KnownClusters:
+    """What a process that serves must know first, by the lines of planning and of its predecessor."""
+
+    def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._clusters: dict[str, dict[str, Any]] = {}
+        # Where the live view is, if there is one.
+        self._live_view: dict[str, Any] | None = None
+        for line in lines:
+            self.take(line)
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """A cluster that was added or forgotten, the live view's place, or nothing new."""
+        if "ui" in line:
+            self._live_view = dict(line)
+        key = line.get("cluster")
+        if isinstance(key, str):
+            self._clusters.pop(key, None)
+            self._clusters[key] = dict(line)
+            if len(self._clusters) > _MAX_CLUSTERS:
+                del self._clusters[next(iter(self._clusters))]
+        self._clusters.pop(str(line.get("forgotten")), None)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """For the next process."""
+        view = [] if self._live_view is None else [self._live_view]
+        return [*self._clusters.values(), *view]
+
+
+def watch(
+    child: int,
+    reading: int,
+    take: Callable[[Mapping[str, Any]], None],
+    *,
+    check_s: float = WATCH_S,
+    max_silent_checks: int = _MAX_SILENT_CHECKS,
+) -> None:
+    """Take the process's reports until it ends, which closes the pipe. End one that reports nothing."""
+    os.set_blocking(reading, False)
+    reports = CommandPipe(reading)
+    silent_checks = 0
+    while True:
+        ready, _, _ = select.select([reading], [], [], check_s)
+        if not ready:
+            # Counted, as no clock tells a process that hangs from a machine that was suspended.
+            silent_checks += 1
+            if silent_checks > max_silent_checks:
+                _log.warning("the process that serves tasks does not respond")
+                os.kill(child, signal.SIGKILL)
+            continue
+        silent_checks = 0
+        for line in reports.lines():
+            take(line)
+        if reports.is_closed:
+            return
+
+
 class ServerSupervisor:
     """``settings``: as the launcher sends them. ``commands``: the pipe where planning adds clusters."""
 
@@ -44,11 +100,7 @@ class ServerSupervisor:
     ) -> None:
         self._settings = settings
         self._commands = commands
-        self._clusters: dict[str, dict[str, Any]] = {}
-        # Where the live view is, if there is one.
-        self._live_view: dict[str, Any] | None = None
-        for line in clusters:
-            self._take(line)
+        self._known = KnownClusters(clusters)
         self._driver = DriverProcess(int(settings["driver"][0]), str(settings["driver"][1]))
         self._marker = Path(settings["marker"])
 
@@ -79,52 +131,16 @@ class ServerSupervisor:
             try:
                 from kafka_sink.coordinator.process.server_process import serve
 
-                serve(self._settings, self._lines(), self._commands, writing)
+                serve(self._settings, self._known.lines(), self._commands, writing)
             except BaseException:  # noqa: BLE001 - it must not run the supervisor's code
                 _log.exception("the coordinator failed")
             os._exit(1)
         os.close(writing)
         try:
-            self._watch(child, reading)
+            watch(child, reading, self._known.take)
         finally:
             os.close(reading)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-    def _watch(self, child: int, reading: int) -> None:
-        """Take the process's reports until it ends, which closes the pipe."""
-        os.set_blocking(reading, False)
-        reports = CommandPipe(reading)
-        silent_checks = 0
-        while True:
-            ready, _, _ = select.select([reading], [], [], WATCH_S)
-            if not ready:
-                # Counted, as no clock tells a process that hangs from a machine that was suspended.
-                silent_checks += 1
-                if silent_checks > _MAX_SILENT_CHECKS:
-                    _log.warning("the process that serves tasks does not respond")
-                    os.kill(child, signal.SIGKILL)
-                continue
-            silent_checks = 0
-            for line in reports.lines():
-                self._take(line)
-            if reports.is_closed:
-                return
-
-    def _lines(self) -> list[dict[str, Any]]:
-        """What a process that serves must know first."""
-        view = [] if self._live_view is None else [self._live_view]
-        return [*self._clusters.values(), *view]
-
-    def _take(self, line: Mapping[str, Any]) -> None:
-        if "ui" in line:
-            self._live_view = dict(line)
-        key = line.get("cluster")
-        if isinstance(key, str):
-            self._clusters.pop(key, None)
-            self._clusters[key] = dict(line)
-            if len(self._clusters) > _MAX_CLUSTERS:
-                del self._clusters[next(iter(self._clusters))]
-        self._clusters.pop(str(line.get("forgotten")), None)
 
     def _turn_away(self, seconds: float) -> None:
         """Close connections at once meanwhile, so that tasks do not wait for a challenge."""

@@ -6,34 +6,26 @@ import os
 import signal
 import subprocess
 
-import pytest
-
-from kafka_sink.coordinator.process import supervisor
-from kafka_sink.coordinator.process.rendezvous_directory import CommandPipe
-from kafka_sink.coordinator.process.supervisor import ServerSupervisor
-
-SETTINGS = {"driver": [os.getpid(), ""], "marker": "/nowhere", "token": "t"}
+from kafka_sink.coordinator.process.supervisor import KnownClusters, watch
 
 
-def test_a_process_that_reports_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_reports_nothing_is_ended() -> None:
     """Catches: a coordinator that hangs for the rest of the application."""
-    monkeypatch.setattr(supervisor, "WATCH_S", 0.01)
-    monkeypatch.setattr(supervisor, "_MAX_SILENT_CHECKS", 3)
     reading, writing = os.pipe()
     with subprocess.Popen(["sleep", "600"], pass_fds=(writing,)) as hanging:
         os.close(writing)
-        ServerSupervisor(SETTINGS, [], CommandPipe(0))._watch(hanging.pid, reading)
+        watch(hanging.pid, reading, lambda line: None, check_s=0.01, max_silent_checks=3)
         os.close(reading)
         assert hanging.wait(60) == -signal.SIGKILL
 
 
 def test_a_successor_gets_the_clusters_that_were_added_and_not_forgotten() -> None:
-    made = ServerSupervisor(SETTINGS, [{"cluster": "a", "options": {}}], CommandPipe(0))
+    known = KnownClusters([{"cluster": "a", "options": {}}])
     for key in ("b", "c", "b"):
-        made._take({"cluster": key, "options": {"for": key}})
-    made._take({"forgotten": "a"})
-    made._take({})
-    assert [one["cluster"] for one in made._clusters.values()] == ["c", "b"]
+        known.take({"cluster": key, "options": {"for": key}})
+    known.take({"forgotten": "a"})
+    known.take({})
+    assert [one["cluster"] for one in known.lines()] == ["c", "b"]
     for number in range(100):
-        made._take({"cluster": str(number), "options": {}})
-    assert list(made._clusters) == [str(number) for number in range(36, 100)]
+        known.take({"cluster": str(number), "options": {}})
+    assert [one["cluster"] for one in known.lines()] == [str(number) for number in range(36, 100)]
