@@ -62,15 +62,20 @@ class ModelledRelay:
         found = parse(message)
         if "id" in found:
             self.latencies.append(now_ms - self._phase_ms - self._groups._awaited[found["id"]][1])
+        self.hear(now_ms)
         self._groups.on_coordinator(found, now_ms - self._phase_ms)
         self._deliver()
         self.is_silent, held, self._held = False, self._held, []
         for one in held:
             self.say(*one, now_ms)
 
+    def hear(self, now_ms: float) -> None:
+        """The coordinator has said something, perhaps to its tasks."""
+        self._groups.hear(now_ms - self._phase_ms)
+
     @property
     def heard_ms(self) -> float:
-        """When the coordinator has said something to it last."""
+        """When the coordinator has said something last."""
         return self._groups._heard_ms + self._phase_ms
 
     def silent_ms(self, now_ms: float) -> float:

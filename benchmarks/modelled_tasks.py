@@ -289,6 +289,8 @@ class Model:
             for task in host.tasks.values():
                 self._begin(task)
         else:
+            if host.relay is not None:
+                host.relay.hear(time.monotonic() * 1000)
             for line in split_lines(host.session.payload(frame)):
                 if host.relay is not None and not line.tasks:
                     host.relay.receive(line.message, time.monotonic() * 1000)
