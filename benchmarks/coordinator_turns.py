@@ -204,6 +204,7 @@ class Mutes(Turns):
             for number in range(partitions)
         )
         self.reporters = reporters
+        self.reported_ms = self.now_ms
         for number in range(-(-reporters // PER_HOST)):
             Host(self, number)
 
@@ -253,13 +254,22 @@ class Mutes(Turns):
             if place % 100 == 0:
                 await self.tick(50.0)
 
+    async def wait(self, steps: int, step_ms: float = 50.0) -> None:
+        """Time passes, in which all report as often as they do."""
+        for _ in range(steps):
+            await self.tick(step_ms)
+            since_ms, self.reported_ms = self.reported_ms, self.now_ms
+            first, last = (int(one * self.reporters / HEALTHY_REPORT_MS) for one in (since_ms, self.now_ms))
+            for place in range(max(first, last - self.reporters), last):
+                await self.say(place % self.reporters, BreakerReport(rows=4800))
+
     async def unmute(self) -> None:
         """Those with leases find that all is well."""
         while leased := [(place, update.leases) for place, update in self.told() if update.leases]:
             for place, leases in leased:
                 over = tuple(UnmuteReport(one, "it responds") for one in leases)
                 await self.say(place, BreakerReport(unmuted=over))
-            await self.tick(50.0)
+            await self.wait(1)
 
 
 async def mutes(bootstrap: str, partitions: int, reporters: int = 1000) -> dict[str, Any]:
@@ -275,8 +285,7 @@ async def mutes(bootstrap: str, partitions: int, reporters: int = 1000) -> dict[
     await turns.hold()
     found["all_hold"] = turns.ended()
     turns.begin()
-    for _ in range(240):
-        await turns.tick(50.0)
+    await turns.wait(240)
     found["muted_12_s"] = turns.ended()
     turns.begin()
     await turns.unmute()

@@ -289,23 +289,26 @@ class Model:
             for task in host.tasks.values():
                 self._begin(task)
         else:
-            if host.relay is not None:
-                host.relay.hear(time.monotonic() * 1000)
-            for line in split_lines(host.session.payload(frame)):
-                if host.relay is not None and not line.tasks:
-                    host.relay.receive(line.message, time.monotonic() * 1000)
-                    self.latencies += host.relay.latencies
-                    host.relay.latencies.clear()
-                    continue
-                message = _head(line.message) or parse(line.message)
-                message["body"] = unpacked(message["body"])
-                update = None
-                if message["kind"] == "breaker" and message["body"]:
-                    update = decode_update(message["body"], MAX_MUTES)
-                for number in line.tasks or (1,):
-                    if number in host.tasks:
-                        self._on_message(host.tasks[number], message, update)
-            self._wake(host)
+            self._on_lines(host, host.session.payload(frame))
+
+    def _on_lines(self, host: Host, payload: bytes) -> None:
+        if host.relay is not None:
+            host.relay.hear(time.monotonic() * 1000)
+        for line in split_lines(payload):
+            if host.relay is not None and not line.tasks:
+                host.relay.receive(line.message, time.monotonic() * 1000)
+                self.latencies += host.relay.latencies
+                host.relay.latencies.clear()
+                continue
+            message = _head(line.message) or parse(line.message)
+            message["body"] = unpacked(message["body"])
+            update = None
+            if message["kind"] == "breaker" and message["body"]:
+                update = decode_update(message["body"], MAX_MUTES)
+            for number in line.tasks or (1,):
+                if number in host.tasks:
+                    self._on_message(host.tasks[number], message, update)
+        self._wake(host)
 
     def _on_relayed(
         self, host: Host, place: int, kind: str, request: int | None, body: Mapping[str, Any]
