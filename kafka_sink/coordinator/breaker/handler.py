@@ -16,6 +16,7 @@ from typing import Any
 from kafka_sink.breaker.states import BreakerState, MuteTable, Target
 from kafka_sink.coordinator.breaker.messages import (
     MAX_MUTES,
+    MAX_NODES,
     BreakerUpdate,
     MuteReport,
     OutcomeCounts,
@@ -280,6 +281,8 @@ class BreakerHandler(Handler):
         chosen = self._tasks.next_for_lease(now_ms, other_than=group)
         if chosen is None:
             return False
+        if len(self._asked_ms) >= MAX_NODES:
+            self._asked_ms.clear()
         self._asked_ms[node] = now_ms
         self._tasks.lease(chosen, node, now_ms)
         self._asks.setdefault(chosen, []).append(node)

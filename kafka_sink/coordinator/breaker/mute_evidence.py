@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kafka_sink.breaker.states import Mute, Target
-from kafka_sink.coordinator.breaker.messages import MuteReport
+from kafka_sink.coordinator.breaker.messages import MAX_NODES, MAX_TARGETS, MuteReport
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import HEALTHY_VALID_MS
 
@@ -102,7 +102,12 @@ class MuteEvidence:
 
     def add_response(self, voice: Voice, node: int, at_ms: float, mute: Mute | None, now_ms: float) -> bool:
         """A task had a response of a broker at ``at_ms``. True if that refutes the broker's mute."""
-        self._responses.setdefault(node, _Responses()).add(voice, at_ms)
+        if node not in self._responses:
+            self._responses[node] = _Responses()
+            if len(self._responses) > MAX_NODES:
+                # One that responds is soon known again.
+                del self._responses[next(iter(self._responses))]
+        self._responses[node].add(voice, at_ms)
         suspicion = self._suspicions.get(node)
         if suspicion is not None and suspicion.voice != voice and at_ms > suspicion.since_ms:
             del self._suspicions[node]
@@ -124,7 +129,8 @@ class MuteEvidence:
         # Tasks come and go behind a relay.
         for old in [one for one, at_ms in doubted.items() if now_ms - at_ms >= _DOUBT_MS]:
             del doubted[old]
-        doubted[voice.task, target] = now_ms
+        if len(doubted) < MAX_TARGETS:
+            doubted[voice.task, target] = now_ms
 
     def contradicts(
         self, voice: Voice, node: int, silence_ms: float, now_ms: float, *, doubtful: bool

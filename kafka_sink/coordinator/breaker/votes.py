@@ -40,6 +40,8 @@ MAX_ASKED = 100
 # Where thousands of partitions fail for thousands of tasks, more votes than so many in all count only where a
 # partition has few, or the voter was asked.
 _MAX_VOTES, _MIN_VOTERS = 50_000, 10
+# Partitions with votes: more than can be muted.
+_MAX_PARTITIONS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class PartitionVotes:
         partition = outcome.partition
         votes = self._votes.get(partition)
         if votes is None:
+            if len(self._votes) >= _MAX_PARTITIONS:
+                return
             votes = self._votes[partition] = {}
             self._tallies[partition] = _Tally()
         tally, sample = self._tallies[partition], self._samples.get(partition)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_sink.coordinator.rates.messages import Ask, RateRequest, decode_request
 from kafka_sink.coordinator.transport.handlers import Handler, Push, Reply, ServerMessage, TaskId
+from kafka_sink.errors import ProtocolError
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
@@ -117,6 +118,9 @@ class RateHandler(Handler):
         return [Reply(task, request, {}), *self._wait(task, asked, now_ms)]
 
     def _wait(self, group: TaskId, asked: RateRequest, now_ms: float) -> list[ServerMessage]:
+        if asked.key not in self._jobs and len(self._jobs) >= 2 * _MAX_JOBS:
+            # All of them wait; others would have been forgotten.
+            raise ProtocolError("tasks wait for too many jobs")
         job = self._jobs.setdefault(asked.key, _JobBuckets(now_ms))
         self._jobs.move_to_end(asked.key)
         job.limit(asked.limits)

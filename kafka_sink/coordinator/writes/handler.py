@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # Finished writes that are remembered. An attempt that starts later than that is not ended.
 MAX_OVER = 10_000
+# Stages of one write that are watched.
+MAX_STAGES = 1000
 # Of Kafka's strings. Names are kept of so many writes with transactions.
 _MAX_PREFIX, MAX_OPEN = 32_767, 1000
 # Failed writes whose end the driver has not reported yet.
@@ -116,8 +118,11 @@ class WriteHandler(Handler):
         return [Reply(task, request, _over(name, None if name in self._over else stage))]
 
     def _watch(self, jobs: JobWatch, name: str, stage: int, transactions: WriteTransactions | None) -> None:
+        stages = self._watched.setdefault(name, set())
+        if stage not in stages and len(stages) >= MAX_STAGES:
+            return
+        stages.add(stage)
         jobs.watch(stage, self._on_job_end)
-        self._watched.setdefault(name, set()).add(stage)
         if len(self._watched) > MAX_OVER:
             self._watched.popitem(last=False)
         if transactions is not None and stage not in self._open:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafka_sink.breaker.states import Mute
-from kafka_sink.coordinator.breaker.messages import MuteReport
+from kafka_sink.coordinator.breaker.messages import MAX_NODES, MuteReport
 from kafka_sink.coordinator.breaker.mute_evidence import ASK_MS, MuteEvidence, Voice
 from kafka_sink.model import TopicPartition
 
@@ -35,6 +35,17 @@ def test_a_later_response_to_another_task_refutes_a_mute_and_raises_doubts() -> 
     assert evidence.is_doubted(ONE, 7, 10_300.0)
     assert not evidence.is_doubted(ONE, 7, 80_000.0), "a minute later"
     assert not evidence.is_doubted(TWO, 7, 10_300.0)
+
+
+def test_brokers_that_do_not_exist_take_bounded_memory() -> None:
+    """Catches: a task that named ever new brokers filled the coordinator's memory."""
+    evidence = MuteEvidence()
+    for node in range(MAX_NODES + 2):
+        evidence.add_response(TWO, node, 10_000.0, None, 10_000.0)
+    known = [evidence.contradicts(ONE, node, 1_000.0, 10_000.0, doubtful=False) for node in range(3)]
+    assert known == [False, False, True]
+    evidence.add_response(TWO, 0, 10_000.0, None, 10_000.0)
+    assert evidence.contradicts(ONE, 0, 1_000.0, 10_000.0, doubtful=False), "one that responds is known again"
 
 
 def test_a_task_that_gets_a_response_itself_is_not_doubted_for_its_mute() -> None:

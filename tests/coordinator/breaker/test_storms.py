@@ -7,6 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from kafka_sink.breaker.states import ProbeLease, Target
+from kafka_sink.coordinator.breaker import votes
 from kafka_sink.coordinator.breaker.handler import BreakerHandler
 from kafka_sink.coordinator.breaker.messages import (
     MAX_OUTCOMES,
@@ -102,6 +103,15 @@ def test_a_response_to_another_task_contradicts_a_mute(handler: BreakerHandler) 
     handler.on_message(0, 1, encode_report(BreakerReport(responses={SICK: 5.0})), 10_000.0)
     handler.on_message(0, 2, MUTED, 10_500.0)
     assert list(handler.muted(10_500.0)) == []
+
+
+def test_votes_on_partitions_that_do_not_exist_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: the bound of all votes left out partitions with few, so a task could name ever new ones."""
+    monkeypatch.setattr(votes, "_MAX_PARTITIONS", 5)
+    found = PartitionVotes(1, 50)
+    for number in range(10):
+        found.vote(1, OutcomeCounts(TopicPartition("t", number), 0, 5, True, "no"), 0.0)
+    assert len(found.partitions()) == 5
 
 
 def test_tasks_share_the_list_of_what_is_unmuted() -> None:

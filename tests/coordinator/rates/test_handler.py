@@ -153,6 +153,22 @@ def test_jobs_have_limits_of_their_own_and_unused_ones_are_forgotten(monkeypatch
     assert len(handler._jobs) == 3
 
 
+def test_jobs_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a relay that named ever new jobs filled the coordinator's memory."""
+    monkeypatch.setattr(rate_handler, "_MAX_JOBS", 2)
+    handler = RateHandler()
+
+    def wait(number: int) -> None:
+        for _ in range(2):
+            handler.on_message(1, 7, {**body(10_000, job=f"job {number}"), "tasks": 1}, 0.0)
+
+    for number in range(4):
+        wait(number)
+    with pytest.raises(ProtocolError, match="too many jobs"):
+        wait(4)
+    wait(3)
+
+
 def test_writes_of_one_query_with_different_limits_have_buckets_of_their_own() -> None:
     """Each ask forgot the other's debt: 20 times the limit."""
     handler = RateHandler()

@@ -26,6 +26,7 @@ from kafka_sink.coordinator.writes.handler import (
     MAX_FAILED,
     MAX_OPEN,
     MAX_OVER,
+    MAX_STAGES,
     WriteHandler,
     write_handler,
 )
@@ -147,6 +148,16 @@ def test_writes_whose_end_nobody_reports_do_not_add_up() -> None:
         handler.on_message(9, 1, {"over": name}, 0)
     assert 0 in jobs.ends
     assert 1 not in jobs.ends
+
+
+def test_a_task_that_names_ever_more_stages_has_so_many_watched() -> None:
+    jobs = _Jobs()
+    handler = WriteHandler(jobs)
+    for number in range(MAX_STAGES + 5):
+        assert handler.on_message(1, number, {"writing": "w", "stage": number}, 0) == [Reply(1, number, {})]
+    assert len(jobs.ends) == MAX_STAGES
+    handler.on_message(9, 1, {"over": "w"}, 0)
+    assert not jobs.ends
 
 
 def test_tasks_of_a_job_that_spark_ended_are_notified_before_the_driver_calls_abort() -> None:
