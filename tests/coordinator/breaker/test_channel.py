@@ -5,19 +5,63 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from kafka_sink.breaker.states import Target
 from kafka_sink.coordinator.breaker.channel import BreakerChannel
-from kafka_sink.coordinator.breaker.messages import BreakerReport
+from kafka_sink.coordinator.breaker.messages import BreakerReport, BreakerUpdate, decode_report, encode_update
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import HEALTHY_REPORT_MS, next_beat_ms
 
 
+class Bench:
+    """A channel and what its sender's thread brings along: a breaker that has muted nothing itself."""
+
+    def __init__(self) -> None:
+        self.channel = BreakerChannel(lambda: None, 500.0)
+        self.probes = SimpleNamespace(take_failures=list, held=list, wanted=list)
+        self.local = SimpleNamespace(now_ms=0.0, mutes_to_report=list)
+
+    def exchange(self, now_ms: float) -> None:
+        """A pass of the sender."""
+        self.local.now_ms = now_ms
+        manager: Any = SimpleNamespace(
+            local=self.local,
+            probes=self.probes,
+            view=(),
+            apply_shared=lambda muted, leases: None,
+            on_coordinator_lost=lambda: None,
+            has_muted_leader=lambda partition: False,
+        )
+        self.channel.exchange(manager)
+
+    def connect(self, now_ms: float) -> None:
+        """And say so at once."""
+        self.channel.on_connected(now_ms)
+        self.exchange(now_ms)
+        assert self.channel.next_message(now_ms) is not None
+
+    def mute(self, target: Target, now_ms: float) -> None:
+        """The coordinator says so."""
+        self.channel.on_push(encode_update(BreakerUpdate(False, {target: "silent"})), now_ms)
+        self.exchange(now_ms)
+
+    def due_ms(self, now_ms: float) -> float:
+        """When it reports next."""
+        return now_ms + self.channel.next_change_ms(now_ms)
+
+    def report(self, now_ms: float) -> BreakerReport:
+        self.exchange(now_ms)
+        body = self.channel.next_message(now_ms)
+        assert body is not None
+        return decode_report(body)
+
+
 def test_the_coordinator_learns_once_that_a_task_has_ended() -> None:
-    channel = BreakerChannel(lambda: None, 500.0)
+    bench = Bench()
+    channel = bench.channel
     channel.hurry()
     assert channel.next_message(0.0) is None, "it knows nothing of the task"
-    channel._outbox.append((0.0, BreakerReport(rows=1)))
+    bench.connect(0.0)
     channel.hurry()
-    assert channel.next_message(1.0) == {"rows": 1}
     assert channel.next_message(1.0) == {"resting": True}
     assert channel.next_message(1.0) is None
     channel.hurry()
@@ -26,27 +70,26 @@ def test_the_coordinator_learns_once_that_a_task_has_ended() -> None:
 
 def test_while_a_target_is_muted_a_task_without_news_reports_as_ever() -> None:
     """Catches: four times as many messages of all tasks while a broker is muted."""
-    channel = BreakerChannel(lambda: None, 500.0)
-    channel._connected, channel._sent_ms = True, 10_100.0
-    channel._muted = {1: "silent"}
-    assert channel._due_ms() == next_beat_ms(10_100.0, HEALTHY_REPORT_MS) == 12_000.0
-    channel._muted, channel._rows = {}, 5
-    assert channel._due_ms() == 12_000.0
-    channel._failures = [(1, "no response")]
-    assert channel._due_ms() == 10_600.0
+    bench = Bench()
+    bench.connect(10_100.0)
+    assert bench.due_ms(10_100.0) == float("inf")
+    bench.mute(1, 10_100.0)
+    assert bench.due_ms(10_100.0) == next_beat_ms(10_100.0, HEALTHY_REPORT_MS) == 12_000.0
+    partition = TopicPartition("t", 1)
+    bench.channel.outcomes(1, [(partition, 5)], None, 10_000.0, 10_200.0)
+    assert bench.due_ms(10_200.0) == 12_000.0
+    bench.channel.outcomes(1, [(partition, 5)], ConnectionError("lost"), 10_000.0, 10_200.0)
+    assert bench.due_ms(10_200.0) == 10_600.0
 
 
 def test_failures_of_a_partition_that_is_muted_for_all_are_not_reported() -> None:
     """Catches: a thousand tasks that went on to report thousands of partitions that were muted already."""
-    channel = BreakerChannel(lambda: None, 500.0)
-    channel._connected = True
+    bench = Bench()
+    bench.connect(0.0)
     muted, failing = TopicPartition("t", 0), TopicPartition("t", 1)
-    channel._muted = {muted: "errors"}
-    channel.outcomes(1, [(muted, 5), (failing, 5)], ConnectionError("lost"), 0.0, 100.0)
-    manager: Any = SimpleNamespace(
-        local=SimpleNamespace(now_ms=200.0), has_muted_leader=lambda partition: False
-    )
-    assert [one.partition for one in channel._outcomes(manager)] == [failing]
+    bench.mute(muted, 0.0)
+    bench.channel.outcomes(1, [(muted, 5), (failing, 5)], ConnectionError("lost"), 0.0, 100.0)
+    assert [one.partition for one in bench.report(600.0).outcomes] == [failing]
 
 
 def test_reports_of_a_hosts_tasks_meet() -> None:
