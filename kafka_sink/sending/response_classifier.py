@@ -180,7 +180,8 @@ _ENDED = (
     "in a transaction: another attempt or run took it over, or it was open for longer than "
     "kafka.transaction.timeout.ms"
 )
-_ADVICE = {
+# What the user can do about an error.
+ADVICE = {
     kafka_errors.INVALID_PRODUCER_EPOCH: _ENDED,
     kafka_errors.INVALID_TXN_STATE: _ENDED,
     kafka_errors.PRODUCER_FENCED: _ENDED,
@@ -194,11 +195,6 @@ _ADVICE = {
         "the principal may not use an idempotent producer; set kafka.enable.idempotence=false"
     ),
 }
-
-
-def advice_of(error_code: int) -> str | None:
-    """What the user can do about it."""
-    return _ADVICE.get(error_code)
 
 
 def classify_response(attempt: AttemptFacts) -> Verdict:
@@ -256,7 +252,7 @@ def _cause(attempt: AttemptFacts) -> BrokerRefusedError:
     if places:
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         parts.append(f"row {places[0]} of the batch: {reason or 'no reason given'}{more}")
-    advice = advice_of(attempt.error_code)
+    advice = ADVICE.get(attempt.error_code)
     if advice:
         parts.append(advice)
     return BrokerRefusedError(f"{attempt.partition}: " + "; ".join(parts), attempt.error_code)

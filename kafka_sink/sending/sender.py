@@ -325,8 +325,9 @@ class Sender(threading.Thread):
         version = self._cluster.version
         check = self._accumulator.ready(self._cluster.leader, now_ms, muted, version)
         delay = check.next_check_delay_ms
-        # With one request at a time, a batch waits for a response though its queue is not ready.
-        self._sent_all = self._options.max_in_flight_requests_per_connection > 1
+        # With one request at a time, a batch waits for a response though its queue is not ready. And what a
+        # response says of a mute is seen in the next pass.
+        self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
         if not (check.nodes or check.muted or check.unknown_leaders or self._waited):
             return min(delay, self._responses.new_partitions.next_change_ms(now_ms))
         self._expiry.expire_missing(check.unknown_leaders, now_ms)
@@ -346,7 +347,7 @@ class Sender(threading.Thread):
         failing = [node for node in unreachable if self._network.is_gone(node)]
         self._policy.on_unreachable(unreachable, failing, now_ms)
         self._waited = bool(not_accepting or check.unknown_leaders or self.availability.is_watching)
-        self._sent_all &= not (self._waited or check.muted)
+        self._sent_all &= not self._waited
         for node, queues in check.nodes.items():
             if node in accepting:
                 if self._produce(node, queues, now_ms):

@@ -16,7 +16,7 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, transaction_requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
 from kafka_sink.sending.producer_identity import TransactionalIdentity, TransactionPartitionsTag
-from kafka_sink.sending.response_classifier import advice_of
+from kafka_sink.sending.response_classifier import ADVICE
 
 _MAY_PASS = frozenset(
     {
@@ -159,7 +159,7 @@ class TransactionPartitions:
             self._identity.last_error = error
             self._retry(now_ms, elsewhere=code in _MOVED)
             return None
-        advice = advice_of(code)
+        advice = ADVICE.get(code)
         return DeliveryError(f"{error}; {advice}" if advice else error)
 
     def _retry(self, now_ms: float, *, elsewhere: bool = True) -> None:

@@ -94,6 +94,36 @@ def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
     assert (manager.muted_count, manager.local.own_trips, manager.local.probes) == (0, 1, 0)
 
 
+class MutesWhereAllIsWell(PartitionCircuitBreaker):
+    """Mutes a partition with its first response."""
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        """Nothing to configure."""
+
+    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
+        self.manager = circuit_break_manager
+
+    def on_send(self, context: ProducerStatusContext) -> bool:
+        return False
+
+    def on_complete(
+        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
+    ) -> bool:
+        self.manager.mute(topic_partition, "as it likes")
+        return True
+
+
+def test_a_mute_for_an_acknowledgement_calls_for_a_pass_at_once() -> None:
+    """Catches: the sender waits on after an acknowledgement, and rows go on to the muted partition."""
+    bench = Bench(MutesWhereAllIsWell())
+    bench.send(P0)
+    assert bench.gate.next_change_ms(bench.now) > 0
+    bench.answer(P0)
+    assert bench.gate.next_change_ms(bench.now) == 0
+    assert P0 in bench.gate.muted(bench.now)
+    assert bench.gate.next_change_ms(bench.now) > 0
+
+
 def test_a_mute_is_explained_with_broker_partitions_time_and_last_error() -> None:
     bench = Bench()
     assert bench.gate.explain(P0) is None
