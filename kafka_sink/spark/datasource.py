@@ -120,13 +120,13 @@ class _Writer:
     def subject(self) -> str:
         return self.planned.subject
 
-
-class BatchWriter(_Writer, ArrowWriter):
-    """The writer that Spark calls for ``df.write``."""
-
     @short_tracebacks
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self.planned.write(iterator)
+
+
+class BatchWriter(_Writer, ArrowWriter):
+    """The writer that Spark calls for ``df.write``."""
 
     @logged_on_driver
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -139,10 +139,6 @@ class BatchWriter(_Writer, ArrowWriter):
 
 class StreamWriter(_Writer, StreamArrowWriter):
     """The writer that Spark calls for ``df.writeStream``. Spark creates one for every micro-batch."""
-
-    @short_tracebacks
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self.planned.write(iterator, is_streaming=True)
 
     @logged_on_driver
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name

@@ -73,6 +73,7 @@ def plan(
         tasks_at_once=_tasks_at_once(options),
         subject=raw.get("checkpointlocation", ""),
         encoding=encoding,
+        is_streaming=is_stream_writer,
     )
     if is_stream_writer and write.subject:
         write = replace(write, name=_query_name(write.subject))

@@ -107,33 +107,35 @@ class PlannedWrite:
     micro_batch: int | None = None
     # Where rows are encoded, ``plan`` is that of the encoded batches.
     encoding: RowEncoding | None = None
+    # Of ``df.writeStream``: Spark tells its tasks the micro-batch, and commits it.
+    is_streaming: bool = False
 
-    def write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool = False) -> TaskCommitted:
+    def write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
         """Send all rows, and return once all are acknowledged. Raises KafkaSinkError."""
         try:
             with driver_log.task_lines():
-                return self._write(batches, is_streaming=is_streaming)
+                return self._write(batches)
         except (ExecutorDisconnectedError, WriteOverError):
             # A consequence of the write's end, never its cause.
             raise
         except Exception as error:
-            self._report_failure(error, is_streaming=is_streaming)
+            self._report_failure(error)
             raise
 
-    def _write(self, batches: Iterator[pa.RecordBatch], *, is_streaming: bool) -> TaskCommitted:
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
         worker_imports.freeze_when_reused()
         if self.transactions is None:
-            written = TaskCommitted(self._send(batches, is_streaming=is_streaming))
+            written = TaskCommitted(self._send(batches))
         else:
-            written = self._write_in_transaction(batches, self.transactions, is_streaming=is_streaming)
+            written = self._write_in_transaction(batches, self.transactions)
         worker_imports.forget_spark_archives()
         context = TaskContext.get()
         if context is None:
             return written
-        name = self._name_in_task(is_streaming=is_streaming)
+        name = self._name_in_task()
         return replace(written, query=micro_batch_of(context)[0], write=name, task=context.taskAttemptId())
 
-    def _report_failure(self, error: Exception, *, is_streaming: bool) -> None:
+    def _report_failure(self, error: Exception) -> None:
         """Tell the coordinator, which tells the driver, to whose ``abort`` Spark gives no cause.
 
         Of the attempts with one number one reports on each host: thousands of tasks may fail at once.
@@ -141,7 +143,7 @@ class PlannedWrite:
         context, address = TaskContext.get(), self._coordinator()
         if context is None or address is None:
             return
-        name, attempt = self._name_in_task(is_streaming=is_streaming), context.attemptNumber()
+        name, attempt = self._name_in_task(), context.attemptNumber()
         if not spark_application.first_time(f"failed: {name}, stage {context.stageId()}, attempt {attempt}"):
             return
         from kafka_sink.coordinator.writes.channel import report_failure
@@ -149,13 +151,7 @@ class PlannedWrite:
         where = f"task {context.partitionId()} on {socket.gethostname()}"
         report_failure(address, name, f"{where}: {told(error)}")
 
-    def _send(
-        self,
-        batches: Iterator[pa.RecordBatch],
-        attempt: TaskAttempt | None = None,
-        *,
-        is_streaming: bool,
-    ) -> TaskResult:
+    def _send(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt | None = None) -> TaskResult:
         # Imported here because the driver imports this module for every commit and needs none of these.
         with worker_imports.explained():
             from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
@@ -170,8 +166,8 @@ class PlannedWrite:
                 self._coordinator(),
                 self._snapshot(),
                 again=self._is_run_again(),
-                task=self._task(is_streaming=is_streaming),
-                identity=self._identity_in_task(is_streaming=is_streaming),
+                task=self._task(),
+                identity=self._identity_in_task(),
             ) as producer,
             watched(executor, producer.abort) as check_executor,
             memory_kept(),
@@ -203,7 +199,7 @@ class PlannedWrite:
         return encoded(self.encoding, batches, self.plan, reject if takes_letters else None)
 
     def _write_in_transaction(
-        self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions, *, is_streaming: bool
+        self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions
     ) -> TaskCommitted:
         """As ``write``, but the rows stay in an open transaction until the batch is committed or aborted."""
         from kafka_sink.transactions import planning as transactions
@@ -230,7 +226,7 @@ class PlannedWrite:
                 attempt.drain(self._encoded(batches, None, None))
                 return TaskCommitted(TaskResult(), attempt.finish())
             try:
-                result = self._send(batches, attempt, is_streaming=is_streaming)
+                result = self._send(batches, attempt)
                 report = attempt.finish()
                 measured = replace(result, metrics={**result.metrics, **attempt.metrics})
                 return TaskCommitted(measured, report)
@@ -246,8 +242,8 @@ class PlannedWrite:
         host = rendezvous.host or context.getLocalProperty("spark.driver.host")
         return None if host is None else CoordinatorAddress(without_brackets(host), rendezvous)
 
-    def _task(self, *, is_streaming: bool) -> SparkTask:
-        name = self._name_in_task(is_streaming=is_streaming)
+    def _task(self) -> SparkTask:
+        name = self._name_in_task()
         context = TaskContext.get()
         if context is None:
             return SparkTask(name, job=self.name, tasks_at_once=self.tasks_at_once)
@@ -269,16 +265,16 @@ class PlannedWrite:
         scope, claim = self.transactions.scope, self.transactions.handover.claim
         return WriteTransactions(int(execution), scope.prefix, scope.topic, scope.partitions, *claim)
 
-    def _name_in_task(self, *, is_streaming: bool) -> str:
+    def _name_in_task(self) -> str:
         # A batch write in foreachBatch has the property as well.
-        context = TaskContext.get() if is_streaming else None
+        context = TaskContext.get() if self.is_streaming else None
         return self._name_of(None if context is None else context.getLocalProperty(_BATCH_ID))
 
     def _name_of(self, batch_id: int | str | None) -> str:
         """The name with the micro-batch: a reused plan must not end tasks of the next micro-batch."""
         return self.name if batch_id is None else f"{self.name}/{batch_id}"
 
-    def _identity_in_task(self, *, is_streaming: bool) -> TaskIdentity | None:
+    def _identity_in_task(self) -> TaskIdentity | None:
         """Under which name the task reports to the live view. None where nobody looks."""
         context = TaskContext.get()
         if context is None or self.coordinator.rendezvous is None or not self.coordinator.rendezvous.figures:
@@ -291,7 +287,7 @@ class PlannedWrite:
             name = job_name(context.getLocalProperty(_DESCRIPTION) or "")
             about = about_job(name, int(context.getLocalProperty(_EXECUTION_ID) or -1), self.options.shown())
         return TaskIdentity(
-            self._name_in_task(is_streaming=is_streaming),
+            self._name_in_task(),
             context.taskAttemptId(),
             context.partitionId(),
             context.attemptNumber(),

@@ -166,12 +166,14 @@ def test_a_micro_batch_has_one_name_in_all_its_reports(
 
     path = tmp_path / "report.jsonl"
     rendezvous = Rendezvous(1, "key", b"secret", "", True)
-    write = planned(PlannedCoordinator(rendezvous), delivery_report_path=str(path))
+    write = replace(
+        planned(PlannedCoordinator(rendezvous), delivery_report_path=str(path)), is_streaming=True
+    )
     with monkeypatch.context() as in_task:
         in_task.setattr("kafka_sink.spark.writer.TaskContext.get", Context)
-        identity = write._identity_in_task(is_streaming=True)
+        identity = write._identity_in_task()
         in_task.setattr(PlannedWrite, "_send", lambda *_, **__: TaskResult())
-        of_task = write.write(iter([]), is_streaming=True)
+        of_task = write.write(iter([]))
     assert identity is not None
     write.abort([None], 7)
     write.commit([of_task], 7)

@@ -300,7 +300,7 @@ def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
             )
             for _ in range(2)
         )
-        channel.begin(mine._name_in_task(is_streaming=False))
+        channel.begin(mine._name_in_task())
         eventually(lambda: handler.heard)
         other.commit([])
         mine.commit([])
