@@ -25,7 +25,6 @@ from kafka_sink.model import Node
 from kafka_sink.network.client import (
     ConnectionStep,
     NetworkClient,
-    NetworkSettings,
     OutboundRequest,
     RequestFailed,
     ResponseReceived,
@@ -60,7 +59,7 @@ class PlanningClient:
 
     def __init__(self, options: SinkOptions, connect_bound_ms: float) -> None:
         self._connect_bound_ms = connect_bound_ms
-        self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
+        self._network = NetworkClient(options, monotonic_ms)
         self._bootstrap = self._network.bootstrap_nodes()
         self._advertised: list[Node] = []
         self._resets = 0

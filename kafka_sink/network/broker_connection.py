@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.model import Node
 from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, InFlightRequest, Phase
-from kafka_sink.network.events import NetworkSettings, OutboundRequest
+from kafka_sink.network.events import OutboundRequest
 from kafka_sink.network.transport import Lookup, PlaintextTransport, SocketAddress, Transport, start_lookup
+from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
     import ssl
 
+    from kafka_sink.options import SinkOptions
     from kafka_sink.security.preparation import Preparation, Security
     from kafka_sink.security.sasl import SaslExchange
+
+_CANONICAL = "resolve_canonical_bootstrap_servers_only"
 
 
 class ConnectionState(Enum):
@@ -88,7 +92,7 @@ class BrokerConnection:
     def __init__(
         self,
         node: Node,
-        settings: NetworkSettings,
+        options: SinkOptions,
         random: Callable[[], float],
         notify: Callable[[], None],
         security: Security | None = None,
@@ -103,16 +107,19 @@ class BrokerConnection:
         self.throttled_until_ms = 0.0
         self.last_error: Exception | None = None
         self.failed_step = ""
-        self._settings = settings
+        self._options = options
         self._random = random
         self._reconnect_backoff = ExponentialBackoff(
-            settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms, random
+            options.reconnect_backoff_ms, options.reconnect_backoff_max_ms, random
         )
         self._setup_timeout = ExponentialBackoff(
-            settings.connection_setup_timeout_ms, settings.connection_setup_timeout_max_ms, random
+            options.socket_connection_setup_timeout_ms,
+            options.socket_connection_setup_timeout_max_ms,
+            random,
         )
         self._notify = notify
         self._security = security if security is not None and security.needs_preparation else None
+        self._settings = SecuritySettings() if security is None else security.settings
         self._preparation: Preparation | None = None
         self._protocol = self._new_protocol(None)
         self._renew_at_ms = math.inf
@@ -125,8 +132,8 @@ class BrokerConnection:
         self._last_used_ms = 0.0
 
     def _new_protocol(self, exchange: SaslExchange | None) -> BrokerProtocol:
-        settings = self._settings
-        return BrokerProtocol(settings.client_id, str(self.node), settings.request_timeout_ms, exchange)
+        name, timeout = self._options.client_id or "kafka-chunked", self._options.request_timeout_ms
+        return BrokerProtocol(name, str(self.node), timeout, exchange)
 
     def _move_to(self, state: ConnectionState) -> None:
         if state not in _MOVES[self.state]:
@@ -146,7 +153,6 @@ class BrokerConnection:
         (socket.connection.setup.timeout.ms, KIP-601) runs from here until requests may be sent. Kafka's own
         client excludes the ApiVersions exchange and applies request.timeout.ms to it.
         """
-        settings = self._settings
         self.connecting_since_ms = now_ms
         # The timeout grows with each failure, as the backoff does (KIP-601).
         self._setup_deadline_ms = now_ms + self._setup_timeout.delay_ms(self._failures + 1)
@@ -155,7 +161,8 @@ class BrokerConnection:
             return
         self._move_to(ConnectionState.RESOLVING)
         if self._lookup is None:
-            canonical = settings.canonical_bootstrap and self.node.id < 0
+            is_bootstrap = self.node.id < 0
+            canonical = is_bootstrap and self._options.client_dns_lookup == _CANONICAL
             self._lookup = start_lookup(self.node.host, self.node.port, canonical, self._notify)
         self.resolved()
 
@@ -194,11 +201,13 @@ class BrokerConnection:
     def _connect(self, context: ssl.SSLContext | None) -> None:
         address = self._addresses.pop(0)
         if context is None:
-            self.transport = PlaintextTransport(address, self._settings)
+            self.transport = PlaintextTransport(address, self._options)
         else:
             from kafka_sink.network.tls_transport import TlsTransport
 
-            self.transport = TlsTransport(address, self._settings, context, self.node.host, str(self.node))
+            suites = self._options.ssl_cipher_suites
+            host, name = self.node.host, str(self.node)
+            self.transport = TlsTransport(address, self._options, context, host, name, suites)
         self._move_to(ConnectionState.CONNECTING)
 
     def writable(self, now_ms: float) -> None:
@@ -318,7 +327,7 @@ class BrokerConnection:
 
     def _closed_because(self) -> str:
         """A hint why a broker may have closed the connection without an error."""
-        tls, sasl = self._settings.security.tls, self._settings.security.sasl
+        tls, sasl = self._settings.tls, self._settings.sasl
         if self.state is ConnectionState.NEGOTIATING:
             if tls is None:
                 return "; if this happens again, it may expect TLS (kafka.security.protocol=SSL or SASL_SSL)"
@@ -367,7 +376,7 @@ class BrokerConnection:
         login_by = min(login_by, self._session_end_ms)
         if oldest is not None:
             return min(respond_by, login_by)
-        idle = self._settings.connections_max_idle_ms
+        idle = self._options.connections_max_idle_ms
         return min(login_by, math.inf if idle < 0 else self._last_used_ms + idle)
 
     @property
@@ -402,7 +411,7 @@ class BrokerConnection:
 
     def idle_too_long(self, now_ms: float) -> bool:
         ready_and_quiet = self.state is ConnectionState.READY and not self._protocol.in_flight
-        idle = self._settings.connections_max_idle_ms
+        idle = self._options.connections_max_idle_ms
         return ready_and_quiet and idle >= 0 and now_ms >= self._last_used_ms + idle
 
     def abort(self) -> None:

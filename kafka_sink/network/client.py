@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kafka_sink.clock import RANDOM, Clock
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError
@@ -24,7 +25,6 @@ from kafka_sink.network.broker_connection import BrokerConnection, ConnectionSta
 from kafka_sink.network.broker_protocol import CompletedRequest
 from kafka_sink.network.events import (
     NetworkEvent,
-    NetworkSettings,
     NodeConnected,
     NodeDisconnected,
     OutboundRequest,
@@ -32,12 +32,15 @@ from kafka_sink.network.events import (
     ResponseReceived,
 )
 from kafka_sink.security.preparation import Security
+from kafka_sink.security.settings import SecuritySettings
+
+if TYPE_CHECKING:
+    from kafka_sink.options import SinkOptions
 
 __all__ = [
     "ConnectionStep",
     "NetworkClient",
     "NetworkEvent",
-    "NetworkSettings",
     "NodeConnected",
     "NodeDisconnected",
     "OutboundRequest",
@@ -72,17 +75,19 @@ class NetworkClient:
     """Connections, one per broker; bootstrap addresses have ids below zero.
 
     ``clock_ms`` is monotonic and read where waiting makes the caller's ``now_ms`` old. ``random`` gives
-    [0, 1) for jitter.
+    [0, 1) for jitter. Raises ConfigurationError as SecuritySettings.from_options.
     """
 
     def __init__(
         self,
-        settings: NetworkSettings,
+        options: SinkOptions,
         clock_ms: Clock,
         random: Callable[[], float] = RANDOM.random,
     ) -> None:
-        self._settings = settings
-        self._security = Security(settings.security)
+        self._options = options
+        self._security = Security(SecuritySettings.from_options(options))
+        # Whether the bootstrap addresses are used again when no known broker can be reached (KIP-899).
+        self._rebootstraps = options.metadata_recovery_strategy == "rebootstrap"
         self._clock_ms = clock_ms
         self._random = random
         self._selector = selectors.DefaultSelector()
@@ -102,13 +107,13 @@ class NetworkClient:
         self._known: dict[int, Node] = {}
         self._connections: dict[int, BrokerConnection] = {}
         self._bootstrap: list[int] = []
-        for index, (host, port) in enumerate(settings.bootstrap_servers):
+        for index, (host, port) in enumerate(options.bootstrap_servers):
             node = Node(-index - 1, host, port)
             self._bootstrap.append(node.id)
             self._connections[node.id] = self._new_connection(node)
 
     def _new_connection(self, node: Node) -> BrokerConnection:
-        return BrokerConnection(node, self._settings, self._random, self.wakeup, self._security)
+        return BrokerConnection(node, self._options, self._random, self.wakeup, self._security)
 
     def check_security(self) -> None:
         """Read the TLS files at once, where there are any. Raises ConfigurationError."""
@@ -195,7 +200,7 @@ class NetworkClient:
 
     def _candidates(self, *, known_only: bool) -> tuple[Iterable[int], Iterable[int]]:
         """Brokers to ask for metadata: the known ones, then the bootstrap addresses where allowed."""
-        stand_in = not known_only and (self._settings.rebootstrap or not self._known)
+        stand_in = not known_only and (self._rebootstraps or not self._known)
         others = [node for node in self._known if node not in self.avoided] if self.avoided else ()
         return others or self._known, self._bootstrap if stand_in else ()
 
@@ -217,7 +222,10 @@ class NetworkClient:
         if not self.ready_for_any(node_id, now_ms):
             return False
         connection = self._connections[node_id]
-        return connection.in_flight < self._settings.max_in_flight and now_ms >= connection.throttled_until_ms
+        return (
+            connection.in_flight < self._options.max_in_flight_requests_per_connection
+            and now_ms >= connection.throttled_until_ms
+        )
 
     def is_connected(self, node_id: int) -> bool:
         """Whether the connection to a broker is ready: the exchanges that begin it are over."""
@@ -324,7 +332,7 @@ class NetworkClient:
         """The known brokers, or else the bootstrap addresses, and the last error of those that cannot be
         reached: for messages. Any thread."""
         errors = self.connection_errors()
-        nodes = list(self._known.values()) or [Node(-1, *at) for at in self._settings.bootstrap_servers]
+        nodes = list(self._known.values()) or [Node(-1, *at) for at in self._options.bootstrap_servers]
         shown = [
             f"{node.host}:{node.port}"
             + next((f" ({error})" for at, error in errors.items() if _same(at, node)), "")
@@ -458,7 +466,7 @@ class NetworkClient:
         entry, response = completed.entry, completed.response
         tag = entry.request.tag
         if isinstance(response, requests.MetadataResponse) and response.error_code:
-            if response.error_code == REBOOTSTRAP_REQUIRED and self._settings.rebootstrap:
+            if response.error_code == REBOOTSTRAP_REQUIRED and self._rebootstraps:
                 self._known = {}
             cause = KafkaSinkError(
                 f"{connection.node} failed Metadata: {error_of(response.error_code).label}"

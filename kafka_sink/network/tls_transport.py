@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafka_sink.errors import AuthenticationError
-from kafka_sink.network.events import Buffer, NetworkSettings
+from kafka_sink.network.events import Buffer
 from kafka_sink.network.transport import PlaintextTransport, SocketAddress
 from kafka_sink.security.tls_context import TLS13_SUITES, explain, is_final, split_suites
+
+if TYPE_CHECKING:
+    from kafka_sink.options import SinkOptions
 
 # A TLS record holds up to 16 KiB. Smaller buffers are joined up to that size, because each record has a cost.
 _RECORD_BYTES = 16 * 1024
@@ -139,15 +142,14 @@ class TlsTransport:
     def __init__(
         self,
         address: SocketAddress,
-        settings: NetworkSettings,
+        options: SinkOptions,
         context: ssl.SSLContext,
         host: str,
         name: str,
+        suites: Sequence[str] = (),
     ) -> None:
-        tls = settings.security.tls
-        suites = () if tls is None else tls.cipher_suites
         self._stream = TlsStream(context, host, name, _to_check(suites) if suites else ())
-        self._socket = PlaintextTransport(address, settings)
+        self._socket = PlaintextTransport(address, options)
         self._held = memoryview(b"")
         self._scratch = memoryview(bytearray(_READ_BYTES))
         self.buffered = False

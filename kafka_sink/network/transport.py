@@ -14,9 +14,12 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kafka_sink.network.events import Buffer, NetworkSettings
+from kafka_sink.network.events import Buffer
+
+if TYPE_CHECKING:
+    from kafka_sink.options import SinkOptions
 
 # l_onoff, l_linger: closing resets the connection.
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -74,7 +77,7 @@ class PlaintextTransport:
     wants_write = False
     buffered = False
 
-    def __init__(self, address: SocketAddress, settings: NetworkSettings) -> None:
+    def __init__(self, address: SocketAddress, options: SinkOptions) -> None:
         family, place = address
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -83,8 +86,8 @@ class PlaintextTransport:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # Set before connecting, because the handshake fixes the window scale.
             for option, size in (
-                (socket.SO_SNDBUF, settings.send_buffer_bytes),
-                (socket.SO_RCVBUF, settings.receive_buffer_bytes),
+                (socket.SO_SNDBUF, options.send_buffer_bytes),
+                (socket.SO_RCVBUF, options.receive_buffer_bytes),
             ):
                 if size >= 0:
                     self._socket.setsockopt(socket.SOL_SOCKET, option, size)

@@ -38,7 +38,7 @@ from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.metadata.cluster_metadata import ClientRack, ClusterMetadata, HintSource
 from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import SparkTask, TaskResult, TopicMetadata, TopicPartition
-from kafka_sink.network.client import NetworkClient, NetworkSettings
+from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import codec_for
@@ -85,7 +85,7 @@ class Producer:
         self._largest_record = 0
         self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
         self._started_ms = 0.0
-        self.network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
+        self.network = NetworkClient(options, monotonic_ms)
         self._allocator = POOLS.allocator(
             options.buffer_memory_allocation_strategy, options.buffer_memory, options.batch_size
         )

@@ -18,7 +18,7 @@ from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError, is_final
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import apis, requests, topic_requests, transaction_requests
-from kafka_sink.network.client import NetworkClient, NetworkSettings, OutboundRequest, RequestFailed
+from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed
 from kafka_sink.network.events import NodeDisconnected, ResponseReceived
 from kafka_sink.options import SinkOptions
 from kafka_sink.timing_bounds import TOPIC_PROPAGATION_MS
@@ -171,7 +171,7 @@ class TransactionClient:
         self._options = options
         # What brokers speak, known once they were asked.
         self.protocol = PROTOCOL_2
-        self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
+        self._network = NetworkClient(options, monotonic_ms)
         backoff_ms = min(options.retry_backoff_ms, 20)
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
         self._coordinators: dict[tuple[bool, str], int] = {}

@@ -14,7 +14,8 @@ from kafka_sink.model import Node
 from kafka_sink.network import broker_connection, transport
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState, RequestTimeoutError
 from kafka_sink.network.broker_protocol import Phase
-from tests.support.network_harness import SETTINGS, metadata_request
+from kafka_sink.network.transport import Lookup
+from tests.support.network_harness import OPTIONS, metadata_request
 
 ALLOWED = {
     ("idle", "resolving"), ("idle", "preparing"), ("idle", "connecting"), ("resolving", "preparing"),
@@ -72,8 +73,8 @@ def _deaf(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def link(random: float = 0.5, **changes: Any) -> BrokerConnection:
     """To a numeric address, so that nothing is looked up."""
-    settings = dataclasses.replace(SETTINGS, **changes)
-    return BrokerConnection(Node(3, "127.0.0.1", 9092), settings, lambda: random, lambda: None)
+    options = dataclasses.replace(OPTIONS, **changes)
+    return BrokerConnection(Node(3, "127.0.0.1", 9092), options, lambda: random, lambda: None)
 
 
 def connected(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
@@ -248,3 +249,39 @@ def test_throttling_outlives_a_reconnect() -> None:
     one.throttled_until_ms = 500.0
     one.close(0.0, OSError("lost"))
     assert one.throttled_until_ms == 500.0
+
+
+@pytest.mark.parametrize(
+    ("node", "lookup", "expected"),
+    [
+        (-1, "resolve_canonical_bootstrap_servers_only", True),
+        (-1, "use_all_dns_ips", False),
+        (3, "resolve_canonical_bootstrap_servers_only", False),
+    ],
+)
+def test_only_bootstrap_addresses_are_looked_up_by_their_canonical_name(
+    monkeypatch: pytest.MonkeyPatch, node: int, lookup: str, expected: bool
+) -> None:
+    asked = []
+
+    def start(*arguments: Any) -> Lookup:
+        asked.append(arguments[2])
+        return Lookup()
+
+    monkeypatch.setattr(broker_connection, "start_lookup", start)
+    options = dataclasses.replace(OPTIONS, client_dns_lookup=lookup)
+    BrokerConnection(Node(node, "a.example", 9092), options, lambda: 0.5, lambda: None).open(0.0)
+    assert asked == [expected]
+
+
+@pytest.mark.parametrize(("given", "named"), [("", b"kafka-chunked"), ("me", b"me")])
+def test_requests_name_the_client(given: str, named: bytes) -> None:
+    one = link(client_id=given)
+    one.open(0.0)
+    sent: list[bytes] = []
+    assert one.transport is not None
+    one.transport.send = lambda buffers: sent.extend(map(bytes, buffers)) or sum(map(len, buffers))  # type: ignore[method-assign]
+    one.writable(0.0)
+    one.flush()
+    # Behind length, API, version and correlation id: a text with its length.
+    assert b"".join(sent)[12:].startswith(len(named).to_bytes(2, "big") + named)

@@ -106,7 +106,7 @@ def test_a_large_request_to_a_slow_reader_never_blocks(cluster: FakeCluster) -> 
 
 
 def test_the_window_holds_produce_back_and_not_metadata(cluster: FakeCluster) -> None:
-    with Driver(cluster.bootstrap_servers, max_in_flight=2) as driver:
+    with Driver(cluster.bootstrap_servers, max_in_flight_requests_per_connection=2) as driver:
         driver.connect()
         cluster.freeze(0)
         for tag in range(2):

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,6 @@ from kafka_sink.network.broker_connection import RequestTimeoutError
 from kafka_sink.network.client import NodeConnected, NodeDisconnected, RequestFailed, ResponseReceived
 from kafka_sink.secret import Secret
 from kafka_sink.security.preparation import Preparation, Security
-from kafka_sink.security.settings import SaslSettings, SecuritySettings
 from tests.support.fake_broker import API_VERSIONS, FakeCluster
 from tests.support.network_harness import Driver, batch, metadata_request, produce_request
 from tests.support.ports import refusing_port
@@ -335,8 +335,8 @@ def test_a_login_that_another_thread_has_prepared_is_used_at_once(monkeypatch: p
         return begun[-1]
 
     monkeypatch.setattr(Security, "begin", begin)
-    login = SecuritySettings("SASL_PLAINTEXT", None, SaslSettings("PLAIN", "user", Secret("x")))
-    with Driver("127.0.0.1:1", security=login) as driver:
+    login: dict[str, Any] = {"sasl_mechanism": "PLAIN", "sasl_username": "user", "sasl_password": Secret("x")}
+    with Driver("127.0.0.1:1", security_protocol="SASL_PLAINTEXT", **login) as driver:
         driver.client.ready(-1, driver.clock.now)
         driver.until(lambda: begun)
         assert driver.of(NodeDisconnected) == []

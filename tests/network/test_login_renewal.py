@@ -17,7 +17,7 @@ from kafka_sink.security import sasl
 from kafka_sink.security.preparation import Preparation, Security
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
 from tests.support.login_broker import SECRET, Broker
-from tests.support.network_harness import SETTINGS, metadata_request
+from tests.support.network_harness import OPTIONS, metadata_request
 
 SASL = SecuritySettings("SASL_PLAINTEXT", None, SaslSettings("PLAIN", "user", Secret(SECRET)))
 SESSION_MS = 60_000
@@ -78,7 +78,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 
 def connection(security: Security) -> BrokerConnection:
-    return BrokerConnection(Node(3, "127.0.0.1", 9092), SETTINGS, lambda: 0.5, lambda: None, security)
+    return BrokerConnection(Node(3, "127.0.0.1", 9092), OPTIONS, lambda: 0.5, lambda: None, security)
 
 
 def state_of(one: BrokerConnection) -> ConnectionState:
@@ -118,7 +118,7 @@ def test_nothing_is_connected_before_the_login_is_prepared() -> None:
     one.prepared()
     assert state_of(one) is ConnectionState.PREPARING
     assert one.transport is None
-    cause = one.overdue(SETTINGS.connection_setup_timeout_ms * 1.3)
+    cause = one.overdue(OPTIONS.socket_connection_setup_timeout_ms * 1.3)
     assert "fetching its login or reading TLS files did not end" in str(cause)
 
 
@@ -221,7 +221,7 @@ def test_without_a_session_that_ends_nothing_is_renewed(broker: Broker) -> None:
     broker.session_ms = 0
     one = ready(Stub())
     assert not one.login_is_due(1e12)
-    assert one.next_deadline_ms() == SETTINGS.connections_max_idle_ms
+    assert one.next_deadline_ms() == OPTIONS.connections_max_idle_ms
     assert one.overdue(1e12) is None
 
 

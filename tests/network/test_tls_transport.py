@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import select
 import socket
@@ -16,13 +15,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from kafka_sink.errors import AuthenticationError
-from kafka_sink.network.events import NetworkSettings
 from kafka_sink.network.tls_transport import TlsStream, TlsTransport
 from kafka_sink.secret import Secret
-from kafka_sink.security.settings import SecuritySettings, Store, TlsSettings
+from kafka_sink.security.settings import Store, TlsSettings
 from kafka_sink.security.tls_context import make_context
 from tests.support.effort import tries
-from tests.support.network_harness import SETTINGS
+from tests.support.network_harness import OPTIONS
 from tests.support.security.certificates import Authority, Identity
 
 HOST = "broker.test"
@@ -396,8 +394,7 @@ def test_a_flood_of_tls_messages_without_data_ends_the_connection(
     given = settings(authority)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = (socket.AF_INET, listener.getsockname())
-        network = dataclasses.replace(SETTINGS, security=SecuritySettings("SSL", given))
-        transport = TlsTransport(address, network, make_context(given), HOST, "broker.test:9093 (id 1)")
+        transport = TlsTransport(address, OPTIONS, make_context(given), HOST, "broker.test:9093 (id 1)")
         monkeypatch.setattr(transport._stream, "read", lambda buffer: None)
         monkeypatch.setattr(transport, "_receive", lambda: 16_384)
         with pytest.raises(ConnectionError, match=r"broker.test:9093.*without any data"):
@@ -406,9 +403,10 @@ def test_a_flood_of_tls_messages_without_data_ends_the_connection(
 
 
 def _transport(listener: socket.socket, given: TlsSettings) -> TlsTransport:
-    network: NetworkSettings = dataclasses.replace(SETTINGS, security=SecuritySettings("SSL", given))
     address = (socket.AF_INET, listener.getsockname())
-    transport = TlsTransport(address, network, make_context(given), "127.0.0.1", "127.0.0.1")
+    transport = TlsTransport(
+        address, OPTIONS, make_context(given), "127.0.0.1", "127.0.0.1", given.cipher_suites
+    )
     select.select([], [transport], [], 10)
     transport.connected()
     while not transport.handshake():

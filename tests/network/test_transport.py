@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_sink.network.transport import PlaintextTransport, SocketAddress
-from tests.support.network_harness import SETTINGS
+from tests.support.network_harness import OPTIONS
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def place(server: socket.socket) -> SocketAddress:
 @pytest.fixture
 def pair(listener: socket.socket) -> Iterator[tuple[PlaintextTransport, socket.socket]]:
     """A connected transport and the other end."""
-    transport = PlaintextTransport(place(listener), SETTINGS)
+    transport = PlaintextTransport(place(listener), OPTIONS)
     peer, _ = listener.accept()
     assert select.select([], [transport], [], 10)[1]
     transport.connected()
@@ -38,7 +38,7 @@ def pair(listener: socket.socket) -> Iterator[tuple[PlaintextTransport, socket.s
 
 
 def test_options_of_the_socket(listener: socket.socket) -> None:
-    settings = dataclasses.replace(SETTINGS, send_buffer_bytes=20_000, receive_buffer_bytes=30_000)
+    settings = dataclasses.replace(OPTIONS, send_buffer_bytes=20_000, receive_buffer_bytes=30_000)
     transport = PlaintextTransport(place(listener), settings)
     try:
         option = transport._socket.getsockopt
@@ -54,7 +54,7 @@ def test_options_of_the_socket(listener: socket.socket) -> None:
 def test_minus_one_leaves_the_systems_sizes(listener: socket.socket) -> None:
     with socket.socket() as untouched:
         system = untouched.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-    transport = PlaintextTransport(place(listener), SETTINGS)
+    transport = PlaintextTransport(place(listener), OPTIONS)
     # Connecting on loopback may raise what the system tunes by itself; nothing was set below it.
     assert transport._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= system
     transport.close()
@@ -63,7 +63,7 @@ def test_minus_one_leaves_the_systems_sizes(listener: socket.socket) -> None:
 def test_a_refused_connect_raises(listener: socket.socket) -> None:
     address = place(listener)
     listener.close()
-    transport = PlaintextTransport(address, SETTINGS)
+    transport = PlaintextTransport(address, OPTIONS)
     assert select.select([], [transport], [], 10)[1]
     with pytest.raises(ConnectionRefusedError):
         transport.connected()
@@ -111,4 +111,4 @@ def test_a_plain_handshake_is_none(pair: tuple[PlaintextTransport, socket.socket
 
 def test_an_address_of_no_family_leaves_no_socket_behind() -> None:
     with pytest.raises(socket.gaierror):
-        PlaintextTransport((socket.AF_INET, ("256.256.256.256", 1)), SETTINGS)
+        PlaintextTransport((socket.AF_INET, ("256.256.256.256", 1)), OPTIONS)

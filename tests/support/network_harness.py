@@ -10,17 +10,12 @@ from typing import Any
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from kafka_sink.network import apis, produce, requests
-from kafka_sink.network.client import NetworkClient, NetworkEvent, NetworkSettings, OutboundRequest
+from kafka_sink.network.client import NetworkClient, NetworkEvent, OutboundRequest
+from kafka_sink.options import SinkOptions
 
-SETTINGS = NetworkSettings(
+OPTIONS = SinkOptions(
     bootstrap_servers=(("127.0.0.1", 1),),
     client_id="test",
-    max_in_flight=5,
-    request_timeout_ms=30_000,
-    reconnect_backoff_ms=50,
-    reconnect_backoff_max_ms=1_000,
-    connection_setup_timeout_ms=10_000,
-    connection_setup_timeout_max_ms=30_000,
     connections_max_idle_ms=540_000,
     send_buffer_bytes=-1,
     receive_buffer_bytes=-1,
@@ -39,7 +34,7 @@ class Clock:
 
 
 def addresses(bootstrap_servers: str) -> tuple[tuple[str, int], ...]:
-    """As NetworkSettings wants them."""
+    """As SinkOptions wants them."""
     pairs = (entry.rpartition(":") for entry in bootstrap_servers.split(","))
     return tuple((host, int(port)) for host, _, port in pairs)
 
@@ -88,9 +83,9 @@ class Driver:
     def __init__(
         self, bootstrap_servers: str, clock: Callable[[], float] | None = None, **changes: Any
     ) -> None:
-        settings = dataclasses.replace(SETTINGS, bootstrap_servers=addresses(bootstrap_servers), **changes)
+        options = dataclasses.replace(OPTIONS, bootstrap_servers=addresses(bootstrap_servers), **changes)
         self.clock = Clock()
-        self.client = NetworkClient(settings, clock or self.clock, random=lambda: 0.5)
+        self.client = NetworkClient(options, clock or self.clock, random=lambda: 0.5)
         self.events: list[NetworkEvent] = []
 
     def __enter__(self) -> Driver:

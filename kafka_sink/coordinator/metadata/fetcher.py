@@ -15,7 +15,6 @@ from kafka_sink.metadata.metadata_requests import MetadataRequests, MetadataTag
 from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE
 from kafka_sink.network.client import (
     NetworkClient,
-    NetworkSettings,
     NodeConnected,
     NodeDisconnected,
     RequestFailed,
@@ -37,7 +36,7 @@ class MetadataFetcher(threading.Thread):
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(name="kafka-chunked-metadata", daemon=True)
         self._options = options
-        self._network = NetworkClient(NetworkSettings.from_options(options), monotonic_ms)
+        self._network = NetworkClient(options, monotonic_ms)
         self.view = ClusterMetadata(
             monotonic_ms,
             self.wake,
@@ -83,7 +82,7 @@ class MetadataFetcher(threading.Thread):
                 self._failed(f"{type(error).__name__}: {error}")
                 self._network.close()
                 self._closing.wait(backoff.delay_ms(failures) / 1000)
-                self._network = NetworkClient(NetworkSettings.from_options(self._options), monotonic_ms)
+                self._network = NetworkClient(self._options, monotonic_ms)
                 self._requests = MetadataRequests(self._options, self.view, self._network)
                 self.view.on_failure(monotonic_ms())
         self._network.close()
