@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.driver import driver_log
-from kafka_sink.driver.topic_preparation import STREAM_RECHECK_S, prepare_topic
+from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.options import SinkOptions, parse, texts
 from kafka_sink.options.table import COORDINATOR, SPECS
 from kafka_sink.reports import delivery_report, lineage

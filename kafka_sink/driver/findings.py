@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from kafka_sink.driver.command_line import Finding, note, ok, problem
 from kafka_sink.driver.driver_conf import OWN_PREFIX, idle_timeout_problem
 from kafka_sink.driver.planning_client import CONNECT_BOUND_MS, PlanningClient
-from kafka_sink.driver.topic_preparation import TopicPreparation, named_topics
+from kafka_sink.driver.topic_preparation import TopicPreparation
+from kafka_sink.driver.topics import named_topics
 from kafka_sink.errors import KafkaSinkError, MissingTopicError
 from kafka_sink.options import redaction
 from kafka_sink.options.table import SPECS

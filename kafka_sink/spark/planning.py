@@ -16,7 +16,7 @@ from kafka_sink import spark_application
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.coordinator.process.planning import plan_coordinator
 from kafka_sink.driver import driver_conf, driver_log
-from kafka_sink.driver.topic_preparation import prepare_topic
+from kafka_sink.driver.topics import prepare_topic
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
 from kafka_sink.spark import worker_imports

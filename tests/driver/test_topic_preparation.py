@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 from kafka_sink import spark_application
 from kafka_sink.driver import planning_client
-from kafka_sink.driver.topic_preparation import STREAM_RECHECK_S, prepare_topic
+from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import Node

@@ -7,6 +7,15 @@ import pytest
 from tests.support.commands import printed_by
 
 
+def test_planning_a_micro_batch_loads_no_client_of_brokers() -> None:
+    """Catches: 0.1 s more for each planning process of a stream, which asks brokers once a minute."""
+    code = """
+        import sys, kafka_sink.spark.planning
+        print("kafka.protocol" in sys.modules, "kafka_sink.network.client" in sys.modules)
+    """
+    assert printed_by(code).split() == ["False", "False"]
+
+
 def test_tasks_do_not_import_kafka_pythons_clients() -> None:
     code = """
         import sys

@@ -24,7 +24,7 @@ from kafka_sink.coordinator.metadata.fetcher import MetadataFetcher
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.command_line import Level
 from kafka_sink.driver.findings import of_cluster
-from kafka_sink.driver.topic_preparation import prepare_topic
+from kafka_sink.driver.topics import prepare_topic
 from kafka_sink.errors import (
     AuthenticationError,
     BrokersUnreachableError,
