@@ -77,9 +77,9 @@ def register(spark: SparkSession) -> None:
     package was shipped by ``--py-files``. It is also needed once in each thread other than the one that
     created the session.
     """
-    from kafka_sink.spark import registration
+    from kafka_sink.spark import session
 
-    registration.register(spark)
+    session.register(spark)
 
 
 def tune(spark: SparkSession, row_bytes: int) -> dict[str, str]:
@@ -89,9 +89,9 @@ def tune(spark: SparkSession, row_bytes: int) -> dict[str, str]:
     session, so other Python code in it gets such batches, too. What is set already stays. Returns the
     settings that it made, and logs them; ``spark.conf.unset`` takes them back.
     """
-    from kafka_sink.spark import tuning
+    from kafka_sink.spark import session
 
-    return tuning.tune(spark, row_bytes)
+    return session.tune(spark, row_bytes)
 
 
 def write(df: DataFrame, options: Mapping[str, Any]) -> Written:

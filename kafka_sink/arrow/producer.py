@@ -302,9 +302,7 @@ class ArrowProducer:
             if self._transaction is not None:
                 committed, metrics = self._transaction.commit()
                 result = replace(result, metrics={**result.metrics, **metrics})
-                note, in_transactions = str(committed), committed.transactions
-                if committed.skipped is not None:
-                    outcome, note = "skipped", f"{committed.batch}: {note}"
+                outcome, note, in_transactions = committed.outcome, committed.note, committed.transactions
             self._producer = None
             self._changed.notify()
         PRODUCERS.put_back(producer)

@@ -20,19 +20,16 @@ from kafka_sink.options import redaction
 
 # Other settings are dropped, because they may be passwords.
 OWN_PREFIX = "spark.kafka-chunked."
-# Spark may end Python workers that neither take nor return data for so many seconds.
-IDLE_TIMEOUTS = (
-    "spark.python.worker.idleTimeoutSeconds",
-    "spark.python.worker.killOnIdleTimeout",
-    "spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
-    "spark.sql.execution.pyspark.udf.killOnIdleTimeout",
-)
+# Spark may end Python workers that neither take nor return data for so long: the settings of SQL, then
+# those that hold where they are not set (PySpark 4.1 and 4.3).
+_SECONDS = ("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "spark.python.worker.idleTimeoutSeconds")
+_KILL = ("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "spark.python.worker.killOnIdleTimeout")
 _PROGRESS = "spark.ui.showConsoleProgress"
 _KEPT = (
     "spark.driver.bindAddress",
     "spark.driver.host",
     _PROGRESS,
-    *IDLE_TIMEOUTS,
+    *(*_SECONDS, *_KILL),
     *redaction.DEFAULTS,
     "spark.master",
     "spark.cores.max",
@@ -133,19 +130,7 @@ def _number(conf: Mapping[str, str], name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-# The settings of SQL, then those that hold where they are not set (PySpark 4.1 and 4.3).
-_SECONDS = ("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "spark.python.worker.idleTimeoutSeconds")
-_KILL = ("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "spark.python.worker.killOnIdleTimeout")
-_UNITS_S = {
-    "": 1.0,
-    "s": 1.0,
-    "us": 1e-6,
-    "ms": 1e-3,
-    "m": 60.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "d": 86_400.0,
-}
+_UNITS_S = {"": 1.0, "s": 1.0, "us": 1e-6, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def idle_timeout_problem(conf: Callable[[str], str | None], delivery_timeout_ms: int) -> str | None:

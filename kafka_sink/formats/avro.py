@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from kafka_sink.dtypes import Bools, Int64s, UInt64s
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats import avro_default, columns, words
+from kafka_sink.formats import avro_schema, columns, words
 from kafka_sink.formats.avro_schema import AvroSchema, Schema
 from kafka_sink.formats.columns import Encoder
 from kafka_sink.formats.decimals import big_endian, minimal
@@ -108,7 +108,7 @@ class _Compiler:
         """The bytes of a field without a column: its default, or null."""
         kind = self._named(field["type"])
         if "default" in field:
-            return avro_default.encoded(
+            return avro_schema.encoded_default(
                 self.schema, kind, field["default"], columns.joined(path, field["name"])
             )
         for at, branch in enumerate(kind.get("branches", ())):

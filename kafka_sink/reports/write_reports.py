@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from kafka_sink import spark_application
@@ -13,7 +12,7 @@ from kafka_sink.coordinator.figures.messages import FinalFigures
 from kafka_sink.coordinator.process.planning import PlannedCoordinator
 from kafka_sink.counts import TopicFigures, total
 from kafka_sink.driver import driver_log
-from kafka_sink.model import EndedTransactions, TaskResult
+from kafka_sink.model import TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.reports import summary
 from kafka_sink.reports.delivery_report import EndedWrite, append, partitions_of
@@ -88,13 +87,7 @@ def _to_live_view(coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
         return
     from kafka_sink.coordinator.figures.channel import report_final
 
-    batch = -1 if ended.batch is None else ended.batch
-    # There it is one more write that ended well.
-    outcome = "committed" if ended.outcome == "skipped" else ended.outcome
-    final = final_figures(
-        ended.write, outcome, ended.query, batch, ended.results, ended.transactions, ended.last_task
-    )
-    report_final(address, replace(final, schemas=ended.schemas, cause=ended.cause))
+    report_final(address, final_figures(ended))
 
 
 def _to_delivery_report(path: str, ended: EndedWrite) -> None:
@@ -108,27 +101,22 @@ def _to_delivery_report(path: str, ended: EndedWrite) -> None:
         )
 
 
-def final_figures(
-    write: str,
-    outcome: str,
-    query: str,
-    batch: int,
-    results: Sequence[TaskResult],
-    transactions: Mapping[str, EndedTransactions],
-    last_task: int = -1,
-) -> FinalFigures:
-    """The sums that the summary shows. ``results``: of the tasks that Spark counts."""
+def final_figures(ended: EndedWrite) -> FinalFigures:
+    """The sums that the summary shows."""
     return FinalFigures(
-        write,
-        outcome,
-        query,
-        batch,
-        len(results),
-        total(results).by_name(),
-        topics_of(results),
-        {name: one.count for name, one in transactions.items()},
-        {name: one.total_ms for name, one in transactions.items()},
-        last_task,
+        ended.write,
+        # There it is one more write that ended well.
+        "committed" if ended.outcome == "skipped" else ended.outcome,
+        ended.query,
+        -1 if ended.batch is None else ended.batch,
+        len(ended.results),
+        total(ended.results).by_name(),
+        topics_of(ended.results),
+        {name: one.count for name, one in ended.transactions.items()},
+        {name: one.total_ms for name, one in ended.transactions.items()},
+        ended.last_task,
+        ended.schemas,
+        ended.cause,
     )
 
 

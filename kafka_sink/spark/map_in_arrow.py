@@ -7,15 +7,18 @@ its only row.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from pyspark.accumulators import AccumulatorParam
 
 from kafka_sink import spark_application
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse, texts
 from kafka_sink.reports.delivery_report import Written
-from kafka_sink.spark import finished_tasks
 from kafka_sink.spark.planning import plan
 from kafka_sink.spark.short_tracebacks import short_tracebacks
 from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
@@ -26,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.accumulators import Accumulator
     from pyspark.sql import DataFrame
-
-    from kafka_sink.spark.finished_tasks import Messages
 
 _MESSAGE = "message"
 _QUERY_ID = "sql.streaming.queryId"
@@ -91,7 +92,7 @@ def _write(
 
 def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> Written:
     messages: list[TaskCommitted] | None = None
-    with finished_tasks.of_write(planned.name, context) as finished:
+    with _finished_tasks(planned.name, context) as finished:
         try:
             task = _Task(planned, finished.accumulator)
             rows = df.mapInArrow(task, f"{_MESSAGE} binary").collect()
@@ -109,7 +110,7 @@ def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> Written
 class _Task:
     """What runs in tasks. Its one row is the commit message."""
 
-    def __init__(self, planned: PlannedWrite, finished: Accumulator[Messages]) -> None:
+    def __init__(self, planned: PlannedWrite, finished: Accumulator[_Messages]) -> None:
         self._planned = planned
         self._finished = finished
         # PySpark shows it in plans.
@@ -163,3 +164,72 @@ def _local_dirs(context: SparkContext) -> str:
         return ",".join(manager.diskBlockManager().localDirsString())
     except Exception:  # noqa: BLE001 - another folder of this application: only workers do not look there
         return str(context._temp_dir)
+
+
+# -- the commit messages of tasks that finished, for a job that fails: Spark returns no row of it ------------
+#
+# They reach the driver by one accumulator of the application. Spark adds what the first successful attempt of
+# each task says, and nothing of others. An accumulator stays registered for the life of the application, so a
+# write has none of its own.
+
+# The write's name and the task's message.
+_Messages = list[tuple[str, TaskCommitted]]
+
+
+@dataclass(frozen=True)
+class _FinishedTasks:
+    """Of one write. ``accumulator`` takes the messages in tasks."""
+
+    accumulator: Accumulator[_Messages]
+    _arrived: Sequence[TaskCommitted]
+
+    def messages(self) -> list[TaskCommitted]:
+        """The messages of all tasks that finished before their job failed."""
+        return list(self._arrived)
+
+
+@contextmanager
+def _finished_tasks(name: str, context: SparkContext) -> Iterator[_FinishedTasks]:
+    """Within the block, messages of this write are kept."""
+    arrived: list[TaskCommitted] = []
+    _arriving[name] = arrived
+    try:
+        yield _FinishedTasks(_accumulator_of(context), arrived)
+    finally:
+        del _arriving[name]
+
+
+# By the name of each write that runs. PySpark's thread for accumulators appends.
+_arriving: dict[str, list[TaskCommitted]] = {}
+_lock = threading.Lock()  # guards the one below
+_accumulator: tuple[SparkContext, Accumulator[_Messages]] | None = None
+
+
+def _accumulator_of(context: SparkContext) -> Accumulator[_Messages]:
+    global _accumulator
+    with _lock:
+        if _accumulator is None or _accumulator[0] is not context:
+            _accumulator = context, context.accumulator([], _OnDriver())
+        return _accumulator[1]
+
+
+class _InTask(AccumulatorParam[_Messages]):
+    def zero(self, value: _Messages) -> _Messages:
+        return []
+
+    def addInPlace(self, value1: _Messages, value2: _Messages) -> _Messages:  # noqa: N802 - PySpark's name
+        return value1 + value2
+
+
+class _OnDriver(_InTask):
+    """Its value stays empty. In tasks it is an ``_InTask``."""
+
+    def addInPlace(self, value1: _Messages, value2: _Messages) -> _Messages:  # noqa: N802 - PySpark's name
+        for name, message in value2:
+            arrived = _arriving.get(name)
+            if arrived is not None:
+                arrived.append(message)
+        return value1
+
+    def __reduce__(self) -> tuple[type[_InTask], tuple[()]]:
+        return _InTask, ()

@@ -375,7 +375,7 @@ class PlannedWrite:
                 "a Python sink in it. Use Trigger.ProcessingTime or Trigger.AvailableNow."
             )
             raise DeliveryError(problem)
-        name, note, in_transactions = "committed", "", dict[str, EndedTransactions]()
+        outcome, note, in_transactions = "committed", "", dict[str, EndedTransactions]()
         if self.transactions is not None:
             from kafka_sink.transactions import planning as transactions
 
@@ -383,10 +383,8 @@ class PlannedWrite:
             committed = transactions.commit(
                 self.options, self.transactions, [report for report in reports if report is not None]
             )
-            note, in_transactions = str(committed), committed.transactions
-            if committed.skipped is not None:
-                name, note = "skipped", f"{committed.batch}: {note}"
-        ended = self._ended(name, messages, batch_id, in_transactions, note)
+            outcome, note, in_transactions = committed.outcome, committed.note, committed.transactions
+        ended = self._ended(outcome, messages, batch_id, in_transactions, note)
         write_reports.report(self.options, self.coordinator, ended)
         worker_imports.forget_spark_archives()
         return ended

@@ -156,6 +156,16 @@ class BatchOutcome:
             "recovered": self.recovered,
         }
 
+    @property
+    def outcome(self) -> str:
+        """Of the write, in its reports."""
+        return "committed" if self.skipped is None else "skipped"
+
+    @property
+    def note(self) -> str:
+        """In the line of the write."""
+        return str(self) if self.skipped is None else f"{self.batch}: {self}"
+
     def __str__(self) -> str:
         committed, aborted, recovered = self.transactions.values()
         if self.skipped is not None:

@@ -25,6 +25,7 @@ from kafka_sink.coordinator.transport.address import CoordinatorAddress
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.options import parse
+from kafka_sink.reports.delivery_report import EndedWrite
 from kafka_sink.reports.write_reports import final_figures
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
@@ -96,7 +97,7 @@ class Job:
             thread.join(120)
         assert self.coordinator.driver_address is not None
         outcome = "aborted" if self.failures else "committed"
-        final = final_figures(self.name, outcome, "", -1, self.results, in_transactions)
+        final = final_figures(EndedWrite(self.name, outcome, "", None, None, self.results, in_transactions))
         report_final(self.coordinator.driver_address, final)
         return sum(result.records for result in self.results)
 

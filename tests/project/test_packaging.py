@@ -284,15 +284,15 @@ def test_a_package_that_was_shipped_is_registered_in_the_place_of_one_that_is_in
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches: planning with the installed version, while tasks run the one of --py-files."""
-    from kafka_sink.spark import registration
+    from kafka_sink.spark import session as own
 
     shipped = tmp_path / "kafka_chunked.zip"
     with zipfile.ZipFile(shipped, "w") as archive:
         archive.writestr("kafka_sink/__init__.py", "")
     loader = zipimport.zipimporter(str(shipped))
-    monkeypatch.setattr(registration, "__spec__", SimpleNamespace(loader=loader))
+    monkeypatch.setattr(own, "__spec__", SimpleNamespace(loader=loader))
     session = Session(knows=True)
-    registration.register(session)  # type: ignore[arg-type]
+    own.register(session)  # type: ignore[arg-type]
     assert len(session.registered) == 1
 
 

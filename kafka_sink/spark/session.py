@@ -1,4 +1,4 @@
-"""``kafka_sink.register``: makes the data source known to a session without a warning of Spark's."""
+"""``kafka_sink.register`` and ``kafka_sink.tune``: what a session is told of the sink."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import zipimport
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from kafka_sink.spark.datasource import KafkaChunkedDataSource
+from kafka_sink.driver import driver_log
+from kafka_sink.rows import hand_over
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +22,9 @@ def register(spark: SparkSession) -> None:
     Spark warns that a data source "replaced a previously registered" or "a statically registered data source"
     if it is registered twice, or if Spark has found it installed.
     """
-    if spark not in _REGISTERED and not _is_installed(spark):
+    from kafka_sink.spark.datasource import KafkaChunkedDataSource
+
+    if spark not in _REGISTERED and not _is_installed(spark, KafkaChunkedDataSource.name()):
         spark.dataSource.register(KafkaChunkedDataSource)
         _REGISTERED.add(spark)
     # Spark looks for Python data sources only in the active session, and a new thread has none. This is the
@@ -29,7 +32,7 @@ def register(spark: SparkSession) -> None:
     spark.createDataFrame([], "value string")
 
 
-def _is_installed(spark: SparkSession) -> bool:
+def _is_installed(spark: SparkSession, name: str) -> bool:
     """Whether Spark finds this very package by itself. One that is shipped with the job must win over it."""
     loader = getattr(__spec__, "loader", None)
     if isinstance(loader, zipimport.zipimporter):
@@ -37,6 +40,22 @@ def _is_installed(spark: SparkSession) -> bool:
     try:
         # Spark's own lookup. Registering would run it as well, and it runs once in an application.
         manager = spark._jsparkSession.sessionState().dataSourceManager()
-        return bool(manager.dataSourceExists(KafkaChunkedDataSource.name()))
+        return bool(manager.dataSourceExists(name))
     except Exception:  # noqa: BLE001 - with Spark Connect no JVM is here; registering is always right
         return False
+
+
+def tune(spark: SparkSession, row_bytes: int) -> dict[str, str]:
+    """As ``kafka_sink.tune``."""
+    made, kept = {}, []
+    for name, value in hand_over.settings_for(row_bytes).items():
+        present = spark.conf.get(name, None)
+        if present is None:
+            spark.conf.set(name, value)
+            made[name] = value
+        elif present != value:
+            kept.append(f"left {name}={present} (it would be {value})")
+    done = [f"set {name}={value}" for name, value in made.items()] + kept
+    done += hand_over.advice(lambda name: spark.conf.get(name, None))
+    driver_log.report(f"kafka_sink.tune: {', '.join(done) or 'all was set already'}")
+    return made
