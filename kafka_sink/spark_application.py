@@ -15,10 +15,11 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ def local_dirs(environ: Mapping[str, str] = os.environ) -> str:
 
 
 _MAX_NOTE = 1 << 20
+_Result = TypeVar("_Result")
 
 
 def first_time(key: str) -> bool:
@@ -69,15 +71,15 @@ def first_time(key: str) -> bool:
 
     True if nothing is kept.
     """
-    for path in _paths(key):
+
+    def make(path: str) -> bool:
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             return False
-        except OSError:
-            continue  # the next folder may be writable
         return True
-    return True
+
+    return _in_a_folder(key, make) is not False
 
 
 def only_once(key: str) -> bool:
@@ -87,23 +89,17 @@ def only_once(key: str) -> bool:
 
 def remember(key: str) -> None:
     """Record the event that ``happened_within`` checks, with the present time."""
-    for path in _paths(key):
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
-            os.utime(path)
-        except OSError:
-            continue
-        return
+
+    def touch(path: str) -> None:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+        os.utime(path)
+
+    _in_a_folder(key, touch)
 
 
 def forget(key: str) -> None:
     """Remove the marker, so that the next ``first_time`` returns True again."""
-    for path in _paths(key):
-        try:
-            os.unlink(path)
-        except OSError:
-            continue
-        return
+    _in_a_folder(key, os.unlink)
 
 
 def happened_within(key: str, seconds: float) -> bool:
@@ -111,38 +107,43 @@ def happened_within(key: str, seconds: float) -> bool:
 
     For infinite ``seconds``, the clock does not matter.
     """
-    for path in _paths(key):
-        try:
-            found = os.lstat(path)
-        except OSError:
-            continue
-        # Processes share the wall clock. A time in the future means that the clock was set back.
-        is_recent = seconds == math.inf or 0 <= time.time() - found.st_mtime <= seconds
-        return found.st_uid == os.getuid() and is_recent
-    return False
+    found = _in_a_folder(key, os.lstat)
+    if found is None:
+        return False
+    # Processes share the wall clock. A time in the future means that the clock was set back.
+    is_recent = seconds == math.inf or 0 <= time.time() - found.st_mtime <= seconds
+    return found.st_uid == os.getuid() and is_recent
 
 
 def note(key: str, text: str) -> None:
     """Store a text for ``noted_within``. Replaces the previous text."""
-    for path in _paths(key):
+
+    def write(path: str) -> None:
         draft = f"{path}-{os.getpid()}-{threading.get_ident()}"
-        try:
-            with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-                file.write(text)
-            os.replace(draft, path)
-        except OSError:
-            continue  # the next folder may be writable
-        return
+        with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(text)
+        os.replace(draft, path)
+
+    _in_a_folder(key, write)
 
 
 def noted_within(key: str, seconds: float) -> str | None:
     """The text that was stored in the application on this host, if at most ``seconds`` ago."""
     if not happened_within(key, seconds):
         return None
+
+    def read(path: str) -> str:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+            return file.read(_MAX_NOTE)
+
+    return _in_a_folder(key, read)
+
+
+def _in_a_folder(key: str, use: Callable[[str], _Result]) -> _Result | None:
+    """``use`` of the marker's path in the first folder where it can be; None where it cannot."""
     for path in _paths(key):
         try:
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
-                return file.read(_MAX_NOTE)
+            return use(path)
         except (OSError, ValueError):
             continue
     return None

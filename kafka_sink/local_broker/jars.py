@@ -322,16 +322,8 @@ def _run_ivy(
     command = [
         *(java.path, "-XX:TieredStopAtLevel=1", *_proxy_flags(os.environ), "-jar", str(ivy_jar())),
         *(["-settings", os.fspath(settings)] if settings else []),
-        *(
-            "-ivy",
-            str(module),
-            "-confs",
-            "default",
-            "-retrieve",
-            pattern,
-            "-cache",
-            str(staging / "ivy-cache"),
-        ),
+        *("-ivy", str(module), "-confs", "default"),
+        *("-retrieve", pattern, "-cache", str(staging / "ivy-cache")),
     ]
     tail: deque[str] = deque(maxlen=200)
     ivy = subprocess.Popen(

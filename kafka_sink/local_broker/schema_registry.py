@@ -6,10 +6,8 @@ For examples and tests. It is Apicurio Registry, which has Confluent's API, too.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import hmac
-import socket
 import sys
 import tarfile
 import tempfile
@@ -29,12 +27,12 @@ from kafka_sink.local_broker.jars import (
     only_one,
     print_progress,
 )
+from kafka_sink.local_broker.node_config import HOST, free_port
 from kafka_sink.local_broker.processes import SupervisedProcesses, announce, run_until_stopped
 
 # The last version for Java 17.
 VERSION = "2.6.13.Final"
 _SHA256 = "3cda1b34aa020fb4ac4dd6a66018d757e81e437f97e20a1f92d366b70091c6ba"
-_HOST = "127.0.0.1"
 _POLL_S = 0.1
 _START_S = 180.0
 _MODULE = f"""<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
@@ -65,12 +63,12 @@ class LocalRegistry:
     def __enter__(self) -> LocalRegistry:
         java = find_java()
         home = _unpacked(java, self._progress)
-        self._port = self._port or _free_port()
+        self._port = self._port or free_port(set())
         folder = Path(tempfile.mkdtemp(prefix="kafka-chunked-registry-"))
         self._processes = SupervisedProcesses(folder)
         try:
             argv = [
-                *(java.path, "-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Dquarkus.http.host={_HOST}"),
+                *(java.path, "-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Dquarkus.http.host={HOST}"),
                 *(f"-Dquarkus.http.port={self._port}", "-jar"),
                 str(home / f"apicurio-registry-app-{VERSION}-runner.jar"),
             ]
@@ -89,7 +87,7 @@ class LocalRegistry:
     @property
     def url(self) -> str:
         """For ``schema.registry.url``."""
-        return f"http://{_HOST}:{self._port}/apis/ccompat/v7"
+        return f"http://{HOST}:{self._port}/apis/ccompat/v7"
 
     def close(self) -> None:
         """End the registry. ``with`` does this."""
@@ -117,13 +115,6 @@ def _responds(url: str) -> bool:
 
 def _last_lines(log: Path) -> str:
     return " | ".join(log.read_text(errors="replace").splitlines()[-5:])
-
-
-def _free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _unpacked(java: Java, progress: Progress) -> Path:

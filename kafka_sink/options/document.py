@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
 from kafka_sink.options import unsupported
@@ -61,6 +61,18 @@ def _entry(name: str, facts: Iterable[str], doc: str) -> Iterator[str]:
     yield f"{doc}\n"
 
 
+def _table(head: str, rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Of names and texts."""
+    yield f"| {head} |"
+    yield "|---|---|"
+    yield from (f"| `{name}` | {text} |" for name, text in rows)
+    yield ""
+
+
+def _reasons(options: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    return ((f"kafka.{name}", reason) for name, (_, reason) in options.items())
+
+
 def _default(spec: OptionSpec) -> str:
     if spec.required:
         return "required"
@@ -94,16 +106,10 @@ def _breaker() -> Iterator[str]:
 def _others() -> Iterator[str]:
     yield "## Kafka options without effect\n"
     yield "They do not change what is sent. One warning per job lists those that are set.\n"
-    yield "| Option | Why |"
-    yield "|---|---|"
-    yield from (f"| `kafka.{name}` | {reason} |" for name, (_, reason) in unsupported.WITHOUT_EFFECT.items())
-    yield ""
+    yield from _table("Option | Why", _reasons(unsupported.WITHOUT_EFFECT))
     yield "## Kafka options that are not supported\n"
     yield "Any value other than Kafka's default is an error: the job would lack what the option asks for.\n"
-    yield "| Option | Why |"
-    yield "|---|---|"
-    yield from (f"| `kafka.{name}` | {reason} |" for name, (_, reason) in unsupported.NOT_SUPPORTED.items())
-    yield ""
+    yield from _table("Option | Why", _reasons(unsupported.NOT_SUPPORTED))
     yield "## Unknown options\n"
     yield (
         "An unknown option under `kafka.` is an error that names the most similar known one, and so is one "
@@ -191,24 +197,16 @@ def _honoured(spec: OptionSpec) -> str:
 
 def _spark() -> Iterator[str]:
     yield "## Options of Spark's sink\n"
-    yield "| Option | Here |"
-    yield "|---|---|"
-    yield from (f"| `{name.replace(', ', '`, `')}` | {what} |" for name, what in SPARK_OPTIONS.items())
-    yield ""
-    yield "| Spark conf | Here |"
-    yield "|---|---|"
-    yield from (f"| `{name}` | {what} |" for name, what in SPARK_CONFS.items())
-    yield ""
+    options = ((name.replace(", ", "`, `"), what) for name, what in SPARK_OPTIONS.items())
+    yield from _table("Option | Here", options)
+    yield from _table("Spark conf | Here", SPARK_CONFS.items())
 
 
 def _producer() -> Iterator[str]:
     yield "## Options of Kafka's producer\n"
     yield "All have the prefix `kafka.`; [options.md](options.md) describes them.\n"
-    yield "| Option | Here |"
-    yield "|---|---|"
     names = sorted({*unsupported.WITHOUT_EFFECT, *unsupported.NOT_SUPPORTED, *_BY_NAME})
-    yield from (f"| `{name}` | {fate(name)} |" for name in names)
-    yield ""
+    yield from _table("Option | Here", ((name, fate(name)) for name in names))
 
 
 def _further() -> Iterator[str]:
