@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -15,7 +14,16 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kafka_sink.driver.command_line import Finding, Level, add_options, given_options, note, ok, problem
+from kafka_sink.driver.command_line import (
+    Finding,
+    Level,
+    add_options,
+    given_options,
+    note,
+    ok,
+    parser_of,
+    problem,
+)
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.libraries import OF_DRIVER, OF_TASKS, anybody_may_write
 from kafka_sink.version import __version__
@@ -376,11 +384,7 @@ def _dotted(version: Sequence[int]) -> str:
 
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     """Return 0 if no job would fail on what was looked at, otherwise 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m kafka_sink.doctor",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("doctor", _DESCRIPTION)
     parser.add_argument(
         "--bootstrap-servers", metavar="HOST:PORT", help="as --option kafka.bootstrap.servers=HOST:PORT"
     )

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from kafka.errors import KafkaError
 
 from kafka_sink.dead_letters.rejected_rows import CUT_PREFIX, PREFIX
-from kafka_sink.driver.command_line import add_options, given_options
+from kafka_sink.driver.command_line import add_options, given_options, parser_of
 from kafka_sink.driver.kafka_python import client_settings
 from kafka_sink.errors import ConfigurationError, DeliveryError, KafkaSinkError
 from kafka_sink.options import parse
@@ -249,11 +249,7 @@ def _place(given: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m kafka_sink.peek",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("peek", _DESCRIPTION)
     parser.add_argument("topic", nargs="?")
     parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT")
     parser.add_argument(

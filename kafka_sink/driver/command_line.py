@@ -8,6 +8,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 
+def parser_of(module: str, description: str) -> argparse.ArgumentParser:
+    """For a tool; the description keeps its lines."""
+    return argparse.ArgumentParser(
+        prog=f"python -m kafka_sink.{module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Let the parser take ``--option`` and ``--options-file``."""
     parser.add_argument(

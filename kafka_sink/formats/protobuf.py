@@ -20,6 +20,7 @@ from kafka_sink.formats import columns, words
 from kafka_sink.formats.columns import Encoder
 from kafka_sink.formats.protobuf_schema import KNOWN, Field, Message, ProtobufSchema
 from kafka_sink.formats.words import Piece, Word
+from kafka_sink.network.wire import uvarint
 from kafka_sink.records import arrays, varint
 from kafka_sink.records.arrays import as_binary, binary_of, lengths, null_mask
 
@@ -50,15 +51,7 @@ def indexes(schema: ProtobufSchema, name: str) -> bytes:
 
 
 def _tag(number: int, wire: int) -> list[Word]:
-    return words.constant(_unsigned(number << 3 | wire))
-
-
-def _unsigned(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
+    return words.constant(uvarint(number << 3 | wire))
 
 
 @dataclass(frozen=True, slots=True)

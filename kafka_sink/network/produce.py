@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kafka_sink.model import NO_RECORD_ERRORS, Node, RecordErrors
 from kafka_sink.network.apis import APIS, DECODERS, PRODUCE
-from kafka_sink.network.wire import ANY_NUMBER, UNASKED, Reader, broker_in, read_response, text_of
+from kafka_sink.network.wire import ANY_NUMBER, UNASKED, Reader, broker_in, read_response, text_of, uvarint
 
 LAST_VERSION_WITH_NAMES = 12
 # The next one adds partitions to the transaction, which is transaction protocol 2 (KIP-890).
@@ -35,7 +35,6 @@ _SHORTEST_RECORD_ERROR, _LONG_VARINT = 6, 0x80
 _PLAIN_PARTITION = struct.Struct(">ihqqq3s")
 _NOTHING_MORE = b"\x01\x00\x00"
 _UVARINT_BYTES = 5
-_ONE_BYTE = [bytes([value]) for value in range(0x80)]
 _INT32 = struct.Struct(">i")
 
 PartitionData = tuple[int, Sequence[memoryview], int]
@@ -137,20 +136,6 @@ def _string(text: str) -> bytes:
 def _compact_string(text: str) -> bytes:
     raw = text.encode()
     return uvarint(len(raw) + 1) + raw
-
-
-def uvarint(value: int) -> bytes:
-    # Most are of one or two bytes, and a request has one or two for each batch.
-    if value <= 0x7F:
-        return _ONE_BYTE[value]
-    if value <= 0x3FFF:
-        return bytes((value & 0x7F | 0x80, value >> 7))
-    out = bytearray()
-    while value > 0x7F:
-        out.append((value & 0x7F) | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def decode_produce(version: int, payload: bytes, asked: int = ANY_NUMBER) -> ProduceResponse:

@@ -6,8 +6,7 @@ import struct
 from dataclasses import dataclass
 
 from kafka_sink.network.apis import GET_TELEMETRY_SUBSCRIPTIONS, PUSH_TELEMETRY
-from kafka_sink.network.produce import uvarint
-from kafka_sink.network.wire import Reader, decoder
+from kafka_sink.network.wire import Reader, decoder, uvarint
 
 VERSION = 0
 NO_INSTANCE = bytes(16)

@@ -25,6 +25,7 @@ UNASKED = 1_000
 _LONGEST_TEXT = 32_767
 _UVARINT_BYTES = 5
 _BYTE, _SHORT, _INT, _LONG = map(struct.Struct, (">b", ">h", ">i", ">q"))
+_ONE_BYTE = [bytes([value]) for value in range(0x80)]
 # Newer brokers may add a tagged field to each element. Two bytes are the least that one takes.
 _TAGS, _BYTES_PER_TAG = 10_000, 16
 
@@ -33,6 +34,21 @@ def encoded(request: Any, version: int, **fields: Any) -> bytes:
     """A request's body: ``request`` is its class in kafka-python, whose fields are named as in Kafka's
     schemas."""
     return bytes(request(version=version, **fields).encode(version=version))
+
+
+def uvarint(value: int) -> bytes:
+    """A number of no sign, seven bits a byte, the lowest first."""
+    # Most are of one or two bytes, and a request has one or two for each batch.
+    if value <= 0x7F:
+        return _ONE_BYTE[value]
+    if value <= 0x3FFF:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    out = bytearray()
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def correlation_id(payload: bytes) -> int:

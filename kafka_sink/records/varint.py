@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from kafka_sink.dtypes import Bools, Bytes, Int32s, Int64s, UInt32s, UInt64s
+from kafka_sink.network.wire import uvarint
 
 _MAX_NARROW = (1 << 31) - 1
 _NO_NUMBERS = np.zeros(0, dtype=np.uint32)
@@ -95,13 +96,7 @@ def count_widths(first: int, count: int) -> Widths:
 @lru_cache(maxsize=4096)
 def scalar(value: int) -> bytes:
     """One zigzag varint."""
-    unsigned = (value << 1) ^ (value >> 63)
-    out = bytearray()
-    while unsigned > 0x7F:
-        out.append((unsigned & 0x7F) | 0x80)
-        unsigned >>= 7
-    out.append(unsigned)
-    return bytes(out)
+    return uvarint((value << 1) ^ (value >> 63))
 
 
 def read(data: memoryview, at: int) -> tuple[int, int]:

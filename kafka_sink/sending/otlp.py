@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kafka_sink.network.produce import uvarint
+from kafka_sink.network.wire import uvarint
 
 # Protobuf's wire types.
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2

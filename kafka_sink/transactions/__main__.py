@@ -11,7 +11,7 @@ from functools import partial
 from typing import TextIO
 
 from kafka_sink.clock import wall_ms
-from kafka_sink.driver.command_line import add_options, given_options
+from kafka_sink.driver.command_line import add_options, given_options, parser_of
 from kafka_sink.driver.planning_client import CONNECT_BOUND_MS
 from kafka_sink.errors import KafkaSinkError, ProtocolError
 from kafka_sink.options import SinkOptions, parse
@@ -64,11 +64,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m kafka_sink.transactions",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("transactions", _DESCRIPTION)
     parser.add_argument("action", choices=tuple(_ACTIONS))
     parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT")
     parser.add_argument(
