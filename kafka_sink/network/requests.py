@@ -14,6 +14,7 @@ from kafka.protocol.api_header import RequestHeader
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
+from kafka_sink.errors import ProtocolError
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Partitions, TopicMetadata
 from kafka_sink.network.apis import API_VERSIONS, APIS, DECODERS, INIT_PRODUCER_ID, METADATA
@@ -166,6 +167,12 @@ def encode_init_producer_id(
 def decode_init_producer_id(reader: Reader) -> ProducerIdResponse:
     throttle, error = reader.integer(), reader.short()
     found = ProducerIdResponse(error, reader.long(), reader.short(), throttle)
+    if not error and (found.producer_id < 0 or found.producer_epoch < 0):
+        # Rows would be written as if without an id, and retries would write them twice.
+        raise ProtocolError(
+            f"a response to {reader.name} gives the producer id {found.producer_id}, epoch "
+            f"{found.producer_epoch}, which is none"
+        )
     if reader.version >= _FIRST_WITH_ONGOING:
         reader.skip(_ONGOING_BYTES)
     reader.skip_tags()

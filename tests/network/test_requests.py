@@ -11,6 +11,7 @@ from kafka.protocol.api_header import RequestHeader
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest
 
+from kafka_sink.errors import ProtocolError
 from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED
 from kafka_sink.model import NO_LEADER, Node, PartitionInfo, TopicMetadata
 from kafka_sink.network import apis, requests
@@ -57,6 +58,16 @@ def test_init_producer_id(version: int) -> None:
     )
     response = requests.decode_init_producer_id(version, framed(response, 1)[4:])
     assert response == requests.ProducerIdResponse(0, 8, 4, 2)
+
+
+@pytest.mark.parametrize(("producer_id", "epoch"), [(-1, 0), (-(2**63) + 1000, 0), (8, -1)])
+def test_a_negative_producer_id_without_an_error_is_none(producer_id: int, epoch: int) -> None:
+    """Catches: rows that were written without idempotence, and twice where a response was lost."""
+    response = InitProducerIdResponse(
+        version=4, throttle_time_ms=0, error_code=0, producer_id=producer_id, producer_epoch=epoch
+    )
+    with pytest.raises(ProtocolError, match="which is none"):
+        requests.decode_init_producer_id(4, framed(response, 1)[4:])
 
 
 @pytest.mark.parametrize("version", range(5))

@@ -192,6 +192,10 @@ def of_subscription(response: telemetry_requests.Subscription, values: Values, v
 
 DIGITS = {"PartitionIndex": lambda chance: chance.randint(0, 2), "len(Topics)": 2}
 NO_ERROR = {"ErrorCode": lambda _: 0}
+PRODUCER = {
+    "ProducerId": lambda chance: chance.randint(0, 2**63 - 1),
+    "ProducerEpoch": lambda chance: chance.randint(0, 2**15 - 1),
+}
 
 
 def every_version(api: int) -> range:
@@ -206,7 +210,7 @@ CASES: dict[int, Case] = {
     apis.METADATA: (of_metadata, DIGITS),
     # A response with an error is in version 0's format.
     apis.API_VERSIONS: (of_versions, NO_ERROR),
-    apis.INIT_PRODUCER_ID: (of_producer_id, {}),
+    apis.INIT_PRODUCER_ID: (of_producer_id, PRODUCER),
     apis.FIND_COORDINATOR: (of_coordinators, {}),
     apis.ADD_PARTITIONS_TO_TXN: (of_added, {}),
     apis.TXN_OFFSET_COMMIT: (of_committed, {}),
