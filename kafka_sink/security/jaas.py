@@ -8,6 +8,7 @@ Source: ``org.apache.kafka.common.security.JaasConfig`` of kafka-clients 4.3, ``
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +19,16 @@ from kafka_sink.secret import Secret
 _SHADED = "kafkashaded."
 _FLAGS = ("required", "requisite", "sufficient", "optional")
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_ESCAPE = re.compile(r"\\([0-3][0-7]{0,2}|[4-7][0-7]?|[\s\S])")
+# A line's end closes a quoted text as well. A comment that does not end goes to the end of the text.
+_TOKEN = re.compile(
+    r"""[\x00-\x20]+ | /\*.*?(?:\*/|\Z) | /[^\n\r]*
+    | (?P<quote>["']) (?P<quoted>(?: \\. | \\\Z | (?!(?P=quote))[^\\\n\r] )*) (?P=quote)?
+    | (?P<word>[A-Za-z_$\u00a0-\U0010ffff] [A-Za-z_$\u00a0-\U0010ffff0-9.-]*)
+    | (?P<number>[0-9.]+)
+    | (?P<symbol>.)""",
+    re.VERBOSE | re.DOTALL,
+)
 _OPTION = "Option 'kafka.sasl.jaas.config'"
 # Names that messages may show; any other text in a name's place may be part of a password.
 _KNOWN_OPTIONS = (
@@ -108,71 +119,20 @@ def _option(tokens: list[_Token]) -> tuple[str, Secret] | None:
 
 
 def _tokens(text: str) -> list[_Token]:
-    tokens: list[_Token] = []
-    at = 0
-    while True:
-        at = _skip_blank(text, at)
-        if at >= len(text):
-            return tokens
-        char = text[at]
-        if char in "\"'":
-            value, at = _quoted(text, at)
-            tokens.append(_Token(value, ""))
-        elif _begins_word(char):
-            end = at
-            while end < len(text) and (_begins_word(text[end]) or text[end] in "0123456789.-"):
-                end += 1
-            tokens.append(_Token(text[at:end], ""))
-            at = end
-        elif char in "0123456789.":
+    tokens = []
+    for found in _TOKEN.finditer(text):
+        if found["quote"]:
+            tokens.append(_Token(_ESCAPE.sub(_unescaped, found["quoted"]), ""))
+        elif found["word"]:
+            tokens.append(_Token(found["word"], ""))
+        elif found["number"]:
             # Java makes a number of it, which has no text.
-            while at < len(text) and text[at] in "0123456789.":
-                at += 1
             tokens.append(_Token(None, "0"))
-        else:
-            tokens.append(_Token(None, char))
-            at += 1
+        elif found["symbol"]:
+            tokens.append(_Token(None, found["symbol"]))
+    return tokens
 
 
-def _begins_word(char: str) -> bool:
-    return (char.isascii() and char.isalpha()) or char in "_$" or ord(char) >= 160
-
-
-def _skip_blank(text: str, at: int) -> int:
-    while at < len(text):
-        if text[at] <= " ":
-            at += 1
-        elif text.startswith("/*", at):
-            end = text.find("*/", at + 2)
-            at = len(text) if end < 0 else end + 2
-        elif text[at] == "/":
-            ends = [end for end in (text.find("\n", at), text.find("\r", at)) if end >= 0]
-            at = min(ends, default=len(text))
-        else:
-            break
-    return at
-
-
-def _quoted(text: str, at: int) -> tuple[str, int]:
-    """A quoted text, which a line's end closes as well, and the place behind it."""
-    quote = text[at]
-    at += 1
-    value = []
-    while at < len(text) and text[at] not in (quote, "\n", "\r"):
-        char = text[at]
-        at += 1
-        if char == "\\" and at < len(text):
-            char, at = _escaped(text, at)
-        value.append(char)
-    return "".join(value), at + (at < len(text) and text[at] == quote)
-
-
-def _escaped(text: str, at: int) -> tuple[str, int]:
-    char = text[at]
-    if char in "01234567":
-        most = 3 if char <= "3" else 2
-        end = at + 1
-        while end < len(text) and end - at < most and text[end] in "01234567":
-            end += 1
-        return chr(int(text[at:end], 8)), end
-    return _ESCAPES.get(char, char), at + 1
+def _unescaped(escape: re.Match[str]) -> str:
+    char = escape[1]
+    return chr(int(char, 8)) if char[0] in "01234567" else _ESCAPES.get(char, char)
