@@ -20,7 +20,7 @@ from kafka_sink.dead_letters.rejected_rows import (
     RejectedRecords,
     RejectedRows,
 )
-from kafka_sink.dead_letters.row_rejection import rows_of_letter, rows_of_records
+from kafka_sink.dead_letters.row_rejection import headers_with, rows_of_letter, rows_of_records
 from kafka_sink.dtypes import Bools, Int64s
 from kafka_sink.errors import BufferExhaustedError, DeliveryError, InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import NO_TIMESTAMP
@@ -247,36 +247,7 @@ def _without(own: OwnHeaders, dropped: Bools) -> OwnHeaders:
 
 
 def _headers(own: OwnHeaders | None, context: list[_Header], count: int) -> pa.Array:
-    """Each row's own headers and its context as one list column, gathered from all keys and all values."""
+    """Each row's own headers and its context as one list column."""
     none = np.zeros(count, dtype=np.int64)
     held, keys, values = (none, _NO_BINARY, _NO_BINARY) if own is None else (own.held, own.keys, own.values)
-    present = [
-        np.ones(count, dtype=np.bool_) if isinstance(header.value, bytes) else ~null_mask(header.value)
-        for header in context
-    ]
-    ends = np.zeros(count + 1, dtype=np.int32)
-    np.cumsum(held + sum(present, none), out=ends[1:])
-    key_at = np.empty(int(ends[-1]), dtype=np.int32)
-    value_at = np.empty(len(key_at), dtype=np.int32)
-    row_of = np.repeat(np.arange(count), held)
-    place = np.arange(len(row_of)) - np.repeat(np.cumsum(held) - held, held) + ends[row_of]
-    key_at[place] = value_at[place] = np.arange(len(row_of))
-    place = ends[:-1] + held
-    sources, filled = [values], len(values)
-    for number, (header, shown) in enumerate(zip(context, present, strict=True)):
-        key_at[place[shown]] = len(keys) + number
-        is_one = isinstance(header.value, bytes)
-        sources.append(binary_of([header.value]) if is_one else header.value)
-        value_at[place[shown]] = filled if is_one else filled + np.flatnonzero(shown)
-        filled += len(sources[-1])
-        place += shown
-    names = binary_of([header.name for header in context])
-    entries = pa.StructArray.from_arrays(
-        [
-            pa.concat_arrays([keys, names]).take(indices(key_at)),
-            pa.concat_arrays(sources).take(indices(value_at)),
-        ],
-        ["key", "value"],
-    )
-    starts = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(ends)])
-    return pa.ListArray.from_arrays(starts, entries)
+    return headers_with(held, keys, values, [(header.name, header.value) for header in context])

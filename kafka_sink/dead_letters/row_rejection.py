@@ -5,7 +5,7 @@ While all rows are valid this costs nothing: the errors that would fail the task
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -318,3 +318,45 @@ def _encoded_headers(data: Bytes, at: Int64s, counts: Int64s, limit: int) -> Own
     keys, values = spans(data, edges[0], edges[1]), spans(data, edges[2], edges[3], nulls)
     sizes = np.where(held < counts, counts * HEADER_OVERHEAD, _header_sizes(held, keys, values))
     return OwnHeaders(counts, held, sizes, keys, values)
+
+
+def headers_with(
+    held: Int64s, keys: pa.Array, values: pa.Array, added: Sequence[tuple[bytes, bytes | pa.Array]]
+) -> pa.ListArray:
+    """A list column of headers, gathered from all keys and all values: row i has the next ``held[i]`` of
+    these, and behind them those that are added.
+
+    An added one has one value for all rows, or one each, where null leaves it out.
+    """
+    count = len(held)
+    present = [
+        np.ones(count, dtype=np.bool_) if isinstance(value, bytes) else ~null_mask(value)
+        for _, value in added
+    ]
+    ends = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(held + sum(present, np.zeros(count, dtype=np.int64)), out=ends[1:])
+    key_at = np.empty(int(ends[-1]), dtype=np.int32)
+    value_at = np.empty(len(key_at), dtype=np.int32)
+    # How far those that are added have moved each of the others.
+    place = np.repeat(ends[:-1] - (np.cumsum(held) - held), held)
+    place += np.arange(len(place))
+    key_at[place] = value_at[place] = np.arange(len(place))
+    place = ends[:-1] + held
+    sources, filled = [values], len(values)
+    for number, ((_, value), shown) in enumerate(zip(added, present, strict=True)):
+        key_at[place[shown]] = len(keys) + number
+        is_one = isinstance(value, bytes)
+        sources.append(binary_of([value]) if is_one else value)
+        value_at[place[shown]] = filled if is_one else filled + np.flatnonzero(shown)
+        filled += len(sources[-1])
+        place += shown
+    names = binary_of([name for name, _ in added]).cast(keys.type)
+    entries = pa.StructArray.from_arrays(
+        [
+            pa.concat_arrays([keys, names]).take(indices(key_at)),
+            pa.concat_arrays(sources).take(indices(value_at)),
+        ],
+        ["key", "value"],
+    )
+    starts = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(ends)])
+    return pa.ListArray.from_arrays(starts, entries)
