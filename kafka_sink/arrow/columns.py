@@ -316,11 +316,7 @@ class EncodedColumns:
             reject(rows, self.plan)
 
         self._encoder = RowEncoder(
-            encoding,
-            kinds,
-            self.plan,
-            None if reject is None else reject_rows,
-            self._columns.converted,
+            encoding, kinds, self.plan, None if reject is None else reject_rows, self._columns.converted
         )
 
     def converted(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -24,12 +24,7 @@ from kafka_sink.dead_letters.rejected_rows import (
     is_context,
 )
 from kafka_sink.dtypes import Bools, Bytes, Int64s
-from kafka_sink.errors import (
-    InvalidRowError,
-    MetadataTimeoutError,
-    MissingPartitionError,
-    TopicRefusedError,
-)
+from kafka_sink.errors import InvalidRowError, MetadataTimeoutError, MissingPartitionError, TopicRefusedError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import NO_TIMESTAMP, TopicMetadata
 from kafka_sink.records import varint

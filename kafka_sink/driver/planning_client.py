@@ -124,13 +124,7 @@ class PlanningClient:
     def api_version(self, node_id: int, api: int) -> int:
         return self._network.api_version(node_id, api)
 
-    def ask(
-        self,
-        node_id: int,
-        api: int,
-        encode: Callable[[int], bytes],
-        timeout_ms: float,
-    ) -> Any | None:
+    def ask(self, node_id: int, api: int, encode: Callable[[int], bytes], timeout_ms: float) -> Any | None:
         """Send a request. Returns the response, or None if it timed out or the connection was lost.
 
         Callers retry after None. Raises BrokersUnreachableError if brokers keep closing connections at the

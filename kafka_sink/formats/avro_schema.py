@@ -220,12 +220,7 @@ def _leaf(kind: pa.DataType) -> Any:
     if pa.types.is_duration(kind):
         return "long"
     if pa.types.is_decimal128(kind):
-        return {
-            "type": "bytes",
-            "logicalType": "decimal",
-            "precision": kind.precision,
-            "scale": kind.scale,
-        }
+        return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
     return _LEAVES.get(kind)
 
 

@@ -113,9 +113,7 @@ class BrokerConnection:
             options.reconnect_backoff_ms, options.reconnect_backoff_max_ms, random
         )
         self._setup_timeout = ExponentialBackoff(
-            options.socket_connection_setup_timeout_ms,
-            options.socket_connection_setup_timeout_max_ms,
-            random,
+            options.socket_connection_setup_timeout_ms, options.socket_connection_setup_timeout_max_ms, random
         )
         self._notify = notify
         self._security = security if security is not None and security.needs_preparation else None

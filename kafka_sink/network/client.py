@@ -79,10 +79,7 @@ class NetworkClient:
     """
 
     def __init__(
-        self,
-        options: SinkOptions,
-        clock_ms: Clock,
-        random: Callable[[], float] = RANDOM.random,
+        self, options: SinkOptions, clock_ms: Clock, random: Callable[[], float] = RANDOM.random
     ) -> None:
         self._options = options
         self._security = Security(SecuritySettings.from_options(options))

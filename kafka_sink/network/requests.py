@@ -64,10 +64,7 @@ def encode_header(api_key: int, api_version: int, correlation_id: int, client_id
 def _header_template(api_key: int, api_version: int, client_id: str) -> bytes:
     """The header of the correlation id 0. kafka-python takes 60 us for one."""
     header = RequestHeader(
-        request_api_key=api_key,
-        request_api_version=api_version,
-        correlation_id=0,
-        client_id=client_id,
+        request_api_key=api_key, request_api_version=api_version, correlation_id=0, client_id=client_id
     )
     return bytes(header.encode(flexible=api_version >= APIS[api_key].first_flexible))
 

@@ -254,10 +254,7 @@ class TransactionClient:
             return self._partitions[topic][0]
         node = next(iter(self._nodes))
         call = _Call(
-            apis.METADATA,
-            lambda version: requests.encode_metadata(version, (topic,), False),
-            take,
-            node=node,
+            apis.METADATA, lambda version: requests.encode_metadata(version, (topic,), False), take, node=node
         )
         self._finish(_Step([None], [call]))
         if found[0]:
