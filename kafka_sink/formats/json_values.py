@@ -21,15 +21,7 @@ from kafka_sink.errors import SchemaError
 from kafka_sink.formats import columns, json_schema, words
 from kafka_sink.formats.columns import Encoder
 from kafka_sink.formats.words import Piece
-from kafka_sink.records.arrays import (
-    as_binary,
-    lengths,
-    null_mask,
-    numbers,
-    offsets,
-    spans,
-    values_buffer,
-)
+from kafka_sink.records.arrays import as_binary, lengths, null_mask, numbers, offsets, spans, values_buffer
 
 _NULL = b"null"
 _FIRST_PRINTABLE = 0x20

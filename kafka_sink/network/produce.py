@@ -67,11 +67,7 @@ class ProduceResponse:
 
 
 def produce_body(
-    version: int,
-    acks: int,
-    timeout_ms: int,
-    transactional_id: str | None,
-    topics: Sequence[TopicData],
+    version: int, acks: int, timeout_ms: int, transactional_id: str | None, topics: Sequence[TopicData]
 ) -> list[bytes | memoryview]:
     """The request body as buffers for scatter-gather: small headers between the batches' own buffers.
 
