@@ -21,8 +21,8 @@ from benchmarks.surroundings import RESULTS, ROOT
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """``with_jvm_sink``: it compares with Spark's JVM sink. ``with_beside``: it also measures the PySpark of
-    another interpreter. ``is_drawn``: its figures in results/ hold all that its plot shows."""
+    """``with_jvm_sink``: it runs on the PySpark of Spark's JVM sink. ``with_beside``: it also measures the
+    PySpark of another interpreter. ``is_drawn``: its figures in results/ hold all that its plot shows."""
 
     with_jvm_sink: bool = False
     with_beside: bool = False
@@ -40,7 +40,8 @@ BENCHMARKS = {
     "throughput": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
     "throughput_shapes": Benchmark(with_jvm_sink=True, is_drawn=True),
     "value_sizes": Benchmark(with_jvm_sink=True, is_drawn=True),
-    "hand_over": Benchmark(),
+    "hand_over": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
+    "row_stages": Benchmark(is_drawn=True),
     "streaming": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
     "frozen_broker": Benchmark(with_jvm_sink=True, is_drawn=True),
     "muted_together": Benchmark(),

@@ -41,7 +41,7 @@ def of_spark(jvm: int) -> ProcessorTime:
     """
     stats = _stats()
     python, coordinator = {}, {}
-    for process, (parent, seconds) in stats.items():
+    for process, (parent, seconds, _) in stats.items():
         if process == jvm:
             continue
         if _is_coordinator(process):
@@ -56,8 +56,14 @@ def of_process(process: int) -> float:
     return _stats()[process][1]
 
 
-def _stats() -> dict[int, tuple[int, float]]:
-    """Each process's parent and seconds."""
+def page_faults(jvm: int) -> int:
+    """Of a Spark in local mode so far, those that no disk was read for. ``jvm`` is as in ``of_spark``."""
+    stats = _stats()
+    return sum(faults for process, (_, _, faults) in stats.items() if _is_below(process, jvm, stats))
+
+
+def _stats() -> dict[int, tuple[int, float, int]]:
+    """Each process's parent, seconds and minor page faults."""
     found = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
@@ -66,11 +72,12 @@ def _stats() -> dict[int, tuple[int, float]]:
                 fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
             except OSError:
                 continue
-            found[int(entry.name)] = (int(fields[1]), (int(fields[11]) + int(fields[12])) * _TICK_S)
+            seconds = (int(fields[11]) + int(fields[12])) * _TICK_S
+            found[int(entry.name)] = (int(fields[1]), seconds, int(fields[7]))
     return found
 
 
-def _is_below(process: int, root: int, stats: dict[int, tuple[int, float]]) -> bool:
+def _is_below(process: int, root: int, stats: dict[int, tuple[int, float, int]]) -> bool:
     while process in stats and process != root:
         process = stats[process][0]
     return process == root

@@ -26,21 +26,23 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FROM_COMMAND_LINE = ("encoder",)
-ALONE = ("allocation", "metadata_simulation")
-ON_ONE_BROKER = ("mixed_memory", "partition_growth", "breaker_cost", "many_topics", "arrow_clients")
+ALONE = ("allocation", "metadata_simulation", "row_stages")
+ON_ONE_BROKER = (
+    *("mixed_memory", "partition_growth", "breaker_cost", "many_topics", "arrow_clients"),
+    "hand_over",
+)
 ON_SPARK = (
     "many_partitions",
     "throughput",
     "throughput_shapes",
     "value_sizes",
-    "hand_over",
     "streaming",
     "tls",
     "rate_limit",
 )
 ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "moved_leader", "exactly_once")
-# Their brokers have listeners and certificates of their own; the last has none.
-NOT_ON_OURS = ("throughput_shapes", "tls", "hand_over")
+# Their brokers have listeners and certificates of their own.
+NOT_ON_OURS = ("throughput_shapes", "tls")
 
 LONGEST = (
     *("arrow_clients", "exactly_once", "frozen_broker", "hand_over", "many_partitions", "many_topics"),
