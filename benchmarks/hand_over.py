@@ -42,13 +42,14 @@ from benchmarks.value_sizes import COUNTING, KEY_BYTES, NOOP, OURS_TUNED, conten
 from kafka_sink.local_broker import LocalBroker
 
 # Value bytes, and rows of a job: about a second of processor time.
-ROWS = {110: 1_000_000, 1_000: 200_000, 10_000: 25_000}
+ROWS = {110: 800_000, 1_000: 160_000, 10_000: 20_000}
 SINKS = (COUNTING, OURS_TUNED)
 _ARROW = "spark.sql.execution.arrow."
 _MAX_ROWS, _MAX_BYTES = f"{_ARROW}maxRecordsPerBatch", f"{_ARROW}maxBytesPerBatch"
 DEFAULTS, AGAIN, TUNE, EMPTY = "defaults", "defaults, beside the others", "kafka_sink.tune", "no rows"
 TOGETHER = "tune, Unix sockets, malloc"
-_WARM_JOBS = 4
+# For each application and size; the JVM compiles all sizes alike.
+_WARM_JOBS = 3
 
 
 def of_session(size: int) -> dict[str, dict[str, str]]:
@@ -86,7 +87,6 @@ APPLICATIONS = {
     "Unix sockets": Spark(_SOCKETS),
     "pipelined": Spark({"spark.python.udf.pipelined.enabled": "true"}),
     "malloc keeps memory": Spark(variables=_MALLOC),
-    "MALLOC_ARENA_MAX=2": Spark(variables={"MALLOC_ARENA_MAX": "2"}),
     "Arrow's pool: system": Spark(variables={"ARROW_DEFAULT_MEMORY_POOL": "system"}),
     "Arrow's pool: jemalloc": Spark(variables={"ARROW_DEFAULT_MEMORY_POOL": "jemalloc"}),
     # Larger buffers of Arrow's are not pooled. 8 KiB << 14.
@@ -134,17 +134,10 @@ class Application:
 
     def __init__(self, spark: Spark, folder: str) -> None:
         self.tried = spark.tried
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.hand_over",
-            "--serve",
-            json.dumps(spark.settings),
-            folder,
-        ]
-        variables = {**environment(), **spark.variables}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen([*command, folder], env=variables, text=True, **pipes)  # type: ignore[call-overload]
+        command = [sys.executable, "-m", "benchmarks.hand_over"]
+        command += ["--serve", json.dumps(spark.settings), folder]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process: Any = subprocess.Popen(command, env={**environment(), **spark.variables}, **pipes)
 
     def answer(self) -> dict[str, float]:
         """The next line that it prints."""
@@ -288,16 +281,24 @@ def report(size: int, jobs: dict[str, dict[str, dict[str, list[dict[str, float]]
         print(f"{line.name:30}{''.join(texts)}", flush=True)
 
 
+def report_together(jobs: Jobs) -> None:
+    """Prints the ratios of all sizes as a table for docs/benchmarks.md."""
+    sizes = {f"{int(size):,} bytes": {one.name: one for one in lines(found)} for size, found in jobs.items()}
+    print(f"\n| counting, ours | {' | '.join(sizes)} |\n|---|{'---|' * len(sizes)}")
+    for name in next(iter(sizes.values())):
+        ratios = [", ".join(f"{found[name].ratios[sink]:.2f}" for sink in SINKS) for found in sizes.values()]
+        print(f"| {name} | {' | '.join(ratios)} |", flush=True)
+
+
 def plot(found: dict[str, Any], file: Path) -> None:
     """For each version of Spark and size: processor time as a multiple of the defaults'."""
     made, all_axes = charts.figure(
         "Processor time of a row by Spark's settings, its defaults = 1",
         [run["conditions"] for run in found.values()],
-        (13, 1.4 + 3.4 * len(found)),
+        (13, 1.4 + 4.2 * len(found)),
         len(found),
         len(ROWS),
         sharex=True,
-        squeeze=False,
     )
     for row, (version, run) in zip(all_axes, found.items(), strict=True):
         for place, (axes, (size, jobs)) in enumerate(zip(row, run["jobs"].items(), strict=True)):
@@ -352,6 +353,7 @@ def main() -> None:
     )
     print(conditions, flush=True)
     jobs = measure(applications, sizes, options.repeats, 1.0)
+    report_together(jobs)
     if not (options.sizes or options.applications or options.patched):
         file = RESULTS / "hand_over.json"
         known = json.loads(file.read_text()) if file.exists() else {}
