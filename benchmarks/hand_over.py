@@ -34,7 +34,7 @@ from typing import Any
 
 import kafka_sink
 from benchmarks import charts
-from benchmarks.processor_time import page_faults
+from benchmarks.processor_time import grown, page_faults
 from benchmarks.surroundings import RESULTS, environment
 from benchmarks.throughput import PARTITIONS, run_job, session
 from benchmarks.throughput_shapes import Case
@@ -119,9 +119,9 @@ def serve(settings: dict[str, str], folder: str) -> None:
         if setting == TUNE:
             made = kafka_sink.tune(spark, size + KEY_BYTES)
         jvm = spark.sparkContext._gateway.proc.pid
-        faults = page_faults(jvm)
+        before = page_faults(jvm)
         job = run_job(one, written, rows, {broker}, bootstrap, topic)
-        faults = page_faults(jvm) - faults
+        faults = grown(page_faults(jvm), before)
         for key in made:
             spark.conf.unset(key)
         figures = {"spark_us": job.spark_s, "wall_us": 1e6 / job.rows_per_s, "page_faults": faults}

@@ -24,13 +24,14 @@ class ProcessorTime:
     def since(self, earlier: ProcessorTime) -> dict[str, float]:
         """Seconds from then to now. What processes used that have ended meanwhile is missing."""
         return {
-            "jvm": _grown(self.jvm, earlier.jvm),
-            "python": _grown(self.python, earlier.python),
-            "coordinator": _grown(self.coordinator, earlier.coordinator),
+            "jvm": grown(self.jvm, earlier.jvm),
+            "python": grown(self.python, earlier.python),
+            "coordinator": grown(self.coordinator, earlier.coordinator),
         }
 
 
-def _grown(now: Mapping[int, float], then: Mapping[int, float]) -> float:
+def grown(now: Mapping[int, float], then: Mapping[int, float]) -> float:
+    """The sum of what processes have used since then."""
     return sum(seconds - then.get(process, 0.0) for process, seconds in now.items())
 
 
@@ -56,10 +57,10 @@ def of_process(process: int) -> float:
     return _stats()[process][1]
 
 
-def page_faults(jvm: int) -> int:
-    """Of a Spark in local mode so far, those that no disk was read for. ``jvm`` is as in ``of_spark``."""
+def page_faults(jvm: int) -> dict[int, int]:
+    """By process of a Spark in local mode, those that no disk was read for. ``jvm`` is as in ``of_spark``."""
     stats = _stats()
-    return sum(faults for process, (_, _, faults) in stats.items() if _is_below(process, jvm, stats))
+    return {process: faults for process, (_, _, faults) in stats.items() if _is_below(process, jvm, stats)}
 
 
 def _stats() -> dict[int, tuple[int, float, int]]:
