@@ -32,7 +32,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
     def __init__(self) -> None:
         self._manager: CircuitBreakManager | None = None
         self._windows = OutcomeWindows(1, 100)
-        self._latency = UsualLatency(0.0, 1.0, 0.0)
+        self.latency = UsualLatency(0.0, 1.0, 0.0)
         self._notices_silence = False
         self._min_ms = self._max_ms = 0.0
         self._factor = 1.0
@@ -61,7 +61,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         self._notices_silence = self._min_ms > 0
         self._max_ms = float(configs.get(_REQUEST_TIMEOUT, "30000")) / 2
         self._factor = settings.slow_request_factor
-        self._latency = UsualLatency(self._min_ms, self._factor, self._max_ms)
+        self.latency = UsualLatency(self._min_ms, self._factor, self._max_ms)
         self._mutes_full = settings.mute_in_flight_full
         if self._mutes_full and configs.get(_MAX_IN_FLIGHT) != "1":
             raise ConfigurationError(
@@ -94,7 +94,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             if (node, sent_ms, now_ms) != self._observed:
                 # One response is one observation, however many batches it is for.
                 self._observed = node, sent_ms, now_ms
-                self._latency.observe(node, max(0.0, now_ms - sent_ms))
+                self.latency.observe(node, max(0.0, now_ms - sent_ms))
             changed = node in self._silent and self._end_silence(manager, context)
         health = health_of(exception)
         if health is Health.NEUTRAL:
@@ -111,7 +111,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
 
     def _end_silence(self, manager: CircuitBreakManager, context: ProducerStatusContext) -> bool:
         node = context.node_id
-        if self._age_ms(context, node) > self._latency.threshold_ms(node):
+        if self._age_ms(context, node) > self.latency.threshold_ms(node):
             return False
         self._silent.discard(node)
         for infos in manager.muted_partitions_for_node(node).values():
@@ -189,7 +189,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
 
     def _limit_ms(self, context: ProducerStatusContext, node: int) -> float:
         if node in context.oldest_request_ms:
-            return self._latency.threshold_ms(node)
+            return self.latency.threshold_ms(node)
         if node in context.failing_connections:
             return self._min_ms
         return setup_threshold_ms(context.setup_ms, node, self._min_ms, self._factor, self._max_ms)
@@ -207,7 +207,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             if node in context.failing_connections:
                 return f"it could not be reached for {age:.0f} ms"
             return f"no connection to it was ready within {age:.0f} ms"
-        usual = self._latency.usual_ms(node)
+        usual = self.latency.usual_ms(node)
         known = "" if usual is None else f", where {usual:.0f} ms is usual"
         count = context.in_flight_requests.get(node, 1)
         return f"no response to {count} request(s) for {age:.0f} ms{known}"

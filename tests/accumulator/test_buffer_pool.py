@@ -58,6 +58,10 @@ class WatchedPool(BufferPool):
         self.joined.release()
         return ahead
 
+    @property
+    def is_locked(self) -> bool:
+        return self._lock.locked()
+
     def arena(self, size: int) -> ChunkArena:
         with self._lock:
             return self._arenas.setdefault(size, GuardedArena(self, size))
@@ -73,15 +77,15 @@ class GuardedArena(ChunkArena):
         self.pool = pool
 
     def take(self, count: int) -> list[Chunk]:
-        assert self.pool._lock.locked()
+        assert self.pool.is_locked
         return super().take(count)
 
     def give(self, chunks: list[Chunk]) -> None:
-        assert self.pool._lock.locked()
+        assert self.pool.is_locked
         super().give(chunks)
 
     def discard_free(self, wanted: int | None = None) -> int:
-        assert self.pool._lock.locked()
+        assert self.pool.is_locked
         return super().discard_free(wanted)
 
 
@@ -416,7 +420,7 @@ def test_whoever_waits_looks_at_once_and_again_whether_to_go_on(monkeypatch: pyt
     looks: list[int] = []
 
     def lost() -> None:
-        assert not pool._lock.locked()
+        assert not pool.is_locked
         looks.append(pool.queued)
         if len(looks) == 3:
             raise ValueError("lost")

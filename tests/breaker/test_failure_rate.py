@@ -179,7 +179,7 @@ def test_a_silent_broker_is_muted_after_the_threshold_and_its_responses_unmute_i
     bench.answer(P0)
     bench.answer(P0)
     assert not bench.manager.is_muted(1)
-    assert bench.breaker._latency.usual_ms(1) == pytest.approx(10, abs=150), "the freeze is not usual"
+    assert bench.breaker.latency.usual_ms(1) == pytest.approx(10, abs=150), "the freeze is not usual"
 
 
 def test_a_pause_of_the_client_is_not_a_silence() -> None:
@@ -441,7 +441,7 @@ def test_a_slow_response_for_many_batches_is_one_response() -> None:
     bench = Bench(slow_request_min_ms="100")
     for _ in range(10):
         bench.batch(P0)
-    usual = bench.breaker._latency.usual_ms(1)
+    usual = bench.breaker.latency.usual_ms(1)
     assert usual is not None
     bench.in_flight.request_sent(1, bench.now)
     bench.at(bench.now + 90.0)
@@ -451,6 +451,6 @@ def test_a_slow_response_for_many_batches_is_one_response() -> None:
     for number in range(200):
         partition = TopicPartition("t", 3 * number)
         bench.breaker.on_complete(context, partition, None)
-    after = bench.breaker._latency.usual_ms(1)
+    after = bench.breaker.latency.usual_ms(1)
     assert after is not None
     assert usual < after < usual + 0.2 * (90.0 - usual)

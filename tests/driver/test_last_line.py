@@ -14,7 +14,6 @@ import pytest
 
 from kafka_sink import spark_application
 from kafka_sink.driver import driver_process, last_line
-from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.local_broker import LocalBroker
 from tests.support.commands import run
 from tests.support.coordinator_harness import eventually
@@ -39,9 +38,7 @@ class Driver:
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     started = Driver(tmp_path / "log")
-    found = driver_process._look(started.process.pid)
-    assert found is not None
-    here = DriverProcess(started.process.pid, found.started)
+    here = driver_process.process(started.process.pid)
     monkeypatch.setattr(driver_process, "find_driver_process", lambda: here)
     try:
         yield started

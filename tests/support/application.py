@@ -15,7 +15,6 @@ from unittest import mock
 from kafka_sink.coordinator.figures import channel as figures_channel
 from kafka_sink.coordinator.process import launcher, planning
 from kafka_sink.driver import driver_process
-from kafka_sink.driver.driver_process import DriverProcess
 
 
 class CoordinatorProcesses:
@@ -78,9 +77,7 @@ class Application:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.driver = subprocess.Popen(["sleep", "600"])
-        found = driver_process._look(self.driver.pid)
-        assert found is not None
-        driver = DriverProcess(self.driver.pid, found.started)
+        driver = driver_process.process(self.driver.pid)
         self._patches: list[Any] = [
             mock.patch.object(driver_process, "find_driver_process", return_value=driver),
             mock.patch.dict(os.environ, {"SPARK_LOCAL_DIRS": str(folder), "SPARK_LOCAL_IP": "127.0.0.1"}),

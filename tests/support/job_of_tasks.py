@@ -139,7 +139,7 @@ class Job:
 
     def prober(self) -> int | None:
         """The task that has a lease."""
-        owners = list(self.handler._leases.owners.values())
+        owners = list(self.handler.leases.owners.values())
         if not owners or not self.per_host:
             return owners[0] if owners else None
         owners = list(self.groups[owners[0]]._owners.values())

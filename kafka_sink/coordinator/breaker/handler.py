@@ -59,14 +59,14 @@ class BreakerHandler(Handler):
     ) -> None:
         self._stood_ms = stood_ms
         self._forgiven_ms = 0.0
-        self._table = MuteTable(retry_interval_ms)
+        self.table = MuteTable(retry_interval_ms)
         self._muted_bytes = 0
-        self._votes = votes
+        self.votes = votes
         self._random = random
         self._terms = Terms(0 if votes is None else votes.trigger_perc, report_interval_ms)
         self._tasks = BreakerTasks(report_interval_ms)
         self._evidence = MuteEvidence()
-        self._leases = ProbeLeases(self._table, self._tasks)
+        self.leases = ProbeLeases(self.table, self._tasks)
         self._pushes = MutePushes(retry_interval_ms, random)
         # By task, the targets that the next message asks it about.
         self._asks: dict[int, list[Target]] = {}
@@ -92,10 +92,10 @@ class BreakerHandler(Handler):
         first = group not in self._tasks
         was_silent = self._tasks.update(group, report, now_ms)
         if now_ms >= self._due_ms:
-            self._table.expire_late(now_ms)
+            self.table.expire_late(now_ms)
         for node, ago_ms in report.responses.items():
             self._tasks.end_probe(group, node)
-            mute, voice = self._table.mutes.get(node), Voice(group, report.responders.get(node, 0))
+            mute, voice = self.table.mutes.get(node), Voice(group, report.responders.get(node, 0))
             if self._evidence.add_response(voice, node, now_ms - ago_ms, mute, now_ms):
                 self._unmute(node)
         self._weigh(group, report.rows, report.outcomes, now_ms)
@@ -104,7 +104,7 @@ class BreakerHandler(Handler):
             doubtful = mute_report.is_old if mute_report.task else first
             self._on_mute(Voice(group, mute_report.task), mute_report, now_ms, doubtful=doubtful)
         for target, error in report.failed:
-            self._leases.on_failure(group, target, error, now_ms)
+            self.leases.on_failure(group, target, error, now_ms)
         for one in report.unmuted:
             self._on_unmute(Voice(group, one.task), one.target, now_ms)
         reply = Reply(group, request, self._all_muted() if first else {})
@@ -118,10 +118,10 @@ class BreakerHandler(Handler):
     def _all_muted(self) -> SharedBody:
         """The body for new tasks: one for all, as thousands may connect at once, and thousands of targets be
         muted."""
-        if self._whole_at != self._table.version:
-            reasons = {target: mute.reason for target, mute in self._table.mutes.items()}
+        if self._whole_at != self.table.version:
+            reasons = {target: mute.reason for target, mute in self.table.mutes.items()}
             update = BreakerUpdate(whole=True, added=reasons, terms=self._terms)
-            self._whole, self._whole_at = SharedBody(encode_update(update), 0.0), self._table.version
+            self._whole, self._whole_at = SharedBody(encode_update(update), 0.0), self.table.version
         return self._whole
 
     def _gathered_ms(self, *, changes_probes: bool) -> float:
@@ -136,15 +136,15 @@ class BreakerHandler(Handler):
 
     def muted(self, now_ms: float) -> Iterator[MuteFigures]:
         """What is muted for all tasks, for the live view."""
-        for target, mute in self._table.mutes.items():
+        for target, mute in self.table.mutes.items():
             yield MuteFigures(str(target), mute.reason, max(0.0, now_ms - mute.since_ms))
 
     def on_disconnect(self, group: int, now_ms: float) -> None:
         self._tasks.remove(group)
         self._evidence.remove_group(group)
-        if self._votes is not None:
-            self._votes.remove_group(group)
-        self._leases.remove_task(group, now_ms)
+        if self.votes is not None:
+            self.votes.remove_group(group)
+        self.leases.remove_task(group, now_ms)
         # All tasks of an executor may go at once.
         self._due_ms = min(self._due_ms, self._leased_ms + GATHER_MUTES_MS)
 
@@ -154,18 +154,18 @@ class BreakerHandler(Handler):
             self._forgiven_ms += late_ms
             self._tasks.forgive(late_ms)
             self._evidence.forgive(late_ms)
-            if self._votes is not None:
-                self._votes.forgive(late_ms)
+            if self.votes is not None:
+                self.votes.forgive(late_ms)
 
     def on_time(self, now_ms: float) -> Sequence[ServerMessage]:
         self._forgive(now_ms)
-        self._table.expire_late(now_ms)
+        self.table.expire_late(now_ms)
         self._forget(now_ms)
         self._judge(now_ms)
         for node, suspicion in self._evidence.take_due_suspicions(now_ms).items():
             self._mute_for(suspicion.voice, node, suspicion.reason, now_ms)
         outgoing: list[ServerMessage] = [*self._pushes.take(self._tasks, now_ms), *self._take_asks()]
-        for group, granted in self._leases.grant(now_ms, self._pushes.unsent).items():
+        for group, granted in self.leases.grant(now_ms, self._pushes.unsent).items():
             for target in granted:
                 self._evidence.add_witness(Voice(group), target)
             outgoing.append(Push(group, encode_update(BreakerUpdate(leases=granted))))
@@ -188,12 +188,12 @@ class BreakerHandler(Handler):
 
     def _next_change_ms(self, now_ms: float) -> float:
         delay = min(
-            self._table.next_change_ms(now_ms),
+            self.table.next_change_ms(now_ms),
             self._pushes.due_ms - now_ms,
             self._evidence.next_suspicion_ms(now_ms),
-            self._leases.next_trial_ms(now_ms),
+            self.leases.next_trial_ms(now_ms),
         )
-        voting_ms = None if self._votes is None else self._votes.next_change_ms(now_ms)
+        voting_ms = None if self.votes is None else self.votes.next_change_ms(now_ms)
         if voting_ms is not None:
             delay = min(delay, max(voting_ms, self._judged_ms + GATHER_MUTES_MS - now_ms))
         if not self._is_judged:
@@ -203,19 +203,19 @@ class BreakerHandler(Handler):
     # -- evidence -----------------------------------------------------------------------------------
 
     def _weigh(self, group: int, rows: int, outcomes: Sequence[OutcomeCounts], now_ms: float) -> None:
-        if self._votes is not None:
-            self._votes.add_rows(rows)
-            self._votes.heard(group, now_ms)
-            self._is_judged &= not self._votes.has_votes and not outcomes
+        if self.votes is not None:
+            self.votes.add_rows(rows)
+            self.votes.heard(group, now_ms)
+            self._is_judged &= not self.votes.has_votes and not outcomes
             for outcome in outcomes:
                 # What thousands of tasks say of a partition that is muted would only take memory.
-                if outcome.partition not in self._table.mutes:
-                    self._votes.vote(group, outcome, now_ms)
+                if outcome.partition not in self.table.mutes:
+                    self.votes.vote(group, outcome, now_ms)
 
     def _judge(self, now_ms: float) -> None:
         """Mute partitions that fail by the votes of all tasks that write to them, after asking those
         tasks."""
-        votes = self._votes
+        votes = self.votes
         if votes is None:
             return
         if now_ms - self._judged_ms < GATHER_MUTES_MS:
@@ -224,7 +224,7 @@ class BreakerHandler(Handler):
             return
         if votes.has_votes:
             self._judged_ms, self._is_judged = now_ms, True
-        suspects = [one for one in votes.suspects(now_ms) if one not in self._table.mutes]
+        suspects = [one for one in votes.suspects(now_ms) if one not in self.table.mutes]
         self._judged = self._judged if self._judged < len(suspects) else 0
         # Of thousands that fail together some have their turn now, and fewer tasks are asked about each.
         max_asked = min(MAX_ASKED, max(_MIN_ASKED, _MAX_VOTES // max(1, len(suspects))))
@@ -264,14 +264,14 @@ class BreakerHandler(Handler):
         asked = self._ask_another(voice.group, target, now_ms)
         if silence_ms or not asked:
             self._mute_for(voice, target, mute.reason, now_ms, silence_ms)
-        elif not doubted and target not in self._table.mutes:
+        elif not doubted and target not in self.table.mutes:
             self._evidence.suspect(voice, target, mute, now_ms)
 
     def _on_partition_mute(self, voice: Voice, target: TopicPartition, reason: str, now_ms: float) -> None:
         """A user's breaker class has muted a partition. Another task that holds a batch for it probes at
         once. If that succeeds, the first task is doubted for a minute."""
         if self._mute_for(voice, target, reason, now_ms) and self._tasks.has_several(now_ms):
-            self._table.mutes[target].retry_at_ms = now_ms
+            self.table.mutes[target].retry_at_ms = now_ms
 
     def _ask_another(self, group: int, node: int, now_ms: float) -> bool:
         """Have another task send a broker a request without rows. False if there is no other task."""
@@ -301,8 +301,8 @@ class BreakerHandler(Handler):
 
     def _mute(self, target: Target, reason: str, now_ms: float, finder: Voice | None = None) -> bool:
         size = size_of(target, reason)
-        full = len(self._table.mutes) >= MAX_MUTES or self._muted_bytes + size > _MAX_MUTED_BYTES
-        if full or not self._table.trip(target, reason, now_ms):
+        full = len(self.table.mutes) >= MAX_MUTES or self._muted_bytes + size > _MAX_MUTED_BYTES
+        if full or not self.table.trip(target, reason, now_ms):
             return False
         self._muted_bytes += size
         self._pushes.add(target, reason)
@@ -312,27 +312,27 @@ class BreakerHandler(Handler):
     def _on_unmute(self, voice: Voice, target: Target, now_ms: float) -> None:
         """A task says that a mute is over. It knows if it caused the mute or had a lease; from any other
         task that is a reason to probe at once."""
-        mute = self._table.mutes.get(target)
+        mute = self.table.mutes.get(target)
         if mute is None:
             self._evidence.withdraw_suspicion(target)
         elif self._evidence.is_witness(voice, target):
-            soon_ms = 2 * self._table.retry_interval_ms
+            soon_ms = 2 * self.table.retry_interval_ms
             self._evidence.on_unmuted_by(voice, target, mute, now_ms, soon_ms)
             self._unmute(target)
         elif mute.state is BreakerState.OPEN:
             mute.retry_at_ms = now_ms
 
     def _unmute(self, target: Target) -> None:
-        self._leases.end(target)
+        self.leases.end(target)
         self._evidence.end(target)
-        mute = self._table.mutes.get(target)
-        if mute is not None and self._table.reset(target):
+        mute = self.table.mutes.get(target)
+        if mute is not None and self.table.reset(target):
             self._muted_bytes -= size_of(target, mute.reason)
             self._pushes.remove(target)
 
     def _forget(self, now_ms: float) -> None:
         # The oldest come first.
-        old = takewhile(lambda mute: now_ms - mute.since_ms > _FORGET_MS, self._table.mutes.values())
+        old = takewhile(lambda mute: now_ms - mute.since_ms > _FORGET_MS, self.table.mutes.values())
         for target in [one.target for one in old]:
             # Brokers stay muted: their probes need no rows, so any task can do them.
             if isinstance(target, TopicPartition) and not self._tasks.has_holder(target, now_ms):

@@ -276,9 +276,9 @@ def test_more_failing_partitions_than_a_report_holds_are_all_reported() -> None:
             task.fail(partition, REPLICAS)
     for _ in range(200):
         job.step()
-        if len(job.handler._table.mutes) == 900:
+        if len(job.handler.table.mutes) == 900:
             break
-    assert job.handler._table.mutes.keys() == set(partitions)
+    assert job.handler.table.mutes.keys() == set(partitions)
 
 
 def test_one_lost_connection_of_each_task_mutes_nothing() -> None:

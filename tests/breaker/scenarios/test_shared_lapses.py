@@ -201,7 +201,7 @@ def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
         job.step()
     job.lose(owner)
     job.step()
-    assert not job.handler._leases.owners
+    assert not job.handler.leases.owners
     assert isinstance(job.tasks[owner].exchange, BreakerChannel)
     job.tasks[owner].run_pass()
     assert not job.tasks[owner].manager.probes._leases

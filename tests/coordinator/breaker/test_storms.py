@@ -167,7 +167,7 @@ def test_thousands_of_partitions_that_fail_together_are_judged_in_turns_by_few(
     assert sum(votes) <= 25 * len(partitions)
     # What is said of them now takes no memory, and tasks that connect share what they are told.
     fail(7, list(partitions))
-    assert not handler._votes or not handler._votes.has_votes
+    assert not handler.votes or not handler.votes.has_votes
     bodies = [handler.on_message(peer, 1, HEALTHY, now_ms)[0].body for peer in (TASKS, TASKS + 1)]
     assert bodies[0] is bodies[1]
     assert len(decode_update(bodies[0], 10_000).added) == len(partitions)

@@ -99,8 +99,8 @@ class Executor:
         worker.close()
 
     def rows(self) -> int:
-        assert self.breaker._votes is not None
-        return self.breaker._votes._rows
+        assert self.breaker.votes is not None
+        return self.breaker.votes._rows
 
     def tasks(self) -> int:
         """How many tasks its groups have."""

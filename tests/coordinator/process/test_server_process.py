@@ -398,11 +398,11 @@ def test_the_driver_is_the_nearest_ancestor_that_is_no_python() -> None:
 
 
 def test_a_process_is_known_by_its_start_too() -> None:
-    found = driver_process._look(os.getpid())
+    found = driver_process.process(os.getpid())
     assert found is not None
-    assert DriverProcess(os.getpid(), found.started).is_alive()
+    assert found.is_alive()
     assert not DriverProcess(os.getpid(), "another time").is_alive()
-    eventually(lambda: driver_process._look(2**22 + 1) is None)
+    eventually(lambda: driver_process.process(2**22 + 1) is None)
 
 
 def test_one_that_keeps_ending_is_started_ever_later_with_one_warning(
