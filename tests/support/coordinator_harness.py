@@ -20,6 +20,7 @@ from kafka_sink.coordinator.transport.handlers import (
     ServerMessage,
     SharedBody,
 )
+from kafka_sink.coordinator.transport.loop_watch import LoopWatch
 from kafka_sink.coordinator.transport.server import CoordinatorServer
 from kafka_sink.options import SinkOptions, parse
 
@@ -109,8 +110,10 @@ def serving(
     factories: Mapping[str, HandlerFactory] | None = None,
     options: SinkOptions = OPTIONS,
     clock: Callable[[], float] = clock_ms,
+    watch: LoopWatch | None = None,
 ) -> Iterator[Serving]:
-    """A server on a thread. It looks at ``clock`` (milliseconds) by real time."""
+    """A server on a thread. It looks at ``clock`` (milliseconds) by real time, and takes ``watch`` for its
+    loop's."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     found = Serving(listening.getsockname()[1])
     started, stop = threading.Event(), threading.Event()
@@ -118,7 +121,7 @@ def serving(
     async def serve() -> None:
         found.loop = asyncio.get_running_loop()
         made = factories if factories is not None else {"echo": found.echoing}
-        found.server = CoordinatorServer(SECRET, made, clock, bounds or ServerBounds())
+        found.server = CoordinatorServer(SECRET, made, clock, bounds or ServerBounds(), watch=watch)
         found.server.add_cluster(KEY, options)
         await found.server.start(listening)
         started.set()

@@ -24,6 +24,7 @@ from kafka_sink.coordinator.client.client import CoordinatorClient
 from kafka_sink.coordinator.transport import connections
 from kafka_sink.coordinator.transport.connections import ServerBounds
 from kafka_sink.coordinator.transport.handlers import SharedBody, with_facts
+from kafka_sink.coordinator.transport.loop_watch import LoopWatch
 from kafka_sink.coordinator.transport.message_format import unpacked
 from kafka_sink.coordinator.transport.peer_connection import encode_message
 from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES, FrameReader, Session
@@ -467,6 +468,25 @@ def test_refused_proofs_and_dropped_connections_are_logged(
         eventually(lambda: any(expected in line for line in caplog.messages))
     (line,) = [line for line in caplog.messages if "connections dropped" in line]
     assert "127.0.0.1" in line
+
+
+def test_a_peer_may_prove_itself_after_the_server_stood_still() -> None:
+    now_ms = 0.0
+    watch = LoopWatch(lambda: now_ms)
+    with (
+        serving(ServerBounds(challenge_ms=1_000), clock=lambda: now_ms, watch=watch) as found,
+        contextlib.ExitStack() as stack,
+    ):
+        peers = [stack.enter_context(raw(found.port))]
+        server = found.server
+        assert server is not None
+        for others in range(2, 4):
+            watch.turn_begins(now_ms, now_ms + 10_000.0, 0.0)
+            now_ms += 10_000.0
+            peers.append(stack.enter_context(raw(found.port)))
+            eventually(lambda others=others: server.state()["connections"]["unproved"] == others)  # type: ignore[misc]
+        for peer in peers:
+            assert peer.prove().ask({"n": 1}) == {"n": 1}
 
 
 def test_a_flood_from_one_address_keeps_no_task_of_another_out() -> None:
