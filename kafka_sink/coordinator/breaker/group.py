@@ -182,7 +182,7 @@ class BreakerGroup(Group):
             if not is_known and len(self._mutes) < MAX_MUTES:
                 self._mutes[mute.target, task] = replace(mute, task=task, is_old=is_first), now_ms
                 # Another task finds out whether the broker is at fault or this task's network.
-                self._tasks.move_to_end(task, now_ms)
+                self._tasks.move_to_end(task)
         for one in report.unmuted:
             if len(self._unmutes) < MAX_MUTES:
                 had_lease = task in self._leased.get(one.target, ())
@@ -354,7 +354,7 @@ class BreakerGroup(Group):
             if owner is not None:
                 self._owners[target] = owner
                 self._leased.setdefault(target, set()).add(owner)
-                self._tasks.lease(owner, target, now_ms)
+                self._tasks.lease(owner, target)
                 self._push(owner, BreakerUpdate(leases={target: lease}))
         self._ask(update.asks, now_ms)
 
@@ -410,7 +410,7 @@ class BreakerGroup(Group):
             chosen = self._candidate(node, now_ms, trial=False)
             if chosen is not None:
                 self._asked_brokers.add(node)
-                self._tasks.lease(chosen, node, now_ms)
+                self._tasks.lease(chosen, node)
                 self._push(chosen, BreakerUpdate(asks=(node,)))
 
 

@@ -260,7 +260,7 @@ class BreakerHandler(Handler):
         if self._evidence.contradicts(voice, target, silence_ms, now_ms, doubtful=doubtful or doubted):
             return
         # Others get the next leases: they find out whether the broker is at fault or this task's network.
-        self._tasks.move_to_end(voice.group, now_ms)
+        self._tasks.move_to_end(voice.group)
         asked = self._ask_another(voice.group, target, now_ms)
         if silence_ms or not asked:
             self._mute_for(voice, target, mute.reason, now_ms, silence_ms)
@@ -284,7 +284,7 @@ class BreakerHandler(Handler):
         if len(self._asked_ms) >= MAX_NODES:
             self._asked_ms.clear()
         self._asked_ms[node] = now_ms
-        self._tasks.lease(chosen, node, now_ms)
+        self._tasks.lease(chosen, node)
         self._asks.setdefault(chosen, []).append(node)
         return True
 

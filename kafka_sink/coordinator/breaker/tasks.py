@@ -21,8 +21,8 @@ from kafka_sink.timing_bounds import GATHER_MUTES_MS, SILENT_TASK_MS
 # Reports of a task without news are at most so many intervals of coordinator.report.interval.ms apart.
 _SILENT_INTERVALS = 3
 # With more candidates for a lease, walking the tasks in their order finds one sooner than comparing all
-# candidates.
-_MAX_COMPARED = 16
+# candidates. Those for hundreds of targets may be the same, and all at the end of that order.
+_MAX_COMPARED = 100
 
 
 @dataclass(slots=True)
@@ -30,13 +30,13 @@ class _BreakerTask:
     """A group, of so many ``tasks`` at work.
 
     ``holds``: muted targets that its batches wait for. ``wants``: muted partitions that its rows could go to.
-    ``reported_ms``: its last report. ``leased_ms``: its last lease.
+    ``reported_ms``: its last report. ``turn``: the number of its last lease among those of all.
     """
 
     holds: frozenset[Target] = frozenset()
     wants: frozenset[Target] = frozenset()
     reported_ms: float = -math.inf
-    leased_ms: float = -math.inf
+    turn: int = 0
     tasks: int = 1
 
 
@@ -46,6 +46,7 @@ class BreakerTasks:
     def __init__(self, report_interval_ms: float) -> None:
         self.expect_reports(report_interval_ms)
         self._groups: dict[int, _BreakerTask] = {}
+        self._turns = 0
         # By muted target, the tasks that hold batches for it, and those that have rows for it.
         self._holders_of: dict[Target, set[int]] = {}
         self._wanters_of: dict[Target, set[int]] = {}
@@ -125,18 +126,24 @@ class BreakerTasks:
 
     def those_that_wait_first(self, targets: Collection[Target], random: Callable[[], float]) -> list[int]:
         """All, in any order, but first those with batches that wait for one of these targets."""
-        holders = set().union(*(self._holders_of.get(target, ()) for target in targets))
+        holders: set[int] = set()
+        for target in targets:
+            # Thousands of targets may have the same thousand.
+            if len(holders) == len(self._groups):
+                break
+            holders |= self._holders_of.get(target, set())
         return sorted(self._groups, key=lambda group: (group not in holders, random()))
 
     # -- the order of leases --------------------------------------------------------------------------
 
-    def move_to_end(self, group: int, now_ms: float) -> None:
+    def move_to_end(self, group: int) -> None:
         """The task has had its turn: all others come before it."""
-        self._groups[group].leased_ms = now_ms
+        self._turns += 1
+        self._groups[group].turn = self._turns
 
-    def lease(self, group: int, target: Target, now_ms: float) -> None:
+    def lease(self, group: int, target: Target) -> None:
         """The task probes a target, or is asked about a broker, and has had its turn."""
-        self.move_to_end(group, now_ms)
+        self.move_to_end(group)
         if not isinstance(target, TopicPartition):
             self._unanswered.setdefault(target, Counter())[group] += 1
 
@@ -160,14 +167,14 @@ class BreakerTasks:
 
     def in_lease_order(self, now_ms: float) -> list[int]:
         """The active tasks. The one whose last lease is longest ago comes first."""
-        return sorted(self.active(now_ms), key=lambda group: self._groups[group].leased_ms)
+        return sorted(self.active(now_ms), key=lambda group: self._groups[group].turn)
 
     def next_for_lease(self, now_ms: float, *, other_than: int) -> int | None:
         """The first group in lease order, ``other_than`` the one with the task that asks, unless that has
         more tasks; None if there is no other."""
         others = (group for group in self.active(now_ms) if group != other_than)
         fallback = other_than if other_than in self._groups and self._groups[other_than].tasks > 1 else None
-        return min(others, key=lambda group: self._groups[group].leased_ms, default=fallback)
+        return min(others, key=lambda group: self._groups[group].turn, default=fallback)
 
     def names(self, target: Target) -> bool:
         """Whether batches of a task wait for a target, or rows could go there."""
@@ -185,7 +192,7 @@ class BreakerTasks:
         if len(able) > _MAX_COMPARED:
             return next((group for group in order if group in able), None)
         active = [group for group in able if group in order]
-        return min(active, key=lambda group: (self._groups[group].leased_ms, group), default=None)
+        return min(active, key=lambda group: (self._groups[group].turn, group), default=None)
 
 
 def _index(
@@ -254,7 +261,7 @@ class ProbeLeases:
             group, trial = found
             self._table.probe(target, now_ms)
             self._owners[target] = group
-            self._tasks.lease(group, target, now_ms)
+            self._tasks.lease(group, target)
             del order[group]
             order[group] = None
             leases.setdefault(group, {})[target] = ProbeLease(self._table.retry_interval_ms, trial)
