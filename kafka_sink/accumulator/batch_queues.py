@@ -201,7 +201,7 @@ class BatchQueues:
         return tail if tail is not None and tail.state is BatchState.OPEN else None
 
     def open_batches(self) -> list[ProducerBatch]:
-        tails = (queue.batches[-1] for queue in self.waiting.values())
+        tails = [queue.batches[-1] for queue in self.waiting.values()]
         return [batch for batch in tails if batch.state is BatchState.OPEN]
 
     def queued(self) -> Iterator[ProducerBatch]:

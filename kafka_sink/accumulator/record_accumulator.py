@@ -133,6 +133,8 @@ class RecordAccumulator:
         memory or the end of the task waits for it. The circuit breaker's ``muted`` partitions (false if there
         are none) are returned apart. While ``metadata_version`` stays the same, a queue remembers its leader.
         """
+        # Asked once, not for each queue.
+        muted = muted or ()
         nodes: dict[int, list[PartitionQueue]] = {}
         held_back: dict[int, list[PartitionQueue]] = {}
         leaderless: list[PartitionQueue] = []
@@ -163,7 +165,7 @@ class RecordAccumulator:
                         continue
                 if metadata_version is None or queue.metadata_version != metadata_version:
                     queue.look_up(leader, metadata_version)
-                is_muted = muted and queue.partition in muted
+                is_muted = queue.partition in muted
                 if queue.leader >= 0:
                     (held_back if is_muted else nodes).setdefault(queue.leader, []).append(queue)
                 else:

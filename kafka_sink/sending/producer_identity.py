@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from kafka_sink import kafka_errors
 from kafka_sink.accumulator.producer_batch import ProducerBatch
@@ -334,7 +335,7 @@ class ProducerIdentity:
         return (
             not self._to_restart
             and not self._gaps
-            and not any(s.unacknowledged for s in self._sequences.values())
+            and not any(map(attrgetter("unacknowledged"), self._sequences.values()))
         )
 
 

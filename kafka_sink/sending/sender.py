@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from kafka_sink.accumulator.batch_queues import PartitionQueue
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Partitions that one line of the log names.
 _MAX_NAMED = 5
+_batches_of = attrgetter("batches")
 
 
 class UnsentMoves:
@@ -364,7 +366,7 @@ class Sender(threading.Thread):
 
     def _delay_after_request(self, queues: Sequence[PartitionQueue], now_ms: float) -> float:
         """Until the next pass, after a request with the queues' first batches was sent."""
-        if any(queue.batches for queue in queues):
+        if any(map(_batches_of, queues)):
             return 0.0
         # A pass at once would find nothing to send, and cost nearly as much as the request did. But the
         # circuit breaker may have a new deadline, as it now waits for a response.
