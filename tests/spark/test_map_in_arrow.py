@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -115,11 +116,11 @@ def test_of_a_job_that_fails_the_log_says_what_was_written(
     spark: SparkSession, options: Options, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Spark gives no row of such a job to the driver."""
-    # The second task gives up after kafka.max.block.ms, so the first one has finished.
-    frame = spark.range(0, 2, 1, 2).selectExpr("'v' value", "if(id = 1, 99, null) partition")
+    # Of two cores, one is free for the third task once the first or the second one has finished.
+    frame = spark.range(0, 3, 1, 3).selectExpr("'v' value", "if(id = 2, 99, null) partition")
     with pytest.raises(Exception, match="column 'partition' has 99"):
         kafka_sink.write(frame, options(**{"kafka.max.block.ms": 3000}))
-    assert "kafka-chunked: aborted; Kafka keeps what others wrote: 1 rows acknowledged" in caplog.text
+    assert re.search("aborted; Kafka keeps what others wrote: [12] rows acknowledged", caplog.text)
 
 
 def test_exactly_once_a_job_that_fails_leaves_nothing_and_a_version_is_written_once(

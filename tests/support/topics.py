@@ -64,6 +64,10 @@ def numbers_in(bootstrap: str, topic: str, partitions: int) -> dict[int, list[in
         messages = consumer.consume(min(left, 10_000), timeout=30)
         assert messages
         for message in messages:
+            if (error := message.error()) is not None:
+                # Of a broker that has just come back, say: librdkafka goes on. The value is the error's text.
+                assert not error.fatal(), error
+                continue
             found[message.partition() or 0].append(int((message.value() or b"").split(b":")[0]))
     consumer.close()
     return found

@@ -131,7 +131,8 @@ def test_short_jobs_outlive_a_stopped_process(cluster3: LocalBroker) -> None:
     cluster3.create_topic(topic, PARTITIONS, replication_factor=1)
     for address in cluster3.bootstrap_servers.split(","):
         ask_for_producer_id(address)
-    raw = options(cluster3.bootstrap_servers, topic, **{"kafka.delivery.timeout.ms": "15000"})
+    # A job whose rows stay with the frozen broker fails, however long this is; brokers may be slow meanwhile.
+    raw = options(cluster3.bootstrap_servers, topic, **{"kafka.delivery.timeout.ms": "60000"})
     write(raw, 0)
     jobs, moved = 1, 0.0
     cluster3.freeze(FROZEN)
