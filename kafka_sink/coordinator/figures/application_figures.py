@@ -20,6 +20,7 @@ from typing import Any
 
 from kafka_sink.coordinator.figures.events import EventLog
 from kafka_sink.coordinator.figures.messages import (
+    OUTCOMES,
     AboutJob,
     FinalFigures,
     MuteFigures,
@@ -642,7 +643,7 @@ class ApplicationFigures:
 # Counters of rows that brokers have.
 _ACKNOWLEDGED = ("records", "unconfirmed")
 # What the driver reports about transactions.
-TRANSACTION_OUTCOMES = ("committed", "aborted", "recovered")
+TRANSACTION_OUTCOMES = (*OUTCOMES, "recovered")
 
 
 def _mute(cluster: str, mute: MuteFigures, age_ms: float, *, shared: bool) -> dict[str, Any]:

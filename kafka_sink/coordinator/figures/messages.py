@@ -44,6 +44,8 @@ _MAX_BUCKETS = 32
 _MAX_SCHEMAS = 2
 # Partitions that a mute names, dead letters by topic and reason, options that a job names.
 MAX_PARTITIONS, MAX_LETTERS, _MAX_OPTIONS = 5, 20, 60
+# How a write ends.
+OUTCOMES = ("committed", "aborted")
 # Characters of the cause of an abort.
 _MAX_CAUSE = 1000
 
@@ -161,7 +163,7 @@ def _added(before: BrokerFigures, last: BrokerFigures) -> BrokerFigures:
 
 @dataclass(frozen=True, slots=True)
 class FinalFigures:
-    """A write's figures as its summary has them. ``outcome``: "committed" or "aborted".
+    """A write's figures as its summary has them. ``outcome``: one of OUTCOMES.
 
     ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
     counts what the driver did with the write's transactions, by outcome; ``transactions_ms`` is for how long
@@ -347,7 +349,7 @@ def decode_final(body: Mapping[str, Any]) -> FinalFigures:
     """The driver's report from its JSON body. Raises ProtocolError."""
     with decoding("final figures of a write"):
         write, outcome, query, batch, tasks, last_task = body["final"]
-        if outcome not in ("committed", "aborted"):
+        if outcome not in OUTCOMES:
             raise ValueError("unknown outcome")
         return FinalFigures(
             text(write),

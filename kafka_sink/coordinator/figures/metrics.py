@@ -22,6 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from kafka_sink.activity import STATES
 from kafka_sink.coordinator.figures.application_figures import TRANSACTION_OUTCOMES
+from kafka_sink.coordinator.figures.messages import OUTCOMES
 from kafka_sink.counts import GAUGES, LATENCY_BOUNDS_MS, SPECS
 from kafka_sink.version import __version__
 
@@ -170,13 +171,12 @@ class _Collector:
                 yield [name, kind], len(found)
 
     def _others(self, clusters: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-        outcomes = ("committed", "aborted")
         yield _family(
             WRITES,
             (
                 ([one["cluster"], name], one["counters"].get(f"writes_{name}", 0))
                 for one in clusters
-                for name in outcomes
+                for name in OUTCOMES
             ),
         )
         yield _family(
