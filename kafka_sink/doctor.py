@@ -72,7 +72,7 @@ def examine(environ: Mapping[str, str], options: Mapping[str, str], spark: Any =
     SparkSession whose settings are looked at, too."""
     yield _python()
     yield from _libraries()
-    version = _spark_version(environ)
+    version = spark_version(environ)
     yield from _spark(version, environ)
     if version is not None:
         yield _java(environ, _JAVA if _numbers(version) >= _WITH_DATA_SOURCES else _JAVA_OF_3)
@@ -102,7 +102,7 @@ def _libraries() -> Iterator[Finding]:
         yield note(f"only /metrics of the live view needs: {_pip(sys.executable, optional)}")
 
 
-def _spark_version(environ: Mapping[str, str]) -> str | None:
+def spark_version(environ: Mapping[str, str]) -> str | None:
     """Of the PySpark that this Python imports, or else of the Spark in SPARK_HOME."""
     installed = _version("pyspark")
     if installed is not None:
@@ -334,12 +334,12 @@ def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> 
     except KafkaSinkError as error:
         yield problem(f"brokers, login and topic: {error}")
     try:
-        yield from _registry(parsed.options)
+        yield from registry_findings(parsed.options)
     except KafkaSinkError as error:
         yield problem(f"schema registry: {error}")
 
 
-def _registry(options: SinkOptions) -> Iterator[Finding]:
+def registry_findings(options: SinkOptions) -> Iterator[Finding]:
     """Ask the schema registry as planning does, but register nothing."""
     if (options.value_format, options.key_format) == ("bytes", "bytes"):
         return

@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,13 +96,13 @@ def test_the_spark_of_spark_home_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     (folder / "version.py").write_text('__version__: str = "3.5.1"\n')
     monkeypatch.setattr(doctor, "_version", lambda name: None)
     monkeypatch.setattr(sys, "path", [])
-    assert doctor._spark_version({"SPARK_HOME": str(tmp_path)}) == "3.5.1"
-    assert doctor._spark_version({}) is None
+    assert doctor.spark_version({"SPARK_HOME": str(tmp_path)}) == "3.5.1"
+    assert doctor.spark_version({}) is None
 
 
 def test_the_workers_python_is_looked_at(tmp_path: Path) -> None:
     version = list(sys.version_info[:2])
-    pyspark = doctor._version("pyspark")
+    pyspark = metadata.version("pyspark")
     for answer, text in (
         ([[3, 9], pyspark, []], "PYTHON_VERSION_MISMATCH"),
         ([version, pyspark, ["kafka_sink", "numpy"]], "DATA_SOURCE_NOT_FOUND"),

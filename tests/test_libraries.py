@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,16 +27,26 @@ def test_the_documented_line_for_executors_has_what_tasks_need() -> None:
     assert set(line[1].split()) == set(libraries.OF_TASKS.values())
 
 
+@pytest.fixture
+def miss(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let these modules, and no others, be missing."""
+
+    def missing(*modules: str) -> None:
+        monkeypatch.setattr(libraries, "_is_there", lambda module: module not in modules)
+
+    return missing
+
+
 def test_a_missing_library_has_an_explanation_with_all_that_are_missing(
-    monkeypatch: pytest.MonkeyPatch,
+    miss: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr(libraries, "_is_there", lambda module: module not in ("kafka", "zlib_ng"))
+    miss("kafka", "zlib_ng")
     error = ModuleNotFoundError("No module named 'kafka.protocol'", name="kafka.protocol")
     text = libraries.explanation(error)
     assert text is not None
     assert text.startswith("No module named 'kafka.protocol': ")
     assert text.endswith(f"{sys.executable} -m pip install kafka-python zlib-ng")
-    monkeypatch.setattr(libraries, "_is_there", lambda module: module != "confluent_kafka")
+    miss("confluent_kafka")
     text = libraries.explanation(
         ModuleNotFoundError("No module named 'confluent_kafka'", name="confluent_kafka")
     )
@@ -43,16 +54,16 @@ def test_a_missing_library_has_an_explanation_with_all_that_are_missing(
     assert text.endswith("pip install confluent-kafka")
 
 
-def test_a_library_that_is_there_and_too_old_is_to_be_upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_there_and_too_old_is_to_be_upgraded(miss: Callable[..., None]) -> None:
     """Catches: "pip install kafka-python" beside kafka-python 2, which pip takes for done."""
-    monkeypatch.setattr(libraries, "_is_there", lambda module: True)
+    miss()
     text = libraries.explanation(
         ModuleNotFoundError("No module named 'kafka.protocol.new'", name="kafka.protocol.new")
     )
     assert text is not None
     assert "has a version of kafka-python that is too old" in text
     assert text.endswith("pip install --upgrade kafka-python")
-    monkeypatch.setattr(libraries, "_is_there", lambda module: module != "lz4")
+    miss("lz4")
     other = libraries.explanation(
         ModuleNotFoundError("No module named 'kafka.protocol.new'", name="kafka.protocol.new")
     )

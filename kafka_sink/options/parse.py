@@ -29,7 +29,7 @@ _BY_NAME: Mapping[str, OptionSpec] = {
 # one of this sink.
 _MISSPELT = 0.8
 _SINK_NAMES = [name for name in _BY_NAME if not name.startswith(KAFKA_PREFIX)]
-_KAFKA_NAMES = [
+KAFKA_NAMES = [
     *(name.removeprefix(KAFKA_PREFIX) for name in _BY_NAME if name.startswith(KAFKA_PREFIX)),
     *unsupported.WITHOUT_EFFECT,
     *unsupported.NOT_SUPPORTED,
@@ -158,7 +158,7 @@ def _require_known(kafka_name: str, text: Secret) -> None:
         if serializer or not unsupported.same_setting(text.reveal(), default):
             raise ConfigurationError(f"Kafka option '{kafka_name}' {reason}")
         return
-    nearest = get_close_matches(kafka_name, _KAFKA_NAMES, n=1, cutoff=0.6)
+    nearest = get_close_matches(kafka_name, KAFKA_NAMES, n=1, cutoff=0.6)
     hint = f". Did you mean 'kafka.{nearest[0]}'?" if nearest else ""
     if kafka_name in _SINK_NAMES:
         hint = f". Did you mean '{kafka_name}', without the prefix 'kafka.'?"
@@ -168,7 +168,7 @@ def _require_known(kafka_name: str, text: Secret) -> None:
 def _require_guarantees(stray: list[str]) -> None:
     """Raise for options that ask for a guarantee but lack their prefix: the job would run without it."""
     for name in stray:
-        security = name.startswith(("ssl.", "sasl.")) and name in _KAFKA_NAMES
+        security = name.startswith(("ssl.", "sasl.")) and name in KAFKA_NAMES
         if name in unsupported.GUARANTEES or security:
             raise ConfigurationError(
                 f"Option '{name}' has no effect without the prefix 'kafka.': write 'kafka.{name}'"
@@ -181,7 +181,7 @@ def _require_spelling(stray: list[str]) -> None:
     """
     for name in stray:
         nearest = get_close_matches(name, _BY_NAME, n=1, cutoff=_MISSPELT)
-        if nearest and name not in _KAFKA_NAMES:
+        if nearest and name not in KAFKA_NAMES:
             raise ConfigurationError(
                 f"Unknown option '{name}'. Did you mean '{_BY_NAME[nearest[0]].name}'? Remove it if it is "
                 "not meant for this sink"
@@ -218,7 +218,7 @@ def _about_ignored(ineffective: list[str], stray: list[str]) -> list[str]:
 
 
 def _suggestion(name: str) -> str:
-    if name in _KAFKA_NAMES:
+    if name in KAFKA_NAMES:
         return f" (did you mean 'kafka.{name}'?)"
-    nearest = get_close_matches(name, _KAFKA_NAMES, n=1, cutoff=_MISSPELT)
+    nearest = get_close_matches(name, KAFKA_NAMES, n=1, cutoff=_MISSPELT)
     return f" (did you mean '{KAFKA_PREFIX}{nearest[0]}'?)" if nearest else ""

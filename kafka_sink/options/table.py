@@ -1015,7 +1015,7 @@ class SinkOptions:
         """The options that describe the cluster, its connections, its security and its breaker, as users
         write them. Secrets are included. A process that works with the same cluster passes them to ``parse``.
         """
-        written = self._written(_is_of_cluster)
+        written = self._written(is_of_cluster)
         written.update((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", text) for name, text in self.breaker.given)
         return written
 
@@ -1083,7 +1083,7 @@ _NAMES_OR_TIMES = re.compile(
 )
 
 
-def _is_of_cluster(spec: OptionSpec) -> bool:
+def is_of_cluster(spec: OptionSpec) -> bool:
     if spec.group == FORMATS:
         return False
     return spec.secret or spec.coordinator_reads or spec.group not in _GROUPS_OF_WRITES

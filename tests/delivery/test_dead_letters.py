@@ -59,6 +59,24 @@ def large(number: int, size: int, partition: int = 0) -> pa.RecordBatch:
     )
 
 
+BoundWaits = Callable[..., None]
+
+
+@pytest.fixture
+def bound_waits(monkeypatch: pytest.MonkeyPatch) -> BoundWaits:
+    """How long a task waits for a topic that refuses it, and for a partition that is missing."""
+
+    def bound(*, refused_ms: float | None = None, missing_ms: float | None = None) -> None:
+        for name, wait_ms in (
+            ("kafka_sink.timing_bounds.UNAUTHORIZED_TOPIC_MS", refused_ms),
+            ("kafka_sink.dead_letters.row_rejection.PARTITION_WAIT_MS", missing_ms),
+        ):
+            if wait_ms is not None:
+                monkeypatch.setattr(name, wait_ms)
+
+    return bound
+
+
 def test_a_record_too_large_for_its_topic_is_skipped_between_batches_in_flight() -> None:
     """The broker refuses all batches behind it, whose sequences are then too high."""
     with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=10_000) as cluster:
@@ -128,11 +146,11 @@ def in_flight(producer: Producer) -> int:
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
 def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(
-    idempotence: str, monkeypatch: pytest.MonkeyPatch
+    idempotence: str, bound_waits: BoundWaits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A task that nobody wakes would look by itself every second.
     monkeypatch.setattr("kafka_sink.task.producer._WATCH_MS", 60_000.0)
-    monkeypatch.setattr("kafka_sink.timing_bounds.UNAUTHORIZED_TOPIC_MS", 0.0)
+    bound_waits(refused_ms=0.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
         with tolerant(cluster, enable_idempotence=idempotence) as producer:
@@ -215,8 +233,8 @@ def letters_in(cluster: FakeCluster) -> int:
     return sum(batch.record_count for batch in cluster.batches(LETTERS, 0))
 
 
-def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_sink.timing_bounds.UNAUTHORIZED_TOPIC_MS", 4_000.0)
+def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(bound_waits: BoundWaits) -> None:
+    bound_waits(refused_ms=4_000.0)
     names = [f"rejected-{number}" for number in range(6)]
     plan = ColumnPlan.of([("value", "binary"), ("topic", "string")], None)
     with FakeCluster({TOPIC: 1, LETTERS: 1} | dict.fromkeys(names, 1)) as cluster:
@@ -230,8 +248,8 @@ def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(monkeypatch: pyt
         assert 3_900 < result.elapsed_ms < 20_000, "six waits are 24 s"
 
 
-def test_missing_partitions_of_several_topics_cost_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_sink.dead_letters.row_rejection.PARTITION_WAIT_MS", 3_000.0)
+def test_missing_partitions_of_several_topics_cost_one_wait(bound_waits: BoundWaits) -> None:
+    bound_waits(missing_ms=3_000.0)
     names = [f"short-{number}" for number in range(6)]
     plan = ColumnPlan.of([("value", "binary"), ("topic", "string"), ("partition", "int")], None)
     with FakeCluster(dict.fromkeys(names, 1)) as cluster:
@@ -275,9 +293,9 @@ def failure(cluster: FakeCluster, *batches: pa.RecordBatch, **options: str) -> s
     return str(caught.value)
 
 
-def test_letters_that_are_refused_fail_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letters_that_are_refused_fail_the_task(bound_waits: BoundWaits) -> None:
     """They must not become letters again, for ever."""
-    monkeypatch.setattr("kafka_sink.timing_bounds.UNAUTHORIZED_TOPIC_MS", 0.0)
+    bound_waits(refused_ms=0.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED), error(TOPIC_AUTHORIZATION_FAILED))
         assert "delivery to letters-0 failed" in failure(cluster, rows(0, 5))
@@ -292,9 +310,9 @@ def test_more_rows_than_errors_max_fail_the_task() -> None:
 
 
 def test_a_partition_that_does_not_exist_costs_one_wait_for_all_tables(
-    monkeypatch: pytest.MonkeyPatch,
+    bound_waits: BoundWaits,
 ) -> None:
-    monkeypatch.setattr("kafka_sink.dead_letters.row_rejection.PARTITION_WAIT_MS", 300.0)
+    bound_waits(missing_ms=300.0)
     with FakeCluster({TOPIC: 2, LETTERS: 1}) as cluster:
         with tolerant(cluster) as producer:
             for number in range(0, 100, 2):
@@ -307,11 +325,12 @@ def test_a_partition_that_does_not_exist_costs_one_wait_for_all_tables(
 
 
 def test_what_a_missing_partition_costs_does_not_shorten_the_valid_rows_wait_for_memory(
+    bound_waits: BoundWaits,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In Kafka's producer, too, each record has a max.block.ms of its own. The good rows of a table failed
     after 0 ms behind a row that had waited 5 s of 5 s."""
-    monkeypatch.setattr("kafka_sink.dead_letters.row_rejection.PARTITION_WAIT_MS", 300.0)
+    bound_waits(missing_ms=300.0)
     waits: list[float] = []
     append = RecordAppender.append
 
@@ -332,9 +351,9 @@ def test_what_a_missing_partition_costs_does_not_shorten_the_valid_rows_wait_for
         assert 0 <= waited_ms <= all_ms - 300
 
 
-def test_slow_metadata_is_no_proof_that_a_partition_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_metadata_is_no_proof_that_a_partition_is_missing(bound_waits: BoundWaits) -> None:
     """Only a broker's response is. A timeout fails the task."""
-    monkeypatch.setattr("kafka_sink.dead_letters.row_rejection.PARTITION_WAIT_MS", 200.0)
+    bound_waits(missing_ms=200.0)
     with FakeCluster({TOPIC: 2, LETTERS: 1}) as cluster, tolerant(cluster, max_block_ms=20_000) as producer:
         producer.send(rows(0, 1, partition=1))
         producer.finish()
@@ -417,8 +436,8 @@ def test_counts_of_a_failed_task_tell_rows_from_letters() -> None:
     assert f"[{counts}, 0 never sent]" in str(caught.value)
 
 
-def test_a_hundred_thousand_refused_rows_take_no_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_sink.timing_bounds.UNAUTHORIZED_TOPIC_MS", 0.0)
+def test_a_hundred_thousand_refused_rows_take_no_minutes(bound_waits: BoundWaits) -> None:
+    bound_waits(refused_ms=0.0)
     with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
         with tolerant(

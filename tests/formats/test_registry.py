@@ -166,14 +166,14 @@ def test_options_that_contradict_each_other(given: dict[str, str], said: str) ->
 
 def test_the_doctor_names_the_schema_or_what_is_wrong(registry: LocalRegistry) -> None:
     made = options(schema__registry__url=registry.url, topic="examined")
-    (note,) = doctor._registry(made)
+    (note,) = doctor.registry_findings(made)
     assert note.text == "schema registry: value as avro has no schema yet; a job registers one"
     planned(made)
-    (found,) = doctor._registry(made)
+    (found,) = doctor.registry_findings(made)
     assert found.level is doctor.Level.OK
     assert "value as avro by examined-value version 1 (id " in found.text
     missing = options(schema__registry__url=registry.url, topic="gone", use__latest__version="true")
-    (problem,) = doctor._registry(missing)
+    (problem,) = doctor.registry_findings(missing)
     assert problem.level is doctor.Level.PROBLEM
     assert "'gone-value'" in problem.text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import select
 import socket
 from collections.abc import Iterator
@@ -41,12 +42,12 @@ def test_options_of_the_socket(listener: socket.socket) -> None:
     settings = dataclasses.replace(OPTIONS, send_buffer_bytes=20_000, receive_buffer_bytes=30_000)
     transport = PlaintextTransport(place(listener), settings)
     try:
-        option = transport._socket.getsockopt
-        assert option(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        # Linux doubles what it is asked for.
-        assert option(socket.SOL_SOCKET, socket.SO_SNDBUF) in (20_000, 40_000)
-        assert option(socket.SOL_SOCKET, socket.SO_RCVBUF) in (30_000, 60_000)
-        assert not transport._socket.getblocking()
+        assert not os.get_blocking(transport.fileno())
+        with socket.socket(fileno=os.dup(transport.fileno())) as same:
+            assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            # Linux doubles what it is asked for.
+            assert same.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) in (20_000, 40_000)
+            assert same.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) in (30_000, 60_000)
     finally:
         transport.close()
 
@@ -56,7 +57,8 @@ def test_minus_one_leaves_the_systems_sizes(listener: socket.socket) -> None:
         system = untouched.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
     transport = PlaintextTransport(place(listener), OPTIONS)
     # Connecting on loopback may raise what the system tunes by itself; nothing was set below it.
-    assert transport._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= system
+    with socket.socket(fileno=os.dup(transport.fileno())) as same:
+        assert same.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= system
     transport.close()
 
 

@@ -24,7 +24,7 @@ from kafka_sink.options.table import (
     SPECS,
     TARGET,
     TRANSACTIONS,
-    _is_of_cluster,
+    is_of_cluster,
 )
 
 
@@ -210,8 +210,8 @@ def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
                 *(COORDINATOR, LIVE_VIEW),
             )
             # Only planning talks to a schema registry.
-            assert _is_of_cluster(spec) is (group != FORMATS and (not of_write or secret))
-    assert all(_is_of_cluster(spec) for spec in SPECS if spec.secret and spec.group != FORMATS)
+            assert is_of_cluster(spec) is (group != FORMATS and (not of_write or secret))
+    assert all(is_of_cluster(spec) for spec in SPECS if spec.secret and spec.group != FORMATS)
 
 
 # What decides about Produce requests; the coordinator sends none.
@@ -233,7 +233,7 @@ def test_the_key_of_a_cluster_covers_every_option_that_the_coordinator_reads() -
     for make in (metadata_handler, breaker_handler):
         make(cast(SinkOptions, Recorder()), lambda: None).close()
     assert {"client_id", "request_timeout_ms", "retry_backoff_ms"} <= read
-    kept = {spec.attribute for spec in SPECS if spec.required or _is_of_cluster(spec)} | {"breaker"}
+    kept = {spec.attribute for spec in SPECS if spec.required or is_of_cluster(spec)} | {"breaker"}
     # The principal is made of options of the cluster.
     assert read - kept - OF_PRODUCE == {"principal"}
 

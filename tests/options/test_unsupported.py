@@ -6,7 +6,7 @@ import pytest
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse, unsupported
-from kafka_sink.options.parse import _KAFKA_NAMES
+from kafka_sink.options.parse import KAFKA_NAMES
 from kafka_sink.options.unsupported import GUARANTEES
 
 SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
@@ -124,7 +124,7 @@ def test_no_option_of_spark_or_kafka_is_taken_for_a_misspelt_one() -> None:
     }
     parse({**SERVERS, **of_sources})
     guarded = ("ssl.", "sasl.", *GUARANTEES)
-    parse({**SERVERS, **{name: "1" for name in _KAFKA_NAMES if not name.startswith(guarded)}})
+    parse({**SERVERS, **{name: "1" for name in KAFKA_NAMES if not name.startswith(guarded)}})
 
 
 @pytest.mark.parametrize(

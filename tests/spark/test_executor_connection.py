@@ -96,11 +96,20 @@ def test_the_watch_ends_with_the_task_and_leaves_nothing_open(pair: Pair) -> Non
     before = set(os.listdir("/dev/fd"))
     causes: list[Exception] = []
     with watched(worker.fileno(), causes.append):
-        assert executor_connection._WATCHER._watched
-    assert not executor_connection._WATCHER._watched
+        """Does nothing."""
     assert set(os.listdir("/dev/fd")) <= before
     jvm.close()
+    hangs_up_and_is_noticed()
     assert causes == [], "what comes after the task is none of its business"
+
+
+def hangs_up_and_is_noticed() -> None:
+    """Another task's executor, which the same thread watches."""
+    jvm, worker = socket.socketpair()
+    noticed = threading.Event()
+    with jvm, worker, watched(worker.fileno(), lambda _: noticed.set()):
+        jvm.close()
+        assert noticed.wait(PATIENCE_S)
 
 
 def test_after_the_task_the_watch_does_not_keep_the_connection_open(pair: Pair) -> None:
@@ -272,7 +281,7 @@ def test_a_default_timeout_does_not_change_the_workers_socket(
         rows = acknowledged(iter([pa.record_batch({"value": pa.array(["a"])})]), worker.fileno())
         assert next(rows).num_rows == 1
         assert os.get_blocking(worker.fileno())
-        executor_connection._connected_to_factory()
+        assert in_a_worker(io.BytesIO()) is None
         assert os.get_blocking(worker.fileno())
         assert next(rows, None) is None
     finally:
@@ -334,4 +343,3 @@ def test_outside_of_a_worker_there_is_none(tmp_path: Path) -> None:
     assert executor_socket() is None
     with (tmp_path / "rows").open("wb+") as file:
         assert in_a_worker(file) is None
-    assert executor_connection._infile_of_worker() is None
