@@ -265,7 +265,8 @@ def plot(kept: dict[str, Any]) -> None:
     looks = list(zip(sizes, (charts.LIGHT, charts.OURS, charts.SECOND), strict=False))
     for axis, (key, title) in zip(axes[0], parts, strict=True):
         for number, (size, colour) in enumerate(looks):
-            values = [one[key] or 0.0 for one in size["storms"]]
+            found = {one["name"]: one[key] for one in size["storms"]}
+            values = [found.get(name) or 0.0 for name in names]
             places = [place + (number - (len(sizes) - 1) / 2) * height for place in range(len(names))]
             label = f"{size['tasks']:,} tasks"
             drawn = axis.barh(places, values, height=height, color=colour, label=label)
