@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 from kafka_sink.breaker.states import Target
 from kafka_sink.coordinator.breaker.channel import BreakerChannel
-from kafka_sink.coordinator.breaker.messages import BreakerReport, BreakerUpdate, decode_report, encode_update
+from kafka_sink.coordinator.breaker.messages import (
+    BreakerReport,
+    BreakerUpdate,
+    OutcomeCounts,
+    decode_report,
+    encode_update,
+)
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import HEALTHY_REPORT_MS, next_beat_ms
 
@@ -90,6 +97,20 @@ def test_failures_of_a_partition_that_is_muted_for_all_are_not_reported() -> Non
     bench.mute(muted, 0.0)
     bench.channel.outcomes(1, [(muted, 5), (failing, 5)], ConnectionError("lost"), 0.0, 100.0)
     assert [one.partition for one in bench.report(600.0).outcomes] == [failing]
+
+
+def test_long_errors_of_many_partitions_are_reported_in_parts() -> None:
+    """Catches: a report that was too large for the relay, which ended the task's connection."""
+    bench = Bench()
+    bench.connect(0.0)
+    failing = [TopicPartition("t", number) for number in range(700)]
+    error = ConnectionError("\U0001d11e" * 300)
+    bench.channel.outcomes(1, [(one, 5) for one in failing], error, 0.0, 100.0)
+    parts: list[tuple[OutcomeCounts, ...]] = []
+    while sum(len(part) for part in parts) < len(failing):
+        parts.append(bench.report(600.0).outcomes)
+        assert sum(len(json.dumps(one.error)) for one in parts[-1]) < 300_000
+    assert [one.partition for part in parts for one in part] == failing
 
 
 def test_reports_of_a_hosts_tasks_meet() -> None:
