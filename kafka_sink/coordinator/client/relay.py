@@ -190,7 +190,7 @@ class Relay(threading.Thread):
                     self._on_task(key.data, events)
             began_ms, now_ms = now_ms, self._clock_ms()
             if stood_still(began_ms, timeout_s, now_ms):
-                self._wait_anew(now_ms)
+                self._wait_anew(now_ms, now_ms - began_ms)
             self._look_for_silence(now_ms)
             self._send_to_tasks()
             if self._groups.due_ms(now_ms) <= now_ms:
@@ -200,10 +200,10 @@ class Relay(threading.Thread):
             if now_ms >= self._swept_ms + _SWEEP_MS:
                 self._sweep(now_ms)
 
-    def _wait_anew(self, now_ms: float) -> None:
+    def _wait_anew(self, now_ms: float, turn_ms: float) -> None:
         self._groups.wait_anew(now_ms)
         for task in self._tasks.values():
-            task.heard_ms = now_ms
+            task.heard_ms = min(now_ms, task.heard_ms + turn_ms)
 
     def _timeout_s(self) -> float:
         now_ms = self._clock_ms()
@@ -349,7 +349,7 @@ class Relay(threading.Thread):
         if self._is_silent:
             self._count_waiting(task, said)
             self._held.append((task, said))
-            if sum(len(one) for _, one in self._held) > _MAX_HELD:
+            if sum(one.waiting for one in self._waiting) > _MAX_HELD:
                 raise ProtocolError("tasks send more than the relay holds")
             return
         if not self._groups.on_task(task.number, parse(said), self._clock_ms()):

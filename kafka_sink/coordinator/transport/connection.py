@@ -27,6 +27,9 @@ from kafka_sink.errors import ProtocolError
 READ_BYTES = 256 * 1024
 # A turn of a loop that takes so much longer than its wait: the process did not run, nor read what came.
 _STOOD_MS = 500.0
+# So often in a row the other end gets all its time again: a process that stands still every second does not
+# wait for ever.
+MAX_ANEW = 3
 
 
 def stood_still(began_ms: float, timeout_s: float, now_ms: float) -> bool:
@@ -112,6 +115,7 @@ class CoordinatorConnection:
         self._silence_ms = silence_ms
         self._asked: dict[int, float] = {}
         self._count = 0
+        self._anew_left = MAX_ANEW
         self.is_relayed = connected is not None
         started_ms = clock_ms()
         if connected is None:
@@ -132,7 +136,9 @@ class CoordinatorConnection:
 
     def wait_anew(self, now_ms: float) -> None:
         """This process stood still: the other end has all its time again."""
-        self._asked = dict.fromkeys(self._asked, now_ms + self._silence_ms)
+        if self._anew_left:
+            self._anew_left -= 1
+            self._asked = dict.fromkeys(self._asked, now_ms + self._silence_ms)
 
     def send(self, kind: str, body: Mapping[str, Any], now_ms: float) -> None:
         self._count += 1
@@ -144,6 +150,7 @@ class CoordinatorConnection:
         data = self.socket.recv(READ_BYTES)
         if not data:
             raise ConnectionError("it closed the connection")
+        self._anew_left = MAX_ANEW
         self._frames.feed(data)
         found: list[Received] = []
         while (frame := self._frames.next_frame()) is not None:

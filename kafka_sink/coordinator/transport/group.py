@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from kafka_sink.coordinator.transport.connection import MAX_ANEW
 from kafka_sink.coordinator.transport.message_format import packed, unpacked
 from kafka_sink.coordinator.transport.session import Message, dump
 from kafka_sink.errors import ProtocolError
@@ -133,7 +134,7 @@ class Groups:
 
     def hear(self, now_ms: float) -> None:
         """The coordinator has said something, perhaps to tasks."""
-        self.wait_anew(now_ms)
+        self._heard_ms, self._anew_left = now_ms, MAX_ANEW
         for group in self._groups.values():
             group.heard_ms = now_ms
 
@@ -145,4 +146,6 @@ class Groups:
 
     def wait_anew(self, now_ms: float) -> None:
         """The relay stood still: the coordinator has all its time again."""
-        self._heard_ms = now_ms
+        if self._anew_left:
+            self._anew_left -= 1
+            self._heard_ms = now_ms

@@ -27,7 +27,7 @@ from kafka_sink.coordinator.client.client import CoordinatorClient
 from kafka_sink.coordinator.client.executor_relay import ExecutorRelay
 from kafka_sink.coordinator.client.relay import RelayFolder
 from kafka_sink.coordinator.transport.connection import CoordinatorConnection
-from kafka_sink.coordinator.transport.group import Group, ToTask
+from kafka_sink.coordinator.transport.group import Group, Groups, ToTask
 from kafka_sink.coordinator.transport.handlers import SharedBody
 from kafka_sink.errors import ProtocolError
 from tests.support.coordinator_harness import Serving, clock_ms, eventually, serving
@@ -223,6 +223,59 @@ def test_a_task_that_stood_still_does_not_take_the_coordinator_for_silent() -> N
         finally:
             client.close()
             client.join(20)
+
+
+def test_who_stands_still_again_and_again_gives_a_silent_coordinator_up() -> None:
+    """Catches: a busy worker that was late for half a second now and then kept a dead connection for ever."""
+    group = Asking()
+    with serving() as found:
+        one, groups = CoordinatorConnection(found.address, 2000.0, clock_ms), Groups([group], 0.0)
+        one.send("echo", {}, 0.0)
+        groups.on_task(1, {"kind": "echo", "id": 1, "body": {}}, 0.0)
+        sent = list(groups.messages(0.0))
+        for turn in range(1, 100):
+            one.wait_anew(1900.0 * turn)
+            groups.wait_anew(1900.0 * turn)
+        assert one.silent_at_ms < 10_000
+        assert groups.unheard_since_ms() < 10_000
+        # One that responds may be waited for anew.
+        one.receive(200_000.0)
+        one.send("echo", {}, 200_000.0)
+        one.wait_anew(201_000.0)
+        assert one.silent_at_ms == 203_000
+        groups.on_coordinator({"id": len(sent), "body": {}}, 200_000.0)
+        groups.hear(200_000.0)
+        group.asks.append({})
+        assert list(groups.messages(200_000.0))
+        groups.wait_anew(201_000.0)
+        assert groups.unheard_since_ms() == 201_000
+        one.close()
+
+
+class Answering(Asking):
+    """Asks nobody."""
+
+    def due_ms(self, now_ms: float) -> float:
+        return math.inf
+
+    def next_message(self, now_ms: float) -> Mapping[str, Any] | None:
+        return None
+
+
+def test_a_relay_that_stands_still_now_and_then_lets_a_silent_task_go() -> None:
+    """Catches: each time that a busy worker was late, all tasks counted as heard."""
+    passed_ms = 0.0
+    with serving() as found:
+        way = ExecutorRelay(found.address, 20_000.0, lambda: clock_ms() + passed_ms, [Answering])
+        silent, one = way.connect(), way.connect()
+        for turn in range(400):
+            passed_ms += 30_000.0 if turn % 20 == 0 else 400.0
+            one.send("echo", {"n": turn}, clock_ms())
+            one.receive(clock_ms())
+        with pytest.raises(ConnectionError):
+            silent.receive(clock_ms())
+        one.close()
+        silent.close()
 
 
 def _unknown_kind(wrong: CoordinatorConnection, _: Serving) -> None:
