@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -36,7 +35,7 @@ def with_header(own: pa.Array | None, name: str, contents: pa.Array, encoded: pa
     """
     if encoded.null_count:
         contents = with_nulls(contents, null_mask(encoded))
-    held: npt.NDArray[np.int64] = np.zeros(len(contents), dtype=np.int64)
+    held: Int64s = np.zeros(len(contents), dtype=np.int64)
     keys, values = pa.nulls(0, pa.string()), pa.nulls(0, pa.binary())
     if own is not None:
         held = lengths(own).astype(np.int64)
