@@ -265,6 +265,8 @@ class Sender(threading.Thread):
             for event in events:
                 only_acknowledged &= self._on_event(event, self._clock_ms())
             now_ms = self._clock_ms()
+            # The breaker class may have asked for a broker's response.
+            only_acknowledged = only_acknowledged and not self._policy.brokers_to_probe()
             if only_acknowledged:
                 # The response may have changed what the circuit breaker waits for.
                 until_ms = min(until_ms, now_ms + self._policy.next_change_ms(now_ms))

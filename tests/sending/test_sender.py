@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import pytest
 
+from kafka_sink.breaker import CircuitBreakManager, PartitionCircuitBreaker, ProducerStatusContext
+from kafka_sink.model import TopicPartition
 from kafka_sink.network.client import NetworkClient, NetworkEvent, OutboundRequest, ResponseReceived
 from kafka_sink.sending.requests import ProduceTag
 from kafka_sink.sending.sender import Sender
@@ -108,10 +111,41 @@ def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(
     assert passes[number] - at_ms > 50
 
 
+class AsksOnce(PartitionCircuitBreaker):
+    """With the second response it wants to know whether the broker responds."""
+
+    responses = 0
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        """Nothing to configure."""
+
+    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
+        self.manager = circuit_break_manager
+
+    def on_send(self, context: ProducerStatusContext) -> bool:
+        return False
+
+    def on_complete(
+        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
+    ) -> bool:
+        self.responses += 1
+        if self.responses == 2:
+            self.manager.ask(context.node_id)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "poll"),
+        ({"producer_circuit_breaker_class": f"{__name__}.{AsksOnce.__name__}"}, "pass"),
+    ],
+)
 def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_pass(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object], expected: str
 ) -> None:
-    """Catches: a second pass for each request, which costs nearly as much as the request."""
+    """Catches: a second pass for each request, which costs nearly as much as the request; a request that the
+    breaker class wants at once, which waits for up to a second."""
     log: list[str] = []
     poll, run_once = NetworkClient.poll, Sender.run_once
 
@@ -126,7 +160,7 @@ def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_p
         log.append("pass")
         run_once(sender, now_ms)
 
-    with FakeCluster({"t": 1}) as cluster, task(cluster) as producer:
+    with FakeCluster({"t": 1}) as cluster, task(cluster, **options) as producer:
         producer.send(rows(0, 1))
         until(lambda: producer.acknowledged == 1, "the first response")
         monkeypatch.setattr(NetworkClient, "poll", logged_poll)
@@ -135,4 +169,4 @@ def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_p
         until(lambda: log[-1:] == ["poll"] and "acknowledged" in log, "the next poll")
         after = log[log.index("acknowledged") + 1]
         assert producer.finish().records == 2
-    assert after == "poll"
+    assert after == expected
