@@ -47,7 +47,7 @@ class BreakerTasks:
         self.expect_reports(report_interval_ms)
         self._groups: dict[int, _BreakerTask] = {}
         self._turns = 0
-        # By muted target, the tasks that hold batches for it, and those that have rows for it.
+        # By muted target, the groups that hold batches for it, and those that have rows for it.
         self._holders_of: dict[Target, set[int]] = {}
         self._wanters_of: dict[Target, set[int]] = {}
         # By broker, how many probes of a group have neither failed nor been answered.
@@ -91,7 +91,7 @@ class BreakerTasks:
                 unanswered.pop(group, None)
 
     def active(self, now_ms: float) -> list[int]:
-        """The tasks that are not silent."""
+        """The groups that are not silent."""
         return [group for group in self._groups if self._is_active(group, now_ms)]
 
     def has_several(self, now_ms: float) -> bool:
@@ -137,12 +137,12 @@ class BreakerTasks:
     # -- the order of leases --------------------------------------------------------------------------
 
     def move_to_end(self, group: int) -> None:
-        """The task has had its turn: all others come before it."""
+        """The group has had its turn: all others come before it."""
         self._turns += 1
         self._groups[group].turn = self._turns
 
     def lease(self, group: int, target: Target) -> None:
-        """The task probes a target, or is asked about a broker, and has had its turn."""
+        """The group probes a target, or is asked about a broker, and has had its turn."""
         self.move_to_end(group)
         if not isinstance(target, TopicPartition):
             self._unanswered.setdefault(target, Counter())[group] += 1
@@ -166,7 +166,7 @@ class BreakerTasks:
         return next(able, next(iter(order), None))
 
     def in_lease_order(self, now_ms: float) -> list[int]:
-        """The active tasks. The one whose last lease is longest ago comes first."""
+        """The active groups. The one whose last lease is longest ago comes first."""
         return sorted(self.active(now_ms), key=lambda group: self._groups[group].turn)
 
     def next_for_lease(self, now_ms: float, *, other_than: int) -> int | None:

@@ -28,7 +28,7 @@ from kafka_sink.printable import printable
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
 
-# A task's number. The task has its own connection, or shares one with others of its executor.
+# A task's number, whether it has its own connection or shares one, or a group's: a relay that adds up has one.
 TaskId = int
 
 
