@@ -28,7 +28,7 @@ from kafka_sink.printable import printable
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
 
-# A task's number, whether it has its own connection or shares one, or a group's: a relay that adds up has one.
+# A task's number, whether it has a connection of its own or not. A relay that adds up is one task by itself.
 TaskId = int
 
 
