@@ -372,7 +372,8 @@ class MetadataHandler(Handler):
         be reached, the topics stay: fetching them shows when brokers are back.
         """
         if self._missing and self._failure is None:
-            for name in self._missing.difference(*(one.missing for one in self._pending)):
+            waiting = (one.missing for one in self._pending if one.task in self._tasks)
+            for name in self._missing.difference(*waiting):
                 self._view.forget(name)
             self._missing.clear()
             self._views.clear()

@@ -244,9 +244,11 @@ def test_tasks_that_wait_for_the_same_topics_share_them() -> None:
     """Catches: 100 tasks that asked for 10,000 topics took 60 MiB until the response came."""
     coordinator = Coordinator()
     topics = [f"orders-{number}" for number in range(2_000)]
+    # What the first request of a process leaves, and what the first task takes.
+    coordinator.hears(0, ask=list(topics))
     tracemalloc.start()
     try:
-        for peer in range(100):
+        for peer in range(1, 100):
             assert not coordinator.hears(peer, ask=list(topics))[0].last  # type: ignore[union-attr]
         taken, _ = tracemalloc.get_traced_memory()
     finally:
@@ -296,6 +298,20 @@ def test_errors_are_sent_and_the_next_request_for_the_topic_fetches_again(code: 
     assert coordinator.view.next_request(coordinator.now_ms) is None
     coordinator.hears(1, ask=["a"])
     assert names(coordinator.respond(metadata("a"))) == [(1, ["a"])]
+
+
+def test_a_missing_topic_is_forgotten_whoever_left_while_it_waited() -> None:
+    """Catches: a task that had left kept a missing topic in the metadata, which brokers were asked for on."""
+    coordinator = Coordinator()
+    coordinator.hears(1, ask=["x"])
+    coordinator.handler.on_disconnect(1, coordinator.now_ms)
+    asked = coordinator.view.next_request(coordinator.now_ms)
+    assert asked is not None
+    coordinator.view.on_response(MetadataUpdate(NODES, (), {"x": UNKNOWN}), asked, coordinator.now_ms)
+    coordinator.handler.on_response(asked)
+    (reply,) = coordinator.hears(2, ask=["x"])
+    assert reply.body["errors"] == {"x": UNKNOWN}
+    assert coordinator.view.topic_error("x") is None
 
 
 def test_a_topic_that_brokers_may_be_creating_is_waited_for() -> None:
