@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -78,8 +79,12 @@ def test_a_pid_that_another_process_has_by_now_is_left_alone(driver: Driver) -> 
 
 
 def opened_by(pid: int) -> list[str]:
-    folder = f"/proc/{pid}/fd"
-    return [os.readlink(f"{folder}/{one}") for one in os.listdir(folder)]
+    found = []
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        # A process that starts opens and closes files meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(one))
+    return found
 
 
 JOB = """

@@ -228,9 +228,9 @@ def test_ci_runs_checks_and_all_tests(tmp_path: Path, fails: str) -> None:
     )
     fake.chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [ROOT / ".ci" / "run"], env=environ, capture_output=True, text=True, check=False, timeout=100
-    )
+    # What starts pytest may ignore SIGINT, and a shell cannot trap what was ignored before it.
+    command = ["env", "--default-signal=INT", str(ROOT / ".ci" / "run")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == (2 if fails else 0), done.stderr
     said = re.findall("^done: (.*)$", done.stdout, re.MULTILINE)
     assert said[0] == "venv"

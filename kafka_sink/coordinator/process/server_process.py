@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 _MAX_NAME = 200
 # Bytes that one peer may leave unread.
 _UNREAD_BYTES = 16 * 1024 * 1024
-# Open files other than connections: to brokers, log files, files that Python opens.
+# Open files other than connections: to brokers, log files, files that Python opens. Of few files, half.
 _OTHER_FILES = 1000
 
 
@@ -223,7 +223,7 @@ def _bounds(settings: dict[str, Any]) -> ServerBounds:
             # The system's own limit is lower: kern.maxfilesperproc of macOS.
             files = max(soft, files // 2)
     if files < wanted:
-        connections = max(1, files - _OTHER_FILES)
+        connections = max(1, files - _OTHER_FILES, files // 2)
         _log.warning(
             "The coordinator takes at most %d connections instead of coordinator.max.connections=%s, "
             "because its process may open only %d files",

@@ -65,6 +65,7 @@ class CoordinatorServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._listening: socket.socket | None = None
+        self._is_out_of_files = False
         self._connections = Connections(bounds, self._on_removed)
         # The number of the last connection or task.
         self._count = 0
@@ -116,6 +117,7 @@ class CoordinatorServer:
     def close(self) -> None:
         if self._listening is not None and self._loop is not None:
             self._loop.remove_reader(self._listening.fileno())
+            self._is_out_of_files = False
         for task in self._opening:
             task.cancel()
         self._connections.close()
@@ -127,14 +129,18 @@ class CoordinatorServer:
 
     def _accept(self) -> None:
         assert self._listening is not None
+        assert self._loop is not None
         for _ in range(_ACCEPT_AT_ONCE):
             try:
                 sock, address = self._listening.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                # Most likely out of file descriptors. Waiting connections are accepted when some have gone.
+                # Most likely out of file descriptors. The socket stays readable, so the loop would spin; the
+                # next sweep accepts again.
                 _log.warning("a connection could not be accepted: %s", error)
+                self._loop.remove_reader(self._listening.fileno())
+                self._is_out_of_files = True
                 return
             source = str(address[0])
             why = self._connections.drop_reason(source)
@@ -438,4 +444,7 @@ class CoordinatorServer:
             timer = self._timers.pop(key, None)
             if timer is not None:
                 timer.cancel()
+        if self._is_out_of_files and self._listening is not None and self._loop is not None:
+            self._is_out_of_files = False
+            self._loop.add_reader(self._listening.fileno(), self._accept)
         self._sweep_later()

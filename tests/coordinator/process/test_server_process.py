@@ -659,7 +659,7 @@ def test_bounds_are_options_and_the_limit_of_open_files_is_logged(
 
 @pytest.mark.parametrize(
     ("soft", "allowed", "connections"),
-    [(2024, 6000, 4500), (2024, 10, 1024), (resource.RLIM_INFINITY, 10, 10_000)],
+    [(2024, 6000, 4500), (2024, 10, 1024), (1024, 10, 512), (resource.RLIM_INFINITY, 10, 10_000)],
 )
 def test_a_system_that_allows_fewer_files_than_its_hard_limit_gets_fewer_connections(
     monkeypatch: pytest.MonkeyPatch, soft: int, allowed: int, connections: int

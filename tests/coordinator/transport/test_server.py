@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
+import errno
 import json
 import logging
 import math
+import os
 import socket
 import threading
 import time
@@ -27,6 +30,7 @@ from kafka_sink.coordinator.transport.handlers import SharedBody, with_facts
 from kafka_sink.coordinator.transport.loop_watch import LoopWatch
 from kafka_sink.coordinator.transport.message_format import unpacked
 from kafka_sink.coordinator.transport.peer_connection import encode_message
+from kafka_sink.coordinator.transport.server import CoordinatorServer
 from kafka_sink.coordinator.transport.session import MAX_FRAME_BYTES, FrameReader, Session
 from kafka_sink.errors import ProtocolError
 from tests.support.coordinator_harness import KEY, SECRET, Serving, clock_ms, eventually, serving
@@ -504,6 +508,38 @@ def test_a_flood_from_one_address_keeps_no_task_of_another_out() -> None:
         assert found.connections() == 8
         assert slow.prove().ask({"n": 1}) == {"n": 1}
         assert flood
+
+
+class OutOfFiles(socket.socket):
+    """A socket that listens in a process that may open no more files."""
+
+    is_out, tries = True, 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.tries += 1
+        if self.is_out:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_a_process_out_of_files_accepts_again_later_and_does_not_spin_meanwhile() -> None:
+    async def serve() -> None:
+        with OutOfFiles(fileno=socket.create_server(("127.0.0.1", 0)).detach()) as listening:
+            server = CoordinatorServer(SECRET, {}, clock_ms, PATIENT)
+            await server.start(listening)
+            with socket.create_connection(listening.getsockname(), 30):
+                for _ in range(2_000):
+                    await asyncio.sleep(0)
+                assert 1 <= listening.tries < 100
+                listening.is_out = False
+                until = time.monotonic() + 30
+                while not server.connections:
+                    assert time.monotonic() < until
+                    await asyncio.sleep(0.01)
+            server.close()
+            await asyncio.sleep(0.01)
+
+    asyncio.run(serve())
 
 
 def test_one_address_makes_only_so_many_connections_in_a_second(caplog: pytest.LogCaptureFixture) -> None:
