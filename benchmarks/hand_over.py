@@ -205,8 +205,9 @@ class Measurement:
             draw = random.Random(number)
             for name in draw.sample(list(jobs), len(jobs)):
                 application = self._applications[name]
-                # Spark ends workers that were idle for a minute: now there are some.
-                self._run(application, size, application.tried[0], EMPTY)
+                # Workers that were idle for a minute have ended. New ones load libraries, in fresh memory.
+                for sink in SINKS:
+                    self._run(application, size, application.tried[0], sink)
                 todo = [(setting, sink) for setting, sinks in jobs[name].items() for sink in sinks]
                 for setting, sink in draw.sample(todo, len(todo)):
                     jobs[name][setting][sink].append(self._run(application, size, setting, sink))
