@@ -5,7 +5,7 @@
 
 Keyed rows from Parquet, two tasks, ``local[2]``. Processor time of a row in Spark with its workers, and page
 faults, with two sinks: one that only counts rows, and ours tuned, which writes to a real broker on the same
-machine. Beside them ``noop``, which takes rows in the JVM. What a job without rows takes comes off.
+machine. Beside them ``noop``, which takes rows in the JVM. What a job takes without rows is part of all.
 
 Settings of an application need a process of their own. All live at once, and take turns in an order drawn
 anew for each round; so do the jobs of a turn. Two applications have Spark's defaults: settings of a session
@@ -46,7 +46,7 @@ ROWS = {110: 800_000, 1_000: 160_000, 10_000: 20_000}
 SINKS = (COUNTING, OURS_TUNED)
 _ARROW = "spark.sql.execution.arrow."
 _MAX_ROWS, _MAX_BYTES = f"{_ARROW}maxRecordsPerBatch", f"{_ARROW}maxBytesPerBatch"
-DEFAULTS, AGAIN, TUNE, EMPTY = "defaults", "defaults, beside the others", "kafka_sink.tune", "no rows"
+DEFAULTS, AGAIN, TUNE = "defaults", "defaults, beside the others", "kafka_sink.tune"
 TOGETHER = "tune, Unix sockets, malloc"
 # For each application and size; the JVM compiles all sizes alike.
 _WARM_JOBS = 3
@@ -110,9 +110,6 @@ def serve(settings: dict[str, str], folder: str) -> None:
     for line in sys.stdin:
         size, rows, setting, sink, topic, bootstrap, broker = json.loads(line)
         frame = Case("", rows, size).frame(spark, folder)
-        one, written = sinks.get(sink, sinks[COUNTING]), frame
-        if sink == EMPTY:
-            written = frame.where("key is null")
         made = dict(of_session(size)[setting])
         for key, value in made.items():
             spark.conf.set(key, value)
@@ -120,7 +117,7 @@ def serve(settings: dict[str, str], folder: str) -> None:
             made = kafka_sink.tune(spark, size + KEY_BYTES)
         jvm = spark.sparkContext._gateway.proc.pid
         before = page_faults(jvm)
-        job = run_job(one, written, rows, {broker}, bootstrap, topic)
+        job = run_job(sinks[sink], frame, rows, {broker}, bootstrap, topic)
         faults = grown(page_faults(jvm), before)
         for key in made:
             spark.conf.unset(key)
@@ -200,7 +197,7 @@ class Measurement:
             for name, application in self._applications.items()
         }
         if DEFAULTS in jobs:
-            jobs[DEFAULTS][DEFAULTS].update({NOOP: [], EMPTY: []})
+            jobs[DEFAULTS][DEFAULTS][NOOP] = []
         for number in range(rounds):
             draw = random.Random(number)
             for name in draw.sample(list(jobs), len(jobs)):
@@ -238,8 +235,8 @@ def measure(applications: dict[str, Spark], sizes: list[int], rounds: int, share
 
 @dataclass(frozen=True)
 class Line:
-    """One setting: microseconds a row of processor time of each sink without a job's own, the median of its
-    ratios to the defaults of the same round, and page faults of a job."""
+    """One setting: microseconds a row of processor time of each sink, the median of its ratios to the
+    defaults of the same round, and page faults of a job."""
 
     name: str
     costs: dict[str, float]
@@ -249,7 +246,6 @@ class Line:
 
 def lines(jobs: dict[str, dict[str, dict[str, list[dict[str, float]]]]]) -> list[Line]:
     """Of one size, in the order of their settings."""
-    empty = _median(jobs.get(DEFAULTS, {}).get(DEFAULTS, {}).get(EMPTY, []), "spark_us")
     found = []
     for application, settings in jobs.items():
         base = jobs.get(DEFAULTS if application == DEFAULTS else AGAIN, settings)
@@ -257,11 +253,10 @@ def lines(jobs: dict[str, dict[str, dict[str, list[dict[str, float]]]]]) -> list
             costs, ratios, faults = {}, {}, {}
             for sink in SINKS:
                 there = next(iter(base.values()))[sink]
-                costs[sink] = _median(sinks[sink], "spark_us") - empty
+                costs[sink] = _median(sinks[sink], "spark_us")
                 faults[sink] = _median(sinks[sink], "page_faults")
                 ratios[sink] = statistics.median(
-                    (one["spark_us"] - empty) / (other["spark_us"] - empty)
-                    for one, other in zip(sinks[sink], there, strict=True)
+                    one["spark_us"] / other["spark_us"] for one, other in zip(sinks[sink], there, strict=True)
                 )
             found.append(Line(setting if application == DEFAULTS else application, costs, ratios, faults))
     return found
@@ -273,8 +268,7 @@ def _median(jobs: list[dict[str, float]], figure: str) -> float:
 
 def report(size: int, jobs: dict[str, dict[str, dict[str, list[dict[str, float]]]]]) -> None:
     """Prints medians."""
-    noop = jobs.get(DEFAULTS, {}).get(DEFAULTS, {})
-    taken = _median(noop.get(NOOP, []), "spark_us") - _median(noop.get(EMPTY, []), "spark_us")
+    taken = _median(jobs.get(DEFAULTS, {}).get(DEFAULTS, {}).get(NOOP, []), "spark_us")
     print(f"\n{f'{size:,} bytes':30}{'counting':>30}{'ours':>30}   (noop {taken:.2f} us a row)")
     print(f"{'':30}" + f"{'us a row':>10}{'ratio':>8}{'faults':>12}" * 2)
     for line in lines(jobs):
