@@ -15,7 +15,7 @@ the live view is read twice a second. One storm follows another:
 - the process stands still for 2, 5 and 20 s (SIGSTOP)
 - it is killed (SIGKILL) while the broker is muted, and started again at once, as its supervisor does
 
-With ``--tasks 100000``, ten tasks on each of 10,000 executors, without the live view: at rest, a freeze, all
+From ``--tasks 12500`` on, ten tasks on each executor, without the live view: at rest, a freeze, all
 reconnect, the broker responds. 200 executors are modelled as above, the others by a crowd
 (``modelled_crowd``).
 
@@ -51,7 +51,7 @@ FILE = RESULTS / "coordinator_storms.json"
 OWN_EVIDENCE, CHURN_PER_S = 0.4, 500
 PARTITIONS, TOPICS, LOOK_S = 12, 1, 0.5
 # From so many tasks on, a crowd stands for all hosts but so many.
-LARGE, REAL_HOSTS = 50_000, 200
+LARGE, REAL_HOSTS = 12_500, 200
 
 
 @dataclass
