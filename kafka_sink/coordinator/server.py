@@ -20,7 +20,6 @@ from typing import Any
 
 from kafka_sink.clock import Clock
 from kafka_sink.coordinator.schema import (
-    GROUP_OPTIONS,
     Alive,
     Full,
     Hello,
@@ -41,6 +40,7 @@ from kafka_sink.coordinator.transport import (
 )
 from kafka_sink.errors import ConfigurationError, ProtocolError
 from kafka_sink.options import SinkOptions, parse
+from kafka_sink.options.table import GROUP_OPTIONS
 
 _log = logging.getLogger(__name__)
 _MAX_TIMER_MS = 60_000.0
