@@ -17,7 +17,7 @@ from kafka_sink.driver import driver_log
 from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.options import SinkOptions, parse, texts
 from kafka_sink.options.table import COORDINATOR, SPECS
-from kafka_sink.reports import delivery_report, lineage
+from kafka_sink.reports import delivery_report
 
 if TYPE_CHECKING:
     from kafka_sink.transactions.planning import PlannedTransactions
@@ -45,8 +45,6 @@ def checked(given: Mapping[str, Any]) -> tuple[SinkOptions, dict[str, str]]:
         driver_log.warn(f"kafka-chunked: {warning}")
     if options.delivery_report_path:
         delivery_report.check(options.delivery_report_path)
-    if options.openlineage_job_name:
-        lineage.check()
     breaker = load_breaker(options)
     if breaker is not None:
         breaker.close()

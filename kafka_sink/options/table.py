@@ -940,24 +940,6 @@ class SinkOptions:
         the offsets that it wrote to each partition. See docs/metrics.md.""",
         planning_only=True,
     )
-    openlineage_job_name: str = _option(
-        "openlineage.job.name", values.text(), "", LIVE_VIEW, "medium",
-        """Each job or micro-batch sends an event to OpenLineage, as a run of the job with this name. It needs
-        the extra `openlineage`. OpenLineage's client finds its backend by `OPENLINEAGE_URL` or
-        `OPENLINEAGE_CONFIG` on the driver. See docs/metrics.md.""",
-        planning_only=True,
-    )
-    openlineage_job_namespace: str = _option(
-        "openlineage.job.namespace", values.string(), "default", LIVE_VIEW, "low",
-        """OpenLineage's namespace of that job.""",
-        planning_only=True,
-    )
-    openlineage_timeout_ms: int = _option(
-        "openlineage.timeout.ms", values.integer(1, 60_000), 5_000, LIVE_VIEW, "low",
-        """Maximum number of milliseconds that the end of a write waits until the event is sent. An event that
-        fails is logged, and for a minute afterwards the application sends none; the write does not fail.""",
-        planning_only=True,
-    )
 
     # Not a row of the table: the breaker class checks its options under kafka.producer.circuit.breaker.
     breaker: BreakerSettings = BreakerSettings()

@@ -1,4 +1,4 @@
-"""Kafka producer options that this sink does not implement, and how it treats each.
+"""Options that this sink does not implement, and how it treats each: Kafka's, and its own removed ones.
 
 Together with the table of SinkOptions these are all options of Kafka 4.3's ``ProducerConfig``. The defaults
 are Kafka's; a value equal to the default is always accepted.
@@ -70,6 +70,17 @@ NOT_SUPPORTED: Mapping[str, tuple[str, str]] = {
         "false",
         "is not supported: Kafka's brokers do not implement it completely yet (KIP-939)",
     ),
+}
+
+_LINEAGE = (
+    "set delivery.report.path and send its lines, as docs/how-to.md shows under 'Send lineage to a catalogue'"
+)
+
+# Options that this sink once had, with what to use instead. Setting one is an error, whatever its value.
+REMOVED: Mapping[str, str] = {
+    "openlineage.job.name": _LINEAGE,
+    "openlineage.job.namespace": _LINEAGE,
+    "openlineage.timeout.ms": _LINEAGE,
 }
 
 # These ask for a guarantee. If they were ignored without their prefix, the job would silently run without it.

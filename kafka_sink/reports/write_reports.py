@@ -27,10 +27,6 @@ def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWr
     if options.delivery_report_path:
         _to_delivery_report(options.delivery_report_path, ended)
     is_skipped = ended.outcome == "skipped"
-    if options.openlineage_job_name and not is_skipped:
-        from kafka_sink.reports import lineage
-
-        lineage.emit(options, ended)
     if is_skipped:
         driver_log.warn(ended.label + ended.note)
     if options.log_summary_format == "json":

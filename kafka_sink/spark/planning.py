@@ -103,10 +103,6 @@ def _check(options: SinkOptions) -> None:
         from kafka_sink.reports import delivery_report
 
         delivery_report.check(options.delivery_report_path)
-    if options.openlineage_job_name:
-        from kafka_sink.reports import lineage
-
-        lineage.check()
     driver_conf.warn_of_idle_timeout(options.delivery_timeout_ms)
     breaker = load_breaker(options)
     if breaker is not None:
