@@ -309,3 +309,11 @@ class MetadataSnapshot:
         """The same, ``by_ms`` later."""
         topics = tuple(one.aged(by_ms) for one in self.topics)
         return MetadataSnapshot(topics, self.nodes, self.nodes_age_ms + by_ms, self.cluster_id)
+
+
+def snapshot_of(update: MetadataUpdate, topic: str) -> MetadataSnapshot | None:
+    """What a Metadata response that has just come says of this topic. None where it names no leaders."""
+    found = next((one for one in update.topics if one.name == topic), None)
+    if found is None:
+        return None
+    return MetadataSnapshot((TopicSnapshot(found, 0.0),), update.nodes, 0.0, update.cluster_id)

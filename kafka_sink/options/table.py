@@ -889,28 +889,6 @@ class SinkOptions:
         """How often a task reports to the coordinator. Leader changes are reported at once.""",
     )
 
-    coordinator_max_connections: int = _option(
-        "coordinator.max.connections", values.integer(1, 100_000), 20_000, COORDINATOR, "low",
-        """Maximum number of connections to the coordinator. Each executor has one, or each Python worker
-        where an executor's workers share no folder. Tasks beyond the limit work without the coordinator,
-        which logs this. The process's limit of open files applies, too. The first write of an application
-        sets this option and the next two.""",
-        planning_only=True,
-    )
-    coordinator_buffer_memory: int = _option(
-        "coordinator.buffer.memory", values.integer(1_048_576, LONG_MAX), 33_554_432, COORDINATOR, "low",
-        """Maximum number of bytes that the coordinator buffers of incomplete incoming messages, and the same
-        number again of outgoing messages that tasks have not read yet. Beyond it, the connection that holds
-        the most bytes is closed. A message to many tasks counts once.""",
-        planning_only=True,
-    )
-    coordinator_max_messages_per_second: int = _option(
-        "coordinator.max.messages.per.second", values.integer(10, 1_000_000), 500, COORDINATOR, "low",
-        """Maximum number of messages per second of one task. The tasks of an executor share their allowances.
-        The coordinator reads further messages later.""",
-        planning_only=True,
-    )
-
     ui_port: int = _option(
         "ui.port", values.integer(0, 65_535, or_value=-1), -1, LIVE_VIEW, "medium",
         """Port of the live view, which the coordinator serves on the driver's host: a page at `/`, and
@@ -924,14 +902,6 @@ class SinkOptions:
         """Address on which the live view listens. Anyone who can connect sees names of topics, brokers and
         hosts, and figures, but no rows and no secrets. There is no login. `KAFKA_CHUNKED_UI_BIND_ADDRESS` and
         `spark.kafka-chunked.ui.bind.address` override it.""",
-        planning_only=True,
-    )
-    ui_history_path: str = _option(
-        "ui.history.path", values.text(), "", LIVE_VIEW, "medium",
-        """Absolute path of an existing folder on the driver's host, where the live view keeps what it showed:
-        a file for each application, of 32 MiB at most, and those of the last 20. `python -m kafka_sink.view
-        FOLDER` opens the last one's page. Needs `ui.port`. `KAFKA_CHUNKED_UI_HISTORY_PATH` and
-        `spark.kafka-chunked.ui.history.path` override it.""",
         planning_only=True,
     )
     delivery_report_path: str = _option(

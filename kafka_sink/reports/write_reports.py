@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kafka_sink import spark_application
-from kafka_sink.coordinator.figures.messages import FinalFigures
-from kafka_sink.coordinator.process.planning import PlannedCoordinator
+from kafka_sink.coordinator.launcher import PlannedCoordinator
 from kafka_sink.counts import TopicFigures, total
 from kafka_sink.driver import driver_log
 from kafka_sink.model import TaskResult
@@ -79,11 +78,11 @@ def _advise(ended: EndedWrite) -> None:
 
 def _to_live_view(coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
     address = coordinator.driver_address
-    if address is None or not address.rendezvous.figures:
+    if address is None or not address.location.has_view:
         return
-    from kafka_sink.coordinator.figures.channel import report_final
+    from kafka_sink.coordinator.live.messages import report_end
 
-    report_final(address, final_figures(ended))
+    report_end(address, write_ended(ended))
 
 
 def _to_delivery_report(path: str, ended: EndedWrite) -> None:

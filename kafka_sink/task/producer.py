@@ -21,16 +21,14 @@ from kafka_sink.breaker.interface import SendPolicy, load_breaker
 from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms, wall_ms
-from kafka_sink.coordinator.breaker.channel import BreakerChannel
-from kafka_sink.coordinator.client.client import CoordinatorClient
-from kafka_sink.coordinator.figures.channel import FiguresChannel
-from kafka_sink.coordinator.figures.messages import TaskIdentity
-from kafka_sink.coordinator.metadata.channel import MetadataChannel
-from kafka_sink.coordinator.process.relay_groups import RELAY_GROUPS
-from kafka_sink.coordinator.rates.channel import RateChannel
-from kafka_sink.coordinator.transport.address import CoordinatorAddress
-from kafka_sink.coordinator.transport.channel import Channel
-from kafka_sink.coordinator.writes.channel import WriteChannel
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.breaker import BreakerChannel
+from kafka_sink.coordinator.client import CoordinatorClient
+from kafka_sink.coordinator.live.messages import ReportChannel, TaskIdentity
+from kafka_sink.coordinator.metadata import MetadataChannel
+from kafka_sink.coordinator.rates import RateChannel
+from kafka_sink.coordinator.schema import Channel, Hello
+from kafka_sink.coordinator.writes import WriteChannel
 from kafka_sink.dead_letters.letter_writer import LetterWriter
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
@@ -136,7 +134,7 @@ class Producer:
             lambda: 0.0 if self._rate_limit is None else self._rate_limit.waited_ms,
             self._rack,
         )
-        self._figures_channel: FiguresChannel | None = None
+        self._reports: ReportChannel | None = None
         self.sender.start()
         LIVE_PRODUCERS.add(self)
 
@@ -180,10 +178,10 @@ class Producer:
         self._letter_memory.begin()
         self.accumulator.begin_task()
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
-        self._writes.begin(task.write, task.stage, task.transactions)
+        self._writes.begin(task.write, task.stage)
         self._figures.begin()
-        if self._figures_channel is not None and identity is not None:
-            self._figures_channel.begin(identity)
+        if self._reports is not None and identity is not None:
+            self._reports.begin(identity)
 
     def _begin_rate_limit(self, task: SparkTask) -> None:
         limits = limits_of(self.options)
@@ -226,7 +224,7 @@ class Producer:
 
     def _leave_coordinator(self, coordinator: CoordinatorClient) -> None:
         coordinator.close()
-        self._coordinator = self._figures_channel = None
+        self._coordinator = self._reports = None
         self.cluster.hints = HintSource()
         self.cluster.share_refreshes(False)
         if self.breaker is not None:
@@ -244,13 +242,18 @@ class Producer:
             )
             self.breaker.share(self._shared_breaker)
             channels.append(self._shared_breaker)
-        if address.rendezvous.figures:
-            self._figures_channel = FiguresChannel(self._figures.read, monotonic_ms)
-            channels.append(self._figures_channel)
+        if address.location.has_view:
+            self._reports = ReportChannel(self._figures.read, monotonic_ms)
+            channels.append(self._reports)
         if limits_of(self.options):
             self._rates = RateChannel()
             channels.append(self._rates)
-        coordinator = CoordinatorClient(address, channels, monotonic_ms, groups=RELAY_GROUPS)
+        settings = self.options.group_settings()
+
+        def hello() -> Hello:
+            return Hello(address.location.group, self.cluster.cluster_id or "", settings)
+
+        coordinator = CoordinatorClient(address, channels, hello, monotonic_ms)
         self.cluster.hints = metadata
         coordinator.start()
         return coordinator
@@ -478,7 +481,7 @@ class Producer:
 
     def _end_figures(self, *, failed: bool = False) -> None:
         """The task's last report, while its counts are there."""
-        channel = self._figures_channel
+        channel = self._reports
         if channel is not None and channel.identity is not None:
             channel.end(self._figures.read(channel.identity, done=True, failed=failed))
 
