@@ -16,7 +16,7 @@ from enum import Enum, auto
 
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, error_of
-from kafka_sink.model import UNKNOWN_EPOCH, Node, Partitions, TopicMetadata
+from kafka_sink.model import UNKNOWN_EPOCH, MetadataUpdate, Node, Partitions, TopicMetadata
 
 # How often a topic is requested again only because a partition has no leader. An election takes seconds; a
 # partition without a leader for longer is offline, and is requested again when rows wait for it.
