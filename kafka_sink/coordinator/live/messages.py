@@ -1,53 +1,64 @@
-"""What tasks and the driver report about a write, as JSON bodies. Decoding checks every field.
+"""What tasks and the driver report of a write, and a task's side of it.
 
-A task reports about once a second, under its own name, because several tasks may share a connection. Counts
-are totals since the task began, so a lost report does no harm. ``topics`` has those that changed since the
-last report; the last report of a task (``done``) has all.
-
-The driver reports a write's ``final`` figures when it commits or aborts. They replace what tasks reported.
+A task reports about once a second. Counts are totals since the task began, so a lost report does no harm.
+``topics`` has those that changed since the last report; the last report of a task (``done``) has all. The
+driver reports a write's sums when it commits or aborts. They replace what tasks reported.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice, zip_longest
-from typing import Any
+from typing import Annotated, NamedTuple
 
 from kafka_sink.activity import STATES
-from kafka_sink.coordinator.transport import message_format as fields
-from kafka_sink.coordinator.transport.message_format import (
-    amount,
-    count,
-    counts_of,
+from kafka_sink.clock import RANDOM, Clock
+from kafka_sink.coordinator.schema import (
+    AtMost,
+    Channel,
+    Count,
+    Ms,
+    Name,
+    NodeId,
+    Scope,
+    Text,
+    Topic,
+    Within,
     cut,
-    decoding,
-    list_of,
-    text,
-    whole,
+    message,
+    receives,
 )
-from kafka_sink.counts import GAUGES, NAMES, BrokerFigures, Number, TopicFigures
-from kafka_sink.printable import printable
+from kafka_sink.counts import TopicFigures
+from kafka_sink.options import SinkOptions
 
-KIND = "figures"
 # A task names this many topics. Rows of its other topics count under no name.
 MAX_TOPICS = 100
 MAX_BROKERS = 200
 MAX_MUTES = 20
-# Tasks whose figures one report joins.
-MAX_OTHERS = 1_000
+# Partitions that a mute names, dead letters by topic and reason, options that a job names.
+MAX_PARTITIONS, MAX_DEAD_LETTERS, _MAX_OPTIONS = 5, 20, 60
 # The driver's report names all topics of a write up to this number.
 MAX_FINAL_TOPICS = 5_000
-_MAX_BUCKETS = 32
+_MAX_BUCKETS, _MAX_NAMES, _MAX_OUTCOMES = 32, 60, 8
 # Of key and value; each names a few subjects.
-_MAX_SCHEMAS = 2
-# Partitions that a mute names, dead letters by topic and reason, options that a job names.
-MAX_PARTITIONS, MAX_LETTERS, _MAX_OPTIONS = 5, 20, 60
-# How a write ends.
+MAX_SCHEMAS = 2
+# How a write ends, and characters of the cause of an abort.
 OUTCOMES = ("committed", "aborted")
-# Characters of the cause of an abort.
-_MAX_CAUSE = 1000
+MAX_CAUSE = 1000
+
+MIN_INTERVAL_MS, MAX_INTERVAL_MS = 1000.0, 60_000.0
+# A task that ends sooner sends its last report only.
+_FIRST_MS = 300.0
+# Last reports that wait to be sent.
+_MAX_ENDED = 16
+
+Counts = Annotated[dict[Name, Count | Ms], AtMost(_MAX_NAMES)]
+# As TopicFigures has them; decoded at once, because a report may have hundreds.
+TopicCounts = Annotated[tuple[Count, ...], AtMost(len(TopicFigures._fields))]
+_ByOutcome = Annotated[dict[Name, Count], AtMost(_MAX_OUTCOMES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +67,15 @@ class AboutJob:
     their defaults, never a secret. ``execution``: Spark's SQL execution, -1 where there is none.
     """
 
-    name: str = ""
+    name: Text = ""
     execution: int = -1
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Annotated[dict[Text, Text], AtMost(_MAX_OPTIONS)] = field(default_factory=dict)
+
+
+def about_job(name: str, execution: int, options: Mapping[str, str]) -> AboutJob:
+    """Within the bounds of a message."""
+    shown = list(options.items())[:_MAX_OPTIONS]
+    return AboutJob(cut(name), execution, {cut(one): cut(given) for one, given in shown})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,329 +85,222 @@ class TaskIdentity:
     ``write`` names the Spark write, ``query`` and ``batch`` the micro-batch where there is one.
     """
 
-    write: str
-    task: int
-    partition: int = 0
-    attempt: int = 0
-    host: str = ""
-    query: str = ""
+    write: Name
+    task: Count
+    partition: Count = 0
+    attempt: Count = 0
+    host: Text = ""
+    query: Text = ""
     batch: int = -1
-    application: str = ""
+    application: Text = ""
     about: AboutJob | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class MuteFigures:
+class MuteReport:
     """A muted broker's id or partition's name, the reason, and for how long.
 
     ``rows`` of the task wait for it, in ``partitions``, of which the first are named. ``left_ms``: until the
-    first of them reach delivery.timeout.ms; negative where none waits.
+    first of them reach delivery.timeout.ms; None where none waits.
     """
 
-    target: str
-    reason: str
-    age_ms: float
-    rows: int = 0
-    left_ms: float = -1.0
-    partitions: int = 0
-    named: tuple[str, ...] = ()
+    target: Text
+    reason: Text
+    age_ms: Ms
+    rows: Count = 0
+    left_ms: Ms | None = None
+    partitions: Count = 0
+    named: Annotated[tuple[Text, ...], AtMost(MAX_PARTITIONS)] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFigures:
-    """A task's report. ``state`` is one of counts.STATES, entered ``state_ms`` ago.
+class BrokerReport(NamedTuple):
+    """Produce requests of one task to one broker. Times are milliseconds.
 
-    ``others``: numbers of tasks of the same write that ran before in the same worker, are done as well, and
-    have not reported; their figures are included.
+    ``address``: host and port. ``latency_buckets`` counts responses by LATENCY_BOUNDS_MS, not cumulated.
+    ``oldest_ms`` is the age of the oldest request without a response, 0 if there is none.
     """
 
+    address: Text = ""
+    requests: Count = 0
+    failures: Count = 0
+    in_flight: Count = 0
+    latency_ms: Ms = 0.0
+    max_latency_ms: Ms = 0.0
+    latency_buckets: Annotated[tuple[Count, ...], AtMost(_MAX_BUCKETS)] = ()
+    throttle_ms: Ms = 0.0
+    oldest_ms: Ms = 0.0
+
+
+class DeadLetters(NamedTuple):
+    """Rows of a topic that went to the dead letter topic, or were dropped, for one reason."""
+
+    topic: Topic
+    reason: Text
+    rows: Count
+
+
+@message
+class TaskReport:
+    """A task's report. ``cluster``: as ``cluster_name`` gives it. ``state`` is one of STATES, entered
+    ``state_ms`` ago. ``transaction_ms``: since the task's transaction was begun; None without one.
+    """
+
+    cluster: Text
     identity: TaskIdentity
-    elapsed_ms: float = 0.0
-    state: str = STATES[0]
-    state_ms: float = 0.0
-    counters: Mapping[str, Number] = field(default_factory=dict)
-    gauges: Mapping[str, Number] = field(default_factory=dict)
-    topics: Mapping[str, TopicFigures] = field(default_factory=dict)
-    brokers: Mapping[int, BrokerFigures] = field(default_factory=dict)
-    mutes: tuple[MuteFigures, ...] = ()
-    # Dead letters by topic and reason, as totals.
-    letters: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    transaction_ms: float = -1.0
+    elapsed_ms: Ms = 0.0
+    state: Name = STATES[0]
+    state_ms: Ms = 0.0
+    counters: Counts = field(default_factory=dict)
+    gauges: Counts = field(default_factory=dict)
+    topics: Annotated[dict[Topic, TopicCounts], AtMost(MAX_TOPICS)] = field(default_factory=dict)
+    brokers: Annotated[dict[NodeId, BrokerReport], AtMost(MAX_BROKERS)] = field(default_factory=dict)
+    mutes: Annotated[tuple[MuteReport, ...], AtMost(MAX_MUTES)] = ()
+    dead_letters: Annotated[tuple[DeadLetters, ...], AtMost(MAX_DEAD_LETTERS)] = ()
+    transaction_ms: Ms | None = None
     done: bool = False
     failed: bool = False
-    others: tuple[int, ...] = ()
-
-    def may_be_joined_with(self, last: TaskFigures) -> bool:
-        """Whether a report has room for both."""
-        return self.identity.write == last.identity.write and len(self.others) < MAX_OTHERS
 
 
-def joined(before: TaskFigures, last: TaskFigures) -> TaskFigures:
-    """One report of a task that is done and of earlier ones, of which nothing has been reported."""
-    counters, letters = Counter(before.counters), Counter(before.letters)
-    counters.update(last.counters)
-    letters.update(last.letters)
-    topics, brokers = dict(before.topics), dict(before.brokers)
-    for name, topic in last.topics.items():
-        topics[name] = topics.get(name, TopicFigures()).plus(topic)
-    for node, broker in last.brokers.items():
-        earlier = brokers.get(node)
-        brokers[node] = broker if earlier is None else _added(earlier, broker)
-    identity = replace(last.identity, about=last.identity.about or before.identity.about)
-    return replace(
-        last,
-        identity=identity,
-        counters=counters,
-        topics=dict(islice(topics.items(), MAX_TOPICS)),
-        brokers=dict(islice(brokers.items(), MAX_BROKERS)),
-        letters=dict(letters.most_common(MAX_LETTERS)),
-        transaction_ms=max(before.transaction_ms, last.transaction_ms),
-        others=(*before.others, before.identity.task),
-    )
-
-
-def _added(before: BrokerFigures, last: BrokerFigures) -> BrokerFigures:
-    buckets = zip_longest(before.latency_buckets, last.latency_buckets, fillvalue=0)
-    return last._replace(
-        requests=before.requests + last.requests,
-        failures=before.failures + last.failures,
-        latency_ms=before.latency_ms + last.latency_ms,
-        max_latency_ms=max(before.max_latency_ms, last.max_latency_ms),
-        latency_buckets=tuple(a + b for a, b in buckets),
-        throttle_ms=before.throttle_ms + last.throttle_ms,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class FinalFigures:
-    """A write's figures as its summary has them. ``outcome``: one of OUTCOMES.
+@message
+class WriteEnded:
+    """A write's sums as its summary has them. ``outcome``: one of OUTCOMES.
 
     ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
     counts what the driver did with the write's transactions, by outcome; ``transactions_ms`` is for how long
-    they had been open, added up. ``last_task`` is the highest
-    number of its tasks; -1 if unknown. Tasks with higher ones belong to another run of the micro-batch.
-    ``schemas``: by which schemas of a registry keys and values were encoded. ``cause``: of an abort.
+    they had been open, added up. ``last_task`` is the highest number of its tasks; -1 if unknown. Tasks with
+    higher ones belong to another run of the micro-batch. ``schemas``: by which schemas of a registry keys and
+    values were encoded. ``cause``: of an abort.
     """
 
-    write: str
-    outcome: str
-    query: str = ""
+    cluster: Text
+    write: Name
+    outcome: Name
+    query: Text = ""
     batch: int = -1
-    tasks: int = 0
-    counters: Mapping[str, Number] = field(default_factory=dict)
-    topics: Mapping[str, TopicFigures] = field(default_factory=dict)
-    transactions: Mapping[str, int] = field(default_factory=dict)
-    transactions_ms: Mapping[str, int] = field(default_factory=dict)
+    tasks: Count = 0
+    counters: Counts = field(default_factory=dict)
+    topics: Annotated[dict[Topic, TopicCounts], AtMost(MAX_FINAL_TOPICS)] = field(default_factory=dict)
+    transactions: _ByOutcome = field(default_factory=dict)
+    transactions_ms: _ByOutcome = field(default_factory=dict)
     last_task: int = -1
-    schemas: tuple[str, ...] = ()
-    cause: str = ""
+    schemas: Annotated[tuple[Text, ...], AtMost(MAX_SCHEMAS)] = ()
+    cause: Annotated[str, AtMost(MAX_CAUSE)] = ""
 
 
-def encode_task(figures: TaskFigures) -> dict[str, Any]:
-    """A task's report as a JSON body. The caller observes the bounds above."""
-    identity, about = figures.identity, figures.identity.about
-    body = {} if about is None else {"about": [about.name, about.execution, dict(about.options)]}
-    return {
-        **body,
-        "task": [
-            identity.write,
-            identity.task,
-            identity.partition,
-            identity.attempt,
-            cut(identity.host),
-            identity.query,
-            identity.batch,
-            cut(identity.application),
-        ],
-        "elapsed": round(figures.elapsed_ms),
-        "state": [figures.state, round(figures.state_ms)],
-        "counters": _rounded(figures.counters),
-        "gauges": _rounded(figures.gauges),
-        "topics": _encode_topics(figures.topics),
-        "brokers": [
-            [
-                node,
-                cut(one.address),
-                one.requests,
-                one.failures,
-                one.in_flight,
-                round(one.latency_ms, 1),
-                round(one.max_latency_ms, 1),
-                list(one.latency_buckets),
-                round(one.throttle_ms, 1),
-                round(one.oldest_ms),
-            ]
-            for node, one in figures.brokers.items()
-        ],
-        "mutes": [
-            [
-                cut(one.target),
-                cut(one.reason),
-                round(one.age_ms),
-                one.rows,
-                round(one.left_ms),
-                one.partitions,
-                list(one.named),
-            ]
-            for one in figures.mutes
-        ],
-        "letters": [[topic, cut(why), number] for (topic, why), number in figures.letters.items()],
-        "transaction": round(figures.transaction_ms),
-        "end": 2 if figures.failed else int(figures.done),
-        **({"others": list(figures.others)} if figures.others else {}),
-    }
+@message
+class WriteNoted:
+    """To the driver: its report is in the live view."""
 
 
-def decode_task(body: Mapping[str, Any]) -> TaskFigures:
-    """A task's report from its JSON body. Raises ProtocolError."""
-    with decoding("figures of a task"):
-        write, task, partition, attempt, host, query, batch, application = body["task"]
-        state, state_ms = body["state"]
-        if state not in STATES:
-            raise ValueError("unknown state")
-        end = count(body["end"])
-        return TaskFigures(
-            TaskIdentity(
-                text(write),
-                count(task),
-                count(partition),
-                count(attempt),
-                text(host),
-                text(query),
-                whole(batch),
-                text(application),
-                _decode_about(body.get("about")),
-            ),
-            float(count(body["elapsed"])),
-            state,
-            float(count(state_ms)),
-            _numbers(body["counters"], NAMES),
-            _numbers(body["gauges"], GAUGES),
-            _decode_topics(body["topics"], MAX_TOPICS),
-            dict(_decode_broker(one) for one in list_of(body["brokers"], MAX_BROKERS)),
-            tuple(_decode_mute(one) for one in list_of(body["mutes"], MAX_MUTES)),
-            {
-                (fields.topic(topic), text(why)): count(number)
-                for topic, why, number in list_of(body["letters"], MAX_LETTERS)
-            },
-            float(whole(body["transaction"])),
-            end > 0,
-            end == 2,
-            tuple(counts_of(list_of(body.get("others", []), MAX_OTHERS))),
-        )
+@message
+class ReportEvery:
+    """To a task: report at this interval. ``again``: its last report was not taken, and the next one must
+    have all topics."""
+
+    interval_ms: Annotated[float, Within(1_000, 60_000)]
+    again: bool = False
 
 
-def _decode_about(value: Any) -> AboutJob | None:
-    if value is None:
-        return None
-    name, execution, options = value
-    if not isinstance(options, dict) or len(options) > _MAX_OPTIONS:
-        raise ValueError("not options by name, or too many")
-    return AboutJob(text(name), whole(execution), {text(one): text(given) for one, given in options.items()})
+def cluster_name(options: SinkOptions) -> str:
+    """The name of a cluster in the live view: its bootstrap addresses."""
+    return cut(",".join(f"{host}:{port}" for host, port in options.bootstrap_servers))
 
 
-def about_job(name: str, execution: int, options: Mapping[str, str]) -> AboutJob:
-    """Within the bounds of a message."""
-    shown = list(options.items())[:_MAX_OPTIONS]
-    return AboutJob(cut(name), execution, {cut(one): cut(given) for one, given in shown})
+class ReportChannel(Channel):
+    """``read`` makes a report of the present task; any thread may call it."""
 
+    scope = Scope.APPLICATION
 
-def _decode_mute(value: Any) -> MuteFigures:
-    target, reason, age_ms, rows, left_ms, partitions, named = value
-    return MuteFigures(
-        text(target),
-        text(reason),
-        float(count(age_ms)),
-        count(rows),
-        float(whole(left_ms)),
-        count(partitions),
-        tuple(text(one) for one in list_of(named, MAX_PARTITIONS)),
-    )
+    def __init__(
+        self,
+        read: Callable[[TaskIdentity], TaskReport],
+        clock_ms: Clock,
+        interval_ms: float = MIN_INTERVAL_MS,
+    ) -> None:
+        super().__init__()
+        self._read = read
+        self._clock_ms = clock_ms
+        self._interval_ms = interval_ms
+        self._lock = threading.Lock()  # guards all below
+        self._identity: TaskIdentity | None = None
+        # When the present task reports, and when those that have ended do.
+        self._due_ms = self._end_due_ms = -math.inf
+        self._has_reported = False
+        self._sent_topics: Mapping[str, tuple[int, ...]] = {}
+        self._ended: deque[TaskReport] = deque(maxlen=_MAX_ENDED)
 
+    def begin(self, identity: TaskIdentity) -> None:
+        """A task starts. It reports soon, so that it is seen, unless it ends before."""
+        with self._lock:
+            self._identity, self._has_reported, self._sent_topics = identity, False, {}
+            self._due_ms = max(self._due_ms, self._clock_ms() + _FIRST_MS)
+        self.wake()
 
-def _decode_broker(value: Any) -> tuple[int, BrokerFigures]:
-    node, address, requests, failures, in_flight, latency, max_latency, buckets, throttle, oldest = value
-    requests, failures, in_flight = counts_of([requests, failures, in_flight])
-    return whole(node), BrokerFigures(
-        text(address),
-        requests,
-        failures,
-        in_flight,
-        float(amount(latency)),
-        float(amount(max_latency)),
-        tuple(counts_of(list_of(buckets, _MAX_BUCKETS))),
-        float(amount(throttle)),
-        float(amount(oldest)),
-    )
+    def end(self, last: TaskReport) -> None:
+        """The task has ended; ``last`` has all its totals.
 
+        Of short tasks that follow one another, one reports in an interval: nobody knows of the others, and
+        the driver's sums have what they wrote.
+        """
+        with self._lock:
+            if self._identity is None:
+                return
+            self._identity = None
+            if self._has_reported or last.failed or not self._ended:
+                self._ended.append(last)
+        self.wake()
 
-def encode_final(figures: FinalFigures) -> dict[str, Any]:
-    """The driver's report as a JSON body."""
-    topics = figures.topics if len(figures.topics) <= MAX_FINAL_TOPICS else {}
-    return {
-        "final": [
-            figures.write,
-            figures.outcome,
-            figures.query,
-            figures.batch,
-            figures.tasks,
-            figures.last_task,
-        ],
-        "counters": _rounded(figures.counters),
-        "topics": _encode_topics(topics),
-        "transactions": dict(figures.transactions),
-        "transactions_ms": dict(figures.transactions_ms),
-        "schemas": [cut(one) for one in figures.schemas[:_MAX_SCHEMAS]],
-        "cause": printable(figures.cause, _MAX_CAUSE),
-    }
+    @property
+    def identity(self) -> TaskIdentity | None:
+        """The task that runs. None between tasks."""
+        return self._identity
 
+    def next_message(self, now_ms: float) -> TaskReport | None:
+        with self._lock:
+            if self._ended and now_ms >= self._end_due_ms:
+                last = self._ended.popleft()
+                if not self._ended:
+                    self._end_due_ms = now_ms + self._interval_ms
+                return last
+            identity = self._identity
+            if identity is None or now_ms < self._due_ms:
+                return None
+            self._due_ms, self._has_reported = now_ms + self._interval_ms, True
+            sent = self._sent_topics
+        # Takes locks of the producer, so not under this one.
+        report = self._read(identity)
+        with self._lock:
+            if self._identity is not identity:
+                return None
+            self._sent_topics = report.topics
+        changed = {name: one for name, one in report.topics.items() if sent.get(name) != one}
+        return replace(report, topics=changed)
 
-def decode_final(body: Mapping[str, Any]) -> FinalFigures:
-    """The driver's report from its JSON body. Raises ProtocolError."""
-    with decoding("final figures of a write"):
-        write, outcome, query, batch, tasks, last_task = body["final"]
-        if outcome not in OUTCOMES:
-            raise ValueError("unknown outcome")
-        return FinalFigures(
-            text(write),
-            outcome,
-            text(query),
-            whole(batch),
-            count(tasks),
-            _numbers(body["counters"], NAMES),
-            _decode_topics(body["topics"], MAX_FINAL_TOPICS),
-            _counts(body["transactions"]),
-            _counts(body["transactions_ms"]),
-            whole(last_task),
-            tuple(text(one) for one in list_of(body["schemas"], _MAX_SCHEMAS)),
-            text(body["cause"], _MAX_CAUSE),
-        )
+    def next_message_delay_ms(self, now_ms: float) -> float:
+        with self._lock:
+            due_ms = math.inf if self._identity is None else self._due_ms
+            return max(0.0, min(due_ms, self._end_due_ms if self._ended else math.inf) - now_ms)
 
+    def left_delay_ms(self, now_ms: float) -> float:
+        with self._lock:
+            return max(0.0, self._end_due_ms - now_ms) if self._ended else math.inf
 
-def _counts(value: Any) -> dict[str, int]:
-    if not isinstance(value, dict):
-        raise ValueError("not counts by name")
-    return {text(name): count(one) for name, one in list(value.items())[:_MAX_BUCKETS]}
+    def close(self) -> None:
+        with self._lock:
+            self._end_due_ms = -math.inf
 
+    @receives(ReportEvery)
+    def on_report_every(self, message: ReportEvery, now_ms: float) -> None:
+        """With many tasks the coordinator asks for fewer reports, from the next one on."""
+        with self._lock:
+            self._due_ms += message.interval_ms - self._interval_ms
+            self._interval_ms = message.interval_ms
+            if message.again:
+                self._sent_topics = {}
 
-def _encode_topics(topics: Mapping[str, TopicFigures]) -> list[list[Any]]:
-    return [[name, one.records, one.sent_bytes, one.raw_bytes, one.batches] for name, one in topics.items()]
-
-
-def _decode_topics(value: Any, max_length: int) -> dict[str, TopicFigures]:
-    found = {}
-    for name, records, sent, raw, batches in list_of(value, max_length):
-        found[fields.topic(name)] = TopicFigures(*counts_of([records, sent, raw, batches]))
-    return found
-
-
-def _rounded(values: Mapping[str, Number]) -> dict[str, Number]:
-    # Zeros are left out: most counters of a healthy task are zero.
-    return {name: round(value, 1) for name, value in values.items() if value}
-
-
-def _numbers(value: Any, names: Iterable[str]) -> dict[str, Number]:
-    """Unknown names are skipped: the other end may be of a newer version."""
-    if not isinstance(value, dict):
-        raise TypeError("not an object")
-    return {name: amount(value[name]) for name in names if name in value}
+    def on_connected(self, now_ms: float) -> None:
+        """A new coordinator knows nothing of this task, nor of thousands that connect with it."""
+        with self._lock:
+            self._sent_topics = {}
+            if self._has_reported:
+                self._due_ms = now_ms + RANDOM.random() * self._interval_ms

@@ -82,13 +82,13 @@ class RunningTasks:
         """How many are not gone."""
         return len(self._shown)
 
-    def report(self, report: TaskReport, now_ms: float) -> RunningTask:
+    def report(self, cluster: str, report: TaskReport, now_ms: float) -> RunningTask:
         one = report.identity
         key = one.write, one.task
         task = self._tasks.get(key)
         if task is None:
             job = one.query or one.write
-            task = RunningTask(key, report.cluster, job, one.partition, one.attempt, one.host)
+            task = RunningTask(key, cluster, job, one.partition, one.attempt, one.host)
             self._tasks[key] = task
             while len(self._tasks) > self._max_tasks:
                 self.remove(next(iter(self._tasks)))
