@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from tests.support.reported_figures import CLUSTER, Board, broker, final, full_report, report
 
 from benchmarks import live_view_cost
 from kafka_sink.coordinator.figures import live_view
@@ -28,7 +29,6 @@ from kafka_sink.coordinator.figures.live_view import LivePages, LiveView, page
 from kafka_sink.coordinator.figures.metrics import METRICS, PREFIX, exposition
 from kafka_sink.counts import TopicFigures
 from tests.support.live_view_client import sample_names
-from tests.support.reported_figures import CLUSTER, Board, broker, final, full_report, report
 
 
 class Got(NamedTuple):
