@@ -486,3 +486,8 @@ class Hello:
 @message
 class Alive:
     """A sign of life, which the coordinator answers by the same."""
+
+
+@message
+class Full:
+    """The coordinator serves no more tasks: this one works alone, and asks again later."""

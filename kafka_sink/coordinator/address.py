@@ -1,7 +1,7 @@
-"""Where a planned write's tasks find the coordinator: its address, folders that only this user can write to,
-and the warning that it cannot be used.
+"""Where a planned write's tasks find the coordinator, folders that only this user can write to, and the
+warning that the coordinator cannot be used.
 
-Another user who could write to such a folder could redirect tasks to processes of their own.
+Another user who could write to such a folder could lead tasks to processes of their own.
 """
 
 from __future__ import annotations
@@ -21,25 +21,30 @@ ANY_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 
 @dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """Travels in the pickled writer. ``cluster`` is the key under which the coordinator knows brokers and
-    security settings. ``host`` is empty where tasks connect to ``spark.driver.host``, which tasks know and
-    planning does not; it is set where the coordinator listens on a loopback address only."""
+class CoordinatorLocation:
+    """Travels in the pickled writer.
+
+    ``fingerprint``, ``name`` and ``token``: see transport. ``host`` is empty where tasks connect to
+    ``spark.driver.host``, which tasks know and planning does not; it is set where the coordinator listens on
+    a loopback address only. ``group``: a hash of the brokers' addresses and the principal. ``has_view``:
+    tasks report what they do.
+    """
 
     port: int
-    cluster: str
-    secret: bytes = field(repr=False)
+    fingerprint: bytes
+    name: str = field(repr=False)
+    token: bytes = field(repr=False)
+    group: str = ""
     host: str = ""
-    # Whether tasks report what they do, for the live view.
-    figures: bool = False
+    has_view: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorAddress:
-    """A rendezvous with the driver's host, a name or an address without brackets."""
+    """A location with the driver's host, a name or an address without brackets."""
 
     host: str
-    rendezvous: Rendezvous
+    location: CoordinatorLocation
 
 
 def without_brackets(host: str) -> str:
@@ -90,10 +95,10 @@ def warn_of_no_coordinator(problem: str, about: str = "") -> None:
 
 def warn_once(address: CoordinatorAddress, error: Exception) -> None:
     """Warn that this coordinator cannot be used: once on a host where workers share a folder."""
-    where = f"{address.host}:{address.rendezvous.port}"
+    where = f"{address.host}:{address.location.port}"
     warn_of_no_coordinator(
         f"the coordinator at {where} cannot be used ({error}); it is tried again. If tasks cannot reach the "
         "driver, set coordinator.port and coordinator.bind.address, or coordinator.enabled=false",
         # Planning and tasks may know its host by different names.
-        about=f"port {address.rendezvous.port}",
+        about=f"port {address.location.port}",
     )
