@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -124,26 +125,25 @@ class SparkUi:
 
 
 class SparkJobs:
-    """Calls ``on_end(stage)``, on another thread, once the job of a watched stage has ended.
-
-    A daemon thread asks the UI that ``find`` finds, and only while stages are watched. ``watch`` and
-    ``unwatch``: any thread.
+    """Which watched stages have ended. A daemon thread asks the UI that ``find`` finds, and only while stages
+    are watched; it calls ``wake`` when ``take_ended`` has something. Any thread calls the methods.
     """
 
     def __init__(
         self,
         find: Callable[[], tuple[str, int] | None],
-        on_end: Callable[[int], None],
         clock_ms: Callable[[], float],
         *,
         interval_s: float = _INTERVAL_S,
     ) -> None:
-        self._on_end = on_end
+        self.wake: Callable[[], None] = lambda: None
         self._clock_ms = clock_ms
         self._interval_s = interval_s
         self._changed = threading.Condition()  # guards the next two
         self._tracker = StageTracker()
         self._is_closing = False
+        # Append and popleft are atomic.
+        self._ended: deque[int] = deque()
         self._thread: threading.Thread | None = None
         # The thread's own.
         self._ui = SparkUi(find)
@@ -161,6 +161,13 @@ class SparkJobs:
         """The stage's write is over, and its tasks know."""
         with self._changed:
             self._tracker.unwatch(stage)
+
+    def take_ended(self) -> set[int]:
+        """The stages whose job has ended since the last call."""
+        ended = set()
+        while self._ended:
+            ended.add(self._ended.popleft())
+        return ended
 
     def close(self) -> None:
         """Ask the thread to end."""
@@ -187,9 +194,9 @@ class SparkJobs:
                 pause_s = _PAUSE_S
                 continue
             with self._changed:
-                ended = self._tracker.observe(running, self._clock_ms())
-            for stage in ended:
-                self._on_end(stage)
+                self._ended.extend(self._tracker.observe(running, self._clock_ms()))
+            if self._ended:
+                self.wake()
         self._ui.disconnect()
 
 

@@ -17,8 +17,8 @@ from tests.support.eventually import eventually
 from tests.support.spark_ui import serving_ui
 
 
-def _nothing(stage: int) -> None:
-    raise AssertionError(f"stage {stage} has not ended")
+def _nothing(stages: set[int]) -> None:
+    raise AssertionError(f"{stages} have not ended")
 
 
 def test_a_stage_ends_with_the_job_that_had_it_and_not_before() -> None:
@@ -74,11 +74,12 @@ def test_the_number_of_watched_stages_is_bounded() -> None:
 @contextmanager
 def watching(
     port: int,
-    on_end: Callable[[int], None],
+    on_end: Callable[[set[int]], None],
     clock: Callable[[], float] = monotonic_ms,
     interval_s: float = 0.01,
 ) -> Iterator[SparkJobs]:
-    jobs = SparkJobs(lambda: ("127.0.0.1", port), on_end, clock, interval_s=interval_s)
+    jobs = SparkJobs(lambda: ("127.0.0.1", port), clock, interval_s=interval_s)
+    jobs.wake = lambda: on_end(jobs.take_ended())
     yield jobs
     jobs.close()
     eventually(lambda: not any(one.name == "kafka-chunked-jobs" for one in threading.enumerate()))
@@ -105,14 +106,14 @@ def test_a_stage_that_is_watched_for_less_than_an_interval_costs_no_request() ->
 
 def test_the_end_of_a_job_is_reported() -> None:
     running = {1: [6, 7]}
-    ended, requests = list[int](), list[str]()
+    ended, requests = list[set[int]](), list[str]()
     with serving_ui(running, requests=requests) as port, watching(port, ended.append) as jobs:
         jobs.watch(7)
         # The second list is asked for once the first was looked at.
         eventually(lambda: sum("/jobs?" in one for one in requests) >= 2)
         assert not ended
         running.clear()
-        eventually(lambda: ended == [7])
+        eventually(lambda: ended == [{7}])
 
 
 @pytest.mark.parametrize("status", [302, 403, 500])

@@ -10,7 +10,7 @@ from typing import Any
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.live.messages import (
     BrokerReport,
-    DeadLetters,
+    DeadLetterCount,
     MuteReport,
     TaskIdentity,
     TaskReport,
@@ -56,7 +56,7 @@ def full_report() -> TaskReport:
         counters=dict.fromkeys(NAMES, 3),
         brokers={-1: broker(3, (1, 2))},
         mutes=(MuteReport("1", "why", 5.0, 7, 9.0, 2, ("t-0", "t-1")),),
-        dead_letters=(DeadLetters("t", "E", 4),),
+        dead_letters=(DeadLetterCount("t", "E", 4),),
         transaction_ms=4.0,
         done=True,
     )

@@ -23,7 +23,6 @@ from kafka_sink.coordinator.live.messages import (
     MIN_INTERVAL_MS,
     OUTCOMES,
     AboutJob,
-    MuteReport,
     ReportEvery,
     TaskIdentity,
     TaskReport,
@@ -67,8 +66,6 @@ _LOST_JOB_MS, _LOST_STREAM_MS = 600_000.0, 86_400_000.0
 _ACKNOWLEDGED = ("records", "unconfirmed")
 # What the driver reports about transactions.
 TRANSACTION_OUTCOMES = (*OUTCOMES, "recovered")
-# Returns None once the cluster's service is gone.
-MuteSource = Callable[[], Callable[[float], Iterable[MuteReport]] | None]
 
 
 @dataclass(slots=True)
@@ -177,7 +174,6 @@ class ApplicationMetrics:
         self._ended_writes: OrderedDict[str, float] = OrderedDict()
         # Of one that has ended only its number is kept, with its write.
         self._attempts = RunningTasks(max_attempts)
-        self._mute_sources: dict[str, list[MuteSource]] = {}
         self._sampled_ms = -_SAMPLE_MS
         # What the reports of the last seconds ask for: short tasks come and go between two samples.
         self._pace_ms, self._came_before = MIN_INTERVAL_MS, 0
@@ -194,11 +190,6 @@ class ApplicationMetrics:
         self.spark_ui: int | None = None
         # What the coordinator says of itself.
         self.coordinator: Callable[[], Mapping[str, Any]] = dict
-
-    def add_mutes(self, cluster: str, source: MuteSource) -> None:
-        """``source`` refers to a function that lists what is muted for all tasks of a cluster."""
-        kept = [one for one in self._mute_sources.get(cluster, ()) if one() is not None]
-        self._mute_sources[cluster] = [*kept, source]
 
     @property
     def interval_ms(self) -> float:
@@ -620,19 +611,19 @@ class ApplicationMetrics:
         return shown
 
     def _mutes(self, now_ms: float) -> list[dict[str, Any]]:
-        """What the coordinator mutes for all, then what tasks mute for themselves. The longest first."""
-        found: dict[tuple[str, str], dict[str, Any]] = {}
-        for cluster, sources in self._mute_sources.items():
-            for muted in filter(None, (source() for source in sources)):
-                for mute in muted(now_ms):
-                    found[cluster, mute.target] = _mute(
-                        cluster, mute.target, mute.reason, mute.age_ms, shared=True
-                    )
-        for cluster, target, since_ms, reason in self._attempts.muted:
-            if (cluster, target) not in found:
-                age_ms = max(0.0, now_ms - since_ms)
-                found[cluster, target] = _mute(cluster, target, reason, age_ms, shared=False)
-        return sorted(found.values(), key=lambda mute: -mute["seconds"])
+        """What tasks mute, the longest first."""
+        found = [
+            {
+                "cluster": cluster,
+                "target": target,
+                "kind": "broker" if target.lstrip("-").isdigit() else "partition",
+                "reason": reason,
+                "seconds": max(0.0, now_ms - since_ms) / 1000,
+                "shared": shared,
+            }
+            for cluster, target, since_ms, reason, shared in self._attempts.muted
+        ]
+        return sorted(found, key=lambda mute: -mute["seconds"])
 
     def _shown_tasks(self, silent_before_ms: float, now_ms: float) -> list[dict[str, Any]]:
         tasks: list[dict[str, Any]] = []
@@ -655,17 +646,6 @@ class ApplicationMetrics:
                 }
             )
         return tasks
-
-
-def _mute(cluster: str, target: str, reason: str, age_ms: float, *, shared: bool) -> dict[str, Any]:
-    return {
-        "cluster": cluster,
-        "target": target,
-        "kind": "broker" if target.lstrip("-").isdigit() else "partition",
-        "reason": reason,
-        "seconds": age_ms / 1000,
-        "shared": shared,
-    }
 
 
 def _rows(counters: Mapping[str, Number]) -> int:

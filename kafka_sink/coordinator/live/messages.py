@@ -11,11 +11,15 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
 
+from kafka_sink import spark_application
 from kafka_sink.activity import STATES
 from kafka_sink.clock import RANDOM, Clock
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.schema import (
     AtMost,
     Channel,
@@ -32,6 +36,7 @@ from kafka_sink.coordinator.schema import (
     receives,
 )
 from kafka_sink.counts import TopicFigures
+from kafka_sink.errors import KafkaSinkError
 from kafka_sink.options import SinkOptions
 
 # A task names this many topics. Rows of its other topics count under no name.
@@ -54,6 +59,12 @@ MIN_INTERVAL_MS, MAX_INTERVAL_MS = 1000.0, 60_000.0
 _FIRST_MS = 300.0
 # Last reports that wait to be sent.
 _MAX_ENDED = 16
+# Bounds connecting and the answer. The coordinator mostly responds within milliseconds, but on a busy host it
+# takes seconds. Without this report a job would count as running.
+_DRIVER_TIMEOUT_MS = 5000.0
+# Instead, for a while after a coordinator did not respond: a frozen one must not hold up each micro-batch.
+_SILENT = "the coordinator did not confirm the end of a write"
+_SILENT_S, _SHORT_TIMEOUT_MS = 60.0, 500.0
 
 Counts = Annotated[dict[Name, Count | Ms], AtMost(_MAX_NAMES)]
 # As TopicFigures has them; decoded at once, because a report may have hundreds.
@@ -98,7 +109,7 @@ class TaskIdentity:
 
 @dataclass(frozen=True, slots=True)
 class MuteReport:
-    """A muted broker's id or partition's name, the reason, and for how long.
+    """A muted broker's id or partition's name, the reason, for how long, and whether for all tasks.
 
     ``rows`` of the task wait for it, in ``partitions``, of which the first are named. ``left_ms``: until the
     first of them reach delivery.timeout.ms; None where none waits.
@@ -111,6 +122,7 @@ class MuteReport:
     left_ms: Ms | None = None
     partitions: Count = 0
     named: Annotated[tuple[Text, ...], AtMost(MAX_PARTITIONS)] = ()
+    shared: bool = False
 
 
 class BrokerReport(NamedTuple):
@@ -131,7 +143,7 @@ class BrokerReport(NamedTuple):
     oldest_ms: Ms = 0.0
 
 
-class DeadLetters(NamedTuple):
+class DeadLetterCount(NamedTuple):
     """Rows of a topic that went to the dead letter topic, or were dropped, for one reason."""
 
     topic: Topic
@@ -155,7 +167,7 @@ class TaskReport:
     topics: Annotated[dict[Topic, TopicCounts], AtMost(MAX_TOPICS)] = field(default_factory=dict)
     brokers: Annotated[dict[NodeId, BrokerReport], AtMost(MAX_BROKERS)] = field(default_factory=dict)
     mutes: Annotated[tuple[MuteReport, ...], AtMost(MAX_MUTES)] = ()
-    dead_letters: Annotated[tuple[DeadLetters, ...], AtMost(MAX_DEAD_LETTERS)] = ()
+    dead_letters: Annotated[tuple[DeadLetterCount, ...], AtMost(MAX_DEAD_LETTERS)] = ()
     transaction_ms: Ms | None = None
     done: bool = False
     failed: bool = False
@@ -304,3 +316,14 @@ class ReportChannel(Channel):
             self._sent_topics = {}
             if self._has_reported:
                 self._due_ms = now_ms + RANDOM.random() * self._interval_ms
+
+
+def report_end(address: CoordinatorAddress, ended: WriteEnded) -> None:
+    """Called on the driver when a write commits or aborts: waits for the confirmation. Raises nothing."""
+    was_silent = spark_application.happened_within(_SILENT, _SILENT_S)
+    timeout_ms = _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS
+    with suppress(OSError):
+        try:
+            ask(address, ended, WriteNoted, timeout_ms)
+        except (TimeoutError, KafkaSinkError):
+            spark_application.remember(_SILENT)

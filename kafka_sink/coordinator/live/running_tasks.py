@@ -217,6 +217,7 @@ class _Muted:
 
     since_ms: float = math.inf
     reason: str = ""
+    shared: bool = False
     rows: dict[AttemptKey, int] = field(default_factory=dict)
     total: int = 0
     partitions: int = 0
@@ -227,6 +228,7 @@ class _Muted:
     def add(self, attempt: AttemptKey, one: MuteReport, now_ms: float) -> None:
         if now_ms - one.age_ms < self.since_ms:
             self.since_ms, self.reason = now_ms - one.age_ms, one.reason
+        self.shared |= one.shared
         self.rows[attempt] = one.rows
         self.total += one.rows
         self.partitions = max(self.partitions, one.partitions)
@@ -244,10 +246,10 @@ class MutedTargets:
         self._by_target: dict[tuple[str, str], _Muted] = {}
         self._targets: dict[AttemptKey, list[tuple[str, str]]] = {}
 
-    def __iter__(self) -> Iterator[tuple[str, str, float, str]]:
-        """Cluster, target, since when, and why."""
+    def __iter__(self) -> Iterator[tuple[str, str, float, str, bool]]:
+        """Cluster, target, since when, why, and whether for all tasks."""
         for (cluster, target), muted in self._by_target.items():
-            yield cluster, target, muted.since_ms, muted.reason
+            yield cluster, target, muted.since_ms, muted.reason, muted.shared
 
     def report(self, cluster: str, attempt: AttemptKey, mutes: Iterable[MuteReport], now_ms: float) -> int:
         """What an attempt reports, in place of what it reported before. Returns how many were taken."""

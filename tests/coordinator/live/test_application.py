@@ -18,7 +18,7 @@ from kafka_sink.coordinator.live.application import (
 )
 from kafka_sink.coordinator.live.messages import (
     AboutJob,
-    DeadLetters,
+    DeadLetterCount,
     MuteReport,
     ReportEvery,
     TaskIdentity,
@@ -28,7 +28,7 @@ from kafka_sink.coordinator.schema import deliver
 from kafka_sink.counts import TopicFigures
 from kafka_sink.errors import ProtocolError
 from tests.support.fake_outbox import FakeOutbox
-from tests.support.task_reports import CLUSTER, TASK, Board, broker, final, report
+from tests.support.task_reports import TASK, Board, broker, final, report
 
 STREAM = replace(TASK, write="c/3", query="0f3c", batch=3)
 
@@ -272,10 +272,11 @@ def test_brokers_add_up_over_tasks_and_show_the_oldest_request() -> None:
     assert shown["oldest"] == 8.0
 
 
-def test_mutes_of_the_coordinator_and_of_tasks_are_named_with_cause_and_time() -> None:
+def test_mutes_are_named_with_cause_and_time() -> None:
     board = Board()
-    board.metrics.add_mutes(CLUSTER, lambda: lambda now_ms: [MuteReport("1", "silent for 2 s", now_ms)])
-    board.report(report(1, mutes=(MuteReport("1", "mine", 9e9), MuteReport("t-3", "errors", 500.0))))
+    shared, own = MuteReport("1", "silent for 2 s", 0.0, shared=True), MuteReport("t-3", "errors", 500.0)
+    board.report(report(1, mutes=(shared, own)))
+    board.report(report(1, replace(TASK, task=8), mutes=(MuteReport("1", "mine", 0.0),)), 1_000.0)
     first, second = board.shown(4_000)["mutes"]
     assert (first["target"], second["target"]) == ("t-3", "1")
     assert (second["reason"], second["seconds"], second["shared"]) == ("silent for 2 s", 4.0, True)
@@ -477,7 +478,7 @@ def test_a_mute_says_what_waits_for_it() -> None:
 def test_dead_letters_are_added_up_by_topic_and_reason() -> None:
     board = Board()
     for task, number in ((1, 2), (1, 5), (1, 5), (2, 1)):
-        letters = (DeadLetters("orders", "RecordTooLargeError", number), DeadLetters("bills", "E", 1))
+        letters = (DeadLetterCount("orders", "RecordTooLargeError", number), DeadLetterCount("bills", "E", 1))
         board.report(report(1, replace(TASK, task=task), dead_letters=letters))
     (cluster,) = board.shown()["clusters"]
     assert cluster["dead_letters"] == [["orders", "RecordTooLargeError", 6], ["bills", "E", 2]]
@@ -520,7 +521,7 @@ def test_what_tasks_name_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> N
                     topics={f"{name}-{one}": TopicFigures(1, 1, 1, 1) for one in range(100)},
                     brokers={1_000 * task + one: broker(1, (1,)) for one in range(200)},
                     mutes=tuple(MuteReport(f"{name}-{one}", name, 1.0, 1) for one in range(20)),
-                    dead_letters=tuple(DeadLetters(name, f"{name}-{one}", 1) for one in range(20)),
+                    dead_letters=tuple(DeadLetterCount(name, f"{name}-{one}", 1) for one in range(20)),
                 )
             )
 

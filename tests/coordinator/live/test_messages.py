@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
+from kafka_sink.coordinator.live import messages
 from kafka_sink.coordinator.live.application import ReportService
 from kafka_sink.coordinator.live.messages import (
     AboutJob,
@@ -15,6 +18,7 @@ from kafka_sink.coordinator.live.messages import (
     ReportEvery,
     TaskReport,
     about_job,
+    report_end,
 )
 from kafka_sink.coordinator.schema import decode, deliver, encode
 from kafka_sink.errors import ProtocolError
@@ -193,3 +197,32 @@ def test_a_task_keeps_to_the_interval_that_it_was_told() -> None:
     task.now_ms = 300.0
     assert task.send()
     assert task.channel.next_message_delay_ms(300.0) == 10_000.0
+
+
+# -- the driver ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "timeouts_ms"),
+    [
+        (TimeoutError("frozen"), [5000.0, 500.0]),
+        (ProtocolError("no greeting within 5000 ms"), [5000.0, 500.0]),
+        (ConnectionRefusedError("another one will start"), [5000.0, 5000.0]),
+    ],
+)
+def test_a_coordinator_that_was_silent_holds_up_no_further_write_for_long(
+    error: Exception, timeouts_ms: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: beside a frozen coordinator, each micro-batch took 5 s longer."""
+    waits_ms: list[float] = []
+
+    def ask(_: object, __: object, ___: object, timeout_ms: float) -> None:
+        waits_ms.append(timeout_ms)
+        raise error
+
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    monkeypatch.setattr(messages, "ask", ask)
+    address = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"", "", b""))
+    for number in range(2):
+        report_end(address, final(1, write=f"write-{number}", query="q-1", batch=number))
+    assert waits_ms == timeouts_ms
