@@ -12,9 +12,13 @@ import stat
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kafka_sink import spark_application
 from kafka_sink.driver import driver_log
+
+if TYPE_CHECKING:
+    from kafka_sink.metadata.topic_state import MetadataSnapshot
 
 # All interfaces, of IPv4 and of IPv6.
 ANY_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
@@ -45,6 +49,18 @@ class CoordinatorAddress:
 
     host: str
     location: CoordinatorLocation
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCoordinator:
+    """What planning gives a write's tasks: where the coordinator is, and the metadata of their topics.
+
+    ``driver_address``: where the driver itself finds the coordinator.
+    """
+
+    location: CoordinatorLocation | None = None
+    snapshot: MetadataSnapshot | None = None
+    driver_address: CoordinatorAddress | None = None
 
 
 def without_brackets(host: str) -> str:

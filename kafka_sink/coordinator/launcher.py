@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kafka_sink import libraries, spark_application
@@ -22,6 +22,7 @@ from kafka_sink.coordinator.address import (
     UNAVAILABLE,
     CoordinatorAddress,
     CoordinatorLocation,
+    PlannedCoordinator,
     warn_of_no_coordinator,
 )
 from kafka_sink.coordinator.placement import Placement, is_enabled, placement, ui_placement
@@ -49,18 +50,6 @@ _NOT_INHERITED = ("SPARK_", "PYSPARK_", "_PYSPARK_", "PYTHON_WORKER_", "PYTHON_D
 _LIVE_VIEW = "live view"
 # Kept, so that Popen does not complain about children that outlive it.
 _started: list[subprocess.Popen[bytes]] = []
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedCoordinator:
-    """What planning gives a write's tasks: where the coordinator is, and the metadata of their topics.
-
-    ``driver_address``: where the driver itself finds the coordinator.
-    """
-
-    location: CoordinatorLocation | None = None
-    snapshot: MetadataSnapshot | None = None
-    driver_address: CoordinatorAddress | None = None
 
 
 def plan_coordinator(

@@ -966,7 +966,7 @@ class SinkOptions:
         return written
 
     def group_settings(self) -> dict[str, str]:
-        """The options that the coordinator reads, as users write them. ``parse`` takes them; none is secret."""
+        """The options that the coordinator reads, as users write them: for ``parse``. None is secret."""
         written = self._written(lambda spec: spec.name in GROUP_OPTIONS)
         del written["kafka.bootstrap.servers"]
         given = ((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", text) for name, text in self.breaker.given)

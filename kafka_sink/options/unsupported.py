@@ -83,7 +83,7 @@ REMOVED: Mapping[str, str] = {
     "coordinator.max.connections": _BOUND,
     "coordinator.buffer.memory": _BOUND,
     "coordinator.max.messages.per.second": _BOUND,
-    "ui.history.path": "set delivery.report.path, or let Prometheus read /metrics: both outlive the application",
+    "ui.history.path": "set delivery.report.path, or let Prometheus read /metrics: both outlive the page",
     "openlineage.job.name": _LINEAGE,
     "openlineage.job.namespace": _LINEAGE,
     "openlineage.timeout.ms": _LINEAGE,

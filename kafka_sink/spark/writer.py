@@ -22,8 +22,7 @@ from pyspark import TaskContext
 from kafka_sink import spark_application
 from kafka_sink.activity import ROWS, TaskActivity
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.address import CoordinatorAddress, without_brackets
-from kafka_sink.coordinator.launcher import PlannedCoordinator
+from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator, without_brackets
 from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, KafkaSinkError, WriteOverError
 from kafka_sink.metadata.topic_state import MetadataSnapshot

@@ -34,6 +34,7 @@ from kafka_sink.spark.writer import (
     PlannedWrite,
     TaskCommitted,
     TimedReader,
+    job_name,
     send_tables,
 )
 from kafka_sink.task import producer_cache
@@ -448,3 +449,9 @@ def test_tasks_find_the_coordinator_of_any_driver_host(
     found = PlannedWrite(options, ColumnPlan.of([("value", "string")], "t"), planned)._coordinator()
     assert found is not None
     assert found.host == expected
+
+
+def test_spark_says_what_a_query_is_called() -> None:
+    assert job_name("clicks\nid = 1\nrunId = 2\nbatch = 3") == "clicks"
+    assert job_name("\nid = 1\nrunId = 2\nbatch = 3") == ""
+    assert job_name("nightly orders") == "nightly orders"

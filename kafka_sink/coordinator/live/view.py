@@ -6,26 +6,21 @@ import asyncio
 import base64
 import hashlib
 import json
-import logging
-import os
 import re
 import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
-from kafka_sink.coordinator.figures.history import History
-from kafka_sink.coordinator.figures.http_server import HttpServer, Response
-from kafka_sink.coordinator.transport.address import ANY_ADDRESSES
+from kafka_sink.coordinator.address import ANY_ADDRESSES
+from kafka_sink.coordinator.live.application import ApplicationMetrics
+from kafka_sink.coordinator.live.http_server import HttpServer, Response
+from kafka_sink.coordinator.schema import Outbox, Scope, Service, Text, Within, cut, message, receives
 from kafka_sink.version import __version__
 
-_log = logging.getLogger(__name__)
 # How long a snapshot and what is made of it serve all clients, unless a write ends, and even then.
 _FRESH_MS, _ALWAYS_FRESH_MS = 500.0, 50.0
 # How long a client waits for a snapshot.
@@ -33,64 +28,54 @@ _SNAPSHOT_S = 2.0
 _BACKLOG = 64
 
 
-class LiveView:
-    """Opened at most once. ``open`` and ``close`` are called on the coordinator's loop.
+@message
+class OpenView:
+    """From planning: serve the live view at this address (ui.bind.address) and port (ui.port)."""
 
-    ``marker``: the file that tells planning where the live view is, or why there is none.
-    """
+    address: Text
+    port: Annotated[int, Within(0, 65_535)]
 
-    def __init__(self, figures: ApplicationFigures, marker: Path) -> None:
-        self._figures = figures
-        self._marker = marker
+
+@message
+class ViewOpened:
+    """Where the live view is. ``url`` is "" where it could not be opened, for the reason in ``error``."""
+
+    url: Text = ""
+    port: Annotated[int, Within(0, 65_535)] = 0
+    error: Text = ""
+
+
+class ViewService(Service):
+    """Opens the live view once, for whoever asks first, and says where it is. Belongs to a running loop."""
+
+    scope = Scope.APPLICATION
+
+    def __init__(self, out: Outbox, metrics: ApplicationMetrics) -> None:
+        super().__init__(out)
+        self._metrics = metrics
         self._server: HttpServer | None = None
-        self._history: History | None = None
+        self._opened = ViewOpened()
 
-    def open(self, where: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Listen on ``where``'s address and port, and return the same with the port chosen. ``history``: the
-        folder for a file that keeps what was shown; "" for none.
+    @receives(OpenView)
+    def on_open_view(self, peer: int, message: OpenView, now_ms: float) -> None:
+        if self._server is None:
+            self._opened = self._open(message.address, message.port)
+        self.out.send(peer, self._opened)
 
-        Raises nothing: planning reads the marker.
-        """
-        if self._server is not None:
-            return where
+    def _open(self, address: str, port: int) -> ViewOpened:
         try:
-            address, port = str(where["address"]), int(where["port"])
             listening = _listen(address, port)
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            self._write(
-                {"error": f"ui.bind.address={where.get('address')}, ui.port={where.get('port')}: {error}"}
-            )
-            return where
-        port = int(listening.getsockname()[1])
+        except (OSError, ValueError) as error:
+            return ViewOpened(error=cut(f"ui.bind.address={address}, ui.port={port}: {error}"))
         name = socket.gethostname() if address in ANY_ADDRESSES else address
-        pages = LivePages(self._figures, asyncio.get_running_loop())
-        hosts = {"localhost", address, socket.gethostname()}
-        self._server = HttpServer(listening, pages.by_path, hosts)
+        pages = LivePages(self._metrics, asyncio.get_running_loop())
+        self._server = HttpServer(listening, pages.by_path, {"localhost", address, socket.gethostname()})
         self._server.start()
         shown = f"[{name}]" if ":" in name else name
-        folder = str(where.get("history") or "")
-        self._history = History(self._figures, Path(folder)) if folder else None
-        self._write({"url": f"http://{shown}:{port}/", "address": address, "port": port})
-        return {"address": address, "port": port, "history": folder}
-
-    def record(self) -> None:
-        """Once a second."""
-        if self._history is not None:
-            self._history.record(monotonic_ms(), time.time())
-
-    def _write(self, content: dict[str, Any]) -> None:
-        try:
-            draft = self._marker.with_name(self._marker.name + ".new")
-            with open(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-                json.dump(content, file)
-            os.replace(draft, self._marker)
-        except OSError as error:
-            _log.warning("The address of the live view could not be written: %s", error)
+        chosen = int(listening.getsockname()[1])
+        return ViewOpened(f"http://{shown}:{chosen}/", chosen)
 
     def close(self) -> None:
-        """End the server and the history."""
-        if self._history is not None:
-            self._history.close(monotonic_ms(), time.time())
         if self._server is not None:
             self._server.close()
 
@@ -111,14 +96,14 @@ class _Snapshot:
 
 
 class LivePages:
-    """The pages, for the server's thread. ``owner`` is the loop that ``figures`` belongs to.
+    """The pages, for the server's thread. ``owner`` is the loop that ``metrics`` belongs to.
 
     All clients share a snapshot for a moment, so that many cost no more than one. A response contains the
-    final figures of each write that ended before its request, so of a write whose ``save()`` has returned.
+    sums of each write that ended before its request, so of a write whose ``save()`` has returned.
     """
 
-    def __init__(self, figures: ApplicationFigures, owner: asyncio.AbstractEventLoop) -> None:
-        self._figures = figures
+    def __init__(self, metrics: ApplicationMetrics, owner: asyncio.AbstractEventLoop) -> None:
+        self._metrics = metrics
         self._owner = owner
         self._snapshot: _Snapshot | None = None
         # The next snapshot, for all clients that wait for it.
@@ -126,7 +111,9 @@ class LivePages:
         self._made: dict[str, tuple[_Snapshot, Response]] = {}
         self.by_path: dict[str, Callable[[], Awaitable[Response]]] = {
             "/": self._page,
-            "/figures.json": lambda: self._shared("figures", as_json),
+            "/metrics.json": lambda: self._shared("json", _as_json),
+            # The path of 0.1, for one release.
+            "/figures.json": lambda: self._shared("json", _as_json),
             "/metrics": lambda: self._shared("metrics", _metrics),
         }
 
@@ -147,7 +134,7 @@ class LivePages:
 
     async def _current(self) -> _Snapshot:
         """A snapshot that a request of this moment may get."""
-        asked_ms, writes_ended = monotonic_ms(), self._figures.writes_ended
+        asked_ms, writes_ended = monotonic_ms(), self._metrics.writes_ended
         while True:
             found = self._snapshot
             if found is not None:
@@ -161,18 +148,18 @@ class LivePages:
                     await asyncio.sleep(left_ms / 1000)
                     continue
             if self._taking is None or self._taking.done():
-                taken = asyncio.run_coroutine_threadsafe(_snapshot_of(self._figures), self._owner)
+                taken = asyncio.run_coroutine_threadsafe(_snapshot_of(self._metrics), self._owner)
                 self._taking = asyncio.wrap_future(taken)
             # A client that gives up must not take it from the others.
             self._snapshot = await asyncio.shield(self._taking)
 
 
-async def _snapshot_of(figures: ApplicationFigures) -> _Snapshot:
+async def _snapshot_of(metrics: ApplicationMetrics) -> _Snapshot:
     now_ms = monotonic_ms()
-    return _Snapshot(now_ms, figures.writes_ended, figures.snapshot(now_ms))
+    return _Snapshot(now_ms, metrics.writes_ended, metrics.snapshot(now_ms))
 
 
-def as_json(snapshot: Mapping[str, Any]) -> Response:
+def _as_json(snapshot: Mapping[str, Any]) -> Response:
     """What the page reads."""
     body = json.dumps({**snapshot, "version": __version__}, separators=(",", ":")).encode()
     return Response(body, "application/json")
@@ -180,7 +167,7 @@ def as_json(snapshot: Mapping[str, Any]) -> Response:
 
 def _metrics(snapshot: dict[str, Any]) -> Response:
     # Imported when somebody asks for it first: most applications are not scraped.
-    from kafka_sink.coordinator.figures.metrics import exposition
+    from kafka_sink.coordinator.live.prometheus import exposition
 
     body, content_type = exposition(snapshot)
     return Response(body, content_type)
@@ -189,7 +176,7 @@ def _metrics(snapshot: dict[str, Any]) -> Response:
 @lru_cache(maxsize=1)
 def page() -> Response:
     """The page. Its script and styles are in it, and nothing else may run or load."""
-    text = files("kafka_sink.coordinator.figures").joinpath("page.html").read_text("utf-8")
+    text = files("kafka_sink.coordinator.live").joinpath("page.html").read_text("utf-8")
     policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"frame-ancestors 'none'; script-src {_hash(text, 'script')}; style-src {_hash(text, 'style')}"

@@ -1,4 +1,4 @@
-"""The live figures as metrics for Prometheus.
+"""The metrics of an application in the format of Prometheus.
 
 METRICS is the one list of names; the documentation, the dashboard and the alerts are checked against it.
 Names follow Kafka's producer metrics, with Prometheus's units and suffixes. Labels: topics and brokers are
@@ -21,8 +21,8 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from kafka_sink.activity import STATES
-from kafka_sink.coordinator.figures.application_figures import TRANSACTION_OUTCOMES
-from kafka_sink.coordinator.figures.messages import OUTCOMES
+from kafka_sink.coordinator.live.application import TRANSACTION_OUTCOMES
+from kafka_sink.coordinator.live.messages import OUTCOMES
 from kafka_sink.counts import GAUGES, LATENCY_BOUNDS_MS, SPECS
 from kafka_sink.version import __version__
 
@@ -201,7 +201,7 @@ class _Collector:
 def _family(spec: MetricSpec, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
     family = _FAMILIES[spec.kind](PREFIX + spec.name, spec.doc, labels=spec.labels)
     for labels, value in samples:
-        family.add_metric(labels, value * spec.scale)
+        family.add_metric([_label(one) for one in labels], value * spec.scale)
     return family
 
 
@@ -214,6 +214,11 @@ def _latency(brokers: Sequence[Mapping[str, Any]]) -> Metric:
             below += count
             buckets.append((bound, float(below)))
         if buckets and buckets[-1][0] == "+Inf":
-            labels = [one["cluster"], str(one["broker"])]
+            labels = [_label(one["cluster"]), str(one["broker"])]
             family.add_metric(labels, buckets, one["latency_sum"])
     return family
+
+
+def _label(value: str) -> str:
+    """A name that UTF-8 cannot encode is shown by its codes: it must not hide all other metrics."""
+    return value.encode(errors="backslashreplace").decode()

@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.activity import LIMIT, MEMORY
 from kafka_sink.clock import Clock
-from kafka_sink.coordinator.figures.messages import (
+from kafka_sink.coordinator.live.messages import (
     MAX_BROKERS,
-    MAX_LETTERS,
+    MAX_DEAD_LETTERS,
     MAX_MUTES,
     MAX_PARTITIONS,
     MAX_TOPICS,
-    MuteFigures,
-    TaskFigures,
+    BrokerReport,
+    DeadLetterCount,
+    MuteReport,
     TaskIdentity,
+    TaskReport,
+    cluster_name,
 )
-from kafka_sink.counts import NAMES, BrokerFigures, Number, TaskCounts, TopicFigures
+from kafka_sink.coordinator.schema import cut
+from kafka_sink.counts import NAMES, Number, TaskCounts, TopicFigures
 from kafka_sink.sending.producer_metrics import Metrics, RowMetrics, task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
 
@@ -42,8 +46,8 @@ _OF_DELIVERIES = tuple(one.name for one in fields(DeliveryCounts) if one.name in
 
 
 @dataclass(slots=True)
-class TaskFiguresReader:
-    """The parts of a producer that have figures. ``begin`` sets what its counts start from.
+class TaskReporter:
+    """The parts of a producer that count. ``begin`` sets what its counts start from.
 
     ``transaction_since_ms`` is when the task's transaction was begun; None without one.
     """
@@ -57,7 +61,7 @@ class TaskFiguresReader:
     activity: TaskActivity
     clock_ms: Clock
     # Returns the rows that can never be written, by topic and reason.
-    letters: Callable[[], Mapping[tuple[str, str], int]]
+    dead_letters: Callable[[], Mapping[tuple[str, str], int]]
     # Returns for how long the rate limit held the task up.
     rate_wait_ms: Callable[[], float]
     rack: ClientRack
@@ -82,6 +86,7 @@ class TaskFiguresReader:
             "buffer_exhausted": self.allocator.pool.metrics().buffer_exhausted_total,
             "metadata_requests": self.cluster.requests,
             "metadata_avoided": self.cluster.imports,
+            "metadata_fetches": self.cluster.fetches,
         }
         if self.breaker is not None:
             mutes = self.breaker.manager.local
@@ -93,23 +98,24 @@ class TaskFiguresReader:
         counts = self.sender.deliveries.counts()
         return task_metrics(self.allocator.pool.metrics(), self._memory_before, counts, self.counts(), rows)
 
-    def read(self, identity: TaskIdentity, *, done: bool = False, failed: bool = False) -> TaskFigures:
+    def read(self, identity: TaskIdentity, *, done: bool = False, failed: bool = False) -> TaskReport:
         """The report of the present task."""
         now_ms = self.clock_ms()
         state, since_ms = self.activity.current
         began = self.transaction_since_ms
-        return TaskFigures(
+        return TaskReport(
+            cluster_name(self.accumulator.options),
             identity,
             elapsed_ms=max(0.0, now_ms - self.started_ms),
             state=state,
             state_ms=max(0.0, now_ms - since_ms),
-            counters=self._counts_so_far(state, max(0.0, now_ms - since_ms)).by_name(),
-            gauges={} if done else self._gauges(),
+            counters=_rounded(self._counts_so_far(state, max(0.0, now_ms - since_ms)).by_name()),
+            gauges={} if done else _rounded(self._gauges()),
             topics=named_topics(self.sender.deliveries.topics()),
             brokers=self._brokers(now_ms, done=done),
             mutes=() if done or self.breaker is None else self._mutes(self.breaker, now_ms),
-            letters=first_letters(self.letters()),
-            transaction_ms=-1.0 if began is None else max(0.0, now_ms - began),
+            dead_letters=first_dead_letters(self.dead_letters()),
+            transaction_ms=None if began is None else max(0.0, now_ms - began),
             done=done,
             failed=failed,
         )
@@ -128,7 +134,7 @@ class TaskFiguresReader:
         return TaskCounts(
             **{name: getattr(counts, name) for name in _OF_DELIVERIES},
             **{name: value - before.get(name, 0) for name, value in self._of_all_tasks().items()},
-            skipped=sum(self.letters().values()),
+            skipped=sum(self.dead_letters().values()),
             other_rack_bytes=self._other_rack_bytes(),
             encode_ms=self.appender.encode_ms,
             pool_wait_ms=self.appender.pool_wait_ms,
@@ -155,16 +161,25 @@ class TaskFiguresReader:
             "waiting_threads": pool.waiting_threads,
         }
 
-    def _brokers(self, now_ms: float, *, done: bool) -> dict[int, BrokerFigures]:
+    def _brokers(self, now_ms: float, *, done: bool) -> dict[int, BrokerReport]:
         addresses = self.cluster.nodes()
         found = {}
-        for node_id, broker in list(self.sender.node_metrics(now_ms).items())[:MAX_BROKERS]:
+        for node_id, one in islice(self.sender.node_metrics(now_ms).items(), MAX_BROKERS):
             node = addresses.get(node_id)
-            address = "" if node is None else f"{node.host}:{node.port}"
-            found[node_id] = broker._replace(address=address, in_flight=0 if done else broker.in_flight)
+            found[node_id] = BrokerReport(
+                "" if node is None else cut(f"{node.host}:{node.port}"),
+                one.requests,
+                one.failures,
+                0 if done else one.in_flight,
+                round(one.latency_ms, 1),
+                round(one.max_latency_ms, 1),
+                one.latency_buckets,
+                round(one.throttle_ms, 1),
+                round(one.oldest_ms),
+            )
         return found
 
-    def _mutes(self, breaker: ProducerBreaker, now_ms: float) -> tuple[MuteFigures, ...]:
+    def _mutes(self, breaker: ProducerBreaker, now_ms: float) -> tuple[MuteReport, ...]:
         muted = breaker.muted_targets(MAX_MUTES)
         if not muted:
             return ()
@@ -178,24 +193,33 @@ class TaskFiguresReader:
         for target, reason, age_ms in muted:
             held = waiting.get(target, [])
             made.append(
-                MuteFigures(
-                    str(target),
-                    reason,
-                    age_ms,
+                MuteReport(
+                    cut(str(target)),
+                    cut(reason),
+                    round(age_ms),
                     sum(rows for _, rows, _ in held),
-                    max(0.0, min(one[2] for one in held) + timeout_ms - now_ms) if held else -1.0,
+                    max(0.0, min(one[2] for one in held) + timeout_ms - now_ms) if held else None,
                     len(held),
-                    tuple(str(partition) for partition, _, _ in held[:MAX_PARTITIONS]),
+                    tuple(cut(str(partition)) for partition, _, _ in held[:MAX_PARTITIONS]),
+                    breaker.manager.local.is_shared(target),
                 )
             )
         return tuple(made)
 
 
-def first_letters(letters: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    """The first of them, and the sum of all others under ("", "")."""
-    found = dict(list(letters.items())[: MAX_LETTERS - 1])
-    others = sum(letters.values()) - sum(found.values())
-    return {**found, ("", ""): others} if others else found
+def _rounded(values: Mapping[str, Number]) -> dict[str, Number]:
+    # Zeros are left out: most counters of a healthy task are zero.
+    return {name: round(value, 1) for name, value in values.items() if value}
+
+
+def first_dead_letters(rows: Mapping[tuple[str, str], int]) -> tuple[DeadLetterCount, ...]:
+    """The first of them, and the sum of all others under no topic and no reason."""
+    found = [
+        DeadLetterCount(topic, cut(reason), number)
+        for (topic, reason), number in islice(rows.items(), MAX_DEAD_LETTERS - 1)
+    ]
+    others = sum(rows.values()) - sum(one.rows for one in found)
+    return (*found, DeadLetterCount("", "", others)) if others else tuple(found)
 
 
 def named_topics(counts: Mapping[str, TopicFigures]) -> dict[str, TopicFigures]:

@@ -151,8 +151,6 @@ class HttpServer:
                 await asyncio.wait_for(self._loop.sock_recv(sock, self._bounds.request_bytes), 1.0)
         except (OSError, asyncio.TimeoutError, ValueError) as error:
             _log.debug("A connection to the live view ended: %r", error)
-        except Exception:  # noqa: BLE001 - a bug in a page must not end the server
-            _log.exception("The live view could not respond")
 
     async def _read(self, sock: socket.socket) -> bytes:
         """The request up to its empty line, or as much as the bound allows."""
@@ -177,7 +175,13 @@ class HttpServer:
         if not self.accepts_host(_header(rest, "host")):
             return _refusal("403 Forbidden", "call the live view by its IP address or this host's name")
         page = self._pages.get(target.partition("?")[0])
-        return _refusal("404 Not Found") if page is None else await page()
+        if page is None:
+            return _refusal("404 Not Found")
+        try:
+            return await page()
+        except Exception:  # noqa: BLE001 - a bug in a page must not end the server, nor go unnoticed
+            _log.exception("The live view could not make a page")
+            return _refusal("500 Internal Server Error", "the coordinator's log has the reason")
 
     def accepts_host(self, header: str | None) -> bool:
         """Whether this Host header is one of ours."""

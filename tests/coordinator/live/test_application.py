@@ -1,29 +1,36 @@
-"""The live figures: what lost, late and repeated reports do to totals, and what is bounded."""
+"""The metrics of an application: what lost, late and repeated reports do to totals, and what is bounded."""
 
 from __future__ import annotations
 
-import json
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator.figures import application_figures
-from kafka_sink.coordinator.figures.application_figures import OTHER
-from kafka_sink.coordinator.figures.channel import FiguresChannel
-from kafka_sink.coordinator.figures.handler import FiguresHandler
-from kafka_sink.coordinator.figures.messages import (
-    MuteFigures,
-    TaskFigures,
-    TaskIdentity,
-    decode_final,
-    decode_task,
-    encode_final,
-    encode_task,
+from kafka_sink.coordinator.live import application
+from kafka_sink.coordinator.live.application import (
+    MAX_EVENTS,
+    OTHER,
+    ApplicationMetrics,
+    EventLog,
+    ReportService,
 )
+from kafka_sink.coordinator.live.messages import (
+    AboutJob,
+    DeadLetterCount,
+    MuteReport,
+    ReportEvery,
+    TaskIdentity,
+    WriteNoted,
+)
+from kafka_sink.coordinator.schema import deliver
 from kafka_sink.counts import TopicFigures
 from kafka_sink.errors import ProtocolError
-from tests.support.reported_figures import CLUSTER, TASK, Board, broker, final, full_report, report
+from tests.support.fake_outbox import FakeOutbox
+from tests.support.task_reports import TASK, Board, broker, final, report
+
+STREAM = replace(TASK, write="c/3", query="0f3c", batch=3)
 
 
 def test_reports_are_totals_so_a_lost_or_repeated_one_changes_nothing() -> None:
@@ -36,7 +43,7 @@ def test_reports_are_totals_so_a_lost_or_repeated_one_changes_nothing() -> None:
     assert board.total() == board.topic() == board.job()["counters"]["records"] == 30
 
 
-def test_the_drivers_figures_replace_those_of_a_task_whose_last_report_was_lost() -> None:
+def test_the_drivers_sums_replace_those_of_a_task_whose_last_report_was_lost() -> None:
     board = Board()
     board.report(report(10))
     board.end(final(100))
@@ -71,8 +78,8 @@ def test_of_a_task_that_has_ended_only_its_number_is_kept_and_late_reports_chang
         failed = number % 2 == 1
         board.report(report(1, replace(TASK, task=number), done=True, failed=failed, transaction_ms=5.0))
     board.report(report(1, replace(TASK, task=9_000)))
-    assert board.figures.interval_ms == 1_000.0
-    assert len(board.figures._attempts) == 1
+    assert board.metrics.interval_ms == 1_000.0
+    assert len(board.metrics._attempts) == 1
     for number in (0, 1):
         for done in (True, False):
             board.report(report(50, replace(TASK, task=number), done=done))
@@ -85,12 +92,11 @@ def test_of_a_task_that_has_ended_only_its_number_is_kept_and_late_reports_chang
     assert board.shown()["clusters"][0]["transactions"]["open"] == 0
 
 
-def test_tasks_whose_end_is_never_reported_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application_figures, "_MAX_ATTEMPTS", 3)
-    board = Board()
+def test_tasks_whose_end_is_never_reported_do_not_add_up() -> None:
+    board = Board(ApplicationMetrics(lambda: 1_000.0, max_attempts=3))
     for number in range(5):
         board.report(report(1, replace(TASK, task=number)))
-    assert (len(board.figures._attempts), board.total()) == (3, 5)
+    assert (len(board.metrics._attempts), board.total()) == (3, 5)
 
 
 def test_rows_of_a_failed_attempt_stay_in_the_totals_but_not_in_the_job() -> None:
@@ -187,12 +193,12 @@ def test_a_silent_task_is_shown_as_silent_and_then_not_at_all() -> None:
 
 def test_topics_beyond_the_bound_count_together() -> None:
     board = Board()
-    for number in range(5 * application_figures.MAX_TOPICS):
+    for number in range(5 * application.MAX_TOPICS):
         name = f"t{number}"
         board.report(report(0, topics={name: TopicFigures(1, 1, 1, 1)}, identity=replace(TASK, task=number)))
     shown = board.shown()["topics"]
-    assert len(shown) <= application_figures.MAX_TOPICS + 1
-    assert board.topic(OTHER) == 4 * application_figures.MAX_TOPICS
+    assert len(shown) <= application.MAX_TOPICS + 1
+    assert board.topic(OTHER) == 4 * application.MAX_TOPICS
 
 
 def test_ended_jobs_make_room_for_new_ones() -> None:
@@ -201,8 +207,8 @@ def test_ended_jobs_make_room_for_new_ones() -> None:
         board.report(report(1, replace(TASK, write=str(number))))
         board.end(final(1, write=str(number)))
     assert len(board.shown()["jobs"]) <= 50
-    assert board.figures._writes == {}
-    assert not board.figures._attempts
+    assert board.metrics._writes == {}
+    assert not board.metrics._attempts
 
 
 def test_a_batch_job_that_has_ended_stays_however_many_queries_there_were() -> None:
@@ -213,7 +219,7 @@ def test_a_batch_job_that_has_ended_stays_however_many_queries_there_were() -> N
         board.report(report(1, query), number)
         board.end(final(1, write=query.write, query=query.query, batch=0))
     board.end(final(1, write="batch"))
-    board.figures.sample(2_000.0)
+    board.metrics.sample(2_000.0)
     assert "batch" in {job["job"] for job in board.shown()["jobs"]}
     board.report(report(1, replace(TASK, write="new")))
     assert {"batch", "new", "q59"} <= {job["job"] for job in board.shown()["jobs"]}
@@ -248,11 +254,11 @@ def test_rates_are_of_the_last_seconds() -> None:
     board = Board()
     for second in range(20):
         board.report(report(1_000 * (second + 1)), 1_000.0 * second)
-        board.figures.sample(1_000.0 * second)
+        board.metrics.sample(1_000.0 * second)
     assert board.shown(20_000)["rates"]["records"] == pytest.approx(1_000)
     assert board.shown(20_000)["topics"][0]["sent_bytes_rate"] == pytest.approx(10_000)
     for second in range(20, 30):
-        board.figures.sample(1_000.0 * second)
+        board.metrics.sample(1_000.0 * second)
     assert board.shown(30_000)["rates"]["records"] == 0
 
 
@@ -266,10 +272,11 @@ def test_brokers_add_up_over_tasks_and_show_the_oldest_request() -> None:
     assert shown["oldest"] == 8.0
 
 
-def test_mutes_of_the_coordinator_and_of_tasks_are_named_with_cause_and_time() -> None:
+def test_mutes_are_named_with_cause_and_time() -> None:
     board = Board()
-    board.figures.add_mutes(CLUSTER, lambda: lambda now_ms: [MuteFigures("1", "silent for 2 s", now_ms)])
-    board.report(report(1, mutes=(MuteFigures("1", "mine", 9e9), MuteFigures("t-3", "errors", 500.0))))
+    shared, own = MuteReport("1", "silent for 2 s", 0.0, shared=True), MuteReport("t-3", "errors", 500.0)
+    board.report(report(1, mutes=(shared, own)))
+    board.report(report(1, replace(TASK, task=8), mutes=(MuteReport("1", "mine", 0.0),)), 1_000.0)
     first, second = board.shown(4_000)["mutes"]
     assert (first["target"], second["target"]) == ("t-3", "1")
     assert (second["reason"], second["seconds"], second["shared"]) == ("silent for 2 s", 4.0, True)
@@ -298,7 +305,7 @@ def test_the_oldest_transaction_of_a_cluster_is_shown_whichever_task_was_done_la
     board = Board()
     for task, age_ms in ((1, 2_000.0), (2, 9_000.0), (3, 1_000.0)):
         board.report(report(1, replace(TASK, task=task), done=True, transaction_ms=age_ms))
-    board.figures.report("other:9092", report(1, replace(TASK, write="elsewhere")), 0.0)
+    board.report(report(1, replace(TASK, write="elsewhere"), cluster="other:9092"))
     here, elsewhere = (one["transactions"] for one in board.shown(1_000)["clusters"])
     assert (here["open"], here["oldest"]) == (3, 10.0)
     assert (elsewhere["open"], elsewhere["oldest"]) == (0, 0.0)
@@ -310,121 +317,48 @@ def test_a_job_names_the_schemas_of_its_last_write() -> None:
     assert board.job()["schemas"] == ["value as avro by t-value version 1 (id 7)"]
 
 
-# -- messages ---------------------------------------------------------------------------------------
-
-
-def test_messages_survive_the_wire() -> None:
-    assert decode_task(json.loads(json.dumps(encode_task(full_report())))) == full_report()
-    counted: dict[str, Any] = {"transactions": {"committed": 2}, "transactions_ms": {"committed": 7}}
-    sent = final(
-        5, query="q", batch=3, schemas=("value as avro by t-value (id 7)",), cause="no disk", **counted
-    )
-    assert decode_final(json.loads(json.dumps(encode_final(sent)))) == sent
-
-
-FIELDS = ("task", "state", "counters", "topics", "brokers", "mutes", "end")
-NONSENSE = (None, -2, "x", [1], {"a": 1}, [[1]], 1e400, [["t", -1, 0, 0, 0]])
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [(key, value) for key in FIELDS for value in NONSENSE if (key, value) != ("counters", {"a": 1})],
-)
-def test_a_report_that_makes_no_sense_is_refused_and_changes_nothing(key: str, value: object) -> None:
-    board = Board()
-    body = encode_task(full_report())
-    with pytest.raises(ProtocolError):
-        FiguresHandler(CLUSTER, board.figures).on_message(1, 1, body | {key: value}, 0.0)
-    assert board.shown()["jobs"] == []
-
-
 def test_a_counter_of_a_newer_version_is_ignored() -> None:
     board = Board()
-    body = encode_task(report(5))
-    body["counters"]["a"] = 1
-    FiguresHandler(CLUSTER, board.figures).on_message(1, 1, body, 0.0)
+    board.report(report(5, counters={"records": 5, "a": 1}))
     assert board.total() == 5
     assert "a" not in board.job()["counters"]
 
 
-def test_tasks_that_share_a_connection_are_counted_separately() -> None:
-    board = Board()
-    handler = FiguresHandler(CLUSTER, board.figures)
-    for task in (1, 2):
-        handler.on_message(9, task, encode_task(report(10, replace(TASK, task=task))), 0.0)
-    assert board.total() == 20
+# -- the service ------------------------------------------------------------------------------------
 
 
-# -- a task's side ----------------------------------------------------------------------------------
-
-
-class Channel:
-    """A task with a counter, and the messages that it sends."""
+class Coordinator:
+    """A service and what it sends."""
 
     def __init__(self) -> None:
-        self.now_ms = 0.0
-        self.rows = 0
-        self.channel = FiguresChannel(lambda identity: report(self.rows, identity), lambda: self.now_ms)
+        self.board = Board()
+        self.out = FakeOutbox()
+        self.service = ReportService(self.out, self.board.metrics)
 
-    def send(self) -> list[TaskFigures]:
-        sent = []
-        while (body := self.channel.next_message(self.now_ms)) is not None:
-            sent.append(decode_task(body))
-        return sent
+    def receive(self, peer: int, message: Any, now_ms: float = 0.0) -> list[tuple[int, Any]]:
+        deliver(self.service, peer, message, now_ms)
+        return self.out.taken()
 
 
-def test_a_task_reports_soon_then_every_second_and_at_its_end() -> None:
-    task = Channel()
-    assert task.send() == []
-    task.channel.begin(TASK)
-    assert task.send() == []
-    assert task.channel.next_message_delay_ms(0.0) == 300.0
-    task.now_ms = 300.0
-    assert len(task.send()) == 1
-    task.now_ms = 1_200.0
-    assert task.send() == []
-    assert task.channel.next_message_delay_ms(1_200.0) == pytest.approx(100.0)
-    task.now_ms, task.rows = 1_300.0, 5
-    assert [one.counters.get("records", 0) for one in task.send()] == [5]
-    task.channel.end(report(9, done=True))
-    # The next task begins before the last report has gone out.
-    task.channel.begin(replace(TASK, task=8))
-    assert [(one.identity.task, one.done) for one in task.send()] == [(7, True)]
-    task.now_ms = 2_300.0
-    assert [(one.identity.task, one.done) for one in task.send()] == [(8, False)]
+def test_the_tasks_of_a_worker_that_follow_one_another_are_counted_separately() -> None:
+    coordinator = Coordinator()
+    for task in (1, 2):
+        coordinator.receive(9, report(10, replace(TASK, task=task)))
+    assert coordinator.board.total() == 20
 
 
-def test_short_tasks_of_a_worker_share_a_report_in_an_interval() -> None:
-    """Catches: 500 short tasks a second sent 1,000 reports a second."""
-    task, board, sent = Channel(), Board(), []
-    for number in range(100):
-        task.now_ms = 100.0 * number
-        task.channel.begin(replace(TASK, task=number))
-        task.channel.end(report(3, replace(TASK, task=number), brokers={0: broker(2, (1, 1))}, done=True))
-        sent += task.send()
-    assert len(sent) == 10
-    assert task.channel.left_delay_ms(task.now_ms) == pytest.approx(100.0)
-    # The process ends.
-    task.channel.close()
-    sent += task.send()
-    for one in sent:
-        board.report(one)
-    assert (board.total(), board.topic(), board.job()["tasks_done"]) == (300, 300, 100)
-    assert board.shown()["brokers"][0]["latency_buckets"] == [100, 100]
-    board.end(final(300, tasks=100))
-    assert (board.total(), board.job()["tasks_done"]) == (300, 100)
+def test_the_driver_hears_that_its_report_is_shown() -> None:
+    coordinator = Coordinator()
+    assert coordinator.receive(1, final(5)) == [(1, WriteNoted())]
+    assert coordinator.board.job()["state"] == "committed"
 
 
-def test_a_failed_task_and_one_that_has_reported_are_not_joined_with_others() -> None:
-    task = Channel()
-    task.channel.end(report(1, done=True))
-    assert task.send() == [], "no task has begun"
-    for number, failed in ((1, False), (2, True), (3, False), (4, False)):
-        task.channel.begin(replace(TASK, task=number, write=f"w{number // 4}"))
-        task.channel.end(
-            report(1, replace(TASK, task=number, write=f"w{number // 4}"), done=True, failed=failed)
-        )
-    assert [(one.identity.task, one.others) for one in task.send()] == [(1, ()), (2, ()), (3, ()), (4, ())]
+@pytest.mark.parametrize("wrong", [report(1, state="asleep"), final(1, outcome="lost")])
+def test_a_report_that_makes_no_sense_is_refused_and_changes_nothing(wrong: Any) -> None:
+    coordinator = Coordinator()
+    with pytest.raises(ProtocolError):
+        coordinator.receive(1, wrong)
+    assert coordinator.board.shown()["jobs"] == []
 
 
 def test_so_many_reports_a_second_ask_for_fewer_whoever_sends_them() -> None:
@@ -432,61 +366,33 @@ def test_so_many_reports_a_second_ask_for_fewer_whoever_sends_them() -> None:
     board = Board()
     number = 0
     for second in range(40):
-        board.figures.sample(1_000.0 * second)
-        for _ in range(round(1_000 * 1_000 / board.figures.interval_ms)):
+        board.metrics.sample(1_000.0 * second)
+        for _ in range(round(1_000 * 1_000 / board.metrics.interval_ms)):
             number += 1
             board.report(report(1, replace(TASK, task=number), done=True), 1_000.0 * second)
-    assert board.figures.interval_ms == pytest.approx(5_000.0, rel=0.1)
+    assert board.metrics.interval_ms == pytest.approx(5_000.0, rel=0.1)
     for second in range(40, 60):
-        board.figures.sample(1_000.0 * second)
-    assert board.figures.interval_ms == 1_000.0
+        board.metrics.sample(1_000.0 * second)
+    assert board.metrics.interval_ms == 1_000.0
 
 
-def test_thousands_that_report_at_once_take_turns_and_lose_nothing() -> None:
-    """Catches: after a restart 4,000 reports of 0.4 ms each held up what tasks need."""
-    board = Board()
-    handler = FiguresHandler(CLUSTER, board.figures)
-    tasks = [Channel() for _ in range(500)]
-    came: list[float] = []
-    for number, task in enumerate(tasks):
-        task.rows = 1
-        task.channel.begin(replace(TASK, task=number))
-    for now_ms in range(0, 6_001, 100):
-        for task in tasks:
-            task.now_ms = float(now_ms)
-            while (body := task.channel.next_message(task.now_ms)) is not None:
-                (reply,) = handler.on_message(1, 1, body, task.now_ms)
-                task.channel.on_reply(reply.body, True, task.now_ms)
-                came.append(task.now_ms)
-        board.figures.sample(float(now_ms))
-        assert board.figures.reports <= 200 * (1 + now_ms / 1000)
-    # Each of them, the last one after 2.5 s, and no more of them than were asked for.
-    assert board.total() == 500
-    assert sum(1_000 <= one <= 3_500 for one in came) == pytest.approx(500, abs=200)
-    assert sum(one > 3_500 for one in came) < 2.5 * 250
-    # The last reports of tasks are taken, however many come.
-    for number in range(500):
-        last = report(2, replace(TASK, task=number), done=True)
-        handler.on_message(1, 1, encode_task(last), 6_000.0)
-    assert board.total() == 1_000
-
-
-def test_a_report_that_was_not_taken_is_sent_again_with_all_topics() -> None:
-    task = Channel()
-    task.channel.begin(TASK)
-    task.now_ms, task.rows = 300.0, 5
-    assert list(task.send()[0].topics) == ["t"]
-    task.channel.on_reply({"interval": 4_000.0, "skipped": True}, True, 300.0)
-    task.now_ms = 4_200.0
-    assert task.send() == []
-    task.now_ms = 4_300.0
-    assert list(task.send()[0].topics) == ["t"]
+def test_many_tasks_are_asked_for_fewer_reports_and_are_not_called_silent() -> None:
+    coordinator = Coordinator()
+    for task in range(2_000):
+        sent = coordinator.receive(task, report(1, replace(TASK, task=task)), 5.0 * task)
+    assert sent == [(1_999, ReportEvery(10_000.0))]
+    assert coordinator.board.shown(25_000)["clusters"][0]["states"] == {"working": 2_000}
+    assert coordinator.board.shown(36_000)["clusters"][0]["states"] == {"silent": 2_000}
+    assert coordinator.receive(1_999, report(1, replace(TASK, task=1_999)), 10_000.0) == [], "it knows"
+    for task in range(2_000):
+        coordinator.service.on_gone(task, 10_000.0)
+    assert not coordinator.service._told
 
 
 def test_sums_of_running_tasks_follow_what_they_report_last() -> None:
     """Catches: sums that keep what a task reported before, or that is gone."""
     board = Board()
-    mute = MuteFigures("t-3", "errors", 500.0)
+    mute = MuteReport("t-3", "errors", 500.0)
     for rows in (1, 2):
         figures = report(
             rows,
@@ -510,32 +416,182 @@ def test_sums_of_running_tasks_follow_what_they_report_last() -> None:
     assert board.total() == 4
 
 
-def test_topics_without_news_are_left_out_until_a_new_coordinator_needs_them() -> None:
-    task = Channel()
-    task.rows = 5
-    task.channel.begin(TASK)
-    task.now_ms = 300.0
-    assert list(task.send()[0].topics) == ["t"]
-    task.now_ms = 1_300.0
-    assert list(task.send()[0].topics) == []
-    task.channel.on_lost(task.now_ms)
-    task.channel.on_connected(task.now_ms)
-    task.now_ms = 2_300.0
-    assert list(task.send()[0].topics) == ["t"]
-
-
-def test_many_tasks_are_asked_for_fewer_reports_and_are_not_called_silent() -> None:
+def test_a_job_has_its_name_and_options_from_the_task_of_partition_0() -> None:
+    about = AboutJob("nightly orders", 4, {"kafka.linger.ms": "5"})
     board = Board()
-    handler = FiguresHandler(CLUSTER, board.figures)
-    for task in range(2_000):
-        body = encode_task(report(1, replace(TASK, task=task)))
-        (reply,) = handler.on_message(1, task, body, 5.0 * task)
-    assert reply.body == {"interval": 10_000.0}
-    assert board.shown(25_000)["clusters"][0]["states"] == {"working": 2_000}
-    assert board.shown(36_000)["clusters"][0]["states"] == {"silent": 2_000}
-    one = Channel()
-    one.channel.on_reply(reply.body, True, 0.0)
-    one.channel.begin(TASK)
-    one.now_ms = 300.0
-    assert one.send()
-    assert one.channel.next_message_delay_ms(300.0) == 10_000.0
+    board.report(report(1, replace(TASK, about=about)))
+    board.report(report(1, replace(TASK, task=8)))
+    job = board.job()
+    assert (job["name"], job["execution"], job["options"]) == ("nightly orders", 4, {"kafka.linger.ms": "5"})
+
+
+def test_an_aborted_write_keeps_its_cause_and_a_committed_one_has_none() -> None:
+    board = Board()
+    board.report(report(1))
+    board.metrics.note_failure("w", "task 3 on worker-1: no disk")
+    board.metrics.note_failure("unknown", "task 1 on worker-2: no disk")
+    assert board.job()["cause"] == "task 3 on worker-1: no disk"
+    assert "a task failed: task 1 on worker-2: no disk" in [one["text"] for one in board.shown()["events"]]
+    board.end(final(1, outcome="aborted", cause="the commit failed"))
+    assert board.job()["cause"] == "the commit failed"
+    board.metrics.sample(1_000.0)
+    assert board.shown()["events"][0]["text"] == "write w aborted: the commit failed"
+    other = Board()
+    other.report(report(1))
+    other.metrics.note_failure("w", "task 3 on worker-1: no disk")
+    other.end(final(1))
+    assert other.job()["cause"] == ""
+
+
+def test_a_commit_that_takes_long_is_told_from_a_query_that_waits_for_rows() -> None:
+    board = Board()
+    board.report(report(1, STREAM, done=True, transaction_ms=2_000.0), 1_000.0)
+    assert board.shown(11_000.0)["jobs"][0]["state"] == "waiting for rows"
+    board.metrics.note_over("c/3", 11_000.0, aborts=False)
+    board.metrics.note_over("unknown", 11_000.0, aborts=True)
+    job = board.shown(61_000.0)["jobs"][0]
+    assert (job["state"], job["ending"], job["open"], job["open_seconds"]) == ("committing", 50.0, 1, 62.0)
+    assert job["acknowledged"] == 60.0
+    board.end(final(1, write="c/3", query="0f3c", batch=3), 61_000.0)
+    job = board.shown(71_000.0)["jobs"][0]
+    assert (job["state"], job["open"]) == ("waiting for rows", 0)
+    last = {"batch": 3, "outcome": "committed", "rows": 1, "seconds": 61.0, "age": 10.0}
+    assert job["last_batch"] == last
+
+
+def test_a_mute_says_what_waits_for_it() -> None:
+    board = Board()
+    for task in (1, 2):
+        mute = MuteReport("1", "frozen", 5.0, 10 * task, 9_000.0 * task, 2, ("t-0", f"t-{task}"))
+        board.report(report(1, replace(TASK, task=task), mutes=(mute,)))
+    (shown,) = board.shown(4_000.0)["mutes"]
+    assert (shown["rows"], shown["partitions"], shown["named"], shown["left"]) == (
+        30,
+        2,
+        ["t-0", "t-1", "t-2"],
+        5.0,
+    )
+    board.end(final(2))
+    assert not board.metrics._attempts.muted._targets
+
+
+def test_dead_letters_are_added_up_by_topic_and_reason() -> None:
+    board = Board()
+    for task, number in ((1, 2), (1, 5), (1, 5), (2, 1)):
+        letters = (DeadLetterCount("orders", "RecordTooLargeError", number), DeadLetterCount("bills", "E", 1))
+        board.report(report(1, replace(TASK, task=task), dead_letters=letters))
+    (cluster,) = board.shown()["clusters"]
+    assert cluster["dead_letters"] == [["orders", "RecordTooLargeError", 6], ["bills", "E", 2]]
+
+
+def test_a_late_report_of_a_broker_changes_nothing() -> None:
+    """Catches: after a report of 5 that came late, the next one of 15 counted 10 requests twice."""
+    board = Board()
+    for requests in (10, 5, 15):
+        board.report(report(1, brokers={0: broker(requests, (requests,))}))
+    (shown,) = board.shown()["brokers"]
+    assert (shown["requests"], shown["latency_buckets"]) == (15, [15])
+
+
+# -- bounds: one task whose reports name ever more ---------------------------------------------------
+
+
+def grown_mib(act: Any) -> float:
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[0] / 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_tasks_name_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: 50,000 tasks of 100 topics each, 1 GB in a process without a bound on what they name."""
+    monkeypatch.setattr(application, "_MAX_WRITE_TOPICS", 2_000)
+    board = Board()
+    board.metrics._attempts._max_entries = 5_000
+
+    def attack() -> None:
+        for task in range(300):
+            name = f"{task}".ljust(60, "x")
+            board.report(
+                report(
+                    1,
+                    TaskIdentity(name, task, host=name, query=name),
+                    topics={f"{name}-{one}": TopicFigures(1, 1, 1, 1) for one in range(100)},
+                    brokers={1_000 * task + one: broker(1, (1,)) for one in range(200)},
+                    mutes=tuple(MuteReport(f"{name}-{one}", name, 1.0, 1) for one in range(20)),
+                    dead_letters=tuple(DeadLetterCount(name, f"{name}-{one}", 1) for one in range(20)),
+                )
+            )
+
+    assert grown_mib(attack) < 6
+    assert board.metrics._attempts.entries <= 5_000 + 300
+    assert board.total() == 300, "counts do not depend on names"
+    for task in range(300):
+        board.end(final(1, write=f"{task}".ljust(60, "x"), query=f"{task}".ljust(60, "x")))
+    assert board.metrics._attempts.entries == 0
+    assert not board.metrics._numbers
+    assert not board.metrics._write_topics
+    assert len(board.shown()["clusters"][0]["dead_letters"]) <= 101
+
+
+def test_ever_new_writes_tasks_and_clusters_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "_MAX_WRITES", 50)
+    monkeypatch.setattr(application, "_MAX_NUMBERS", 500)
+    board = Board()
+    for number in range(1_000):
+        identity = replace(TASK, write=f"w{number}", task=number)
+        board.report(report(1, identity, cluster=f"c{number}"))
+    assert len(board.metrics._writes) == 50
+    assert len(board.shown()["clusters"]) == 101
+    for number in range(1_000):
+        board.report(report(1, replace(TASK, write="long", task=number), done=True))
+    assert board.metrics._numbers <= 500
+    board.end(final(1_000, write="long"))
+    (job,) = [one for one in board.shown()["jobs"] if one["job"] == "long"]
+    assert job["counters"]["records"] == 1_000, "the driver's sums have them"
+
+
+# -- events -----------------------------------------------------------------------------------------
+
+
+def mute(target: str, seconds: float, kind: str = "broker") -> dict[str, Any]:
+    return {"kind": kind, "target": target, "seconds": seconds, "reason": "3 requests without a response"}
+
+
+def texts(log: EventLog) -> list[str]:
+    return [str(one["text"]) for one in log.shown()]
+
+
+def test_a_mute_is_told_when_it_began_and_when_it_ended() -> None:
+    log = EventLog()
+    for second in range(100, 110):
+        log.observe(second, [mute("1", second - 97.5)], {}, 0)
+    log.observe(110, [], {}, 0)
+    assert texts(log) == ["broker 1 unmuted after 12 s", "broker 1 muted: 3 requests without a response"]
+    assert [one["time"] for one in log.shown()] == [110, 97.5]
+    assert [one["level"] for one in log.shown()] == ["good", "bad"]
+
+
+def test_a_job_is_told_by_its_states() -> None:
+    log = EventLog()
+    for state in ("running", "running", "aborted", "aborted"):
+        log.observe(1, [], {"a": ("write a", state, "no disk")}, 0)
+    log.observe(2, [], {}, 0)
+    assert texts(log) == ["write a aborted: no disk", "write a running"]
+
+
+def test_dead_letters_that_go_on_are_one_event() -> None:
+    log = EventLog()
+    for second, letters in ((0, 0), (1, 5), (2, 9), (50, 20), (111, 30)):
+        log.observe(second, [], {}, letters)
+    assert texts(log) == ["dead letters: 10 (in all 30)", "dead letters: 5 (in all 5)"]
+
+
+def test_the_log_is_bounded() -> None:
+    log = EventLog()
+    for second in range(1_000):
+        log.observe(second, [mute(str(second), 0)], {}, 0)
+    assert len(log.shown()) == MAX_EVENTS
+    assert len(log._mutes) == 1
