@@ -21,14 +21,13 @@ from typing import Any
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.breaker_service import BreakerService
-from kafka_sink.coordinator.live.application import ApplicationMetrics
-from kafka_sink.coordinator.live.messages import ReportService
+from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
 from kafka_sink.coordinator.live.view import ViewService
 from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.coordinator.rates import RateService
 from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator, read_found
 from kafka_sink.coordinator.server import CoordinatorServer, LoopWatch, Services
-from kafka_sink.coordinator.spark_jobs import RunningJobs, find_ui
+from kafka_sink.coordinator.spark_jobs import SparkJobs, find_ui
 from kafka_sink.coordinator.transport import ServerBounds, ServerIdentity, new_identity
 from kafka_sink.coordinator.writes import WriteService
 from kafka_sink.driver.driver_process import DriverProcess
@@ -52,7 +51,7 @@ class ServerProcess:
         self._watch = LoopWatch(monotonic_ms)
         self._identity = new_identity()
         self._metrics = ApplicationMetrics()
-        self._jobs = RunningJobs(partial(find_ui, self._driver), monotonic_ms)
+        self._jobs = SparkJobs(partial(find_ui, self._driver), monotonic_ms)
         self._has_found_ui = False
 
     def run(self) -> None:
@@ -69,6 +68,7 @@ class ServerProcess:
             self._identity, self._services(), monotonic_ms, self._watch, bounds_of_process()
         )
         self._metrics.coordinator = server.state
+        self._jobs.wake = lambda: server.wake(WriteService)
         server.start(listening)
         self._place.publish(found_of(self._identity, listening, str(self._settings["address"])))
         loop.call_later(_LONG_LIFE_S, self._place.forget_starts)
@@ -81,8 +81,8 @@ class ServerProcess:
     def _services(self) -> Services:
         metrics = self._metrics
         return {
-            MetadataService: partial(MetadataService, metrics=metrics),
-            BreakerService: partial(BreakerService, metrics=metrics, stalled_ms=self._watch.stalled_ms),
+            MetadataService: MetadataService,
+            BreakerService: partial(BreakerService, stalled_ms=self._watch.stalled_ms),
             RateService: RateService,
             WriteService: partial(WriteService, jobs=self._jobs, listener=metrics),
             ReportService: partial(ReportService, metrics=metrics),
