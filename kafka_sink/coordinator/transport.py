@@ -171,17 +171,18 @@ class Connection:
 
     def __init__(self, address: CoordinatorAddress, silence_ms: float) -> None:
         location = address.location
-        connected = socket.create_connection((address.host, location.port), timeout=silence_ms / 1000)
-        try:
+        with socket.create_connection((address.host, location.port), timeout=silence_ms / 1000) as connected:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Takes the descriptor over.
             self.socket = _client_context().wrap_socket(connected, server_hostname=location.name)
+        try:
             shown = self.socket.getpeercert(binary_form=True) or b""
             # TLS 1.3 has made the peer prove that it has the certificate's key.
             if not hmac.compare_digest(hashlib.sha256(shown).digest(), location.fingerprint):
                 raise ProtocolError("another process serves there: its certificate is not the coordinator's")
             self.socket.sendall(framed_bytes(bytes((VERSION,)) + location.token))
         except BaseException:
-            connected.close()
+            self.socket.close()
             raise
         self._frames = FrameReader(MAX_MESSAGE_BYTES)
         self._pid = os.getpid()
