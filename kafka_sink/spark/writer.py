@@ -41,7 +41,7 @@ from kafka_sink.spark.short_tracebacks import log_failure, told
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafka_sink.coordinator.figures.messages import TaskIdentity
+    from kafka_sink.coordinator.live.messages import TaskIdentity
     from kafka_sink.dead_letters.rejected_rows import RejectedRows
     from kafka_sink.formats.row_encoding import RowEncoding
     from kafka_sink.task.producer import Producer
@@ -146,7 +146,7 @@ class PlannedWrite:
         name, attempt = self._name_in_task(), context.attemptNumber()
         if not spark_application.first_time(f"failed: {name}, stage {context.stageId()}, attempt {attempt}"):
             return
-        from kafka_sink.coordinator.writes.channel import report_failure
+        from kafka_sink.coordinator.writes import report_failure
 
         where = f"task {context.partitionId()} on {socket.gethostname()}"
         report_failure(address, name, f"{where}: {told(error)}")
@@ -279,7 +279,7 @@ class PlannedWrite:
         context = TaskContext.get()
         if context is None or self.coordinator.rendezvous is None or not self.coordinator.rendezvous.figures:
             return None
-        from kafka_sink.coordinator.figures.messages import TaskIdentity, about_job
+        from kafka_sink.coordinator.live.messages import TaskIdentity, about_job
 
         query, batch = micro_batch_of(context)
         about = None
@@ -305,7 +305,7 @@ class PlannedWrite:
         """
         if self.coordinator.driver_address is None:
             return ""
-        from kafka_sink.coordinator.writes.channel import end_attempts
+        from kafka_sink.coordinator.writes import end_attempts
 
         # A restarted query writes the micro-batch again, under the same name.
         again = batch_id is not None
