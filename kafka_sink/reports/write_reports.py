@@ -105,7 +105,7 @@ def _to_delivery_report(path: str, ended: EndedWrite) -> None:
 
 def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
     """The sums that the summary shows, within the bounds of a message."""
-    topics = topics_of(ended.results)
+    topics: dict[str, tuple[int, ...]] = dict(topics_of(ended.results))
     return WriteEnded(
         cluster_name(options),
         ended.write,

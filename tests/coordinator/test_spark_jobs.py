@@ -13,7 +13,7 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator import spark_jobs
 from kafka_sink.coordinator.spark_jobs import MAX_STAGES, SparkJobs, SparkUi, StageTracker
 from kafka_sink.driver.driver_process import DriverProcess
-from tests.support.eventually import eventually
+from tests.support.coordinator_harness import eventually
 from tests.support.spark_ui import serving_ui
 
 
