@@ -265,7 +265,7 @@ _MANY_TOPICS, _GATHER_ANSWERS_MS = 200, 100.0
 # Work for one ``on_time``: sets of topics, topics compared, and topics encoded, which cost so much more.
 _SETS_AT_ONCE, _TOPICS_AT_ONCE, _COST_OF_ENCODING = 500, 50_000, 20
 # About what is kept of a topic, of a name in a set, of a broker, of a reported leader.
-_TOPIC_BYTES, _NAME_BYTES, _NODE_BYTES, _REPORTED_BYTES = 1500, 80, 500, 400
+_TOPIC_BYTES, _NAME_BYTES, _NODE_BYTES, _REPORTED_BYTES = 1200, 105, 500, 400
 _MEASURE_MS = 1000.0
 
 
@@ -274,8 +274,8 @@ class MemoryBudget:
     """What the metadata of all groups of tasks together may take, and of one group. What exceeds it is not
     shared: tasks ask brokers."""
 
-    limit: int = 128 * 1024 * 1024
-    limit_of_group: int = 64 * 1024 * 1024
+    limit: int = 160 * 1024 * 1024
+    limit_of_group: int = 96 * 1024 * 1024
     used: int = 0
 
 
@@ -296,13 +296,21 @@ class _Fetch:
     task."""
 
     topics: tuple[str, ...]
-    chunks: dict[int, frozenset[str]]
+    chunks: dict[int, dict[str, None]]
     asked: dict[int, None] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     answers: dict[tuple[int, int], _Answer] = field(default_factory=dict)
     partitions: int = 0
     turns: int = 0
     silent_at_ms: float = math.inf
+
+
+@dataclass(eq=False, slots=True)
+class _Users:
+    """The tasks that use exactly these topics."""
+
+    topics: frozenset[str]
+    tasks: dict[int, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -343,9 +351,9 @@ class MetadataService(Service):
         self._transient = _TRANSIENT_ERRORS - (set() if may_create else {UNKNOWN_TOPIC_OR_PARTITION})
         # Tasks, the one that was asked to fetch longest ago first.
         self._tasks: OrderedDict[int, None] = OrderedDict()
-        # The topics of each task, and the tasks of each set. Many tasks write to the same topics.
-        self._set_of: dict[int, frozenset[str]] = {}
-        self._sets: dict[frozenset[str], dict[int, None]] = {}
+        # What each task uses. Many tasks write to the same topics, and share them.
+        self._users_of: dict[int, _Users] = {}
+        self._users: dict[frozenset[str], _Users] = {}
         self._names = 0
         # Topics that tasks wait for, since when, in that order.
         self._needed_ms: dict[str, float] = {}
@@ -359,7 +367,7 @@ class MetadataService(Service):
         # What changed, for the sets that have not been told yet.
         self._fresh: set[str] = set()
         self._missing: set[str] = set()
-        self._untold: dict[frozenset[str], None] = {}
+        self._untold: dict[_Users, None] = {}
         # Topics that are known, and the tasks that need them; and when to send the first of them.
         self._answers: dict[frozenset[str], dict[int, None]] = {}
         self._answers_due_ms = math.inf
@@ -371,7 +379,7 @@ class MetadataService(Service):
 
     def on_gone(self, peer: int, now_ms: float) -> None:
         self._tasks.pop(peer, None)
-        self._leave_set(peer)
+        self._leave(peer)
         fetch = self._fetch
         if fetch is not None and peer in fetch.asked:
             del fetch.asked[peer]
@@ -390,7 +398,7 @@ class MetadataService(Service):
         known = frozenset(name for name in names if self.view.topic(name) is not None)
         is_admitted = self._admit(len(names) - len(known), now_ms)
         if is_admitted:
-            self._enter_set(peer, names)
+            self._use(peer, names)
         self.view.note_use(names if is_admitted else known, now_ms)
         if message.is_needed:
             if known:
@@ -408,29 +416,32 @@ class MetadataService(Service):
         self._answers.setdefault(known, {})[peer] = None
         self._answers_due_ms = min(self._answers_due_ms, now_ms + wait_ms)
 
-    def _enter_set(self, peer: int, names: frozenset[str]) -> None:
-        before = self._set_of.get(peer, frozenset())
-        if names <= before:
+    def _use(self, peer: int, names: frozenset[str]) -> None:
+        """The task uses these topics, and those that it has named before."""
+        before = self._users_of.get(peer)
+        if before is not None and names <= before.topics:
             return
-        many = len(before) + len(names) > _MAX_TOPICS_OF_A_TASK
-        # The task reports those still in use again within a minute.
-        self._leave_set(peer)
-        topics = names if many else before | names
-        if topics not in self._sets:
-            self._sets[topics] = {}
+        topics = names if before is None else before.topics | names
+        if len(topics) > _MAX_TOPICS_OF_A_TASK:
+            # The task reports those still in use again within a minute.
+            topics = names
+        self._leave(peer)
+        users = self._users.get(topics)
+        if users is None:
+            users = self._users[topics] = _Users(topics)
             self._names += len(topics)
             self._cost_more(_NAME_BYTES * len(topics))
-        self._sets[topics][peer] = None
-        self._set_of[peer] = topics
+        users.tasks[peer] = None
+        self._users_of[peer] = users
 
-    def _leave_set(self, peer: int) -> None:
-        topics = self._set_of.pop(peer, None)
-        if topics is not None:
-            del self._sets[topics][peer]
-            if not self._sets[topics]:
-                del self._sets[topics]
-                self._untold.pop(topics, None)
-                self._names -= len(topics)
+    def _leave(self, peer: int) -> None:
+        users = self._users_of.pop(peer, None)
+        if users is not None:
+            del users.tasks[peer]
+            if not users.tasks:
+                del self._users[users.topics]
+                self._untold.pop(users, None)
+                self._names -= len(users.topics)
 
     # -- what it may keep ---------------------------------------------------------------------------
 
@@ -470,7 +481,7 @@ class MetadataService(Service):
         chunks = {}
         for chunk in _in_chunks(topics):
             self._number += 1
-            chunks[self._number] = frozenset(chunk)
+            chunks[self._number] = dict.fromkeys(chunk)
         self._fetch = _Fetch(topics, chunks)
         self._ask_another(self._fetch, now_ms)
 
@@ -634,7 +645,7 @@ class MetadataService(Service):
             self._needed_ms.pop(name, None)
         self._fresh.update(known)
         self._missing.update(missing)
-        self._untold.update(dict.fromkeys(self._sets))
+        self._untold.update(dict.fromkeys(self._users.values()))
         if not self._is_failing:
             for name in missing:
                 self.view.forget(name)
@@ -663,16 +674,16 @@ class MetadataService(Service):
     def _push(self, left: int, now_ms: float) -> None:
         """Tell some of the sets what has changed of their topics."""
         peers_of: dict[tuple[frozenset[str], frozenset[str]], list[int]] = {}
-        for topics in list(islice(self._untold, _SETS_AT_ONCE)):
+        for users in list(islice(self._untold, _SETS_AT_ONCE)):
             if left <= 0:
                 break
-            del self._untold[topics]
-            news = topics & self._fresh, topics & self._missing
-            left -= min(len(topics), len(self._fresh) + len(self._missing))
+            del self._untold[users]
+            news = users.topics & self._fresh, users.topics & self._missing
+            left -= min(len(users.topics), len(self._fresh) + len(self._missing))
             if news not in peers_of:
                 left -= _COST_OF_ENCODING * sum(map(len, news))
             if any(news):
-                peers_of.setdefault(news, []).extend(self._sets[topics])
+                peers_of.setdefault(news, []).extend(users.tasks)
         for (fresh, missing), peers in peers_of.items():
             self._send(peers, fresh, missing, now_ms)
         if not self._untold:
