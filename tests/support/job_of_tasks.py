@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
@@ -38,11 +38,17 @@ class FakeOutbox:
         self.sent.extend((peer, found) for peer in peers)
 
 
-def service(out: FakeOutbox, **breaker: str) -> BreakerService:
+def service(
+    out: FakeOutbox, stalled_ms: Callable[[float], float] = lambda _: 0.0, **breaker: str
+) -> BreakerService:
     """Of the default breaker class, unless ``breaker`` names another."""
-    given = {"trigger.message.count": "100", **{name.replace("_", "."): text for name, text in breaker.items()}}
+    given = {
+        "trigger.message.count": "100",
+        **{name.replace("_", "."): text for name, text in breaker.items()},
+    }
     options = {f"{BREAKER}{name}": text for name, text in given.items()}
-    return BreakerService(parse({"kafka.bootstrap.servers": "h:1", "topic": "t", **options}).options, out)
+    parsed = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", **options}).options
+    return BreakerService(parsed, out, stalled_ms, Random(1))
 
 
 class Task:
@@ -141,14 +147,16 @@ class Job:
 
     def prober(self) -> int | None:
         """The task that has a permit."""
-        found = (one.prober for one in self.service._muted.values() if one.prober is not None)
+        found = (one.prober for one in self.service._muted.values() if one.prober in self.connected)
         return next(found, None)
 
     def step(self) -> None:
         self.now += 10
         for task in self.tasks:
             task.run_pass()
-            while task.number not in self.paused and (said := task.exchange.next_message(self.now)) is not None:
+            while (
+                task.number not in self.paused and (said := task.exchange.next_message(self.now)) is not None
+            ):
                 if task.number in self.connected:
                     deliver(self.service, task.number, decode(encode(said)), self.now)
         if self.service.next_change_ms(self.now) <= 10:
