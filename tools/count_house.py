@@ -1,19 +1,35 @@
-"""Counts what a reader of kafka_sink meets: `python tools/count_house.py` from the repository's root.
+"""Counts what a reader of kafka_sink meets, against the budgets in house.json beside this file.
 
-The row's way is traced: one table of rows, from `Producer.send` until it is acknowledged, in a task whose
-producer is warm, against the tests' scripted cluster. Classes are those whose methods run; Kafka's wire
-codecs and generated methods do not count.
+    python tools/count_house.py [--step N ...] [--names | --quiet]
+
+Prints every count, with `--names` what was counted, too. With `--step`, exits 1 and says why where a step's
+check of house.json fails: files that are gone, counts that may be reached at most, names and words that must
+not occur, functions that a row meets.
+
+- A row's way is traced: one table, from `Producer.send` until it is acknowledged, in a task whose producer is
+  warm, against the tests' scripted cluster. Comprehensions, generated methods and values (frozen dataclasses,
+  named tuples, sequences) do not count.
+- A container keyed by a partition or by a broker is an attribute, annotated as a dict, set, deque or the like
+  whose first type is TopicPartition or Target, or else int or Node, in one of the engine's packages. Mappings
+  and Sets are views of another's. What maps other ints than brokers' ids is listed in house.json.
+- A name is looked for among a Python file's names and, in all texts, within backticks; a word anywhere.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import io
+import json
 import re
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,77 +37,93 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "kafka_sink"
 TESTS = ROOT / "tests"
-SHORT = 50
-_SEE = re.compile(r"^See \w+[^.]*\.$")
+DOCS = ROOT / "docs"
+HOUSE = json.loads((Path(__file__).parent / "house.json").read_text(encoding="utf-8"))
 # Public all the same: of named tuples, and of os.
 _PUBLIC = ("_replace", "_asdict", "_fields", "_make", "_exit")
+_PATCHES = ("setattr", "setitem", "setenv", "delattr", "delitem", "delenv", "chdir", "syspath_prepend")
+_CONTAINERS = ("dict", "defaultdict", "Counter", "OrderedDict", "set", "frozenset", "deque")
+_FOR_DEVELOPERS = ("design", "exactly-once-proof", "releasing")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+# What was counted, by the count's name.
+NAMES: dict[str, list[str]] = {}
 
 
-def _without_docstring(node: _Function) -> list[ast.stmt]:
-    body = node.body
-    first = body[0]
-    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    return body[1:] if is_docstring else body
+def _counted(name: str, items: Iterable[object]) -> dict[str, int]:
+    NAMES[name] = sorted(map(str, items))
+    return {name: len(NAMES[name])}
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """A file's syntax tree."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def modules() -> dict[str, Path]:
+    """The package's files by their names, such as `network/client`."""
+    return {str(path.relative_to(PACKAGE).with_suffix("")): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def lines_of(folder: Path, pattern: str = "*.py") -> int:
+    """Lines of all files below."""
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in folder.rglob(pattern))
+
+
+def packages() -> dict[str, tuple[int, int]]:
+    """Lines and files by package, such as `coordinator/live`; "" is the top."""
+    found: dict[str, tuple[int, int]] = {}
+    for path in modules().values():
+        name = str(path.parent.relative_to(PACKAGE)).replace(".", "")
+        lines, files = found.get(name, (0, 0))
+        found[name] = lines + path.read_text(encoding="utf-8").count("\n"), files + 1
+    return found
+
+
+def _body(node: _Function) -> list[ast.stmt]:
+    return node.body[1:] if ast.get_docstring(node) is not None else node.body
 
 
 def _forwards(node: _Function) -> bool:
-    """Whether a method only calls one of a part, with its own parameters and nothing else."""
-    body = _without_docstring(node)
-    if len(body) != 1 or not isinstance(body[0], ast.Expr | ast.Return) or node.name.startswith("__"):
+    """Whether a method only calls one of a part (`self.part.call(a, b)`), with its own parameters."""
+    body = _body(node)
+    only = body[0] if len(body) == 1 else None
+    if not isinstance(only, ast.Expr | ast.Return) or node.name.startswith("__"):
         return False
-    call = body[0].value
-    parameters = [one.arg for one in [*node.args.args, *node.args.kwonlyargs]]
-    if not isinstance(call, ast.Call) or not parameters or parameters[0] not in ("self", "cls"):
+    call = only.value
+    if not isinstance(call, ast.Call) or not re.match(r"self\.\w+\.", ast.unparse(call.func)):
         return False
-    where = call.func
-    while isinstance(where, ast.Attribute):
-        where = where.value
+    parameters = {one.arg for one in [*node.args.args, *node.args.kwonlyargs]}
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return (
-        isinstance(where, ast.Name)
-        and where.id == "self"
-        and isinstance(call.func, ast.Attribute)
-        and isinstance(call.func.value, ast.Attribute)
-        and all(isinstance(one, ast.Name) and one.id in parameters for one in given)
-    )
+    return all(isinstance(one, ast.Name) and one.id in parameters for one in given)
 
 
 def _is_empty(node: _Function) -> bool:
     """A method that does nothing, or returns a constant."""
-    body = _without_docstring(node)
-    return not body or (
-        len(body) == 1
-        and (
-            isinstance(body[0], ast.Pass)
-            or (isinstance(body[0], ast.Return) and isinstance(body[0].value, ast.Constant | None))
-        )
+    return all(
+        isinstance(one, ast.Pass)
+        or (isinstance(one, ast.Return) and isinstance(one.value, ast.Constant | None))
+        for one in _body(node)
     )
 
 
-def _is_protocol(node: ast.ClassDef) -> bool:
-    return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
+def is_value(node: ast.ClassDef) -> bool:
+    """A frozen dataclass, a named tuple or a sequence."""
+    bases = " ".join(map(ast.unparse, node.bases))
+    frozen = any("frozen=True" in ast.unparse(one) for one in node.decorator_list)
+    return frozen or re.search(r"\b(NamedTuple|Sequence)\b", bases) is not None
 
 
 def source() -> dict[str, int]:
-    """Counts in the package's files."""
+    """Counts of classes and functions in the package."""
     found: Counter[str] = Counter()
-    for path in sorted(PACKAGE.rglob("*")):
-        if path.suffix not in (".py", ".html"):
-            continue
-        text = path.read_text(encoding="utf-8")
-        lines = text.count("\n")
-        found["lines"] += lines
-        found["files"] += 1
-        if path.suffix != ".py":
-            continue
-        found[f"files below {SHORT} lines"] += lines < SHORT
-        found["of these `__init__.py` and `__main__.py`"] += lines < SHORT and path.stem.startswith("__")
-        found["noqa: ARG"] += len(re.findall(r"noqa: ARG", text))
-        for node in ast.walk(ast.parse(text)):
+    places: defaultdict[str, set[str]] = defaultdict(set)
+    for module, path in modules().items():
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ClassDef):
                 found["classes"] += 1
-                protocol = _is_protocol(node)
+                places[node.name].add(module)
+                protocol = any(ast.unparse(base).startswith("Protocol") for base in node.bases)
                 found["protocols"] += protocol
                 methods = [one for one in node.body if isinstance(one, _Function)]
                 found["methods that only forward"] += sum(map(_forwards, methods))
@@ -99,29 +131,117 @@ def source() -> dict[str, int]:
             if isinstance(node, _Function):
                 found["functions"] += 1
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
-                found["longest function"] = max(found["longest function"], length)
-                found['docstrings "See X."'] += bool(_SEE.match((ast.get_docstring(node) or "").strip()))
-    return dict(found)
+                found["lines of the longest function"] = max(found["lines of the longest function"], length)
+    homonyms = (name for name, where in places.items() if len(where) > 1)
+    return found | _counted("homonyms among classes", homonyms)
 
 
-def private_accesses() -> tuple[int, int, Counter[str]]:
-    """Of tests to others' private attributes: how many, in how many files, and which."""
-    names: Counter[str] = Counter()
-    files = 0
+def _keys(annotation: ast.expr | None) -> Iterator[str]:
+    """The first type of each container of an annotation."""
+    for node in ast.walk(annotation) if annotation else ():
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).split(".")[-1] in _CONTAINERS:
+            inner = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) else node.slice
+            yield ast.unparse(inner)
+
+
+def containers() -> dict[str, int]:
+    """Attributes of the engine's packages that are keyed by a partition, or by a broker."""
+    partition: list[str] = []
+    broker: list[str] = []
+    for module, path in modules().items():
+        if module.split("/")[0] not in HOUSE["engine packages"]:
+            continue
+        fields = (one for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef) for one in node.body)
+        own = (
+            node for node in ast.walk(tree(path)) if isinstance(getattr(node, "target", None), ast.Attribute)
+        )
+        for one in (*fields, *own):
+            if not isinstance(one, ast.AnnAssign):
+                continue
+            name = f"{module}:{ast.unparse(one.target).removeprefix('self.')}"
+            keys = set(_keys(one.annotation))
+            if keys & {"TopicPartition", "Target"}:
+                partition.append(name)
+            elif keys & {"int", "Node"} and name not in HOUSE["ints that name no broker"]:
+                broker.append(name)
+    return {
+        **_counted("containers keyed by partition", partition),
+        **_counted("containers keyed by broker", broker),
+    }
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Modules of the package that a file imports when it is loaded."""
+    for node in tree(path).body:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{one.name}" for one in node.names]
+        elif isinstance(node, ast.Import):
+            names = [one.name for one in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "kafka_sink")
+
+
+def bands() -> dict[str, int]:
+    """Imports that go upwards, or to and fro within a band."""
+    band = {part: depth for depth, parts in enumerate(HOUSE["bands"]) for part in parts}
+    wrong: set[str] = set()
+    pairs: set[tuple[str, str]] = set()
+    for module, path in modules().items():
+        here = module.split("/")[0]
+        for name in _imports(path):
+            there = name.split(".")[1] if "." in name else ""
+            if not (PACKAGE / there).is_dir() and not (PACKAGE / f"{there}.py").exists():
+                there = "__init__"
+            pairs.add((here, there))
+            if band.get(here, 0) > band.get(there, len(band)):
+                wrong.add(f"{module} -> {name}")
+    strays = {f"{here} is in no band" for here, _ in pairs if here not in band}
+    circles = {f"{a} <-> {b}" for a, b in pairs if a < b and (b, a) in pairs and band.get(a) == band.get(b)}
+    return _counted("imports against the bands", {*wrong, *circles, *strays})
+
+
+def tests() -> dict[str, int]:
+    """What tests do to private things, and which modules have none of their name."""
+    found: Counter[str] = Counter()
     for path in sorted(TESTS.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        of_file = [
-            node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute)
-            and node.attr.startswith("_")
-            and not node.attr.startswith("__")
-            and node.attr not in _PUBLIC
-            and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
-        ]
-        files += bool(of_file)
-        names.update(of_file)
-    return sum(names.values()), files, names
+        found["test modules"] += path.name.startswith("test_")
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.Attribute):
+                found["sleeps in tests"] += isinstance(node, ast.Name) and node.id == "sleep"
+                continue
+            of = node.value.id if isinstance(node.value, ast.Name) else ""
+            private = re.match("_(?!_)", node.attr) and node.attr not in _PUBLIC and of not in ("self", "cls")
+            found["private accesses in tests"] += bool(private)
+            found["monkeypatches in tests"] += of == "monkeypatch" and node.attr in _PATCHES
+            found["sleeps in tests"] += node.attr == "sleep"
+    alone = [
+        module
+        for module in map(Path, modules())
+        if not module.name.startswith("__")
+        and not (TESTS / module.parent / f"test_{module.name}.py").exists()
+    ]
+    return {
+        **found,
+        **_counted("modules without a test of their name", alone),
+        "lines of tests": lines_of(TESTS),
+        "lines of benchmarks": lines_of(ROOT / "benchmarks"),
+    }
+
+
+def docs() -> dict[str, int]:
+    """Words of pages, for whom, and how many are longer than they may be."""
+    pages = {path.stem: path for path in DOCS.glob("*.md")} | {
+        name: ROOT / name for name in ("README.md", "CHANGELOG.md")
+    }
+    words = {name: len(path.read_text(encoding="utf-8").split()) for name, path in pages.items()}
+    over = (f"{name}: {n:,}" for name, n in words.items() if n > HOUSE["docs"].get(name, 0))
+    developers = sum(words.get(name, 0) for name in _FOR_DEVELOPERS)
+    return {
+        "words for users": sum(words.values()) - words["CHANGELOG.md"] - developers,
+        "words for developers": developers,
+        **_counted("pages over their budget", over),
+    }
 
 
 class _Trace:
@@ -129,25 +249,46 @@ class _Trace:
 
     def __init__(self) -> None:
         self.on = False
-        self.functions: set[str] = set()
         self.threads: set[str] = set()
+        self._lines: set[tuple[str, int]] = set()
 
     def note(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         if self.on and event == "call" and code.co_filename.startswith(str(PACKAGE)):
-            if "<" in code.co_qualname.replace("<locals>", ""):
-                return
-            module = code.co_filename.removeprefix(str(PACKAGE)).strip("/").removesuffix(".py")
-            self.functions.add(f"{module}:{code.co_qualname}")
+            self._lines.add((code.co_filename, code.co_firstlineno))
             self.threads.add(threading.current_thread().name)
 
-    def classes(self) -> Iterator[str]:
-        """Those whose methods ran."""
-        owners = {name.rpartition(".")[0] for name in self.functions}
-        yield from sorted(name for name in owners if re.search(r":_?[A-Z]\w*$", name))
+    def _functions(self, module: str, path: Path) -> Iterator[tuple[str, ast.ClassDef | None]]:
+        """Those of a file that ran, each with its class."""
+        found: list[tuple[str, ast.AST, ast.ClassDef | None]] = [("", tree(path), None)]
+        while found:
+            prefix, parent, owner = found.pop()
+            for node in ast.iter_child_nodes(parent):
+                if not isinstance(node, _Function | ast.ClassDef):
+                    found.append((prefix, node, owner))
+                    continue
+                found.append(
+                    (f"{prefix}{node.name}.", node, node if isinstance(node, ast.ClassDef) else None)
+                )
+                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                if isinstance(node, _Function) and (str(path), first) in self._lines:
+                    yield f"{module}:{prefix}{node.name}", owner
+
+    def counts(self) -> dict[str, int]:
+        """Functions and classes that a row meets; those of values are no classes here."""
+        ran = [one for module, path in modules().items() for one in self._functions(module, path)]
+        owned = {name.rpartition(".")[0] for name, owner in ran if owner and not is_value(owner)}
+        return {
+            **_counted("functions on a row's way", (name for name, _ in ran)),
+            **_counted("classes on a row's way", owned),
+            **_counted(
+                "breaker classes on a row's way", (one for one in owned if one.startswith("breaker/"))
+            ),
+            "threads on a row's way": len(self.threads),
+        }
 
 
-def row_way() -> _Trace:
+def row_way() -> dict[str, int]:
     """Traces one table's way."""
     sys.path.insert(0, str(ROOT))
     import pyarrow as pa
@@ -179,24 +320,84 @@ def row_way() -> _Trace:
         sys.setprofile(None)
         producer.close()
     threading.setprofile(None)  # type: ignore[arg-type]
-    return trace
+    return trace.counts()
 
 
-def main() -> None:
-    """Prints a line for each count; with `--names`, the functions of the row's way, too."""
-    for name, number in source().items():
-        print(f"{number:7,} {name}")
-    number, files, names = private_accesses()
-    print(f"{number:7,} private accesses in tests, in {files} files; most: {names.most_common(8)}")
-    print(f"{sum(1 for _ in TESTS.rglob('test_*.py')):7,} test modules")
-    trace = row_way()
-    classes = list(trace.classes())
-    print(f"{len(trace.functions):7,} functions on a row's way")
-    print(f"{len(classes):7,} classes on a row's way")
-    print(f"{len(trace.threads):7,} threads on a row's way")
-    if "--names" in sys.argv:
-        print("\n".join(sorted(trace.functions)))
+@cache
+def texts() -> dict[str, tuple[str, set[str]]]:
+    """Code, tests and docs: each file's text, and the names in it."""
+    found: dict[str, tuple[str, set[str]]] = {}
+    for folder in ("kafka_sink", "packages", "tests", "benchmarks", "examples", "docs", "recipe", "."):
+        walk = (ROOT / folder).glob("*") if folder == "." else (ROOT / folder).rglob("*")
+        for path in walk:
+            if path.suffix not in (".py", ".md", ".html") or path.name == "CHANGELOG.md":
+                continue
+            text = path.read_text(encoding="utf-8")
+            names = {
+                word for quoted in re.findall(r"`+([^`\n]+)`+", text) for word in re.findall(r"\w+", quoted)
+            }
+            if path.suffix == ".py":
+                tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+                names |= {one.string for one in tokens if one.type == tokenize.NAME}
+                names |= {f"def {name.string}" for word, name in pairwise(tokens) if word.string == "def"}
+            found[str(path.relative_to(ROOT))] = text, names
+    return found
+
+
+def failures(step: dict[str, Any], counts: dict[str, int]) -> Iterator[str]:
+    """Why a step's check fails."""
+    yield from (f"{path} is still there" for path in step.get("gone", ()) if (ROOT / path).exists())
+    for name, most in step.get("at most", {}).items():
+        if counts[name] > most:
+            yield f"{counts[name]:,} {name}, {most:,} at most {NAMES.get(name, [''])[:10]}"
+    way = {name.split(":")[1] for name in NAMES["functions on a row's way"]}
+    yield from (f"a row does not meet {name}" for name in step.get("way", ()) if name not in way)
+    for path, (text, names) in texts().items():
+        for pattern in step.get("names", ()):
+            yield from (f"{path} has the name {name}" for name in names if re.fullmatch(pattern, name))
+        for pattern in step.get("words", ()):
+            yield from (f"{path} says {word.group()}" for word in re.finditer(pattern, text, re.IGNORECASE))
+
+
+def show(by_package: dict[str, tuple[int, int]], counts: dict[str, int], *, names: bool) -> None:
+    """Prints the counts beside their budgets."""
+    for name in sorted({*by_package, *HOUSE["packages"]}):
+        (lines, files), budget = by_package.get(name, (0, 0)), HOUSE["packages"].get(name, (0, 0))
+        print(f"{lines:7,} lines {files:4} files   of {budget[0]:6,} {budget[1]:3}  kafka_sink/{name}")
+    for name, number in counts.items():
+        budget = f"   of {HOUSE['total'][name]:,}" if name in HOUSE["total"] else ""
+        print(f"{number:7,} {name}{budget}")
+        if names:
+            print(*(f"          {one}" for one in NAMES.get(name, ())), sep="\n")
+
+
+def main() -> int:
+    """Prints the counts; 1 where a step's check fails."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--step", type=int, nargs="*", default=[], help="steps whose checks must hold")
+    parser.add_argument("--names", action="store_true", help="print what was counted, too")
+    parser.add_argument("--quiet", action="store_true", help="print failures only")
+    arguments = parser.parse_args()
+    by_package = packages()
+    counts = {
+        "lines": lines_of(PACKAGE),
+        "files": sum(files for _, files in by_package.values()),
+        "page": lines_of(PACKAGE, "*.html"),
+        "lines of coordinator": lines_of(PACKAGE / "coordinator"),
+    }
+    counts |= source() | containers() | bands() | tests() | docs() | row_way()
+    if not arguments.quiet:
+        show(by_package, counts, names=arguments.names)
+    failed = [
+        f"step {number}: {failure}"
+        for number in arguments.step
+        for failure in failures(HOUSE["steps"][str(number)], counts)
+    ]
+    print(*failed, sep="\n", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,7 +15,7 @@ import pyarrow as pa
 from kafka_sink.arrow.columns import check_early
 from kafka_sink.arrow.planning import checked
 from kafka_sink.arrow.producer import ArrowProducer
-from kafka_sink.coordinator.process.planning import PlannedCoordinator
+from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.driver.topics import prepare_topic
 from kafka_sink.errors import ConfigurationError, DeliveryError
 from kafka_sink.model import TaskResult

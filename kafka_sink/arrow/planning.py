@@ -17,14 +17,14 @@ from kafka_sink.driver import driver_log
 from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.options import SinkOptions, parse, texts
 from kafka_sink.options.table import COORDINATOR, SPECS
-from kafka_sink.reports import delivery_report, lineage
+from kafka_sink.reports import delivery_report
 
 if TYPE_CHECKING:
     from kafka_sink.transactions.planning import PlannedTransactions
 
 # In Spark they come with every query. Here they can only be meant for something that is missing.
 _OF_SPARK = ("checkpointlocation", "queryname")
-_OF_LIVE_VIEW = ("ui_port", "ui_bind_address", "ui_history_path")
+_OF_LIVE_VIEW = ("ui_port", "ui_bind_address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,6 @@ def checked(given: Mapping[str, Any]) -> tuple[SinkOptions, dict[str, str]]:
         driver_log.warn(f"kafka-chunked: {warning}")
     if options.delivery_report_path:
         delivery_report.check(options.delivery_report_path)
-    if options.openlineage_job_name:
-        lineage.check()
     breaker = load_breaker(options)
     if breaker is not None:
         breaker.close()

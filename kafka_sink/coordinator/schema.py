@@ -469,14 +469,11 @@ def deliver(receiver: _Receiver, *arguments: Any) -> None:
 
 # -- what every connection says -------------------------------------------------------------------------
 
-# The options that tasks must have in common to share what the coordinator knows.
-GROUP_OPTIONS: tuple[str, ...] = ()
-
 
 @message
 class Hello:
     """A task's first message, and again when it learns its cluster's id. ``group``: a hash of addresses and
-    principal; ``settings``: the options of GROUP_OPTIONS, as users write them, that are not the default."""
+    principal; ``settings``: the options that the coordinator reads (``SinkOptions.group_settings``)."""
 
     group: Annotated[str, AtMost(64)]
     cluster_id: Name
@@ -486,3 +483,8 @@ class Hello:
 @message
 class Alive:
     """A sign of life, which the coordinator answers by the same."""
+
+
+@message
+class Full:
+    """The coordinator serves no more tasks: this one works alone, and asks again later."""

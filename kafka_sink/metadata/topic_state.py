@@ -16,7 +16,7 @@ from enum import Enum, auto
 
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, error_of
-from kafka_sink.model import UNKNOWN_EPOCH, Node, Partitions, TopicMetadata
+from kafka_sink.model import UNKNOWN_EPOCH, MetadataUpdate, Node, Partitions, TopicMetadata
 
 # How often a topic is requested again only because a partition has no leader. An election takes seconds; a
 # partition without a leader for longer is offline, and is requested again when rows wait for it.
@@ -309,3 +309,11 @@ class MetadataSnapshot:
         """The same, ``by_ms`` later."""
         topics = tuple(one.aged(by_ms) for one in self.topics)
         return MetadataSnapshot(topics, self.nodes, self.nodes_age_ms + by_ms, self.cluster_id)
+
+
+def snapshot_of(update: MetadataUpdate, topic: str) -> MetadataSnapshot | None:
+    """What a Metadata response that has just come says of this topic. None where it names no leaders."""
+    found = next((one for one in update.topics if one.name == topic), None)
+    if found is None:
+        return None
+    return MetadataSnapshot((TopicSnapshot(found, 0.0),), update.nodes, 0.0, update.cluster_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -65,6 +65,7 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
     del raw
     if doubled:
         raise ConfigurationError(f"Option '{doubled}' is given twice with different values")
+    _require_present(given)
     plain = {name: text for name, text in given.items() if not name.startswith(KAFKA_PREFIX)}
     breaker: dict[str, Secret] = {}
     ineffective = []
@@ -147,6 +148,13 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
     # the cause would show the value.
     shown = HIDDEN if spec.secret or "@" in text.reveal() else f"'{printable(text.reveal())}'"
     raise ConfigurationError(f"Option '{name}' {problem}, got {shown}")
+
+
+def _require_present(names: Iterable[str]) -> None:
+    """Raise for an option that this sink has no longer."""
+    for name in names:
+        if name in unsupported.REMOVED:
+            raise ConfigurationError(f"Option '{name}' was removed: {unsupported.REMOVED[name]}")
 
 
 def _require_known(kafka_name: str, text: Secret) -> None:

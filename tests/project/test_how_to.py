@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import threading
 import time
+import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from kafka_sink.local_broker import LocalBroker
 from tests.support.lent_spark import lent
@@ -27,8 +34,32 @@ def blocks(page: str) -> list[tuple[str, str]]:
     return found
 
 
-def test_every_block_runs(spark: SparkSession, broker: LocalBroker) -> None:
-    names: dict[str, Any] = {"spark": spark, "servers": broker.bootstrap_servers}
+@pytest.fixture
+def catalogue() -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
+    """The address of a server, and the paths and JSON bodies that are posted to it."""
+    posted: list[tuple[str, dict[str, Any]]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self.send_response(201)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", posted
+        server.shutdown()
+        thread.join()
+
+
+def test_every_block_runs(
+    spark: SparkSession, broker: LocalBroker, catalogue: tuple[str, list[tuple[str, dict[str, Any]]]]
+) -> None:
+    address, posted = catalogue
+    names: dict[str, Any] = {"spark": spark, "servers": broker.bootstrap_servers, "catalogue": address}
     for heading, code in blocks("how-to.md"):
         exec(compile(code, f"how-to.md: {heading}", "exec"), names)
     # Ends the admin client, which would miss its broker.
@@ -40,6 +71,14 @@ def test_every_block_runs(spark: SparkSession, broker: LocalBroker) -> None:
     assert sum(len(read_topic(broker, f"orders-{number}")) for number in range(3)) == 1_000
     assert len(read_topic(broker, "wide")) == 1_000
     assert len(read_topic(broker, "orders-dead-letters")) == 1
+    ((path, event),) = posted
+    assert path == "/api/v1/lineage"
+    assert event["eventType"] == "COMPLETE"
+    assert event["job"] == {"namespace": "default", "name": "orders.to_kafka"}
+    assert event["outputs"] == [{"namespace": f"kafka://{broker.bootstrap_servers}", "name": "orders"}]
+    # What OpenLineage's schema requires.
+    assert {"eventTime", "producer", "schemaURL"} <= event.keys()
+    assert uuid.UUID(event["run"]["runId"]).version == 5
 
 
 def test_the_page_on_spark_3_5_runs(spark: SparkSession, broker: LocalBroker) -> None:
