@@ -209,11 +209,11 @@ class FailingPartitions:
             del self._by_peer[peer]
 
     def due_ms(self) -> float:
-        """When there is something to watch or to judge."""
+        """When there is something to watch, to judge or to forget."""
         if self._complete:
             return -math.inf
-        open_ms = self._open[0][0] if self._open else math.inf
-        return min(open_ms, self._asked_ms + GATHER_MUTES_MS) if self._new else open_ms
+        due_ms = min((one[0][0] for one in (self._open, self._decided) if one), default=math.inf)
+        return min(due_ms, self._asked_ms + GATHER_MUTES_MS) if self._new else due_ms
 
 
 @dataclass(slots=True)
