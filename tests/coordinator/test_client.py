@@ -198,7 +198,7 @@ def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection(
         channel.to_tell.append(Said(1))
         client.wake()
         eventually(lambda: channel.received)
-        now_ms += 1_001
+        now_ms += 60_000
         eventually(lambda: channel.events[:3] == ["connected", "lost", "connected"])
     assert not [line for line in caplog.messages if "coordinator" in line]
 
@@ -246,7 +246,7 @@ def test_a_resting_client_does_not_come_back_before_the_next_task(caplog: pytest
         eventually(lambda: channel.received)
         client.pause()
         eventually(lambda: "hurry" in channel.events)
-        now_ms += 1_001
+        now_ms += 60_000
         eventually(lambda: found.connections() == 0)
         client.resume()
         eventually(lambda: channel.events.count("connected") == 2)
@@ -312,7 +312,7 @@ def test_a_connection_that_the_coordinator_has_left_is_made_again() -> None:
     with serving(ServerBounds(silence_ms=1_000), clock=lambda: now_ms, watch_clock=clock_ms) as found:
         kept.tell(found.address, Alive())
         eventually(lambda: found.server is not None and found.server._watch.messages)
-        now_ms = 1_001.0
+        now_ms = 60_000.0
         eventually(lambda: found.connections() == 0)
         # What is said before the end of the connection has come is lost.
         eventually(lambda: kept.tell(found.address, Alive()) or found.connections() == 1)
