@@ -396,7 +396,7 @@ class MetadataService(Service):
         # Their strings are shared.
         names = frozenset(map(sys.intern, message.topics))
         known = frozenset(name for name in names if self.view.topic(name) is not None)
-        is_admitted = self._admit(len(names) - len(known), now_ms)
+        is_admitted = self._admit(sum(name not in self._needed_ms for name in names - known), now_ms)
         if is_admitted:
             self._use(peer, names)
         self.view.note_use(names if is_admitted else known, now_ms)
