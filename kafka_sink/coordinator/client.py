@@ -33,8 +33,8 @@ _AFTER_IDLE_MS = 100.0
 # Nobody waits for a connection, and where thousands connect at once, their turn takes seconds.
 _CONNECT_MS = 10_000.0
 _MAX_WAIT_S = 3600.0
-# A sign of life at rest, and while a channel relies on the coordinator; and how long its answer may be missing.
-# A driver that stalls for seconds must not lose all its tasks at once.
+# A sign of life at rest, and while a channel relies on the coordinator; how long its answer may be missing. A
+# driver that stalls for seconds must not lose all its tasks at once.
 _ALIVE_MS, _ALIVE_WAITING_MS = 10_000.0, 3000.0
 _SILENCE_MS = 6000.0
 # An iteration of the loop takes so much longer than its wait: the process did not run, nor read what came.

@@ -273,7 +273,7 @@ class Peer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has said something. The first message costs a signature, what comes next costs little."""
+        """Whether it has said something. Its first message costs a signature; the next cost little."""
         return self._tls is not None
 
     def receive(self, context: ssl.SSLContext) -> None:

@@ -131,7 +131,7 @@ def test_only_who_knows_the_name_gets_a_handshake() -> None:
 
 
 def test_who_has_given_up_before_its_turn_costs_no_handshake() -> None:
-    """Catches: a server that works through thousands who have gone, while those who are there give up, too."""
+    """Catches: a server that works through thousands who have gone while those who are there give up."""
     left, right = socket.socketpair()
     with left:
         left.setblocking(False)
