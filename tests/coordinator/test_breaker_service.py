@@ -197,13 +197,13 @@ def test_the_decision_comes_with_the_last_answer_or_after_400_ms() -> None:
 def test_rows_of_all_tasks_count_and_go_on_counting() -> None:
     """trigger.message.count: of 1,000, with 400 of each task since its producer began."""
     bench = Bench(3, trigger_message_count="1000")
-    few = {"rows": 400}
-    bench.answer = lambda peer, told: [outcomes((P0, 0, 5), **few)] * (isinstance(told, Watch) and peer < 2)
-    bench.say(0, outcomes((P0, 0, 5), **few))
+    few = 400
+    bench.answer = lambda peer, told: [outcomes((P0, 0, 5), rows=few)] * (isinstance(told, Watch) and peer < 2)
+    bench.say(0, outcomes((P0, 0, 5), rows=few))
     bench.run(1_000)
     assert not bench.muted(), "800 are known"
     bench.service.on_gone(1, bench.now)
-    bench.say(2, outcomes((P1, 0, 5), **few))
+    bench.say(2, outcomes((P1, 0, 5), rows=few))
     bench.run(3_000)
     assert bench.muted() == {P1}, "the rows of a task that has ended count"
 
