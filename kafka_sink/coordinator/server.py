@@ -92,7 +92,7 @@ class CoordinatorServer:
     ) -> None:
         self._identity = identity
         self._services = services
-        self._of_message = {kind: service for service in services for kind in service.received}
+        self._of_message = {kind: service for service in services for kind in service.takes}
         self._clock_ms = clock_ms
         self._watch = watch
         self._bounds = bounds
