@@ -107,7 +107,7 @@ class World(Job):
 
     def finish(self) -> list[set[Target]]:
         """What tasks mute while the broker is frozen, and that all is written in the end."""
-        self.run(FROZEN_MS[1] - 100.0)
+        self.run(FROZEN_MS[1] - 100.0 - self.at)
         frozen = self.mutes()
         self.run(END_MS - self.at)
         assert self.mutes() == [set()] * TASKS
@@ -119,7 +119,9 @@ class World(Job):
 
 def test_the_scripted_run_with_a_coordinator() -> None:
     world = World(0, comes_back=False)
-    assert world.finish() == [{1}] * TASKS
+    world.run(FAILS_MS[1] - 100.0)
+    assert set(world.service.table.mutes) == {P1}
+    assert world.finish() == [{P1}] * TASKS
     assert 30 < world.messages < 200
     assert world.sent_to_frozen < 4 * TASKS
 
