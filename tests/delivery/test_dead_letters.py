@@ -611,6 +611,15 @@ def test_refused_rows_take_little_memory_beyond_buffer_memory(broker: LocalBroke
     assert {len(letter.value or b"") for letter in letters} == {67}
 
 
+def test_brokers_may_refuse_every_row_of_large_batches_by_name(broker: LocalBroker) -> None:
+    """Catches: a response with a text for each of thousands of rows was "not a Kafka broker", and the task
+    failed after delivery.timeout.ms. Kafka's text names the topic, so a long name makes it long."""
+    found = rejected_rows_job(broker, "refused-" * 21, 300_000, 16, kafka_batch_size=MIB // 4)
+    assert found["skipped"] == 300_000
+    assert found["peak_mib"] < 450
+    assert found["retries"] == 0
+
+
 @pytest.mark.parametrize("strategy", ["full", "incremental"])
 def test_letters_are_written_while_rows_wait_for_memory_that_refused_rows_hold(
     broker: LocalBroker, strategy: str
