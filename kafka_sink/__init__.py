@@ -75,7 +75,7 @@ def register(spark: SparkSession) -> None:
 
     This is needed if Spark cannot find the installed ``pyspark_kafka_chunked`` module, for instance if the
     package was shipped by ``--py-files``. It is also needed once in each thread other than the one that
-    created the session.
+    created the session. Raises ConfigurationError before PySpark 4.0, which has no data sources in Python.
     """
     from kafka_sink.spark import session
 

@@ -135,8 +135,8 @@ def _spark(version: str | None, environ: Mapping[str, str]) -> Iterator[Finding]
         yield problem(f"PySpark {version} is too old: use {_dotted(_PYSPARK)} or newer")
     elif numbers < _WITH_DATA_SOURCES:
         yield ok(
-            f"{found}: {_THROUGH_MAP_IN_ARROW}. format('kafka-chunked') needs PySpark "
-            f"{_dotted(_WITH_DATA_SOURCES)}"
+            f"{found}, which has no data sources in Python: use kafka_sink.write, and "
+            "kafka_sink.foreach_batch for streams"
         )
     else:
         yield ok(f"{found}: format('kafka-chunked'), {_THROUGH_MAP_IN_ARROW}")

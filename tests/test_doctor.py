@@ -70,7 +70,7 @@ def test_nothing_to_mend_here() -> None:
         (
             "3.5.9",
             "2.3.3",
-            "kafka_sink.write and kafka_sink.foreach_batch. format('kafka-chunked') needs",
+            "no data sources in Python: use kafka_sink.write, and kafka_sink.foreach_batch for streams",
             False,
         ),
         ("3.5.9", None, "PySpark asks for pandas on the driver", True),

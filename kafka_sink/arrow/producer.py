@@ -78,10 +78,10 @@ def _unfit(data: Any, why: str = "") -> SchemaError:
     if hasattr(data, "collect"):
         remedy = " Collect it first, or write its batches, as with collect_batches() of Polars."
     elif hasattr(data, "itertuples"):
-        remedy = " Use pandas 3, or pyarrow.Table.from_pandas(frame)."
+        remedy = " Use pandas 2.2 or newer, or pyarrow.Table.from_pandas(frame)."
     return SchemaError(
         f"{kind} is no Arrow data{why}. Give a table, frame or reader with __arrow_c_stream__ (pyarrow, "
-        f"Polars, DuckDB, pandas 3), a record batch, or an iterable of these.{remedy}"
+        f"Polars, DuckDB, pandas 2.2), a record batch, or an iterable of these.{remedy}"
     )
 
 

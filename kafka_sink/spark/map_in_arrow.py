@@ -7,6 +7,7 @@ its only row.
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,6 +85,7 @@ def _write(
             "kafka_sink.write takes no streaming DataFrame: use "
             "df.writeStream.foreachBatch(kafka_sink.foreach_batch(options))"
         )
+    _require_pandas()
     context = df.sparkSession.sparkContext
     with spark_application.planning_for(_application(context)):
         planned = replace(plan(options, df.schema, query=query), micro_batch=micro_batch)
@@ -139,6 +141,19 @@ def _require_driver(df: DataFrame) -> None:
         "df.write.format('kafka-chunked').mode('append') or df.writeStream.format('kafka-chunked'); with "
         "3.5, submit the program to the cluster"
     )
+
+
+def _require_pandas() -> None:
+    """Raise ConfigurationError without the pandas that PySpark's ``mapInArrow`` imports, in every version."""
+    from pyspark.sql.pandas.utils import require_minimum_pandas_version
+
+    try:
+        require_minimum_pandas_version()
+    except ImportError as error:
+        raise ConfigurationError(
+            "kafka_sink.write and foreach_batch need pandas on the driver, which PySpark's mapInArrow "
+            f"imports ({error}): {sys.executable} -m pip install 'pandas>=2,<3'"
+        ) from None
 
 
 def _application(context: SparkContext) -> SparkApplication:

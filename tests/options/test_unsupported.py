@@ -158,7 +158,7 @@ def test_no_option_of_spark_or_kafka_is_taken_for_a_misspelt_one() -> None:
 
 @pytest.mark.parametrize("name", sorted(_GUARDED))
 def test_an_option_of_kafka_without_its_prefix_is_an_error(name: str) -> None:
-    """Catches: acks or compression.type that Spark's own sink ignores as well, and a job with other settings."""
+    """Catches: a job with Kafka's default of acks or compression.type, as by Spark's own sink."""
     message = error_of({name: SECRET})
     assert message == f"Option '{name}' has no effect without the prefix 'kafka.': write 'kafka.{name}'"
 

@@ -9,9 +9,11 @@ import itertools
 import json
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -195,3 +197,18 @@ def test_a_pyspark_without_data_sources_is_enough() -> None:
         print(pickle.loads(pickle.dumps(TaskCommitted(TaskResult(records=3)))).result.records)
     """
     assert printed_by(code) == "3"
+
+
+def test_missing_pandas_is_said_before_anything_starts(
+    spark: SparkSession, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: PySpark's bare PACKAGE_NOT_INSTALLED, once the topic was created."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigurationError, match=r"need pandas on the driver.*-m pip install 'pandas>=2,<3'"):
+        kafka_sink.write(numbers(spark, 1), options())
+
+
+def test_register_on_spark_3_5_names_what_to_use() -> None:
+    of_3_5: Any = SimpleNamespace(version="3.5.9")
+    with pytest.raises(ConfigurationError, match=r"has no data sources in Python: use kafka_sink\.write"):
+        kafka_sink.register(of_3_5)

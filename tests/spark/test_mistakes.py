@@ -63,7 +63,11 @@ MISTAKES: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
     "codec without its prefix": (VALUE, {"compression.type": "lz4"}, r"write 'kafka\.compression\.type'"),
     "number with letters": (VALUE, {"kafka.linger.ms": "soon"}, r"'kafka\.linger\.ms' is not a whole number"),
     "unit of another kind": (VALUE, {"kafka.linger.ms": "1MiB"}, r"unit of ms, s, min, h, d"),
-    "ambiguous unit": (VALUE, {"kafka.batch.size": "1MB"}, r"unit of B, KiB, MiB, GiB \(did you mean 1MiB\?\)"),
+    "ambiguous unit": (
+        VALUE,
+        {"kafka.batch.size": "1MB"},
+        r"KiB, MiB, GiB \(did you mean 1MiB\?\)",
+    ),
     "out of bounds": (VALUE, {"kafka.batch.size": "-5"}, r"out of bounds \(allowed: "),
     "unknown codec": (VALUE, {"kafka.compression.type": "lzma"}, r"is not one of none, gzip"),
     "neither true nor false": (VALUE, {"kafka.enable.idempotence": "yes"}, r"must be true or false"),
