@@ -7,7 +7,7 @@ COMPILED := $(VENV)/.compiled
 # Spark's own Kafka sink, to compare with, can be had whole for this version only.
 SPARK41 := $(VENV)-spark41
 SPARK41_STAMP := $(SPARK41)/.installed
-# Ray and Daft, which nothing else needs.
+# Ray and Daft, which only their examples need.
 ENGINES := $(VENV)-engines
 ENGINES_STAMP := $(ENGINES)/.installed
 
@@ -120,8 +120,8 @@ faults: $(STAMP)  ## ROUNDS of tasks whose coordinator is killed, frozen, floode
 matrix: $(STAMP) java  ## try Python 3.10 to 3.14, PySpark 3.5 to the newest, brokers from 2.1 on (ARGS="--only brokers")
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
-engines: $(ENGINES_STAMP)  ## write from Ray Data and Daft to scripted brokers, with the real libraries
-	@$(ENGINES)/bin/python -m pytest tests/arrow/test_engines.py $(ARGS)
+engines: $(ENGINES_STAMP)  ## run the examples for Ray Data and Daft with the real libraries, on scripted brokers
+	@$(ENGINES)/bin/python -m pytest tests/examples/test_engines.py $(ARGS)
 
 bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (ARGS="throughput" picks one)
 	@SPARK41_PYTHON=$(abspath $(SPARK41)/bin/python) $(BIN)/python -m benchmarks $(ARGS)

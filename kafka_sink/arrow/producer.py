@@ -103,8 +103,6 @@ class ArrowProducer:
         self.options, self._texts = checked(options)
         self._process = os.getpid()
         self.result: Written | None = None
-        # The same with all counts, for one task of several.
-        self.task_result: TaskResult | None = None
         # Guards everything below; a turn of one thread lasts for one batch.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -306,7 +304,6 @@ class ArrowProducer:
             self._producer = None
             self._changed.notify()
         PRODUCERS.put_back(producer)
-        self.task_result = result
         self.result = Written.of([result], self.options, already_written=outcome == "skipped")
         self._report(outcome, [result], in_transactions, note)
 
