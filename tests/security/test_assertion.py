@@ -278,7 +278,7 @@ def test_planning_makes_one_before_it_connects() -> None:
     options = parse({"kafka.bootstrap.servers": "h:1", **sasl, **given}).options
     with pytest.raises(ConfigurationError, match="/nowhere/jwt cannot be read"):
         Security(SecuritySettings.from_options(options)).check()
-    # The doctor and peek connect by kafka-python.
+    # The doctor connects by kafka-python.
     with pytest.raises(ConfigurationError, match="/nowhere/jwt cannot be read"):
         client_settings(options)
 
