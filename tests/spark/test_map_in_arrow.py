@@ -22,7 +22,7 @@ import kafka_sink
 from kafka_sink import spark_application
 from kafka_sink.coordinator.process.rendezvous_directory import RendezvousDirectory
 from kafka_sink.driver import driver_process
-from kafka_sink.errors import ConfigurationError, SchemaError
+from kafka_sink.errors import ChangedBatchError, ConfigurationError, SchemaError
 from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import texts
 from kafka_sink.spark import map_in_arrow
@@ -137,6 +137,19 @@ def test_exactly_once_a_job_that_fails_leaves_nothing_and_a_version_is_written_o
     assert (first.rows, first.already_written) == (100, False)
     assert (second.rows, second.already_written) == (0, True)
     await_values(broker, topic, list(range(100)))
+
+
+def test_a_job_without_partitions_is_a_batch_without_rows(spark: SparkSession, options: Options) -> None:
+    """Catches: no task ran, so such a version was not recorded, and over a batch of which readers saw a part it
+    passed for success."""
+    empty = spark.createDataFrame([], "value string")
+    assert empty.rdd.getNumPartitions() == 0
+    once = options(**{"delivery.guarantee": "exactly-once", "txnAppId": "empty", "txnVersion": 1})
+    first, second = (kafka_sink.write(empty, once) for _ in range(2))
+    assert (first.rows, first.already_written, second.already_written) == (0, False, True)
+    with pytest.raises(ChangedBatchError, match="was written before with 0 rows"):
+        kafka_sink.write(numbers(spark, 100), once)
+    assert kafka_sink.write(empty, options()).rows == 0
 
 
 def test_a_query_writes_each_micro_batch_once_even_if_spark_runs_it_again(
