@@ -100,7 +100,7 @@ def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> Written
             task = _Task(planned, finished.accumulator)
             rows = df.mapInArrow(task, _SCHEMA).collect()
             if not rows:
-                # No partition, so no task. Spark's own writes run one then, too: it says that there is no row.
+                # No partition, so no task. Spark's own writes run one then, too.
                 one = df.sparkSession.range(0, 1, 1, 1)
                 rows = one.mapInArrow(replace(task, is_empty=True), _SCHEMA).collect()
             messages = [pickle.loads(row[0]) for row in rows]  # noqa: S301 - from this job's own tasks
@@ -116,7 +116,7 @@ def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> Written
 
 @dataclass
 class _Task:
-    """What runs in tasks. Its one row is the commit message. ``is_empty``: the rows it is given do not count."""
+    """What runs in tasks. Its one row is the commit message. ``is_empty``: without rows."""
 
     planned: PlannedWrite
     finished: Accumulator[_Messages]

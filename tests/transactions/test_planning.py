@@ -86,7 +86,7 @@ def test_each_writer_under_one_prefix_has_names_of_its_own() -> None:
     incomplete batch of one of them stopped all."""
 
     def mine(*, is_streaming: bool = False, **options: str) -> str:
-        return prefix(is_streaming=is_streaming, **options | {"transactional.id.prefix": "mine"})
+        return prefix({}, is_streaming=is_streaming, **{**options, "transactional.id.prefix": "mine"})
 
     names = {mine(txnAppId=f"app-{number}", txnVersion="1") for number in range(200)}
     names |= {mine(txnAppId="app-0", txnVersion="1", topic="other"), mine(), mine(is_streaming=True)}
