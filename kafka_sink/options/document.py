@@ -218,7 +218,7 @@ def _further() -> Iterator[str]:
     )
     yield (
         "- A query keeps its checkpoint when the format of its sink changes, "
-        "[in both directions](how-to.md#change-from-sparks-own-sink-and-back)."
+        "[in both directions](how-to.md#write-a-stream)."
     )
     yield (
         "- Python reads the files that options name (`ssl.truststore.location`, keytabs) on the driver and "

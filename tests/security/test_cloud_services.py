@@ -1,4 +1,4 @@
-"""The configurations of docs/cloud.md are valid, and mean what the page says."""
+"""The configurations of docs/clusters.md are valid, and mean what the page says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from kafka_sink.options import parse
 from kafka_sink.security.settings import SecuritySettings
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "cloud.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "clusters.md"
 # What a reader puts in.
 VARIABLES = (
     *("api_key", "api_secret", "client_id", "client_secret", "user", "password"),
@@ -22,7 +22,8 @@ VARIABLES = (
 def configurations() -> list[tuple[str, dict[str, str]]]:
     """(section, options) of each block that sets them; one that adds to the block before includes that."""
     found: list[Any] = []
-    for section in re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]:
+    page = PAGE.read_text().partition("\n## Services\n")[2].partition("\n## ")[0]
+    for section in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
         name, _, text = section.partition("\n")
         names = {variable: f"{variable}-value" for variable in VARIABLES}
         for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
