@@ -134,9 +134,9 @@ scale: $(STAMP)  ## what the coordinator costs with up to 10,000 modelled tasks,
 	@[ -n "$(ARGS)" ] || $(BIN)/python -m benchmarks.coordinator_storms
 
 docs: $(STAMP)  ## generate docs/options.md and docs/migration.md from the options table
-	$(BIN)/python -m kafka_sink.options > docs/options.md.part
+	$(BIN)/python -m tools.options_page > docs/options.md.part
 	@mv docs/options.md.part docs/options.md
-	$(BIN)/python -m kafka_sink.options migration > docs/migration.md.part
+	$(BIN)/python -m tools.options_page migration > docs/migration.md.part
 	@mv docs/migration.md.part docs/migration.md
 
 site: $(STAMP)  ## show the documentation as a site on http://127.0.0.1:8000, until Ctrl-C
