@@ -143,7 +143,7 @@ site: $(STAMP)  ## show the documentation as a site on http://127.0.0.1:8000, un
 	$(BIN)/mkdocs serve
 
 broker: $(STAMP) java  ## run a Kafka on this machine until Ctrl-C (ARGS="--brokers 3 --port 9092")
-	@$(BIN)/python -m kafka_sink.local_broker $(ARGS)
+	@$(BIN)/local-kafka $(ARGS)
 
 venv: $(STAMP)  ## make the virtual environment in .venv with everything for development
 
@@ -161,7 +161,7 @@ clean:  ## delete the virtual environment and what the tools leave behind
 	rm -rf $(VENV) $(SPARK41) $(ENGINES) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml packages/local_kafka/pyproject.toml constraints.txt
 	@tools/setup_venv.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 

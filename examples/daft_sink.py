@@ -3,7 +3,7 @@
     pip install daft
     python examples/daft_sink.py localhost:9092 [topic]
 
-The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
+The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: local-kafka
 
 Each task of Daft writes its partitions with a producer of its own, and the frame that comes back counts the
 rows. A task that Daft runs again writes its rows again, so this is at least once. Each task keeps to rate

@@ -3,7 +3,7 @@
     pip install 'ray[data]'
     python examples/ray_sink.py localhost:9092 [topic]
 
-The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
+The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: local-kafka
 
 Each task of Ray writes its blocks with a producer of its own, and the driver adds up the rows. A task that
 Ray runs again writes its rows again, so this is at least once. Each task keeps to rate limits and errors.max

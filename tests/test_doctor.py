@@ -21,8 +21,8 @@ from kafka_sink.doctor import examine, main
 from kafka_sink.driver import findings, planning_client
 from kafka_sink.driver.command_line import Finding, Level
 from kafka_sink.driver.findings import of_session
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
+from local_kafka import LocalBroker
 from tests.support.fake_broker import FakeCluster
 from tests.support.ports import refusing_port
 

@@ -15,7 +15,6 @@ import pytest
 
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.errors import DeliveryError, KafkaSinkError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.records.ordered_rows import OrderedRows
@@ -23,6 +22,7 @@ from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
 from kafka_sink.spark.writer import send_tables
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
+from local_kafka import LocalBroker
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.scripted_cluster import (

@@ -15,7 +15,7 @@ import pytest
 
 from kafka_sink import spark_application
 from kafka_sink.driver import driver_process, last_line
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.commands import run
 from tests.support.coordinator_harness import eventually
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kafka_sink.clock import wall_ms
-from kafka_sink.errors import LocalBrokerError
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
+from local_kafka.errors import LocalBrokerError
 from tests.exactly_once import engine
 from tests.exactly_once.engine import Settings, planned_rows
 from tests.exactly_once.history import Checker, History, Read

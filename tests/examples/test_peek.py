@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from kafka.errors import KafkaTimeoutError
 
 from kafka_sink.dead_letters.rejected_rows import CUT_PREFIX, PREFIX
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 PEEK = str(Path(__file__).resolve().parents[2] / "examples" / "peek.py")
 CONTEXT = [

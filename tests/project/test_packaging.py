@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 from packaging.metadata import Metadata
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.commands import printed_by, run
 from tests.support.fake_broker import FakeCluster
 from tests.support.topics import read_topic
@@ -62,7 +62,6 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
     assert {
         "pyspark_kafka_chunked.py",
         "kafka_sink/py.typed",
-        "kafka_sink/local_broker/supervisor.py",
     } <= set(names)
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
@@ -113,6 +112,7 @@ def test_the_sdist_has_the_tests_and_what_they_need(sdist: Path) -> None:
         "tests/project/test_packaging.py",
         "benchmarks/__main__.py",
         "tools/setup_venv.sh",
+        "packages/local_kafka/pyproject.toml",
         "docs/install.md",
     }
     assert wanted <= names
@@ -229,23 +229,34 @@ sys.exit(str(heavy) if heavy else 0)
     printed_by(code, project_environment, tmp_path)
 
 
-def test_production_images_may_leave_the_local_broker_out(
-    project_environment: dict[str, str], tmp_path: Path
-) -> None:
-    shutil.copy(ROOT / "pyspark_kafka_chunked.py", tmp_path)
-    shutil.copytree(
-        ROOT / "kafka_sink", tmp_path / "kafka_sink", ignore=shutil.ignore_patterns("local_broker")
-    )
-    code = """
-import importlib, pkgutil, kafka_sink, pyspark_kafka_chunked
-assert kafka_sink.__file__.startswith(__import__("os").getcwd()), kafka_sink.__file__
-for module in pkgutil.walk_packages(kafka_sink.__path__, "kafka_sink."):
+WITHOUT = """
+import importlib, pkgutil, sys
+sys.modules["{absent}"] = None
+import {imported}
+for module in pkgutil.walk_packages({imported}.__path__, "{imported}."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
-print(pyspark_kafka_chunked.DefaultSource.name())
+print({imported}.__file__)
 """
-    environ = {**project_environment, "PYTHONPATH": str(tmp_path)}
-    assert printed_by(code, environ, tmp_path) == "kafka-chunked"
+
+
+@pytest.mark.parametrize(
+    ("imported", "absent"), [("kafka_sink", "local_kafka"), ("local_kafka", "kafka_sink")]
+)
+def test_the_sink_and_the_kafka_for_trials_do_without_each_other(
+    imported: str, absent: str, project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    code = WITHOUT.format(imported=imported, absent=absent)
+    assert printed_by(code, project_environment, tmp_path).startswith(str(ROOT))
+
+
+def test_the_kafka_for_trials_has_a_wheel_of_its_own(tmp_path: Path) -> None:
+    names = set(contents(build_wheel(ROOT / "packages" / "local_kafka", tmp_path)))
+    folder = ROOT / "packages" / "local_kafka"
+    sources = {str(path.relative_to(folder)) for path in (folder / "local_kafka").glob("*.py")}
+    assert sources | {"local_kafka/jars.sha256", "local_kafka/py.typed"} <= names
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"local_kafka"}
+    assert [name for name in names if name.endswith("LICENSE")]
 
 
 class Session:

@@ -31,11 +31,11 @@ from kafka_sink.errors import (
     ConfigurationError,
     KafkaSinkError,
 )
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, checks, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from kafka_sink.task.producer import Producer
+from local_kafka import LocalBroker
 from tests.support.scripted_cluster import until
 from tests.support.security.certificates import Authority
 from tests.support.security.secured_broker import (

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import ListOpen, Steps, describe
+from local_kafka import LocalBroker
 from tests.support.topics import read_to_end
 
 if TYPE_CHECKING:

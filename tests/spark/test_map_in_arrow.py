@@ -23,9 +23,9 @@ from kafka_sink import spark_application
 from kafka_sink.coordinator.process.rendezvous_directory import RendezvousDirectory
 from kafka_sink.driver import driver_process
 from kafka_sink.errors import ChangedBatchError, ConfigurationError, SchemaError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import texts
 from kafka_sink.spark import map_in_arrow
+from local_kafka import LocalBroker
 from tests.support.commands import printed_by
 from tests.support.topics import read_to_end, read_topic
 

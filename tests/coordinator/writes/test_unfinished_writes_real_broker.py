@@ -11,12 +11,12 @@ import pytest
 from kafka_sink.coordinator.writes.channel import WriteChannel
 from kafka_sink.coordinator.writes.handler import write_handler
 from kafka_sink.coordinator.writes.running_jobs import RunningJobs
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import WriteTransactions
 from kafka_sink.options import parse
 from kafka_sink.transactions.batch import Handover
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.scope import Scope
+from local_kafka import LocalBroker
 from tests.support.batches_by_hand import PARTITIONS, Job
 from tests.support.coordinator_harness import clock_ms, eventually
 from tests.support.spark_ui import serving_ui

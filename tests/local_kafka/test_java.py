@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.errors import LocalBrokerError
-from kafka_sink.local_broker.jars import find_java, install_hint, java_version
+from local_kafka.errors import LocalBrokerError
+from local_kafka.jars import find_java, install_hint, java_version
 
 
 def fake_java(folder: Path, banner: str) -> Path:
@@ -79,10 +79,8 @@ def test_missing_says_how_to_install(tmp_path: Path) -> None:
 def test_the_hint_is_one_command_for_the_platform(
     monkeypatch: pytest.MonkeyPatch, system: str, programs: tuple[str, ...], command: str
 ) -> None:
-    monkeypatch.setattr("kafka_sink.local_broker.jars.platform.system", lambda: system)
-    monkeypatch.setattr(
-        "kafka_sink.local_broker.jars.shutil.which", lambda name: name if name in programs else None
-    )
+    monkeypatch.setattr("local_kafka.jars.platform.system", lambda: system)
+    monkeypatch.setattr("local_kafka.jars.shutil.which", lambda name: name if name in programs else None)
     assert install_hint() == command
 
 
@@ -90,5 +88,5 @@ def test_a_java_that_hangs_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_p
     def hang(*_: object, **__: object) -> None:
         raise subprocess.TimeoutExpired("java", 30)
 
-    monkeypatch.setattr("kafka_sink.local_broker.jars.subprocess.run", hang)
+    monkeypatch.setattr("local_kafka.jars.subprocess.run", hang)
     assert java_version(str(tmp_path)) is None

@@ -1,13 +1,13 @@
-"""``python -m kafka_sink.local_broker``: runs Kafka until it is stopped."""
+"""``local-kafka``: runs Kafka until it is stopped."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from kafka_sink.local_broker import IVY_SETTINGS_ENV, KAFKA_HOME_ENV, KAFKA_VERSION, LocalBroker
-from kafka_sink.local_broker.jars import find_jars, find_java
-from kafka_sink.local_broker.processes import announce, run_until_stopped
+from local_kafka import IVY_SETTINGS_ENV, KAFKA_HOME_ENV, KAFKA_VERSION, LocalBroker
+from local_kafka.jars import find_jars, find_java
+from local_kafka.processes import announce, run_until_stopped
 
 
 def _property(text: str) -> tuple[str, str]:
@@ -19,7 +19,7 @@ def _property(text: str) -> tuple[str, str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m kafka_sink.local_broker",
+        prog="local-kafka",
         description=f"Runs Apache Kafka {KAFKA_VERSION} here until Ctrl-C, and then deletes its data. Prints "
         "the address for kafka.bootstrap.servers on stdout, and nothing else there.",
     )

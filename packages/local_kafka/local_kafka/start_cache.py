@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from kafka_sink.local_broker.jars import Java, cache_root
+from local_kafka.jars import Java, cache_root
 
 _PREFIX = "starts-"
 # More than anyone's Javas and Kafkas at one time.

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from kafka_sink.errors import LocalBrokerError
-from kafka_sink.local_broker.jars import Java, Progress, find_jars, find_java, print_progress
-from kafka_sink.local_broker.node_config import (
+from local_kafka.errors import LocalBrokerError
+from local_kafka.jars import Java, Progress, find_jars, find_java, print_progress
+from local_kafka.node_config import (
     BROKER_LISTENER,
     HOST,
     JVM_FLAGS,
@@ -30,8 +30,8 @@ from kafka_sink.local_broker.node_config import (
     random_id,
     server_properties,
 )
-from kafka_sink.local_broker.processes import SupervisedProcesses
-from kafka_sink.local_broker.start_cache import StartCache
+from local_kafka.processes import SupervisedProcesses
+from local_kafka.start_cache import StartCache
 
 _START_TRIES = 4
 # How long a broker may take to end in order and to write down its classes; 4 s where nothing else runs.

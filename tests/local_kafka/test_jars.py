@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.errors import LocalBrokerError
-from kafka_sink.local_broker import jars as jars_module
-from kafka_sink.local_broker.jars import (
+from local_kafka import jars as jars_module
+from local_kafka.errors import LocalBrokerError
+from local_kafka.jars import (
     IVY_SETTINGS_ENV,
     KAFKA_HOME_ENV,
     KAFKA_VERSION,
@@ -175,9 +175,9 @@ DOWNLOAD = """
 import sys
 import json
 from pathlib import Path
-from kafka_sink.local_broker import jars
-from kafka_sink.local_broker.jars import find_jars
-from kafka_sink.local_broker.jars import Java
+from local_kafka import jars
+from local_kafka.jars import find_jars
+from local_kafka.jars import Java
 jars.pinned_checksums = lambda: json.loads(sys.argv[3])
 print(find_jars(Java(sys.argv[1], 17), cache=Path(sys.argv[2])))
 """
@@ -267,7 +267,7 @@ def test_a_named_folder_without_kafka_is_an_error(
 def test_no_pyspark_is_an_error_that_offers_another_way(
     ivy: Ivy, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafka_sink.local_broker.jars.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("local_kafka.jars.importlib.util.find_spec", lambda _: None)
     monkeypatch.delenv("SPARK_HOME", raising=False)
     with pytest.raises(LocalBrokerError, match=KAFKA_HOME_ENV):
         find_jars(ivy.java, cache=cache, progress=silent)
@@ -292,7 +292,7 @@ def test_a_cache_that_is_there_and_unwritable_is_a_clear_error(
     # Not by permissions: they do not bind root, as whom containers run this.
     cache.mkdir()
     if blocked == "cannot be written to":
-        monkeypatch.setattr("kafka_sink.local_broker.jars.tempfile.mkdtemp", refuse)
+        monkeypatch.setattr("local_kafka.jars.tempfile.mkdtemp", refuse)
     else:
         (cache / f"{FINAL}.lock").mkdir()
     with pytest.raises(LocalBrokerError, match=f"cannot use the cache folder {cache}: .*XDG_CACHE_HOME"):

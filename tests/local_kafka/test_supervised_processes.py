@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.errors import LocalBrokerError
-from kafka_sink.local_broker.processes import SupervisedProcesses
+from local_kafka.errors import LocalBrokerError
+from local_kafka.processes import SupervisedProcesses
 
 SLEEP = ["sleep", "600"]
 
@@ -93,7 +93,7 @@ def test_a_killed_supervisor_leaves_nothing_after_close(folder: Path) -> None:
 PARENT = """
 import os, signal, sys, time
 from pathlib import Path
-from kafka_sink.local_broker.processes import SupervisedProcesses
+from local_kafka.processes import SupervisedProcesses
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background job, too
 folder = Path(sys.argv[1])

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kafka_sink.errors import LocalBrokerError
-from kafka_sink.local_broker import LocalBroker
-from kafka_sink.local_broker import broker as broker_module
-from kafka_sink.local_broker.node_config import plan_nodes
-from kafka_sink.local_broker.start_cache import CHECKPOINT, CLASSES, StartCache
+from local_kafka import LocalBroker
+from local_kafka import broker as broker_module
+from local_kafka.errors import LocalBrokerError
+from local_kafka.node_config import plan_nodes
+from local_kafka.start_cache import CHECKPOINT, CLASSES, StartCache
 from tests.support.commands import run
 from tests.support.interrupts import interruptible
 
@@ -174,7 +174,7 @@ def test_no_room_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kafka_sink.local_broker.broker.tempfile.mkdtemp", full)
+    monkeypatch.setattr("local_kafka.broker.tempfile.mkdtemp", full)
     with pytest.raises(LocalBrokerError, match=r"No space left on device; set TMPDIR"):
         LocalBroker().open()
 
@@ -195,7 +195,7 @@ def command_until(how: signal.Signals, code: int, environ: dict[str, str], folde
     """Run the command in ``folder`` until this signal; the command lines of what it had started."""
     with interruptible():
         command = subprocess.Popen(
-            [sys.executable, "-m", "kafka_sink.local_broker"],
+            [sys.executable, "-m", "local_kafka"],
             env={**environ, "TMPDIR": str(folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -277,7 +277,7 @@ def test_a_frozen_broker_goes_on_so_that_it_can_end(tmp_path: Path, monkeypatch:
 def test_the_command_tells_what_is_wrong_in_one_line(
     project_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "kafka_sink.local_broker", "--kafka-home", tmp_path]
+    command = [sys.executable, "-m", "local_kafka", "--kafka-home", tmp_path]
     done = run(command, project_environment, code=1)
     assert done.stderr.startswith("error: ")
     assert "contains no Kafka" in done.stderr

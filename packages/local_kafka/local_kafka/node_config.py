@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
+import random
 import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kafka_sink.clock import RANDOM
-from kafka_sink.errors import LocalBrokerError
+from local_kafka.errors import LocalBrokerError
 
 HOST = "127.0.0.1"
 
@@ -18,6 +18,7 @@ HOST = "127.0.0.1"
 # from the ephemeral range can connect to itself, and the broker could then never come back on that port.
 _PORTS = (20_000, 32_000)
 _PORT_TRIES = 200
+_RANDOM = random.SystemRandom()
 
 BROKER_LISTENER = "BROKER"
 CONTROLLER_LISTENER = "CONTROLLER"
@@ -79,7 +80,7 @@ def port_is_free(port: int) -> bool:
 def free_port(taken: set[int]) -> int:
     """A free port outside the ephemeral range that is not in ``taken``; it is added there."""
     for _ in range(_PORT_TRIES):
-        port = RANDOM.randrange(*_PORTS)
+        port = _RANDOM.randrange(*_PORTS)
         if port not in taken and port_is_free(port):
             taken.add(port)
             return port

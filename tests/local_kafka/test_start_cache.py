@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.local_broker.jars import Java
-from kafka_sink.local_broker.start_cache import CHECKPOINT, CLASSES, MAX_FOLDERS, StartCache
+from local_kafka.jars import Java
+from local_kafka.start_cache import CHECKPOINT, CLASSES, MAX_FOLDERS, StartCache
 
 # Without it, a Java that is not OpenJDK's does not start.
 LENIENT = "-XX:+IgnoreUnrecognizedVMOptions"

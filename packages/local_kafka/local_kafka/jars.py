@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kafka_sink.errors import LocalBrokerError
+from local_kafka.errors import LocalBrokerError
 
 MINIMUM_JAVA = 17
 

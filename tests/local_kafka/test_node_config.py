@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.errors import LocalBrokerError
-from kafka_sink.local_broker import node_config
-from kafka_sink.local_broker.node_config import (
+from local_kafka import node_config
+from local_kafka.errors import LocalBrokerError
+from local_kafka.node_config import (
     format_properties,
     free_port,
     plan_nodes,

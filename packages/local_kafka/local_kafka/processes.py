@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kafka_sink.errors import LocalBrokerError
-from kafka_sink.local_broker import supervisor as supervisor_script
+from local_kafka import supervisor as supervisor_script
+from local_kafka.errors import LocalBrokerError
 
 _CLOSE_SECONDS = 20.0
 

@@ -1,4 +1,4 @@
-"""``python -m kafka_sink.local_broker.schema_registry``: a real schema registry on this machine.
+"""``local-kafka-registry``: a real schema registry on this machine.
 
 For examples and tests. It is Apicurio Registry, which has Confluent's API, too. Its schemas are in memory.
 """
@@ -16,8 +16,8 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
-from kafka_sink.errors import LocalBrokerError
-from kafka_sink.local_broker.jars import (
+from local_kafka.errors import LocalBrokerError
+from local_kafka.jars import (
     Java,
     Progress,
     cache_root,
@@ -27,8 +27,8 @@ from kafka_sink.local_broker.jars import (
     only_one,
     print_progress,
 )
-from kafka_sink.local_broker.node_config import HOST, free_port
-from kafka_sink.local_broker.processes import SupervisedProcesses, announce, run_until_stopped
+from local_kafka.node_config import HOST, free_port
+from local_kafka.processes import SupervisedProcesses, announce, run_until_stopped
 
 # The last version for Java 17.
 VERSION = "2.6.13.Final"
@@ -153,7 +153,7 @@ def _download(final: Path, java: Java, progress: Progress) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Print the address on stdout, then wait for Ctrl-C or SIGTERM."""
     parser = argparse.ArgumentParser(
-        prog="python -m kafka_sink.local_broker.schema_registry",
+        prog="local-kafka-registry",
         description=f"Runs a schema registry (Apicurio Registry {VERSION}) here until Ctrl-C. Prints the "
         "address for schema.registry.url on stdout, and nothing else there. Schemas are in memory.",
     )
