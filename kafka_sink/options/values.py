@@ -142,7 +142,13 @@ def text() -> Kind:
 
 
 def secret() -> Kind:
-    return Kind("password", "any", Secret, lambda value: value.reveal())
+    """One line: the line end of a mounted file is dropped."""
+    return Kind("password", "any", Secret.of_one_line, lambda value: value.reveal())
+
+
+def secret_lines() -> Kind:
+    """A secret of several lines."""
+    return Kind("password", "any", Secret.known, lambda value: value.reveal())
 
 
 def names() -> Kind:

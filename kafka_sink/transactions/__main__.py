@@ -1,4 +1,4 @@
-"""``python -m kafka_sink.transactions``: what each transactional.id.prefix has left, and commands that end
+"""``kafka-chunked-transactions``: what each transactional.id.prefix has left, and commands that end
 it."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("transactions", _DESCRIPTION)
+    parser = parser_of("kafka-chunked-transactions", _DESCRIPTION)
     parser.add_argument("action", choices=tuple(_ACTIONS))
     parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT")
     parser.add_argument(

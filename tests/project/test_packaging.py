@@ -76,6 +76,7 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
             next(name for name in names if name.endswith("entry_points.txt"))
         ).decode()
     assert "[pysail.datasources]\nkafka-chunked = kafka_sink.spark.datasource:KafkaChunked" in entry_points
+    assert "[console_scripts]\nkafka-chunked-doctor = kafka_sink.doctor:main" in entry_points
     # pip must never replace the PySpark of a cluster.
     needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
     assert "Requires-Dist: pyarrow>=18" in needed
@@ -148,24 +149,52 @@ def test_building_leaves_nothing_in_the_clone() -> None:
         assert "--wheel-dir dist" in command
 
 
-def test_readmes_quickstart_runs_in_a_new_environment_without_a_register_call(
-    wheel_of_the_sdist: Path, broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
-) -> None:
-    """The sdist's wheel is installed there, so that this tries both. The libraries are those of the tests'
-    environment."""
-    target = tmp_path / "installed"
+@pytest.fixture(scope="module")
+def installed(wheel_of_the_sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment. The sdist's wheel is installed there, so that this tries both; the libraries are
+    those of the tests' environment."""
+    target = tmp_path_factory.mktemp("environment") / "installed"
     run([sys.executable, "-m", "venv", "--without-pip", target])
     interpreter = target / "bin" / "python"
     install = ["install", "--quiet", "--no-deps", "--no-index", wheel_of_the_sdist]
     run([sys.executable, "-m", "pip", "--python", interpreter, *install])
     (site_packages,) = target.glob("lib/python*/site-packages")
     (site_packages / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    return target
+
+
+@pytest.mark.parametrize("program", ["kafka-chunked-doctor", "kafka-chunked-transactions"])
+def test_programs_run_nothing_that_was_planted_in_the_current_folder(
+    installed: Path, project_environment: dict[str, str], tmp_path: Path, program: str
+) -> None:
+    """Catches: `python -m` in a folder where anybody may write ran its json.py before any line of ours."""
+    evidence = tmp_path / "was-run"
+    planted = f"open({str(evidence)!r}, 'w').close()\nraise SystemExit('planted')\n"
+    for name in ("json", "argparse", "kafka_sink", "numpy", "kafka"):
+        (tmp_path / f"{name}.py").write_text(planted)
+    tmp_path.chmod(0o777)
+    environ = {**project_environment, "PYTHONPATH": ""}
+    shown = run([installed / "bin" / program, "--help"], environ, folder=tmp_path).stdout
+    assert shown.startswith(f"usage: {program}")
+    arguments = ["list"] if program.endswith("transactions") else []
+    command = [str(installed / "bin" / program), *arguments, "--bootstrap-servers", "127.0.0.1:1"]
+    environ |= {"PYSPARK_PYTHON": str(installed / "bin" / "python")}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, timeout=200, check=False)
+    assert b"127.0.0.1:1" in done.stdout + done.stderr
+    assert b"planted" not in done.stdout + done.stderr
+    assert not evidence.exists()
+
+
+def test_readmes_quickstart_runs_in_a_new_environment_without_a_register_call(
+    installed: Path, broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    interpreter = installed / "bin" / "python"
     environ = {**project_environment, "PYTHONPATH": ""}
     del environ["PYSPARK_PYTHON"], environ["PYSPARK_DRIVER_PYTHON"]
     where = run(
         [interpreter, "-c", "import kafka_sink; print(kafka_sink.__file__)"], environ, folder=tmp_path
     )
-    assert where.stdout.startswith(str(target))
+    assert where.stdout.startswith(str(installed))
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     quickstart = next(block for block in blocks if "createDataFrame" in block)
     assert "127.0.0.1:9092" in quickstart
