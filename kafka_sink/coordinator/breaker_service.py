@@ -90,8 +90,8 @@ class _Counted(NamedTuple):
 
 @dataclass(slots=True)
 class _Watched:
-    """A partition in question, or decided of late. ``peer``: who has reported it first. Reports count for one
-    task each, those of watchers for ``each`` tasks."""
+    """A partition in question; one that does not fail (``is_decided``) is not watched anew before
+    ``until_ms``. ``peer``: who has reported it first. A watcher's report counts for ``each`` tasks."""
 
     peer: int
     until_ms: float = math.inf
@@ -139,7 +139,7 @@ class FailingPartitions:
             self._new.append(partition)
         # Where thousands of partitions fail for thousands of tasks, most of what they report ends here.
         is_one_more = peer not in watched.reports and peer not in watched.watchers
-        if watched.is_decided or (is_one_more and len(watched.reports) >= _MAX_REPORTERS):
+        if is_one_more and len(watched.reports) >= _MAX_REPORTERS:
             return
         fails = failed > 0 and reaches(failed, failed + written, self._perc)
         # One lost connection says nothing of a partition, a broker's error does.
@@ -151,11 +151,16 @@ class FailingPartitions:
             watched.missing.discard(peer)
             if not watched.missing:
                 self._complete.append(partition)
+        elif watched.is_decided and counts and self._fails(watched):
+            watched.is_decided = False
+            self._complete.append(partition)
 
     def watch(self, tasks: Sequence[int], now_ms: float) -> tuple[list[TopicPartition], list[int]]:
         """Some partitions, and the tasks that are to watch all of them."""
         while self._decided and self._decided[0][0] <= now_ms:
-            self._drop(self._decided.popleft()[1])
+            until_ms, partition = self._decided.popleft()
+            if partition in self._watched and self._watched[partition].until_ms == until_ms:
+                self._drop(partition)
         if not self._new or now_ms < self._asked_ms + GATHER_MUTES_MS:
             return [], []
         self._asked_ms, until_ms = now_ms, now_ms + _WATCH_MS
@@ -182,7 +187,9 @@ class FailingPartitions:
                     continue
             else:
                 return
-            watched = self._watched[partition]
+            watched = self._watched.get(partition)
+            if watched is None or watched.is_decided:
+                continue
             failing = [peer for peer, one in watched.reports.items() if one.fails]
             if self._fails(watched):
                 self._drop(partition)

@@ -197,15 +197,17 @@ def test_the_decision_comes_with_the_last_answer_or_after_400_ms() -> None:
 def test_rows_of_all_tasks_count_and_go_on_counting() -> None:
     """trigger.message.count: of 1,000, with 400 of each task since its producer began."""
     bench = Bench(3, trigger_message_count="1000")
-    few = {"rows": 400}
-    bench.answer = lambda peer, told: [outcomes((P0, 0, 5), **few)] * (isinstance(told, Watch) and peer < 2)
-    bench.say(0, outcomes((P0, 0, 5), **few))
+    few = 400
+    bench.answer = lambda peer, told: (
+        [outcomes((P0, 0, 5), rows=few)] * (isinstance(told, Watch) and peer < 2)
+    )
+    bench.say(0, outcomes((P0, 0, 5), rows=few))
     bench.run(1_000)
     assert not bench.muted(), "800 are known"
     bench.service.on_gone(1, bench.now)
-    bench.say(2, outcomes((P1, 0, 5), **few))
+    bench.say(2, outcomes((P1, 0, 5), rows=few))
     bench.run(3_000)
-    assert bench.muted() == {P1}, "the rows of a task that has ended count"
+    assert P1 in bench.muted(), "the rows of a task that has ended count"
 
 
 def test_a_partition_that_does_not_fail_rests_for_two_seconds() -> None:
@@ -216,6 +218,23 @@ def test_a_partition_that_does_not_fail_rests_for_two_seconds() -> None:
         bench.run(100)
     assert len({at for at, _ in bench.of(Watch)}) == 2
     assert not bench.muted()
+
+
+def test_a_partition_that_begins_to_fail_while_it_rests_is_muted_at_once() -> None:
+    """Catches: the first failure of many found that all was well, and nobody looked again for two seconds."""
+    bench = Bench(3)
+    bench.writes([], written=29)
+    bench.say(0, outcomes((P0, 29, 1)))
+    bench.run(100)
+    for peer in range(3):
+        bench.say(peer, outcomes((P0, 29, 17)))
+    bench.run(100)
+    assert not bench.muted()
+    for peer in range(2):
+        bench.say(peer, outcomes((P0, 29, 29)))
+    bench.run(100)
+    assert bench.muted() == {P0}
+    assert len(bench.of(Watch)) == 3
 
 
 # -- brokers --------------------------------------------------------------------------------------------
