@@ -193,7 +193,7 @@ def test_a_long_task_comes_back_to_a_coordinator_whose_connections_dropped(
             first = client._connection
             for peer in list(server._connections.peers.values()):
                 found.loop.call_soon_threadsafe(server._connections.remove, peer)
-            eventually(lambda: client._connection not in (None, first))
+            eventually(lambda: client._connection not in (None, first) and client._said is not None)
             producer.send(rows("u"))
             producer.finish()
         assert asked(cluster) == [{"t"}, {"u"}]
