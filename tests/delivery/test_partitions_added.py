@@ -16,7 +16,6 @@ from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.coordinator.server import Services
 from kafka_sink.errors import DeliveryError, InvalidRowError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.metadata import cluster_metadata
 from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.options import parse
@@ -26,6 +25,7 @@ from kafka_sink.rows.ordering import partitions_needed
 from kafka_sink.spark.writer import PlannedWrite
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
+from local_kafka import LocalBroker
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import METADATA, FakeCluster
 from tests.support.scripted_cluster import TOPIC, rows, send, task, until, written

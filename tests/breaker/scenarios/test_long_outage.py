@@ -16,11 +16,11 @@ from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.coordinator.server import Services
 from kafka_sink.errors import DeliveryError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import PRODUCERS, task_producer
+from local_kafka import LocalBroker
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import FakeCluster
 from tests.support.producer_ids import ask_for_producer_id
