@@ -40,7 +40,7 @@ from kafka_sink.coordinator.transport import (
 )
 from kafka_sink.errors import ConfigurationError, ProtocolError
 from kafka_sink.options import SinkOptions, parse
-from kafka_sink.options.table import GROUP_OPTIONS
+from kafka_sink.options.table import GROUP_OPTIONS, SHARED_OPTIONS
 
 _log = logging.getLogger(__name__)
 _MAX_TIMER_MS = 60_000.0
@@ -325,7 +325,8 @@ class CoordinatorServer:
         for kind in self._services:
             if kind.scope is Scope.APPLICATION:
                 continue
-            key: _Key = (kind, hello.group, settings)
+            # The first task's hold for all others, of those that only say how long it waits.
+            key: _Key = (kind, hello.group, tuple(one for one in settings if one[0] in SHARED_OPTIONS))
             if kind.scope is Scope.CLUSTER:
                 key += (hello.cluster_id,)
             if kind in task.joined and task.joined[kind][0] == key:

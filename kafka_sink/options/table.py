@@ -1043,6 +1043,10 @@ _NAMES_OR_TIMES = re.compile(
 )
 
 
+# Of GROUP_OPTIONS, those that must be equal.
+SHARED_OPTIONS = tuple(name for name in GROUP_OPTIONS if not _NAMES_OR_TIMES.match(name))
+
+
 def is_of_cluster(spec: OptionSpec) -> bool:
     if spec.group == FORMATS:
         return False

@@ -13,13 +13,11 @@ from kafka_sink.coordinator.breaker import (
     MAX_TARGETS,
     MAX_WAITING,
     Answer,
+    MuteChanges,
     Mutes,
-    MuteWanted,
     Outcomes,
     Probe,
-    ProbeFailed,
     Question,
-    Unmuted,
     Waiting,
     Watch,
     apart,
@@ -129,16 +127,12 @@ def test_the_largest_messages_fit() -> None:
     names: list[Target] = [TopicPartition("t" * 240 + str(number), 0) for number in range(3 * MAX_TARGETS)]
     for number, target in enumerate(names):
         bench.task.manager.mute(target, f"{number}{long}")
-    wanted = bench.said()
-    assert [len(with_reasons(one.wanted, MAX_TARGETS)) for one in wanted if isinstance(one, MuteWanted)] == [
-        MAX_TARGETS
-    ] * 3
+    wanted = [one for one in bench.said() if isinstance(one, MuteChanges)]
+    assert [len(with_reasons(one.muted, MAX_TARGETS)) for one in wanted] == [MAX_TARGETS] * 3
     for target in names:
         bench.task.manager.unmute(target)
-    over = bench.said()
-    assert [len(apart(one.targets, MAX_TARGETS)) for one in over if isinstance(one, Unmuted)] == [
-        MAX_TARGETS
-    ] * 3
+    over = [one for one in bench.said() if isinstance(one, MuteChanges)]
+    assert [len(apart(one.unmuted, MAX_TARGETS)) for one in over] == [MAX_TARGETS] * 3
 
 
 def test_thousands_of_failing_partitions_are_reported_in_parts() -> None:
@@ -197,7 +191,10 @@ def test_what_a_task_mutes_and_unmutes_is_said_as_it_is_in_the_end() -> None:
     bench.task.manager.mute(2, "b")
     bench.task.manager.unmute(1)
     bench.task.manager.mute(P1, "b")
-    assert bench.said() == [MuteWanted(by_reason({2: "b", P1: "b"}), {}), Unmuted(together([1]))]
+    (found,) = bench.said()
+    assert isinstance(found, MuteChanges)
+    assert found.muted == by_reason({2: "b", P1: "b"})
+    assert found.unmuted == together([1])
 
 
 def test_a_failed_probe_is_said_with_its_error() -> None:
@@ -207,7 +204,9 @@ def test_a_failed_probe_is_said_with_its_error() -> None:
     bench.tell(Probe(together([P0]), False, 2_000.0))
     assert P0 not in bench.task.waiting, "it went out"
     bench.task.answer(P0, REPLICAS)
-    assert bench.said() == [ProbeFailed(by_reason({P0: "NOT_ENOUGH_REPLICAS"}))]
+    (found,) = bench.said()
+    assert isinstance(found, MuteChanges)
+    assert found.failed == by_reason({P0: "NOT_ENOUGH_REPLICAS"})
 
 
 def test_muted_partitions_with_rows_are_named_some_of_many_and_again_when_they_change() -> None:

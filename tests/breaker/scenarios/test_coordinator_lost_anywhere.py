@@ -17,7 +17,7 @@ REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 TASKS = 3
 RESPONSE_MS = 20.0
 # Broker 1 is frozen, then partition 1 fails; after that all is well. A task has rows for each partition.
-FROZEN_MS, FAILS_MS, WELL_MS, END_MS = (500.0, 2_500.0), (3_000.0, 4_500.0), 4_500.0, 10_000.0
+FROZEN_MS, FAILS_MS, WELL_MS, END_MS = (500.0, 2_500.0), (3_000.0, 4_500.0), 4_500.0, 8_500.0
 ROWS_MS = 100.0
 
 

@@ -18,7 +18,7 @@ from kafka_sink.breaker import (
 )
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.breaker.states import Target
-from kafka_sink.coordinator.breaker import MAX_TARGETS, BreakerChannel, MuteWanted, with_reasons
+from kafka_sink.coordinator.breaker import MAX_TARGETS, BreakerChannel, MuteChanges, with_reasons
 from kafka_sink.coordinator.schema import decode, encode
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
@@ -91,8 +91,8 @@ def reported(exchange: BreakerChannel) -> dict[Target, str]:
     found: dict[Target, str] = {}
     while (message := exchange.next_message(5.0)) is not None:
         arrived = decode(encode(message))
-        if isinstance(arrived, MuteWanted):
-            found |= with_reasons(arrived.wanted, MAX_TARGETS)
+        if isinstance(arrived, MuteChanges):
+            found |= with_reasons(arrived.muted, MAX_TARGETS)
     return found
 
 
