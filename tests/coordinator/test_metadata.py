@@ -338,15 +338,19 @@ def test_many_topics_are_fetched_in_messages_that_one_frame_takes() -> None:
     wanted = [f"{number:06}".ljust(249, "x") for number in range(12_000)]
     for start in range(0, 12_000, 5_000):
         coordinator.want(1, *wanted[start : start + 5_000])
-    first = coordinator.asked.pop()
-    for peer, fetch in [first]:
+    sizes, told = [], list[tuple[int, Topics]]()
+    while coordinator.asked:
+        peer, fetch = coordinator.asked.pop()
+        sizes.append(len(fetch.topics))
         known = MetadataSnapshot(tuple(TopicSnapshot(metadata(one), 0.0) for one in fetch.topics), NODES)
         *parts, last = parts_of(known)
+        assert parts
         for part in parts:
             assert coordinator.receive(peer, TopicsKnown(fetch.number, part, more=True)) == []
-        told = coordinator.receive(peer, TopicsKnown(fetch.number, last))
-    assert sum(len(one.part.topics) for _, one in told) == 5_000
-    assert sorted(len(fetch.topics) for _, fetch in coordinator.asked) == [2_000, 5_000]
+        told += coordinator.receive(peer, TopicsKnown(fetch.number, last))
+    # What was wanted first was asked for first.
+    assert sizes == [5_000, 5_000, 2_000]
+    assert sum(len(one.part.topics) for _, one in told) == 12_000
 
 
 def test_a_response_of_which_only_a_part_has_come_is_not_one() -> None:
@@ -730,22 +734,22 @@ def test_what_is_asked_goes_at_once_and_use_when_it_is_gathered() -> None:
     assert task.send() == TopicsWanted(("a",), is_needed=True)
     task.channel.note_use(["a", "b"])
     assert task.woken == 2
-    assert task.send() == TopicsWanted(("b",))
+    assert task.send() == TopicsWanted(("a", "b"))
     task.channel.note_use(["a", "c"])
     assert task.send() is None
     task.now_ms = 500
-    assert task.send() == TopicsWanted(("c",))
+    assert task.send() == TopicsWanted(("a", "c"))
     task.channel.note_use(["a", "b"])
-    assert task.channel.next_message_delay_ms(500) == pytest.approx(59_500)
-    task.now_ms = 60_000
+    assert task.channel.next_message_delay_ms(500) == 60_000
+    task.now_ms = 60_500
     assert task.send() == TopicsWanted(("a", "b"))
-    assert task.channel.next_message_delay_ms(60_000) == math.inf
+    assert task.channel.next_message_delay_ms(60_500) == math.inf
 
 
 def test_a_stale_leader_is_reported_soon() -> None:
     task = Task()
-    task.channel.note_use(["x"])
-    task.send()
+    task.channel.report_stale("x")
+    assert task.send() == TopicStale((StaleTopic("x", 0.0),)), "the first one at once"
     task.now_ms = 50
     task.channel.report_stale("a")
     task.channel.report_stale("b")
@@ -756,7 +760,7 @@ def test_a_stale_leader_is_reported_soon() -> None:
 
 def test_a_task_that_ends_reports_a_stale_leader_at_once() -> None:
     task = Task()
-    task.channel.note_use(["x"])
+    task.channel.report_stale("x")
     task.send()
     task.channel.report_stale("a")
     assert task.send() is None
