@@ -52,7 +52,7 @@ def services() -> Services:
 
 def run_and_kill(at: int) -> list[str]:
     """Two tasks write to two topics, one after the other, under a rate limit and with a live view. The
-    coordinator is killed when this message comes. Returns the messages that came. Each row must be there once.
+    coordinator is killed when this message comes. Returns the messages that came. Each row must be there.
     """
     handled: list[str] = []
     with FakeCluster(dict.fromkeys(TOPICS, 2)) as cluster, serving(services=services()) as found:
