@@ -1,18 +1,17 @@
-"""The circuit breaker of a job, KIP-693 for all tasks together: its messages, and the side of a task.
+"""The circuit breaker of a job (KIP-693) for all its tasks together: the messages, and a task's side of it.
 
-A task reports what fails for it and what it has muted on evidence of its own; the coordinator (see
-breaker_service) asks others, mutes for all, and lets one task probe in each interval. Partitions of one topic
-stand together in a message, and so do those with the same reason: thousands may fail at once.
+A task reports what fails for it, and what it has muted by evidence of its own. The coordinator asks others,
+mutes for all and lets one task probe in each interval: see breaker_service. Thousands of partitions may fail
+at once, so those of one topic, and those of which the same is said, stand together in a message.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 from kafka_sink.breaker.interface import SentBatch
 from kafka_sink.breaker.manager import CircuitBreakManager
@@ -39,38 +38,33 @@ from kafka_sink.model import TopicPartition
 
 # The coordinator shares no more mutes than this; tasks keep others to themselves.
 MAX_MUTES = 10_000
-# Targets of one message of a task, whose names and reasons then fit into it. What is left goes into others.
+# Targets of one message of a task, which has room for the longest names and reasons of so many.
 MAX_TARGETS = 400
-# Muted partitions for which a task says that it has rows. Other tasks name others.
+# Muted partitions for which a task says that it has rows. Others name others.
 MAX_WAITING = 100
 # After a mute one task sends again, a step later two more, then four, and so on.
 RAMP_STEP_MS = 100.0
-MAX_RAMP_MS = 20 * RAMP_STEP_MS
-# How often a task checks what its rows wait for.
+MAX_RAMP_MS = 2_000
+# How often a task looks for which muted partitions it has rows.
 _CHECK_MS = 100.0
 # What lay there for longer says nothing of the present: the task did not run.
-_MAX_OUTCOME_AGE_MS, _MAX_ANSWER_AGE_MS = 5_000.0, 250.0
+_OUTCOMES_VALID_MS, _ANSWER_VALID_MS = 5_000.0, 250.0
 
+_T = TypeVar("_T")
 _Counts = Annotated[tuple[Count, ...], AtMost(MAX_MUTES)]
 
 
 class Partitions(NamedTuple):
-    """Of one topic, by their numbers."""
-
     topic: Topic
     numbers: _Counts
 
 
 class Targets(NamedTuple):
-    """Brokers by their ids, and partitions."""
-
     brokers: _Counts = ()
     topics: Annotated[tuple[Partitions, ...], AtMost(MAX_MUTES)] = ()
 
 
 class Reasoned(NamedTuple):
-    """Targets for which the same is said."""
-
     reason: Text
     targets: Targets
 
@@ -79,8 +73,8 @@ _Reasons = Annotated[tuple[Reasoned, ...], AtMost(MAX_MUTES)]
 
 
 class TopicOutcomes(NamedTuple):
-    """Batches of a topic's partitions in the last seconds: how many were written, how many failed.
-    ``answered``: a broker responded with ``error``, the last one."""
+    """Batches that were written to partitions, and that failed, in the last ten seconds. ``answered``: a
+    broker responded with ``error``, which was the last one."""
 
     topic: Topic
     answered: bool
@@ -92,8 +86,7 @@ class TopicOutcomes(NamedTuple):
 
 @message
 class Outcomes:
-    """Of partitions that fail, or that the coordinator watches: also where there are none. ``rows``: sent
-    since the producer began."""
+    """Of partitions that fail or are watched. ``rows``: sent since the producer began."""
 
     rows: Count
     topics: Annotated[tuple[TopicOutcomes, ...], AtMost(MAX_TARGETS)]
@@ -101,7 +94,7 @@ class Outcomes:
 
 @message
 class MuteWanted:
-    """What a task has muted. ``silence_ms``: for how long brokers have not responded, if that is why."""
+    """What the task has muted. ``silence_ms``: for how long a broker has not responded, if that is why."""
 
     wanted: _Reasons
     silence_ms: Annotated[dict[NodeId, Ms], AtMost(MAX_TARGETS)]
@@ -109,7 +102,7 @@ class MuteWanted:
 
 @message
 class Answer:
-    """The task had a response of a broker so long ago."""
+    """To a Question: the broker's last response came so long ago."""
 
     broker: NodeId
     age_ms: Ms
@@ -117,22 +110,19 @@ class Answer:
 
 @message
 class Unmuted:
-    """By the outcome of a probe, or by the breaker class of the task."""
+    """By the task's breaker class or by a response, to a probe for instance."""
 
     targets: Targets
 
 
 @message
 class ProbeFailed:
-    """Probes that the coordinator had permitted."""
-
     failed: _Reasons
 
 
 @message
 class Waiting:
-    """Muted partitions that batches of the task wait for, and those that its rows could go to. Each message
-    replaces the one before."""
+    """Muted partitions that batches wait for, and others that rows could go to: in place of those before."""
 
     held: Targets
     acceptable: Targets
@@ -140,13 +130,13 @@ class Waiting:
 
 @message
 class Mutes:
-    """What is muted for all. ``whole``: everything that is; else what has changed. After ``removed``, rows
-    of a task may go there again within ``ramp_ms``, of each task at another time."""
+    """``whole``: ``added`` is all that is muted for all. After ``removed``, each task waits for a part of
+    ``ramp_ms`` of its own before its rows go there again."""
 
     whole: bool
     added: _Reasons
     removed: Targets
-    ramp_ms: Annotated[float, Within(0, int(MAX_RAMP_MS))]
+    ramp_ms: Annotated[float, Within(0, MAX_RAMP_MS)]
 
 
 @message
@@ -158,7 +148,7 @@ class Watch:
 
 @message
 class Question:
-    """Does the broker respond? An answer younger than ``within_ms`` says so, or the next response."""
+    """Has the broker responded within so long, or does it now?"""
 
     broker: NodeId
     within_ms: Ms
@@ -166,8 +156,8 @@ class Question:
 
 @message
 class Probe:
-    """The task may probe each of these once within ``left_ms``. ``new_rows``: nobody has batches for them,
-    so new rows may go there until one is sent."""
+    """The task may probe each of these once within ``left_ms``. ``new_rows``: as no batch waits for them, new
+    rows may go there until one is sent."""
 
     targets: Targets
     new_rows: bool
@@ -210,16 +200,15 @@ def with_reasons(said: Iterable[Reasoned], most: int) -> dict[Target, str]:
     return found
 
 
-def _delay_ms(ramp_ms: float, chance: float) -> float:
-    """When one of the tasks that share a ramp sends again: in each step twice as many as before."""
-    return RAMP_STEP_MS * math.log2(1.0 + chance * (2.0 ** (ramp_ms / RAMP_STEP_MS) - 1.0))
+def _parts(found: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    return (found[start : start + MAX_TARGETS] for start in range(0, len(found), MAX_TARGETS))
 
 
 class BreakerChannel(Channel):
     """A channel of the coordinator's client, and the SharedState of a ProducerBreaker.
 
     ``wake_sender`` makes the sender apply what has come. ``cluster_id`` returns the id of the Kafka cluster,
-    None until it is known: broker ids mean nothing in another one.
+    None until it is known: broker ids mean nothing in another one. ``random`` returns a number in [0, 1).
     """
 
     scope = Scope.CLUSTER
@@ -236,10 +225,10 @@ class BreakerChannel(Channel):
         self._interval_ms = report_interval_ms
         self._cluster_id = cluster_id
         self._random = random
-        # Whether all mutes of the cluster with this id have come, or no coordinator can be reached.
-        self._is_told, self._is_alone = False, True
+        # The cluster of this connection; whether all its mutes have come, or no coordinator can be reached.
         self._joined: str | None = None
-        # What has come, for the sender's thread; what goes out, and until when that is worth sending.
+        self._is_told, self._is_alone = False, True
+        # For the sender's thread; and messages with the time until which they are worth sending.
         self._inbox: deque[Callable[[CircuitBreakManager], None]] = deque()
         self._outbox: deque[tuple[float, Message]] = deque()
         # The rest belongs to the sender's thread.
@@ -252,21 +241,19 @@ class BreakerChannel(Channel):
         # The coordinator's mutes, with their reasons; when rows may go where it has ended one.
         self._muted: dict[Target, str] = {}
         self._release_ms: dict[Target, float] = {}
-        # Of each partition that failed of late, whether a broker responded, and the last error. Those whose
-        # failures were not reported.
+        # Of partitions that failed, whether a broker responded, and the last error; which were not reported.
         self._errors: dict[TopicPartition, tuple[bool, str]] = {}
-        self._unreported: dict[TopicPartition, None] = {}
-        # By broker, the last response.
+        self._unreported: set[TopicPartition] = set()
+        # By broker, the last response; answers by when that came.
         self._response_ms: dict[int, float] = {}
-        # What the next messages say.
-        self._watched: list[TopicPartition] = []
         self._answers: dict[int, float] = {}
+        self._watched: list[TopicPartition] = []
         self._changes: dict[Target, MuteChange] = {}
         self._failures: dict[Target, str] = {}
-        self._outcomes_ms = -math.inf
-        # Held and acceptable targets as they were reported, when they were checked, when the next may go.
+        self._outcomes_ms = self._checked_ms = -math.inf
+        # As reported: held and acceptable partitions. When that may be said anew.
         self._waits: tuple[list[Target], list[Target]] = [], []
-        self._checked_ms, self._waits_ms = -math.inf, math.inf
+        self._waits_ms = math.inf
 
     # -- SharedState: the sender's thread ---------------------------------------------------------------
 
@@ -290,22 +277,18 @@ class BreakerChannel(Channel):
             record(partition, rows, sent_ms, now_ms, failed=failed)
             if failed and self._connected and partition not in self._muted:
                 self._errors[partition] = has_response(cause), str(cause)
-                self._unreported[partition] = None
+                self._unreported.add(partition)
 
     def answered(self, node_id: int, now_ms: float) -> None:
-        if self._connected:
-            self._answers[node_id] = now_ms
+        self._answers[node_id] = now_ms
 
     def changed(self, change: MuteChange) -> None:
-        if not self._connected:
-            return
         if not change.muted:
             # Otherwise the next message would mute it again before the coordinator learns of this.
             self._muted.pop(change.target, None)
             self._release_ms.pop(change.target, None)
         # The coordinator counts outcomes itself.
-        if not (change.muted and change.evidence.counted):
-            self._changes.pop(change.target, None)
+        if self._connected and not (change.muted and change.evidence.counted):
             self._changes[change.target] = change
 
     def on_other_cluster(self) -> None:
@@ -318,93 +301,81 @@ class BreakerChannel(Channel):
             return
         now_ms = manager.local.now_ms
         self._release(manager)
-        self._failures.update(manager.probes.take_failures())
-        self._say_changes()
+        self._say_changes(manager)
         for node, at_ms in self._answers.items():
-            self._say(Answer(node, now_ms - at_ms), now_ms + _MAX_ANSWER_AGE_MS)
+            self._say(Answer(node, now_ms - at_ms), now_ms + _ANSWER_VALID_MS)
         self._answers = {}
         watched, self._watched = self._watched, []
-        for start in range(0, len(watched), MAX_TARGETS):
-            self._say_outcomes(manager, watched[start : start + MAX_TARGETS])
+        for part in _parts(watched):
+            self._say_outcomes(manager, part)
         if self._unreported and now_ms >= self._outcomes_ms + self._interval_ms:
+            # Where thousands fail, each task begins elsewhere. What is muted meanwhile needs no report.
             self._outcomes_ms = now_ms
-            self._say_outcomes(manager, self._some_that_fail())
+            self._say_outcomes(manager, self._some(sorted(self._unreported), MAX_TARGETS))
         if now_ms >= self._checked_ms + _CHECK_MS:
             self._check_waits(manager)
 
     def next_change_ms(self, now_ms: float) -> float:
         if not self._connected:
             return math.inf
-        if self._changes or self._failures or self._answers or self._watched:
+        if self._changes or self._answers or self._watched:
             return 0.0
         report_ms = self._outcomes_ms + self._interval_ms if self._unreported else math.inf
         return max(0.0, min([report_ms, self._waits_ms, *self._release_ms.values()]) - now_ms)
 
-    def _say(self, said: Message, for_ms: float = math.inf) -> None:
-        self._outbox.append((for_ms, said))
+    def _say(self, said: Message, until_ms: float = math.inf) -> None:
+        self._outbox.append((until_ms, said))
         self.wake()
 
-    def _say_changes(self) -> None:
-        changes, self._changes = list(self._changes.values()), {}
-        failures, self._failures = list(self._failures.items()), {}
-        for start in range(0, len(changes), MAX_TARGETS):
-            part = changes[start : start + MAX_TARGETS]
-            wanted = [one for one in part if one.muted]
-            if wanted:
-                silent = {
-                    one.target: one.evidence.silence_ms
-                    for one in wanted
-                    if isinstance(one.target, int) and one.evidence.silence_ms
-                }
-                self._say(MuteWanted(by_reason({one.target: one.reason for one in wanted}), silent))
-            if len(wanted) < len(part):
-                self._say(Unmuted(together(one.target for one in part if not one.muted)))
-        for start in range(0, len(failures), MAX_TARGETS):
-            self._say(ProbeFailed(by_reason(dict(failures[start : start + MAX_TARGETS]))))
+    def _some(self, found: list[_T], most: int) -> list[_T]:
+        start = int(self._random() * len(found)) if len(found) > most else 0
+        return (found[start:] + found[:start])[:most]
 
-    def _some_that_fail(self) -> list[TopicPartition]:
-        """Some of the partitions with failures. Where thousands fail for thousands of tasks, each begins with
-        others, and those that are muted meanwhile need no report."""
-        failing = list(self._unreported)
-        start = int(self._random() * len(failing)) if len(failing) > MAX_TARGETS else 0
-        return (failing[start:] + failing[:start])[:MAX_TARGETS]
+    def _say_changes(self, manager: CircuitBreakManager) -> None:
+        changes, self._changes = self._changes.values(), {}
+        wanted = {one.target: one for one in changes if one.muted}
+        for part in _parts(list(wanted)):
+            silences = {one: wanted[one].evidence.silence_ms for one in part if isinstance(one, int)}
+            silent = {one: silence_ms for one, silence_ms in silences.items() if silence_ms}
+            self._say(MuteWanted(by_reason({one: wanted[one].reason for one in part}), silent))
+        for over in _parts([one.target for one in changes if not one.muted]):
+            self._say(Unmuted(together(over)))
+        for failed in _parts(manager.probes.take_failures()):
+            self._say(ProbeFailed(by_reason(dict(failed))))
 
     def _say_outcomes(self, manager: CircuitBreakManager, partitions: Iterable[TopicPartition]) -> None:
         now_ms = manager.local.now_ms
         found: dict[tuple[str, bool, str], list[tuple[int, int, int]]] = {}
         for partition in partitions:
-            self._unreported.pop(partition, None)
+            self._unreported.discard(partition)
             failed, total = self._windows.recent(partition, now_ms)
             answered, error = self._errors.get(partition, (False, ""))
             if not failed:
                 self._errors.pop(partition, None)
-            # Failures while the broker is muted say nothing about the partition.
-            if error and manager.has_muted_leader(partition):
-                failed, total = 0, 0
+            if manager.has_muted_leader(partition):
+                # Failures while the broker is muted say nothing about the partition.
+                failed = total = 0
             counts = partition.partition, total - failed, failed
             found.setdefault((partition.topic, answered, cut(error)), []).append(counts)
         topics = tuple(TopicOutcomes(*key, *zip(*counts, strict=True)) for key, counts in found.items())
-        self._say(Outcomes(self._rows, topics), now_ms + _MAX_OUTCOME_AGE_MS)
+        self._say(Outcomes(self._rows, topics), now_ms + _OUTCOMES_VALID_MS)
 
     def _check_waits(self, manager: CircuitBreakManager) -> None:
         now_ms = self._checked_ms = manager.local.now_ms
-        shared, probes = self._muted, manager.probes
-        waits: tuple[list[Target], list[Target]] = [], []
-        if any(isinstance(one, TopicPartition) for one in shared):
-            waits = [one for one in probes.held() if one in shared], probes.wanted()
+        probes, shared = manager.probes, [one for one in self._muted if isinstance(one, TopicPartition)]
+        waits = (
+            ([one for one in probes.held() if one in self._muted], probes.wanted()) if shared else ([], [])
+        )
         if waits == self._waits:
             self._waits_ms = math.inf
+        elif now_ms >= self._waits_ms:
+            self._waits, self._waits_ms = waits, math.inf
+            held, acceptable = (together(self._some(one, MAX_WAITING)) for one in waits)
+            self._say(Waiting(held, acceptable))
         elif math.isinf(self._waits_ms):
-            # Of thousands that learn of a mute, not all at once; a probe follows an interval later.
+            # Not all tasks at once: the first probe follows an interval after a mute.
             most_ms = min(self._interval_ms, manager.local.retry_interval_ms / 4)
             self._waits_ms = now_ms + self._random() * most_ms
-        if now_ms >= self._waits_ms:
-            self._waits, self._waits_ms = waits, math.inf
-            self._say(Waiting(*(together(self._sample(one)) for one in waits)))
-
-    def _sample(self, targets: list[Target]) -> Iterable[Target]:
-        start = int(self._random() * len(targets)) if len(targets) > MAX_WAITING else 0
-        return islice(targets[start:] + targets[:start], MAX_WAITING)
 
     def _release(self, manager: CircuitBreakManager) -> None:
         """Unmute targets that the coordinator has unmuted, once their delay in this task is over."""
@@ -415,10 +386,10 @@ class BreakerChannel(Channel):
         if due:
             manager.apply_shared(self._muted, {})
 
-    # -- what has come, on the sender's thread ------------------------------------------------------------
+    # -- what has come: the sender's thread ---------------------------------------------------------------
 
     def _begin(self, connected: bool, manager: CircuitBreakManager) -> None:
-        self._connected = connected
+        self._connected, self._is_told = connected, False
         self._begin_anew()
         manager.on_coordinator_lost()
         if connected:
@@ -427,30 +398,25 @@ class BreakerChannel(Channel):
 
     def _take_mutes(
         self,
-        whole: bool,
+        told: Mutes,
         added: Mapping[Target, str],
         removed: Iterable[Target],
-        ramp_ms: float,
         manager: CircuitBreakManager,
     ) -> None:
-        if not self._connected:
-            return
-        if whole:
+        if told.whole:
             self._muted.clear()
             self._release_ms.clear()
         self._muted |= added
+        self._unreported.difference_update(added)
         for target in added:
             self._release_ms.pop(target, None)
-            if isinstance(target, TopicPartition):
-                self._unreported.pop(target, None)
-        at_ms = manager.local.now_ms + _delay_ms(ramp_ms, self._random())
+        # In each step of the ramp twice as many tasks as in the one before.
+        steps = math.log2(1.0 + self._random() * (2.0 ** (told.ramp_ms / RAMP_STEP_MS) - 1.0))
+        at_ms = manager.local.now_ms + steps * RAMP_STEP_MS
         self._release_ms |= dict.fromkeys((one for one in removed if one in self._muted), at_ms)
         self._release(manager)
         manager.apply_shared(self._muted, {})
-        self._is_told |= whole
-
-    def _take_watch(self, partitions: Iterable[Target], manager: CircuitBreakManager) -> None:
-        self._watched += [one for one in partitions if isinstance(one, TopicPartition)]
+        self._is_told |= told.whole
 
     def _take_question(self, asked: Question, manager: CircuitBreakManager) -> None:
         at_ms = self._response_ms.get(asked.broker, -math.inf)
@@ -459,17 +425,13 @@ class BreakerChannel(Channel):
         else:
             manager.probes.ask_broker(asked.broker)
 
-    def _take_probes(self, leases: Mapping[Target, ProbeLease], manager: CircuitBreakManager) -> None:
-        if self._connected:
-            manager.apply_shared(self._muted, leases)
-
     # -- Channel: the client's thread ---------------------------------------------------------------------
 
     @property
     def is_current(self) -> bool:
         """Whether the mutes of this cluster have come, or no coordinator can be reached. Any thread."""
         known = self._cluster_id()
-        return self._is_alone or (self._is_told and known is not None and self._joined == known)
+        return self._is_alone or (self._is_told and known is not None and known == self._joined)
 
     @property
     def is_waiting(self) -> bool:  # type: ignore[override]
@@ -489,27 +451,27 @@ class BreakerChannel(Channel):
     def next_message_delay_ms(self, now_ms: float) -> float:
         return 0.0 if self._outbox else math.inf
 
-    def left_delay_ms(self, now_ms: float) -> float:
-        # The sender goes on between tasks, and a producer that rests can answer and probe.
-        return self.next_message_delay_ms(now_ms)
+    # The sender goes on between tasks, and a producer at rest can answer and probe.
+    left_delay_ms = next_message_delay_ms
 
     def on_connected(self, now_ms: float) -> None:
         self._is_told, self._is_alone, self._joined = False, False, self._cluster_id()
         self._put(partial(self._begin, True))
 
     def on_lost(self, now_ms: float) -> None:
-        self._put(partial(self._begin, False))
         self._is_alone = True
         self._outbox.clear()
+        self._put(partial(self._begin, False))
 
     @receives(Mutes)
     def on_mutes(self, told: Mutes, now_ms: float) -> None:
         added, removed = with_reasons(told.added, MAX_MUTES), apart(told.removed, MAX_MUTES)
-        self._put(partial(self._take_mutes, told.whole, added, removed, told.ramp_ms))
+        self._put(partial(self._take_mutes, told, added, removed))
 
     @receives(Watch)
     def on_watch(self, told: Watch, now_ms: float) -> None:
-        self._put(partial(self._take_watch, apart(told.partitions, MAX_MUTES)))
+        partitions = [one for one in apart(told.partitions, MAX_MUTES) if isinstance(one, TopicPartition)]
+        self._put(lambda _: self._watched.extend(partitions))
 
     @receives(Question)
     def on_question(self, asked: Question, now_ms: float) -> None:
@@ -517,8 +479,8 @@ class BreakerChannel(Channel):
 
     @receives(Probe)
     def on_probe(self, told: Probe, now_ms: float) -> None:
-        lease = ProbeLease(told.left_ms, told.new_rows)
-        self._put(partial(self._take_probes, dict.fromkeys(apart(told.targets, MAX_MUTES), lease)))
+        leases = dict.fromkeys(apart(told.targets, MAX_MUTES), ProbeLease(told.left_ms, told.new_rows))
+        self._put(lambda manager: manager.apply_shared(self._muted, leases))
 
     def _put(self, apply: Callable[[CircuitBreakManager], None]) -> None:
         self._inbox.append(apply)

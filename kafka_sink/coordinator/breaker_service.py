@@ -1,23 +1,23 @@
 """The circuit breaker of all tasks that write to one cluster with the same settings. No I/O.
 
-A partition that fails for one task is watched by up to a hundred others, and muted for all by the same rule
+A partition that fails for one task is watched by up to a hundred others. It is muted for all by the same rule
 as in a task, over the sums of what they report. A broker that one task finds silent is muted for all unless
-one of twenty others has had a response. One task at a time probes what is muted, and its success ends the
-mute. So a wrong mute lasts one probe's interval, and needs no more evidence than that.
+one of twenty others has a response. One task at a time probes what is muted, and a success ends the mute: a
+wrong one lasts for one probe's interval.
 
 What is counted and decided in one iteration of the loop is bounded, as thousands of partitions may fail for
-thousands of tasks at once.
+thousands of tasks at once. So is all that is kept, in sum and by the word of one task.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice, takewhile
+from random import Random
 from typing import NamedTuple
 
 from kafka_sink.breaker.outcomes import MIN_FAILURES, reaches
@@ -53,35 +53,35 @@ from kafka_sink.options.breaker import DEFAULT_CLASS, failure_rate_settings
 from kafka_sink.timing_bounds import GATHER_MUTES_MS
 
 # Tasks have so long to report when they watch a partition, and to answer a question.
-_WATCH_MS = 400.0
-_QUESTION_MS = 250.0
+_WATCH_MS, _QUESTION_MS = 400.0, 250.0
 # A partition that does not fail by the sums is not watched again sooner.
 _REST_MS = 2_000.0
-# How many tasks watch a partition, of thousands of partitions fewer each, and how many answer a question.
-_MAX_WATCHERS, _MIN_WATCHERS, _MAX_COUNTS = 100, 10, 20_000
-_MAX_ASKED = 20
-# Tasks that report by themselves and do not watch: so many of them count, each for itself.
+# So many tasks watch a partition; of thousands of partitions fewer, so that so many reports come in all.
+_MAX_WATCHERS, _MIN_WATCHERS, _MAX_REPORTS = 100, 10, 20_000
+# Of tasks that report by themselves so many count, each for itself.
 _MAX_REPORTERS = 10
-# Work of one iteration of the loop.
-_JUDGED_AT_ONCE, _ASKED_AT_ONCE, _PROBED_AT_ONCE = 300, 1_000, 250
-# Of those that can probe a partition, one of so many is chosen.
-_COMPARED = 16
-# Of all tasks together: partitions in question, questions, and what tasks say that they have rows for.
-_MAX_WATCHED, _MAX_QUESTIONS, _MAX_WAITS = 20_000, 200, 100_000
-_MAX_QUESTIONS_OF_ONE = 10
+# So many tasks are asked about a broker.
+_MAX_ASKED = 20
+# Partitions of one iteration of the loop.
+_JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _PROBED_AT_ONCE = 300, 1_000, 250
+# In all, and by the word of one task: partitions in question, mutes that rest on one task's word, questions.
+_MAX_WATCHED, _MAX_WATCHED_OF_ONE = 20_000, 5_000
+_MAX_ALONE, _MAX_ALONE_OF_ONE = MAX_MUTES // 2, 1_000
+_MAX_QUESTIONS, _MAX_QUESTIONS_OF_ONE = 200, 10
+# In all: partitions for which tasks say that they have rows.
+_MAX_WAITS = 100_000
 # JSON of all reasons, which a task that comes is told in one message.
 _MAX_REASON_BYTES = 1_000_000
-# So many mutes may rest on the word of one task, and none of them for more than a fifth of the time.
-_MAX_ALONE = MAX_MUTES // 2
-_PAUSE_FACTOR, _MAX_PAUSES = 4.0, 10
-# Targets that nobody can probe are looked at again after this, and forgotten after that.
-_NO_PROBER_MS = 500.0
-_FORGET_MS = 600_000.0
+# After a mute on one task's word, no such word counts for so many times as long, or so many intervals.
+_PAUSE_FACTOR, _MAX_PAUSE = 4.0, 10
+# Partitions that no task has rows for are checked again after this time, and unmuted after that.
+_NO_PROBER_MS, _FORGET_MS = 500.0, 600_000.0
+# One of so many that can probe is chosen.
+_CHOICE = 16
 
 
 class _Counted(NamedTuple):
-    """What one task says of a partition: whether it writes there, whether that fails, and how many of its
-    failures count."""
+    """Of a task: whether it writes to a partition, whether that fails, how many of its failures count."""
 
     writes: bool
     fails: bool
@@ -90,35 +90,39 @@ class _Counted(NamedTuple):
 
 @dataclass(slots=True)
 class _Watched:
-    """A partition in question, or of late: until ``until_ms``. Tasks report by themselves, or answer because
-    they watch it; then each of them counts for ``each`` tasks."""
+    """A partition in question, or decided of late. ``peer``: who has reported it first. Reports count for one
+    task each, those of watchers for ``each`` tasks."""
 
+    peer: int
     until_ms: float = math.inf
     reports: dict[int, _Counted] = field(default_factory=dict)
-    answers: dict[int, _Counted] = field(default_factory=dict)
     watchers: frozenset[int] = frozenset()
     each: float = 1.0
+    missing: set[int] = field(default_factory=set)
     error: str = ""
     is_decided: bool = False
 
 
 class FailingPartitions:
-    """Which partitions fail, by sums over tasks in which each task counts once.
+    """Which partitions fail, by sums over tasks of which each counts once.
 
-    Few tasks report by themselves, and they are those for which it fails. Of all others a sample is asked.
+    Tasks report by themselves where a partition fails for them, so that of all others a sample is asked.
     """
 
-    def __init__(self, trigger_count: int, trigger_perc: int) -> None:
+    def __init__(self, trigger_count: int, trigger_perc: int, random: Random) -> None:
         self._trigger_count = trigger_count
         self._perc = trigger_perc
+        self._random = random
+        # Sent by all tasks.
         self.rows = 0
         self._watched: dict[TopicPartition, _Watched] = {}
-        # Those that nobody was asked about, those with all answers, and by time those that wait for answers
-        # and those that may be watched anew.
+        self._by_peer: Counter[int] = Counter()
+        # Those that nobody watches yet, those of which all watchers have reported. By time: those that wait
+        # for reports, and those that are decided.
         self._new: deque[TopicPartition] = deque()
         self._complete: deque[TopicPartition] = deque()
-        self._asked: deque[tuple[float, TopicPartition]] = deque()
-        self._resting: deque[tuple[float, TopicPartition]] = deque()
+        self._open: deque[tuple[float, TopicPartition]] = deque()
+        self._decided: deque[tuple[float, TopicPartition]] = deque()
         self._asked_ms = -math.inf
 
     def count(
@@ -127,149 +131,156 @@ class FailingPartitions:
         """A task has written so many batches in the last seconds, and so many have failed."""
         watched = self._watched.get(partition)
         if watched is None:
-            if not failed or len(self._watched) >= _MAX_WATCHED:
+            is_full = len(self._watched) >= _MAX_WATCHED or self._by_peer[peer] >= _MAX_WATCHED_OF_ONE
+            if is_full or not failed:
                 return
-            watched = self._watched[partition] = _Watched()
+            watched = self._watched[partition] = _Watched(peer)
+            self._by_peer[peer] += 1
             self._new.append(partition)
-        if watched.is_decided:
+        # Where thousands of partitions fail for thousands of tasks, most of what they report ends here.
+        is_one_more = peer not in watched.reports and peer not in watched.watchers
+        if watched.is_decided or (is_one_more and len(watched.reports) >= _MAX_REPORTERS):
             return
         fails = failed > 0 and reaches(failed, failed + written, self._perc)
         # One lost connection says nothing of a partition, a broker's error does.
         counts = fails and (answered or failed >= MIN_FAILURES)
-        counted = _Counted(failed + written > 0, fails, min(failed, MIN_FAILURES) if counts else 0)
-        if peer in watched.watchers:
-            watched.answers[peer] = counted
-            if len(watched.answers) == len(watched.watchers):
-                self._complete.append(partition)
-        elif peer in watched.reports or len(watched.reports) < _MAX_REPORTERS:
-            watched.reports[peer] = counted
+        found = _Counted(failed + written > 0, fails, min(failed, MIN_FAILURES) if counts else 0)
+        watched.reports[peer] = found
         watched.error = (error if failed else "") or watched.error
+        if peer in watched.missing:
+            watched.missing.discard(peer)
+            if not watched.missing:
+                self._complete.append(partition)
 
-    def ask(self, tasks: Sequence[int], now_ms: float) -> tuple[list[TopicPartition], list[int]]:
+    def watch(self, tasks: Sequence[int], now_ms: float) -> tuple[list[TopicPartition], list[int]]:
         """Some partitions, and the tasks that are to watch all of them."""
-        while self._resting and self._resting[0][0] <= now_ms:
-            until_ms, partition = self._resting.popleft()
-            if self._watched[partition].until_ms == until_ms:
-                del self._watched[partition]
+        while self._decided and self._decided[0][0] <= now_ms:
+            self._drop(self._decided.popleft()[1])
         if not self._new or now_ms < self._asked_ms + GATHER_MUTES_MS:
             return [], []
-        self._asked_ms = now_ms
-        wanted = min(_MAX_WATCHERS, max(_MIN_WATCHERS, _MAX_COUNTS // len(self._new)))
-        watchers = RANDOM.sample(tasks, min(wanted, len(tasks)))
-        asked, until_ms = frozenset(watchers), now_ms + _WATCH_MS
-        partitions = [self._new.popleft() for _ in range(min(_ASKED_AT_ONCE, len(self._new)))]
+        self._asked_ms, until_ms = now_ms, now_ms + _WATCH_MS
+        wanted = min(_MAX_WATCHERS, max(_MIN_WATCHERS, _MAX_REPORTS // len(self._new)))
+        watchers = self._random.sample(tasks, min(wanted, len(tasks)))
+        chosen = frozenset(watchers)
+        partitions = [self._new.popleft() for _ in range(min(_WATCHED_AT_ONCE, len(self._new)))]
         for partition in partitions:
             watched = self._watched[partition]
-            watched.watchers, watched.until_ms = asked, until_ms
-            others = len(tasks) - len(watched.reports.keys() - asked)
-            watched.each = max(1.0, others / max(1, len(asked)))
-            self._asked.append((until_ms, partition))
+            watched.watchers, watched.missing, watched.until_ms = chosen, set(chosen), until_ms
+            others = len(tasks) - len(watched.reports.keys() - chosen)
+            watched.each = max(1.0, others / max(1, len(chosen)))
+            self._open.append((until_ms, partition))
         return partitions, watchers
 
-    def judge(self, now_ms: float) -> Iterator[tuple[TopicPartition, str, int]]:
-        """Some of the partitions that fail, each with the reason, and for how many tasks it fails."""
+    def judge(self, now_ms: float) -> Iterator[tuple[TopicPartition, str, list[int]]]:
+        """Some of those that fail, each with the reason, and the tasks for which it does."""
         for _ in range(_JUDGED_AT_ONCE):
             if self._complete:
                 partition = self._complete.popleft()
-            elif self._asked and self._asked[0][0] <= now_ms:
-                _, partition = self._asked.popleft()
+            elif self._open and self._open[0][0] <= now_ms:
+                until_ms, partition = self._open.popleft()
+                if partition not in self._watched or self._watched[partition].until_ms != until_ms:
+                    continue
             else:
                 return
-            watched = self._watched.get(partition)
-            if watched is None or watched.is_decided or not watched.watchers:
-                continue
-            failing = self._failing(watched)
-            if failing:
-                del self._watched[partition]
-                writing = sum(one.writes for one in {**watched.reports, **watched.answers}.values())
-                tasks = f"{failing} of {writing} tasks that write to it and were asked"
-                yield partition, f"it fails for {tasks}; last error: {watched.error}", failing
+            watched = self._watched[partition]
+            failing = [peer for peer, one in watched.reports.items() if one.fails]
+            if self._fails(watched):
+                self._drop(partition)
+                writing = sum(one.writes for one in watched.reports.values())
+                who = f"{len(failing)} of {writing} tasks that write to it and were asked"
+                yield partition, f"it fails for {who}; last error: {watched.error}", failing
             else:
                 watched.is_decided, watched.until_ms = True, now_ms + _REST_MS
-                self._resting.append((watched.until_ms, partition))
+                self._decided.append((watched.until_ms, partition))
 
-    def _failing(self, watched: _Watched) -> int:
-        """For how many tasks of those that were asked it fails; 0 where these are too few."""
-        counts = {**watched.reports, **watched.answers}
+    def _fails(self, watched: _Watched) -> bool:
         failing = writing = 0.0
-        for peer, one in counts.items():
+        for peer, one in watched.reports.items():
             each = watched.each if peer in watched.watchers else 1.0
             failing += each * one.fails
             writing += each * one.writes
-        enough = sum(one.failures for one in counts.values()) >= MIN_FAILURES
-        if self.rows < self._trigger_count or not enough or not reaches(failing, writing, self._perc):
-            return 0
-        return sum(one.fails for one in counts.values())
+        enough = sum(one.failures for one in watched.reports.values()) >= MIN_FAILURES
+        return enough and self.rows >= self._trigger_count and reaches(failing, writing, self._perc)
+
+    def _drop(self, partition: TopicPartition) -> None:
+        peer = self._watched.pop(partition).peer
+        self._by_peer[peer] -= 1
+        if not self._by_peer[peer]:
+            del self._by_peer[peer]
 
     def due_ms(self) -> float:
-        """When there is something to ask or to judge."""
+        """When there is something to watch, to judge or to forget."""
         if self._complete:
             return -math.inf
-        asked_ms = self._asked[0][0] if self._asked else math.inf
-        return min(asked_ms, self._asked_ms + GATHER_MUTES_MS) if self._new else asked_ms
+        due_ms = min((one[0][0] for one in (self._open, self._decided) if one), default=math.inf)
+        return min(due_ms, self._asked_ms + GATHER_MUTES_MS) if self._new else due_ms
 
 
 @dataclass(slots=True)
-class _Silence:
-    """A task wants a broker muted, and others are asked. ``next``: another task that wants it meanwhile."""
+class _Suspicion:
+    """A task wants a broker muted, and others are asked."""
 
     peer: int
     reason: str
     silence_ms: float
     asked_ms: float
     asked: frozenset[int]
-    next: tuple[int, str, float] | None = None
 
 
 @dataclass(slots=True)
 class _Muted:
-    """Beside a mute. ``witnesses`` know at first hand when it is over; ``tried`` are not to probe next."""
+    """What belongs to a mute. ``alone``: the task on whose word it rests, if on one's. ``witnesses`` know at
+    first hand when it is over; ``tried`` are not to probe next. By task: who has batches for it, or rows."""
 
-    is_alone: bool
+    alone: int | None
     witnesses: set[int]
     tried: set[int]
     prober: int | None = None
     hurried_ms: float = -math.inf
+    held: dict[int, None] = field(default_factory=dict)
+    acceptable: dict[int, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Task:
-    """``waits``: muted partitions that it has rows for, and whether these would be new rows."""
-
     rows: int = 0
-    questions: int = 0
-    waits: list[tuple[TopicPartition, bool]] = field(default_factory=list)
-    probes: set[Target] = field(default_factory=set)
+    waits: list[Target] = field(default_factory=list)
 
 
 class BreakerService(Service):
-    """``stalled_ms``: for how long the loop has stood still in all. Tasks' messages wait for it meanwhile, so
-    that its own times do not go on: they are those of a clock that stands still, too."""
+    """``stalled_ms``: for how long the loop has stood still in all. What tasks have sent meanwhile waits for
+    it, so the times here are those of a clock that stands still with it."""
 
     scope = Scope.CLUSTER
 
     def __init__(
-        self, options: SinkOptions, out: Outbox, stalled_ms: Callable[[float], float] = lambda _: 0.0
+        self,
+        options: SinkOptions,
+        out: Outbox,
+        stalled_ms: Callable[[float], float] = lambda _: 0.0,
+        random: Random = RANDOM,
     ) -> None:
         super().__init__(out)
         self._stalled_ms = stalled_ms
+        self._random = random
         settings = options.breaker
         # None where a user's class decides, whose mutes are shared.
         self._failing: FailingPartitions | None = None
         if settings.class_path == DEFAULT_CLASS:
             rule = failure_rate_settings(dict(settings.given))
-            self._failing = FailingPartitions(rule.trigger_message_count, rule.trigger_failure_perc)
+            self._failing = FailingPartitions(rule.trigger_message_count, rule.trigger_failure_perc, random)
         self.table = MuteTable(settings.mute_retry_interval_ms)
+        self._interval_ms = settings.mute_retry_interval_ms
         self._tasks: dict[int, _Task] = {}
+        # The same as a list, until one comes or goes.
         self._peers: list[int] | None = None
-        self._silences: dict[int, _Silence] = {}
+        self._suspicions: dict[int, _Suspicion] = {}
         self._muted: dict[Target, _Muted] = {}
-        self._alone = self._reason_bytes = self._waits = 0
-        # By target, until when no mute of it may rest on the word of one task.
+        self._alone: Counter[int] = Counter()
+        self._reason_bytes = self._waits = 0
+        # By partition, until when no mute of it may rest on the word of one task.
         self._paused_ms: dict[Target, float] = {}
-        # Who has rows for a muted partition, and whether these would be new ones.
-        self._able: dict[tuple[Target, bool], dict[int, None]] = {}
-        # What tasks have not been told yet.
+        # What tasks have not been told yet; what those that come are told, for which version of the table.
         self._added: dict[Target, str] = {}
         self._removed: set[Target] = set()
         self._told_ms = -math.inf
@@ -284,46 +295,43 @@ class BreakerService(Service):
             self._peers = list(self._tasks)
         return self._peers
 
-    # -- tasks ---------------------------------------------------------------------------------------------
+    # -- tasks ------------------------------------------------------------------------------------------
 
     def on_joined(self, peer: int, now_ms: float) -> None:
-        self._tasks[peer] = _Task()
-        self._peers = None
+        self._tasks[peer], self._peers = _Task(), None
         if self._whole[0] != self.table.version:
             reasons = by_reason({target: mute.reason for target, mute in self.table.mutes.items()})
             self._whole = self.table.version, Mutes(True, reasons, Targets(), 0.0)
         self.out.send(peer, self._whole[1])
 
     def on_gone(self, peer: int, now_ms: float) -> None:
-        task = self._tasks.pop(peer)
+        self._note_waits(peer, [], [])
+        del self._tasks[peer]
         self._peers = None
-        self._forget_waits(peer, task)
-        for target in list(task.probes):
-            # It may be in flight, so the next one waits as after a failure.
-            self._probe_failed(peer, target, "", self._at(now_ms))
-
-    def _forget_waits(self, peer: int, task: _Task) -> None:
-        self._waits -= len(task.waits)
-        for key in task.waits:
-            able = self._able.get(key)
-            if able is not None:
-                able.pop(peer, None)
-        task.waits = []
+        if self._muted:
+            self._probe_ms = min(self._probe_ms, self._at(now_ms) + GATHER_MUTES_MS)
 
     @receives(Waiting)
     def on_waiting(self, peer: int, message: Waiting, now_ms: float) -> None:
-        held, acceptable = apart(message.held, MAX_WAITING), apart(message.acceptable, MAX_WAITING)
-        task = self._tasks[peer]
-        self._forget_waits(peer, task)
-        for is_new, targets in ((False, held), (True, acceptable)):
-            for target in targets:
-                if isinstance(target, TopicPartition) and target in self._muted and self._waits < _MAX_WAITS:
-                    self._able.setdefault((target, is_new), {})[peer] = None
-                    task.waits.append((target, is_new))
-                    self._waits += 1
+        self._note_waits(peer, apart(message.held, MAX_WAITING), apart(message.acceptable, MAX_WAITING))
         self._probe_ms = min(self._probe_ms, self._at(now_ms) + GATHER_MUTES_MS)
 
-    # -- partitions that fail ------------------------------------------------------------------------------
+    def _note_waits(self, peer: int, held: list[Target], acceptable: list[Target]) -> None:
+        task = self._tasks[peer]
+        self._waits -= len(task.waits)
+        for target in task.waits:
+            if (found := self._muted.get(target)) is not None:
+                found.held.pop(peer, None)
+                found.acceptable.pop(peer, None)
+        task.waits = [one for one in (*held, *acceptable) if one in self._muted][: _MAX_WAITS - self._waits]
+        self._waits += len(task.waits)
+        known = set(task.waits)
+        for target in known.intersection(held):
+            self._muted[target].held[peer] = None
+        for target in known.intersection(acceptable):
+            self._muted[target].acceptable[peer] = None
+
+    # -- partitions that fail -----------------------------------------------------------------------------
 
     @receives(Outcomes)
     def on_outcomes(self, peer: int, message: Outcomes, now_ms: float) -> None:
@@ -342,106 +350,84 @@ class BreakerService(Service):
                     failing.count(peer, partition, written, failed, answered=one.answered, error=one.error)
 
     def _judge(self, failing: FailingPartitions, now_ms: float) -> None:
-        for partition, reason, tasks in failing.judge(now_ms):
-            self._mute(partition, reason, now_ms, is_alone=tasks == 1)
-        partitions, watchers = failing.ask(self._all(), now_ms)
+        for partition, reason, peers in failing.judge(now_ms):
+            self._mute(partition, reason, now_ms, alone=peers[0] if len(peers) == 1 else None)
+        partitions, watchers = failing.watch(self._all(), now_ms)
         if partitions:
             self.out.broadcast(watchers, Watch(together(partitions)))
 
-    # -- what one task has muted ---------------------------------------------------------------------------
+    # -- what one task has muted --------------------------------------------------------------------------
 
     @receives(MuteWanted)
     def on_mute_wanted(self, peer: int, message: MuteWanted, now_ms: float) -> None:
         wanted, now_ms = with_reasons(message.wanted, MAX_TARGETS), self._at(now_ms)
         for target, reason in wanted.items():
-            if target in self._muted:
-                continue
             if isinstance(target, int):
                 self._ask(peer, target, reason, message.silence_ms.get(target, 0.0), now_ms)
-            elif self._failing is None:
-                self._mute(target, reason, now_ms, is_alone=True, peer=peer)
+            elif self._failing is None and self._mute(target, reason, now_ms, alone=peer):
+                self._muted[target].witnesses.add(peer)
 
     def _ask(self, peer: int, node: int, reason: str, silence_ms: float, now_ms: float) -> None:
-        found = self._silences.get(node)
-        if found is not None:
-            if found.peer != peer:
-                found.next = found.next or (peer, reason, silence_ms)
+        """Whether others have responses of a broker that a task wants muted."""
+        of_one = sum(one.peer == peer for one in self._suspicions.values())
+        is_full = len(self._suspicions) >= _MAX_QUESTIONS or of_one >= _MAX_QUESTIONS_OF_ONE
+        if node in self._muted or node in self._suspicions or is_full:
             return
         peers = self._all()
-        others = [one for one in RANDOM.sample(peers, min(_MAX_ASKED + 1, len(peers))) if one != peer]
-        if not others:
-            self._mute(node, reason, now_ms, is_alone=True, peer=peer)
-            return
-        task = self._tasks[peer]
-        if len(self._silences) < _MAX_QUESTIONS and task.questions < _MAX_QUESTIONS_OF_ONE:
-            task.questions += 1
-            asked = others[:_MAX_ASKED]
-            self._silences[node] = _Silence(peer, reason, silence_ms, now_ms, frozenset(asked))
-            self.out.broadcast(asked, Question(node, silence_ms / 2))
-
-    def _take_silence(self, node: int) -> _Silence:
-        found = self._silences.pop(node)
-        if found.peer in self._tasks:
-            self._tasks[found.peer].questions -= 1
-        return found
-
-    def _withdraw(self, peer: int, node: int) -> None:
-        if self._silences[node].peer == peer:
-            self._take_silence(node)
+        some = self._random.sample(peers, min(_MAX_ASKED + 1, len(peers)))
+        asked = [one for one in some if one != peer][:_MAX_ASKED]
+        asked_ms = now_ms if asked else -math.inf
+        self._suspicions[node] = _Suspicion(peer, reason, silence_ms, asked_ms, frozenset(asked))
+        self.out.broadcast(asked, Question(node, silence_ms / 2))
 
     @receives(Answer)
     def on_answer(self, peer: int, message: Answer, now_ms: float) -> None:
-        node, now_ms = message.broker, self._at(now_ms)
-        at_ms, found = now_ms - message.age_ms, self._silences.get(node)
+        node, at_ms = message.broker, self._at(now_ms) - message.age_ms
+        found = self._suspicions.get(node)
         if found is not None and peer in found.asked and at_ms >= found.asked_ms - found.silence_ms / 2:
-            self._take_silence(node)
-            if found.next is not None and found.next[0] in self._tasks:
-                self._ask(found.next[0], node, *found.next[1:], now_ms)
+            del self._suspicions[node]
         elif node in self._muted and at_ms > self.table.mutes[node].since_ms:
-            self._hurry(peer, node, now_ms)
+            self._hurry(peer, node, self._at(now_ms))
 
     def _end_questions(self, now_ms: float) -> None:
-        over = takewhile(lambda one: one[1].asked_ms + _QUESTION_MS <= now_ms, self._silences.items())
+        over = takewhile(lambda one: one[1].asked_ms + _QUESTION_MS <= now_ms, self._suspicions.items())
         for node, found in list(over):
-            self._take_silence(node)
-            self._mute(node, found.reason, now_ms, is_alone=True, peer=found.peer)
-            if node in self._muted:
-                # Their requests are with the broker, whose response to any of them is as good as a probe's.
+            del self._suspicions[node]
+            if self._mute(node, found.reason, now_ms, alone=found.peer):
+                self._muted[node].witnesses.add(found.peer)
+                # Their requests are with the broker, and a response is as good as a probe's.
                 self._muted[node].tried |= found.asked
 
-    # -- mutes, from their beginning to their end ----------------------------------------------------------
+    # -- mutes, from their beginning to their end ---------------------------------------------------------
 
-    def _mute(
-        self, target: Target, reason: str, now_ms: float, *, is_alone: bool, peer: int | None = None
-    ) -> None:
+    def _mute(self, target: Target, reason: str, now_ms: float, *, alone: int | None) -> bool:
         size = len(json.dumps(reason))
         is_full = len(self._muted) >= MAX_MUTES or self._reason_bytes + size > _MAX_REASON_BYTES
-        is_paused = self._alone >= _MAX_ALONE or self._paused_ms.get(target, -math.inf) > now_ms
-        if is_full or (is_alone and is_paused) or not self.table.trip(target, reason, now_ms):
-            return
-        own = set() if peer is None else {peer}
-        self._muted[target] = _Muted(is_alone, own, set(own))
-        self._alone += is_alone
+        if alone is not None:
+            is_full |= self._alone[alone] >= _MAX_ALONE_OF_ONE or self._alone.total() >= _MAX_ALONE
+            is_full |= now_ms < self._paused_ms.get(target, -math.inf)
+        if is_full or not self.table.trip(target, reason, now_ms):
+            return False
+        self._muted[target] = _Muted(alone, set(), set() if alone is None else {alone})
+        if alone is not None:
+            self._alone[alone] += 1
         self._reason_bytes += size
         self._added[target] = reason
         self._removed.discard(target)
         self._probe_ms = min(self._probe_ms, self.table.mutes[target].retry_at_ms)
+        return True
 
     def _unmute(self, target: Target, now_ms: float) -> None:
-        found, mute = self._muted.pop(target), self.table.mutes[target]
+        mute, alone = self.table.mutes[target], self._muted.pop(target).alone
         self.table.reset(target)
         self._reason_bytes -= len(json.dumps(mute.reason))
-        self._alone -= found.is_alone
-        if found.is_alone and isinstance(target, TopicPartition):
-            most_ms = _MAX_PAUSES * self.table.retry_interval_ms
-            pause_ms = min(_PAUSE_FACTOR * (now_ms - mute.since_ms), most_ms)
-            self._paused_ms[target] = now_ms + pause_ms
+        if alone is not None:
+            self._alone[alone] -= 1
+        if alone is not None and isinstance(target, TopicPartition):
+            lasted_ms = now_ms - mute.since_ms
+            self._paused_ms[target] = now_ms + min(_PAUSE_FACTOR * lasted_ms, _MAX_PAUSE * self._interval_ms)
             if len(self._paused_ms) > MAX_MUTES:
                 del self._paused_ms[next(iter(self._paused_ms))]
-        if found.prober in self._tasks:
-            self._tasks[found.prober].probes.discard(target)
-        for is_new in (False, True):
-            self._able.pop((target, is_new), None)
         self._added.pop(target, None)
         self._removed.add(target)
 
@@ -451,18 +437,22 @@ class BreakerService(Service):
         for target in over:
             found = self._muted.get(target)
             if found is None:
-                if isinstance(target, int) and target in self._silences:
+                if isinstance(target, int) and target in self._suspicions:
                     self._withdraw(peer, target)
             elif peer in found.witnesses:
                 self._unmute(target, now_ms)
             else:
                 self._hurry(peer, target, now_ms)
 
+    def _withdraw(self, peer: int, node: int) -> None:
+        if self._suspicions[node].peer == peer:
+            del self._suspicions[node]
+
     def _hurry(self, peer: int, target: Target, now_ms: float) -> None:
-        """A task that knows it at second hand says that a mute is over: another may probe now, once in an
+        """A task that knows it at second hand says that a mute is over: another may probe, once an
         interval."""
         found, mute = self._muted[target], self.table.mutes[target]
-        if mute.state is BreakerState.OPEN and now_ms >= found.hurried_ms + self.table.retry_interval_ms:
+        if mute.state is BreakerState.OPEN and now_ms >= found.hurried_ms + self._interval_ms:
             found.hurried_ms = mute.retry_at_ms = now_ms
             found.tried.add(peer)
             self._probe_ms = min(self._probe_ms, now_ms)
@@ -471,95 +461,91 @@ class BreakerService(Service):
     def on_probe_failed(self, peer: int, message: ProbeFailed, now_ms: float) -> None:
         failed, now_ms = with_reasons(message.failed, MAX_TARGETS), self._at(now_ms)
         for target, error in failed.items():
-            self._probe_failed(peer, target, error, now_ms)
+            # Otherwise the batch was sent before the mute.
+            if target in self._muted and self._muted[target].prober == peer:
+                self._end_probe(target, error, now_ms)
 
-    def _probe_failed(self, peer: int, target: Target, error: str, now_ms: float) -> None:
-        found = self._muted.get(target)
-        # Without the permit the batch was sent before the mute.
-        if found is not None and found.prober == peer:
-            found.prober = None
-            self.table.fail(target, error, now_ms)
-            self._probe_ms = min(self._probe_ms, self.table.mutes[target].retry_at_ms)
-            if peer in self._tasks:
-                self._tasks[peer].probes.discard(target)
+    # -- probes -------------------------------------------------------------------------------------------
 
-    # -- probes --------------------------------------------------------------------------------------------
+    def _end_probe(self, target: Target, error: str, now_ms: float) -> None:
+        self._muted[target].prober = None
+        self.table.fail(target, error, now_ms)
+        self._probe_ms = min(self._probe_ms, self.table.mutes[target].retry_at_ms)
 
     def _probe(self, now_ms: float) -> None:
         """Permit the probes that are due, a bounded number of them."""
         self.table.expire_late(now_ms)
         self._forget(now_ms)
         permitted: dict[tuple[int, bool], list[Target]] = {}
-        left, next_ms = _PROBED_AT_ONCE, math.inf
+        left, self._probe_ms = _PROBED_AT_ONCE, math.inf
         for target, mute in self.table.mutes.items():
-            if mute.state is BreakerState.HALF_OPEN:
-                next_ms = min(next_ms, mute.lease_ends_ms)
-            elif mute.retry_at_ms > now_ms:
-                next_ms = min(next_ms, mute.retry_at_ms)
-            elif not left or target in self._added:
-                next_ms = now_ms
-            elif (found := self._prober(target, mute, now_ms)) is None:
-                next_ms = min(next_ms, now_ms + _NO_PROBER_MS)
-            else:
-                left -= 1
-                permitted.setdefault(found, []).append(target)
-                self._permit(target, found[0], now_ms)
-                next_ms = min(next_ms, mute.lease_ends_ms)
-        # All mutes are looked at, so not for each that is due.
-        self._probe_ms = max(next_ms, now_ms + GATHER_MUTES_MS)
+            found = self._muted[target]
+            if mute.state is BreakerState.HALF_OPEN and found.prober not in self._tasks:
+                # It may be in flight, so the next one waits as after a failure.
+                self._end_probe(target, "", now_ms)
+            next_ms = mute.lease_ends_ms if mute.state is BreakerState.HALF_OPEN else mute.retry_at_ms
+            if next_ms <= now_ms and left and target not in self._added:
+                next_ms = now_ms + _NO_PROBER_MS
+                if (able := self._prober(target, mute, now_ms)) is not None:
+                    left -= 1
+                    next_ms = now_ms + self._interval_ms
+                    permitted.setdefault(able, []).append(target)
+                    found.prober = able[0]
+                    found.tried.add(able[0])
+                    found.witnesses.add(able[0])
+                    self.table.probe(target, now_ms)
+            self._probe_ms = min(self._probe_ms, next_ms)
+        # This walks over all mutes, so not for each one that is due.
+        self._probe_ms = max(self._probe_ms, now_ms + GATHER_MUTES_MS)
         for (peer, is_new), targets in permitted.items():
-            self.out.send(peer, Probe(together(targets), is_new, self.table.retry_interval_ms))
-
-    def _permit(self, target: Target, peer: int, now_ms: float) -> None:
-        found = self._muted[target]
-        if found.prober in self._tasks:
-            self._tasks[found.prober].probes.discard(target)
-        found.prober = peer
-        found.tried.add(peer)
-        found.witnesses.add(peer)
-        self._tasks[peer].probes.add(target)
-        self.table.probe(target, now_ms)
+            self.out.send(peer, Probe(together(targets), is_new, self._interval_ms))
 
     def _prober(self, target: Target, mute: Mute, now_ms: float) -> tuple[int, bool] | None:
         """Who probes next, and whether with new rows. Any task can probe a broker, as that needs no row. A
-        partition's probe needs a batch. If no other task has one, or not for another interval, new rows may
+        partition's probe needs a batch; if no other task has one, or none for another interval, new rows may
         go there."""
-        tried = self._muted[target].tried
+        found = self._muted[target]
+        able: list[tuple[Collection[int], bool]] = [(found.held, False), (found.acceptable, True)]
         if isinstance(target, int):
-            able: list[tuple[bool, Collection[int]]] = [(False, self._all())]
-        else:
-            held, rows = self._able.get((target, False), {}), self._able.get((target, True), {})
-            is_late = now_ms >= mute.retry_at_ms + self.table.retry_interval_ms
-            able = [(False, held), (True, rows)] if held or is_late else []
+            able = [(self._all(), False)]
+        elif not found.held and not (found.acceptable and now_ms >= mute.retry_at_ms + self._interval_ms):
+            return None
         for _ in range(2):
-            for is_new, peers in able:
-                found = _one_of(peers, tried)
-                if found is not None:
-                    return found, is_new
-            tried.clear()
+            for peers, is_new in able:
+                if (chosen := self._one_of(peers, found.tried)) is not None:
+                    return chosen, is_new
+            # All have had their turn.
+            found.tried.clear()
         return None
+
+    def _one_of(self, peers: Collection[int], tried: Collection[int]) -> int | None:
+        """One that is not among ``tried``, of the first ones where there are many."""
+        some: Iterable[int] = peers
+        if isinstance(peers, list) and len(peers) > 2 * len(tried):
+            some = (self._random.choice(peers) for _ in range(_CHOICE))
+        left = list(islice((one for one in some if one not in tried), _CHOICE))
+        return self._random.choice(left) if left else None
 
     def _forget(self, now_ms: float) -> None:
         """Partitions that nobody has written to for long. Brokers are probed without rows."""
         # The oldest come first.
         old = takewhile(lambda mute: now_ms - mute.since_ms > _FORGET_MS, self.table.mutes.values())
         for target in [one.target for one in old]:
-            if isinstance(target, TopicPartition) and not self._able.get((target, False)):
+            if isinstance(target, TopicPartition) and not self._muted[target].held:
                 self._unmute(target, now_ms)
 
-    # -- time ----------------------------------------------------------------------------------------------
-
-    def _tell(self, now_ms: float) -> None:
-        if now_ms < self._tell_ms():
-            return
-        added, removed = by_reason(self._added), together(self._removed)
-        self._added, self._removed, self._told_ms = {}, set(), now_ms
-        ramp_ms = RAMP_STEP_MS * math.log2(max(1, len(self._tasks)))
-        ramp_ms = min(ramp_ms, MAX_RAMP_MS, self.table.retry_interval_ms)
-        self.out.broadcast(self._all(), Mutes(False, added, removed, ramp_ms))
+    # -- time ---------------------------------------------------------------------------------------------
 
     def _tell_ms(self) -> float:
         return self._told_ms + GATHER_MUTES_MS if self._added or self._removed else math.inf
+
+    def _tell(self, now_ms: float) -> None:
+        if now_ms >= self._tell_ms():
+            added, removed = by_reason(self._added), together(self._removed)
+            self._added, self._removed, self._told_ms = {}, set(), now_ms
+            ramp_ms = RAMP_STEP_MS * math.log2(max(1, len(self._tasks)))
+            ramp_ms = min(ramp_ms, MAX_RAMP_MS, self._interval_ms)
+            self.out.broadcast(self._all(), Mutes(False, added, removed, ramp_ms))
 
     def on_time(self, now_ms: float) -> None:
         now_ms = self._at(now_ms)
@@ -571,18 +557,7 @@ class BreakerService(Service):
             self._probe(now_ms)
 
     def next_change_ms(self, now_ms: float) -> float:
-        times = [self._tell_ms(), self._probe_ms]
-        if self._failing is not None:
-            times.append(self._failing.due_ms())
-        if self._silences:
-            times.append(next(iter(self._silences.values())).asked_ms + _QUESTION_MS)
-        return max(0.0, min(times) - self._at(now_ms))
-
-
-def _one_of(peers: Collection[int], tried: Collection[int]) -> int | None:
-    """One that is not among ``tried``, of the first ones where there are many."""
-    if isinstance(peers, list) and len(peers) > 2 * len(tried):
-        found: int = next(one for one in iter(partial(RANDOM.choice, peers), None) if one not in tried)
-        return found
-    left = list(islice((one for one in peers if one not in tried), _COMPARED))
-    return RANDOM.choice(left) if left else None
+        failing_ms = math.inf if self._failing is None else self._failing.due_ms()
+        asked_ms = next((one.asked_ms for one in self._suspicions.values()), math.inf)
+        due_ms = min(failing_ms, asked_ms + _QUESTION_MS, self._tell_ms(), self._probe_ms)
+        return max(0.0, due_ms - self._at(now_ms))

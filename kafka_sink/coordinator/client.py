@@ -66,7 +66,7 @@ class CoordinatorClient(threading.Thread):
         super().__init__(name="kafka-chunked-coordinator-client", daemon=True)
         self.address = address
         self._channels = channels
-        self._of_message = {kind: one for one in channels for kind in one.received}
+        self._of_message = {kind: one for one in channels for kind in one.takes}
         self._hello = hello
         self._clock_ms = clock_ms
         self._silence_ms = silence_ms
@@ -298,11 +298,13 @@ def tell(address: CoordinatorAddress, message: Message, timeout_ms: float) -> No
 def _asked(connection: Connection, message: Message, answer: type[_Answer], timeout_ms: float) -> _Answer:
     until_ms = monotonic_ms() + timeout_ms
     connection.send(message)
-    while (left_ms := until_ms - monotonic_ms()) > 0:
-        connection.socket.settimeout(left_ms / 1000)
-        for received in connection.receive():
-            if isinstance(received, answer):
-                return received
+    # Otherwise the next receive ends it.
+    with contextlib.suppress(TimeoutError):
+        while (left_ms := until_ms - monotonic_ms()) > 0:
+            connection.socket.settimeout(left_ms / 1000)
+            for received in connection.receive():
+                if isinstance(received, answer):
+                    return received
     raise TimeoutError(f"no {answer.__name__} within {timeout_ms:.0f} ms")
 
 
@@ -312,23 +314,27 @@ class KeptConnection:
     For the driver: Spark reuses the process that commits a stream's micro-batches, and a new connection takes
     milliseconds of each commit.
 
-    ``silence_ms`` bounds connecting, and how long an answer may be missing.
+    ``silence_ms`` bounds connecting, and how long an answer may be missing before another connection is made.
     """
 
-    def __init__(self, silence_ms: float) -> None:
+    def __init__(self, silence_ms: float, clock_ms: Clock = monotonic_ms) -> None:
         self._silence_ms = silence_ms
+        self._clock_ms = clock_ms
+        # Since when nothing has come for what was sent.
+        self._unanswered_ms = math.inf
         self._lock = threading.Lock()  # guards the next one
         self._kept: tuple[CoordinatorAddress, Connection] | None = None
         # For the life of the process, as are the instances.
         os.register_at_fork(after_in_child=self._after_fork)
 
     def tell(self, address: CoordinatorAddress, message: Message) -> None:
-        """Send a message without waiting. Raises OSError and ProtocolError."""
+        """Send a message that is answered, without waiting. Raises OSError and ProtocolError."""
         with self._lock:
             connection = self._usable(address) or connect(address, self._silence_ms)
             self._kept = address, connection
             try:
                 connection.send(message)
+                self._unanswered_ms = min(self._unanswered_ms, self._clock_ms())
             except OSError:
                 self._close()
                 raise
@@ -349,21 +355,26 @@ class KeptConnection:
         kept_address, connection = self._kept
         if kept_address == address:
             with contextlib.suppress(OSError, ProtocolError):
-                _receive_all(connection)
-                return connection
+                if _has_received(connection):
+                    self._unanswered_ms = math.inf
+                if self._clock_ms() - self._unanswered_ms < self._silence_ms:
+                    return connection
         self._close()
         return None
 
     def _close(self) -> None:
         if self._kept is not None:
             self._kept[1].close()
-        self._kept = None
+        self._kept, self._unanswered_ms = None, math.inf
 
 
-def _receive_all(connection: Connection) -> None:
-    """What has come."""
+def _has_received(connection: Connection) -> bool:
+    """Whether something has come, which is read."""
+    has_received = False
     # Not select.select, which takes no descriptor above 1,023.
     with selectors.DefaultSelector() as selector:
         selector.register(connection.socket, selectors.EVENT_READ)
         while selector.select(0):
             connection.receive()
+            has_received = True
+    return has_received

@@ -368,12 +368,12 @@ class Scope(Enum):
 class _Receiver:
     scope: ClassVar[Scope] = Scope.GROUP
     # The name of the method for each class of messages.
-    received: ClassVar[Mapping[type, str]] = {}
+    takes: ClassVar[Mapping[type, str]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         kinds = {name: getattr(getattr(cls, name, None), "receives", None) for name in dir(cls)}
-        cls.received = {kind: name for name, kind in kinds.items() if kind is not None}
+        cls.takes = {kind: name for name, kind in kinds.items() if kind is not None}
 
 
 class Outbox(Protocol):
@@ -461,7 +461,7 @@ def deliver(receiver: _Receiver, *arguments: Any) -> None:
 
     Raises ProtocolError for a message that it does not take.
     """
-    name = receiver.received.get(type(arguments[-2]))
+    name = receiver.takes.get(type(arguments[-2]))
     if name is None:
         raise ProtocolError(f"{type(arguments[-2]).__name__} is not for {type(receiver).__name__}")
     getattr(receiver, name)(*arguments)

@@ -92,7 +92,7 @@ class CoordinatorServer:
     ) -> None:
         self._identity = identity
         self._services = services
-        self._of_message = {kind: service for service in services for kind in service.received}
+        self._of_message = {kind: service for service in services for kind in service.takes}
         self._clock_ms = clock_ms
         self._watch = watch
         self._bounds = bounds
@@ -217,13 +217,12 @@ class CoordinatorServer:
 
     def _handle(self, peer: Peer) -> None:
         """Handle complete messages as far as the bounds allow, and the others a moment later."""
-        while not peer.is_gone:
+        while not (peer.is_gone or peer.is_paused):
             wait_ms = self._wait_ms(peer)
             if wait_ms is not None:
-                if not peer.is_paused:
-                    peer.is_paused = True
-                    self._running.remove_reader(peer.fileno())
-                    self._running.call_later(wait_ms / 1000, self._resume, peer)
+                peer.is_paused = True
+                self._running.remove_reader(peer.fileno())
+                self._running.call_later(wait_ms / 1000, self._resume, peer)
                 return
             data = peer.frames.next_message()
             if data is None:
@@ -255,13 +254,16 @@ class CoordinatorServer:
     def _on_proof(self, peer: Peer, data: bytes) -> None:
         if data[0] != VERSION or not hmac.compare_digest(data[1:], self._identity.token):
             raise ProtocolError("a wrong token, or another version")
-        is_full = self._connections.is_full
+        if self._connections.is_full:
+            # Not closed at once: what the task has sent meanwhile would destroy what it is to read. Like one
+            # without proof, it goes when its time is over.
+            self._running.remove_reader(peer.fileno())
+            peer.is_paused = True
+            peer.enqueue(framed(Full()), shared=True)
+            self._flush(peer)
+            return
         self._connections.on_proved(peer)
         self._tasks[peer.number] = _Task(peer)
-        if is_full:
-            self.send(peer.number, Full())
-            self._flush(peer)
-            self._connections.remove(peer)
 
     # -- messages -----------------------------------------------------------------------------------
 

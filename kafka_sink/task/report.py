@@ -111,7 +111,7 @@ class TaskReporter:
             state_ms=max(0.0, now_ms - since_ms),
             counters=_rounded(self._counts_so_far(state, max(0.0, now_ms - since_ms)).by_name()),
             gauges={} if done else _rounded(self._gauges()),
-            topics=named_topics(self.sender.deliveries.topics()),
+            topics=dict(named_topics(self.sender.deliveries.topics())),
             brokers=self._brokers(now_ms, done=done),
             mutes=() if done or self.breaker is None else self._mutes(self.breaker, now_ms),
             dead_letters=first_dead_letters(self.dead_letters()),

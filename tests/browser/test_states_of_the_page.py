@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
+from tests.support.reported_figures import Board, final, report
 
 from kafka_sink.coordinator.figures.history import History
 from kafka_sink.coordinator.figures.http_server import HttpServer
@@ -25,7 +26,6 @@ from kafka_sink.coordinator.figures.messages import TaskIdentity as Identity
 from kafka_sink.counts import BrokerFigures
 from kafka_sink.view import Recorded, fixed, pages_of
 from tests.support.live_view_page import Page
-from tests.support.reported_figures import Board, final, report
 
 OPTIONS = {"topic": "orders", "kafka.compression.type": "lz4", "kafka.linger.ms": "50"}
 EXACTLY = {**OPTIONS, "delivery.guarantee": "exactly-once"}

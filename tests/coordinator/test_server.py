@@ -219,7 +219,7 @@ def test_a_flood_from_one_address_keeps_no_task_of_another_out() -> None:
 
 
 def test_a_task_too_many_is_told_so() -> None:
-    with serving(replace(PATIENT, connections=2)) as found, contextlib.ExitStack() as stack:
+    with serving(replace(PATIENT, connections=2, challenge_ms=1_000)) as found, contextlib.ExitStack() as stack:
         tasks = [stack.enter_context(task(found)) for _ in range(2)]
         for one in tasks:
             assert asked(one, Said(1)) == Said(1)
@@ -362,8 +362,8 @@ def test_a_peer_that_sends_too_much_is_read_from_later_and_loses_nothing() -> No
 
 
 def test_many_messages_in_one_frame_s_time_do_not_keep_others_waiting() -> None:
-    """Catches: 43,688 messages of one peer that came together and held the loop for a second. An iteration handles
-    so many, or takes so long, at most."""
+    """Catches: 43,688 messages of one peer that came together and held the loop for a second. An iteration
+    handles so many, or takes so long, at most."""
     bounds = replace(PATIENT, messages_per_s=1e6, burst=1e6, messages_at_once=50)
     with serving(bounds) as found, task(found) as one, task(found) as other:
         assert asked(other, Said(1)) == Said(1)

@@ -80,8 +80,8 @@ def test_an_identity_is_new_each_time_and_hidden() -> None:
 
 @pytest.fixture
 def foreign() -> Iterator[int]:
-    """The port of a process that does TLS as the coordinator does, with a certificate of its own, and knows the
-    name."""
+    """The port of a process that does TLS as the coordinator does and knows the name, with a certificate of
+    its own."""
     other = replace(new_identity(), name=identity().name)
     other.context.sni_callback = None  # type: ignore[assignment]
     listening = socket.create_server(("127.0.0.1", 0))
@@ -126,7 +126,7 @@ def test_only_who_knows_the_name_gets_a_handshake() -> None:
         with pytest.raises(ssl.SSLError):
             peer.receive(identity().context)
         incoming.write(right.recv(10_000))
-        with pytest.raises(ssl.SSLError, match="(?i)unrecognized.name"):
+        with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
             stranger.do_handshake()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any
@@ -21,8 +21,6 @@ from kafka_sink.coordinator.schema import (
     Outbox,
     Scope,
     Service,
-    decode,
-    encode,
     message,
     receives,
 )
@@ -60,20 +58,6 @@ def eventually(condition: Callable[[], object], within_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"
         time.sleep(0.005)
-
-
-class Recorded:
-    """An Outbox that keeps what a service sends, after a turn through its bytes."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[int, Message]] = []
-
-    def send(self, peer: int, message: Message) -> None:
-        self.sent.append((peer, decode(encode(message))))
-
-    def broadcast(self, peers: Iterable[int], message: Message) -> None:
-        for peer in peers:
-            self.send(peer, message)
 
 
 class Echo(Service):

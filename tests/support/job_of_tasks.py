@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from random import Random
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
@@ -16,33 +15,24 @@ from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from tests.support.breaker_cluster import Cluster
+from tests.support.fake_outbox import FakeOutbox
 
 INTERVAL = 2_000.0
 P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
-
-
 BREAKER = "kafka.producer.circuit.breaker."
 
 
-class FakeOutbox:
-    """Keeps what a service sends, by task, as it comes out at the other end."""
-
-    def __init__(self) -> None:
-        self.sent: deque[tuple[int, Message]] = deque()
-
-    def send(self, peer: int, message: Message) -> None:
-        self.sent.append((peer, decode(encode(message))))
-
-    def broadcast(self, peers: Iterable[int], message: Message) -> None:
-        found = decode(encode(message))
-        self.sent.extend((peer, found) for peer in peers)
-
-
-def service(out: FakeOutbox, **breaker: str) -> BreakerService:
+def service(
+    out: FakeOutbox, stalled_ms: Callable[[float], float] = lambda _: 0.0, **breaker: str
+) -> BreakerService:
     """Of the default breaker class, unless ``breaker`` names another."""
-    given = {"trigger.message.count": "100", **{name.replace("_", "."): text for name, text in breaker.items()}}
+    given = {
+        "trigger.message.count": "100",
+        **{name.replace("_", "."): text for name, text in breaker.items()},
+    }
     options = {f"{BREAKER}{name}": text for name, text in given.items()}
-    return BreakerService(parse({"kafka.bootstrap.servers": "h:1", "topic": "t", **options}).options, out)
+    parsed = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", **options}).options
+    return BreakerService(parsed, out, stalled_ms, Random(1))
 
 
 class Task:
@@ -114,7 +104,8 @@ class Job:
         self.random = Random(1)
         self.cluster = Cluster(t=[1, 2, 3])
         self.out = FakeOutbox()
-        self.service = service(self.out, **breaker)
+        self.stalled = 0.0
+        self.service = service(self.out, lambda _: self.stalled, **breaker)
         self.tasks = [Task(self, number) for number in range(tasks)]
         self.connected: set[int] = set()
         # Their clients send nothing, as if their processes stood still.
@@ -141,22 +132,31 @@ class Job:
 
     def prober(self) -> int | None:
         """The task that has a permit."""
-        found = (one.prober for one in self.service._muted.values() if one.prober is not None)
+        found = (one.prober for one in self.service._muted.values() if one.prober in self.connected)
         return next(found, None)
+
+    def say(self, number: int, message: Message) -> None:
+        """To the coordinator, by a task or another connection."""
+        deliver(self.service, number, decode(encode(message)), self.now)
+
+    def tell(self, number: int, message: Message) -> None:
+        """By the coordinator, to a task."""
+        if number in self.connected:
+            deliver(self.tasks[number].exchange, message, self.now)
 
     def step(self) -> None:
         self.now += 10
         for task in self.tasks:
             task.run_pass()
-            while task.number not in self.paused and (said := task.exchange.next_message(self.now)) is not None:
+            while (
+                task.number not in self.paused and (said := task.exchange.next_message(self.now)) is not None
+            ):
                 if task.number in self.connected:
-                    deliver(self.service, task.number, decode(encode(said)), self.now)
+                    self.say(task.number, said)
         if self.service.next_change_ms(self.now) <= 10:
             self.service.on_time(self.now)
-        while self.out.sent:
-            number, told = self.out.sent.popleft()
-            if number in self.connected:
-                deliver(self.tasks[number].exchange, told, self.now)
+        for number, told in self.out.taken():
+            self.tell(number, told)
 
     def run(self, ms: float) -> None:
         until = self.now + ms

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from kafka_sink.breaker.states import Evidence
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
@@ -38,7 +36,9 @@ def test_failures_of_all_tasks_together_mute() -> None:
     job.run(600)
     assert job.mutes() == [{P0}] * 4
     text = job.tasks[3].gate.explain(P0) or ""
-    assert "it fails for 4 of 4 tasks that write to it and were asked; last error: NOT_ENOUGH_REPLICAS" in text
+    assert (
+        "it fails for 4 of 4 tasks that write to it and were asked; last error: NOT_ENOUGH_REPLICAS" in text
+    )
 
 
 def test_successes_of_others_outweigh_one_tasks_failures() -> None:

@@ -18,7 +18,11 @@ REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 
 
 def tell(
-    task: Task, *, whole: bool = False, added: Mapping[Target, str] | None = None, removed: Iterable[Target] = ()
+    task: Task,
+    *,
+    whole: bool = False,
+    added: Mapping[Target, str] | None = None,
+    removed: Iterable[Target] = (),
 ) -> None:
     """The coordinator says so to a task."""
     deliver(task.exchange, Mutes(whole, by_reason(added or {}), together(removed), 0.0), task.job.now)
@@ -98,7 +102,8 @@ def test_a_new_coordinator_learns_of_mutes_whose_task_is_gone() -> None:
     assert set(job.service.table.mutes) == {1}
     assert job.mutes()[1:] == [{1}] * 59
     probes = _probes_of(job, 10_000)
-    assert 4 <= len(probes) <= 5
+    # Some still wait for a response that the former coordinator has asked for, and send no probe.
+    assert 3 <= len(probes) <= 5
     assert min(later - earlier for earlier, later in itertools.pairwise(probes)) >= INTERVAL - 50
     for task in job.tasks[1:]:
         task.answering = {1}
