@@ -1,9 +1,9 @@
 """Thousands of tasks' connections to a coordinator, on one thread, that cost little.
 
 Each connects by TLS, proves the token and sends what a task's channels send (``BreakerChannel``,
-``ReportChannel``, ``WriteChannel``, ``CoordinatorClient``), as often. Messages are real ones, made once for
-all tasks where they are alike, and decoded once for all. All tasks write to all partitions and hold batches
-for all that is muted, which is the worst case.
+``MetadataChannel``, ``ReportChannel``, ``WriteChannel``), as often, and as ``CoordinatorClient`` does. Messages
+are real ones, made once for all tasks where they are alike, and decoded once for all. All tasks write to all
+partitions and hold batches for all that is muted, which is the worst case.
 
 Not modelled: rows, rates, and metadata that change.
 """
@@ -44,16 +44,18 @@ from kafka_sink.coordinator.breaker import (
     together,
 )
 from kafka_sink.coordinator.live.messages import BrokerReport, ReportEvery, TaskIdentity, TaskReport
+from kafka_sink.coordinator.metadata import Fetch, TopicsKnown, TopicsWanted, parts_of
 from kafka_sink.coordinator.rendezvous import RunningCoordinator
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Alive, Hello, Message, decode
 from kafka_sink.coordinator.transport import VERSION, FrameReader, framed, framed_bytes
 from kafka_sink.coordinator.writes import Writing
 from kafka_sink.counts import TopicFigures
-from kafka_sink.model import TopicPartition
+from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
+from kafka_sink.model import Node, Partitions, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
 
-TOPIC, SICK, BROKERS = "orders", 1, 3
+TOPIC, CLUSTER_ID, SICK, BROKERS = "orders", "modelled", 1, 3
 # As CoordinatorClient has them: a sign of life at rest and while anything is muted, the first pause.
 ALIVE_S, ALIVE_MUTED_S = 10.0, 3.0
 BACKOFF_MS, BACKOFF_MAX_MS, AT_ONCE_S = 1000.0, 30_000.0, 0.1
@@ -61,7 +63,7 @@ GIVE_UP_S = COORDINATOR_SILENCE_MS / 1000
 # How soon tasks with requests at a frozen broker notice, how long such a probe takes, and one that succeeds.
 SILENCE_S, NOTICE_S, PROBE_S, BACK_S = 0.5, 2.0, 1.0, 0.01
 OUTCOMES_S, WAITING_S = 0.25, 0.25
-FIRST_REPORT_S = 0.3
+FIRST_REPORT_S, USE_S = 0.3, 60.0
 CONNECTS_PER_S = 500
 # Linux: choose the port when connecting, so that each address has its own.
 IP_BIND_ADDRESS_NO_PORT = 24
@@ -130,6 +132,8 @@ class Crowd:
         self._context.verify_mode = ssl.CERT_NONE
         self._decoded: dict[bytes, Message] = {}
         self._alive = framed(Alive())
+        # Planning has given it the metadata of its topic.
+        self._uses = framed(TopicsWanted((TOPIC,)))
         self._writing = framed(Writing("write", 1))
         reasons = by_reason({SICK: f"broker {SICK} has not responded for 500 ms"})
         self._wanted = framed(MuteWanted(reasons, {SICK: 1000 * SILENCE_S}))
@@ -139,6 +143,7 @@ class Crowd:
             Question: self._on_question,
             Watch: self._on_watch,
             Probe: self._on_probe,
+            Fetch: self._on_fetch,
             ReportEvery: self._on_report_every,
         }
 
@@ -275,12 +280,13 @@ class Crowd:
     def _begin(self, task: Task) -> None:
         """It has connected: the proof, the group, and what it does."""
         found = self.find()
-        hello = Hello(found.group_of(OPTIONS.identity_of_cluster()), "modelled", OPTIONS.group_settings())
+        hello = Hello(found.group_of(OPTIONS.identity_of_cluster()), CLUSTER_ID, OPTIONS.group_settings())
         proof = framed_bytes(bytes((VERSION,)) + bytes.fromhex(found.token))
         task.stage, task.failures, task.report_s = 2, 0, 1.0
-        self._write(task, proof + framed(hello) + self._writing + self._alive)
+        self._write(task, proof + framed(hello) + self._uses + self._writing + self._alive)
         task.alive_at = time.monotonic()
         self._beat_after(task, ALIVE_S * self.chance.random())
+        self.after(USE_S * self.chance.random(), partial(self._use, task, task.attempt))
         # At first soon, so that it is seen; a task that connects again, within its interval.
         self._report_after(task, FIRST_REPORT_S + self.chance.random() * task.report_s)
 
@@ -308,6 +314,23 @@ class Crowd:
             if isinstance(found, Mutes):
                 self._note(found)
         return found
+
+    # -- metadata ------------------------------------------------------------------------------------
+
+    def _use(self, task: Task, attempt: int) -> None:
+        if task.stage == 2 and task.attempt == attempt:
+            self._write(task, self._uses)
+            self.after(USE_S, partial(self._use, task, attempt))
+
+    def _on_fetch(self, task: Task, message: Fetch) -> None:
+        count = len(self.partitions)
+        leaders = (number % BROKERS for number in range(count))
+        topic = TopicMetadata(TOPIC, None, Partitions(TOPIC, leaders, [0] * count))
+        nodes = tuple(Node(number, f"kafka-{number}", 9092, None) for number in range(BROKERS))
+        snapshot = MetadataSnapshot((TopicSnapshot(topic, 0.0),), nodes, 0.0, CLUSTER_ID)
+        parts = list(parts_of(snapshot))
+        for number, part in enumerate(parts):
+            self._say(task, framed(TopicsKnown(message.number, part, more=number < len(parts) - 1)))
 
     # -- signs of life -------------------------------------------------------------------------------
 
@@ -357,8 +380,8 @@ class Crowd:
     # -- the breaker ---------------------------------------------------------------------------------
 
     def freeze(self, share: float) -> None:
-        """A broker freezes. This share of the tasks has evidence of its own within some seconds, and all are to
-        be told from the moment on when the first of them says so."""
+        """A broker freezes, of which this share of the tasks has evidence of its own within some seconds. All
+        are to be told from the moment on when the first of them says so."""
         self.responds = False
         self.begin_telling()
         self.told_from = 0.0
