@@ -30,26 +30,17 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "encoder": Benchmark(),
-    "allocation": Benchmark(is_drawn=True),
     "mixed_memory": Benchmark(is_drawn=True),
     "partition_growth": Benchmark(is_drawn=True),
-    "metadata_simulation": Benchmark(),
     "many_topics": Benchmark(with_jvm_sink=True, is_drawn=True),
     "many_partitions": Benchmark(with_jvm_sink=True, is_drawn=True),
     "throughput": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
     "throughput_shapes": Benchmark(with_jvm_sink=True, is_drawn=True),
     "value_sizes": Benchmark(with_jvm_sink=True, is_drawn=True),
-    "hand_over": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
-    "row_stages": Benchmark(is_drawn=True),
     "streaming": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
     "frozen_broker": Benchmark(with_jvm_sink=True, is_drawn=True),
     "muted_together": Benchmark(),
-    "breaker_cost": Benchmark(),
-    "moved_leader": Benchmark(with_jvm_sink=True, is_drawn=True),
-    "tls": Benchmark(with_jvm_sink=True),
     "exactly_once": Benchmark(is_drawn=True),
-    "rate_limit": Benchmark(is_drawn=True),
     "arrow_clients": Benchmark(is_drawn=True),
 }
 # coordinator_scale is run by ``make scale``.

@@ -1,5 +1,4 @@
-"""What exactly once costs: jobs and micro-batches with both guarantees in turns, and how long readers are
-held up.
+"""What exactly once costs: jobs and micro-batches with both guarantees in turns.
 
     python -m benchmarks.exactly_once [--out FILE] [--smoke] [--parts jobs micro_batches]
 
@@ -8,8 +7,7 @@ Parquet in two tasks, lz4, the guarantees alternating; with a name, so that rows
 ``micro_batches``: 2,000 rows each by two tasks, median over the batches of a query. Both also give the
 processor time of Spark with its Python processes, and of the brokers, which other load changes less. Brokers
 first serve 250 micro-batches of each guarantee: just started ones spend half their time on compiling.
-``held_up``: seconds that readers of committed rows wait, by what left a
-transaction open, as in benchmarks/held_readers.py. Parts that are not run keep their earlier figures.
+Parts that are not run keep their earlier figures.
 """
 
 from __future__ import annotations
@@ -21,12 +19,11 @@ import platform
 import statistics
 import sys
 import tempfile
-import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import charts, held_readers
+from benchmarks import charts
 from benchmarks.processor_time import Meter
 from benchmarks.surroundings import RESULTS, spark_session
 from kafka_sink.local_broker import LocalBroker
@@ -34,7 +31,7 @@ from kafka_sink.local_broker import LocalBroker
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_PARTS = ("held_up", "jobs", "micro_batches")
+_PARTS = ("jobs", "micro_batches")
 GUARANTEES = ("at-least-once", "exactly-once")
 PARTITIONS = 4
 _COLOURS = {"at-least-once": charts.LIGHT, "exactly-once": charts.OURS}
@@ -55,15 +52,10 @@ def main() -> int:
     rows, turns, batches = (20_000, 1, 1) if arguments.smoke else (1_000_000, 7, 40)
     quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
     with LocalBroker(brokers=3, properties=quick) as cluster, tempfile.TemporaryDirectory() as folder:
-        found: dict[str, Any] = {}
-        if "held_up" in parts:
-            found["held_up"] = held_readers.without_spark(cluster, arguments.smoke)
         spark = spark_session()
+        found: dict[str, Any] = {"conditions": conditions()}
         try:
-            if "held_up" in parts and not arguments.smoke:
-                found["held_up"] |= held_readers.through_spark(spark, cluster, Path(folder))
-            found["conditions"] = conditions()
-            if not arguments.smoke and {"jobs", "micro_batches"} & set(parts):
+            if not arguments.smoke:
                 micro_batches(spark, cluster, Path(folder), "warm", len(GUARANTEES), _WARM_BATCHES)
             if "jobs" in parts:
                 found["jobs"] = jobs(spark, cluster, Path(folder), rows, turns)
@@ -203,27 +195,20 @@ def conditions() -> str:
 
 
 def plot(found: dict[str, Any], file: Path) -> None:
-    """Each job and micro-batch as a dot, medians as bars, and how long readers were held up."""
-    made, [[rates, times, held]] = charts.figure(
-        "What exactly once costs, and how long readers of committed rows are held up",
+    """Each job and micro-batch as a dot, medians as bars."""
+    made, [[rates, times]] = charts.figure(
+        "What exactly once costs",
         [
             f"{found['conditions']}; bars are medians, dots the single jobs and micro-batches",
-            "left: lz4, 2 tasks; middle: 2 tasks; right: once each, by what left a transaction open",
+            "left: lz4, 2 tasks; right: 2 tasks",
         ],
-        (13, 4.6),
-        columns=3,
-        width_ratios=(1, 1, 1.5),
+        (8.5, 4.6),
+        columns=2,
     )
     millions = found["jobs"]["rows"] / 1e6
     of_jobs = {name: [millions / one for one in taken] for name, taken in found["jobs"]["seconds"].items()}
     _draw_spread(rates, of_jobs, f"Jobs of {millions:.0f} M rows", "million rows per second")
     _draw_spread(times, found["micro_batches"]["batches_ms"], "Micro-batches of 2,000 rows", "milliseconds")
-    names = [textwrap.fill(name, 34) for name in found["held_up"]]
-    drawn = charts.bars(held, names, list(found["held_up"].values()), color=charts.OURS)
-    charts.label(held, drawn, [f"{one:.1f}" for one in found["held_up"].values()])
-    held.tick_params(axis="y", labelsize=7)
-    held.set_title("Readers of committed rows held up")
-    held.set_xlabel("seconds")
     charts.save(made, file)
 
 

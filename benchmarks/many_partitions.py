@@ -7,20 +7,12 @@ of 1,000 partitions and to one of 4; the JVM sink with the same settings on 500,
 strategy of ours. Spark's sink has one producer an executor and this one has one a Python worker, of which
 there are two here: so ours runs with 32 MiB each, too. ``memory``: the private memory (USS) of the largest
 Python worker by codec, in workers that are new for every job. ``large``: the same with 30 kB rows. All
-partitions have been written to before. ``cold``: 500,000 rows to a topic of 1,000 partitions that was
-created a second before, at defaults, then the same again if that succeeded. The broker's own share beside
-it: how long it takes until it serves all partitions of a topic that nobody writes to, and then to append as
-many bytes to them as the job, by librdkafka. ``cold_in_memory``: the same with the broker's data in memory,
-where files cost it nothing. ``cold_small_indexes``: on the disk, with indexes of 64 KiB. For a partition's
-first index entries the broker writes into two mapped files of 10 MiB, and the kernel reads ahead around the
-first write to each: up to ``read_ahead_kb`` of zeros, which the conditions name. Needs pyspark 4.1.1 for the
-JVM sink.
+partitions have been written to before. Needs pyspark 4.1.1 for the JVM sink.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
@@ -28,7 +20,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,15 +47,7 @@ OURS, OURS_FEW, JVM, JVM_FEW = (
     "JVM sink",
     "JVM sink, 4 partitions",
 )
-BROKER = "the broker alone"
-BROKER_STEPS = ("until it serves all partitions", "then librdkafka's first write", "librdkafka's second")
-# About what the job's 500,000 rows take with lz4.
-PLAIN_RECORDS, PLAIN_BYTES = 50, 470
-PARTS = ("rates", "cold", "cold_small_indexes", "cold_in_memory", "memory", "large")
-COLD = ("cold", "cold_small_indexes", "cold_in_memory")
-# Less than any usual read-ahead. A topic without it has 10 MiB.
-SMALL_INDEXES = {"segment.index.bytes": 64 << 10}
-_MEMORY = "/dev/shm"
+PARTS = ("rates", "memory", "large")
 GOALS = ((OURS, JVM, 20.0), (OURS, OURS_FEW, 0.5))
 MEMORY_GOALS_MIB = {"memory": 250, "large": 300}
 
@@ -164,102 +148,6 @@ def rates(spark: Any, job: Job, folder: str, rows: int, repeats: int) -> dict[st
     return found
 
 
-def cold(
-    spark: Any,
-    broker: LocalBroker,
-    folder: str,
-    rows: int,
-    repeats: int,
-    partitions: int = MANY,
-    config: Mapping[str, object] | None = None,
-) -> dict[str, list[list[float | None]]]:
-    """Seconds of the first job and the second by sink, None for one that failed. ``config``: the topics'."""
-    names = f"{partitions}-{len(config or {})}"
-    with_jvm = "spark-sql-kafka" in spark.conf.get("spark.jars", "")
-    forms = {OURS: "kafka-chunked", **({JVM: "kafka"} if with_jvm else {})}
-    frame = throughput.source(spark, rows, folder)
-    found: dict[str, list[list[float | None]]] = {BROKER: [], **{name: [] for name in forms}}
-    for form in forms.values():
-        # Starts workers and connections, and compiles.
-        broker.create_topic(f"before-{form}-{names}", FEW)
-        _save(frame, form, broker.bootstrap_servers, f"before-{form}-{names}")
-    for turn in range(repeats):
-        idle = f"idle-{names}-{turn}"
-        created = _creation_seconds(broker, idle, partitions, config)
-        appended = [_plain_write_seconds(broker, idle, partitions) for _ in ("first", "second")]
-        found[BROKER].append([created, *appended])
-        print(f"  round {turn + 1}  {BROKER}: {found[BROKER][-1]}", flush=True)
-        for name, form in list(forms.items())[:: -1 if turn % 2 else 1]:
-            topic = f"cold-{form}-{names}-{turn}"
-            broker.create_topic(topic, partitions, config=config)
-            time.sleep(1)
-            jobs = [_save(frame, form, broker.bootstrap_servers, topic)]
-            jobs.append(_save(frame, form, broker.bootstrap_servers, topic) if jobs[0] else None)
-            print(f"  round {turn + 1}  {name}: {jobs}", flush=True)
-            found[name].append(jobs)
-    return found
-
-
-def _save(frame: Any, form: str, bootstrap: str, topic: str) -> float | None:
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
-    writer = frame.write.format(form).mode("append").option("kafka.compression.type", "lz4")
-    started = time.perf_counter()
-    try:
-        writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save()
-    except (PySparkException, Py4JJavaError) as error:
-        # The JVM sink's timeouts come as Java has them.
-        print(f"  {form} failed after {time.perf_counter() - started:.0f} s: {str(error)[:300]}", flush=True)
-        return None
-    return round(time.perf_counter() - started, 2)
-
-
-def _creation_seconds(
-    broker: LocalBroker, topic: str, partitions: int, config: Mapping[str, object] | None
-) -> float:
-    """From the topic's creation until the broker responds for each of its partitions."""
-    from confluent_kafka import KafkaException, TopicPartition
-    from confluent_kafka.admin import AdminClient, OffsetSpec
-
-    broker.create_topic(topic, partitions, config=config)
-    started = time.perf_counter()
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    places = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(partitions)}  # type: ignore[no-untyped-call]
-    while True:
-        try:
-            for future in admin.list_offsets(places).values():
-                future.result(60)
-        except KafkaException:
-            time.sleep(0.05)
-            continue
-        return round(time.perf_counter() - started, 2)
-
-
-def _plain_write_seconds(broker: LocalBroker, topic: str, partitions: int) -> float:
-    """Records without keys to each partition in turn, acknowledged."""
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 20, "acks": "all"})
-    value = os.urandom(PLAIN_BYTES)
-    started = time.perf_counter()
-    for number in range(PLAIN_RECORDS * partitions):
-        producer.produce(topic, value, partition=number % partitions)
-    assert producer.flush(300) == 0, "the broker did not acknowledge"
-    return round(time.perf_counter() - started, 2)
-
-
-@contextlib.contextmanager
-def _in_memory() -> Iterator[None]:
-    """Temporary files are in memory within the block, where the system has a folder for that."""
-    before = tempfile.tempdir
-    tempfile.tempdir = _MEMORY if os.access(_MEMORY, os.W_OK) else before
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
-
-
 def memory(
     spark: Any, job: Job, warm: Any, frame: Any, part: str, codecs: Sequence[str]
 ) -> dict[str, dict[str, float]]:
@@ -319,9 +207,6 @@ _TITLES = {
     "rates": "Rate with 1,000 partitions, and with 4",
     "memory": "Memory of the largest worker: 110-byte rows",
     "large": f"Memory of the largest worker: {LARGE_ROW:,}-byte rows",
-    "cold": "First write to 1,000 new partitions",
-    "cold_small_indexes": "First write to 1,000 new partitions with indexes of 64 KiB",
-    "cold_in_memory": "First write to 1,000 new partitions, the broker's data in memory",
 }
 
 
@@ -340,14 +225,11 @@ def plot(parts: dict[str, Any], file: Path) -> None:
         height_ratios=[2 + height for height in heights],
     )
     for axes, (part, found) in zip(all_axes[:, 0], values.items(), strict=True):
-        colours = [charts.OTHER if name.startswith(("JVM", BROKER)) else charts.OURS for name in found]
+        colours = [charts.OTHER if name.startswith("JVM") else charts.OURS for name in found]
         drawn = charts.bars(axes, list(found), list(found.values()), color=colours)
-        digits = 1 if part in COLD else 0
-        charts.label(axes, drawn, [f"{one:,.{digits}f}" for one in found.values()])
+        charts.label(axes, drawn, [f"{one:,.0f}" for one in found.values()])
         axes.set_title(_TITLES[part])
-        if part in COLD:
-            axes.set_xlabel("seconds (median)")
-        elif part == "rates":
+        if part == "rates":
             axes.set_xlabel("thousand rows per second, acknowledged (median)")
         else:
             limit = MEMORY_GOALS_MIB[part]
@@ -360,44 +242,14 @@ def plot(parts: dict[str, Any], file: Path) -> None:
 
 def _values(part: str, found: dict[str, Any]) -> dict[str, float]:
     """What a bar shows, by name."""
-    if part in COLD:
-        return _cold_medians(found)
     if part == "rates":
         return {name: statistics.median(rates) / 1e3 for name, rates in found.items()}
     return {codec: one["private_mib"] for codec, one in found.items()}
 
 
-def _cold_medians(found: dict[str, list[list[float | None]]]) -> dict[str, float]:
-    """By sink and job; jobs that failed are left out."""
-    medians = {}
-    for name, turns in found.items():
-        steps = BROKER_STEPS if name == BROKER else ("first job", "second job")
-        for step, column in zip(steps, zip(*turns, strict=True), strict=False):
-            succeeded = [one for one in column if one is not None]
-            failed = f", {len(column) - len(succeeded)} failed" if len(succeeded) < len(column) else ""
-            medians[f"{name}, {step}{failed}"] = statistics.median(succeeded) if succeeded else 0.0
-    return medians
-
-
-def _read_ahead() -> str:
-    """How much the kernel reads ahead on the disk of temporary files, where it says so."""
-    device = os.stat(tempfile.gettempdir()).st_dev
-    file = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
-    try:
-        return f" with a read-ahead of {int(file.read_text()):,} kB"
-    except OSError:
-        return ""
-
-
 def conditions_of(part: str, rows: int) -> str:
     import pyspark
 
-    if part in COLD:
-        where = {"cold_in_memory": " with its data in memory"}.get(part, f" on a disk{_read_ahead()}")
-        return (
-            f"{rows:,} keyed 110-byte rows, {MANY:,} new partitions, defaults, lz4, pyspark "
-            f"{pyspark.__version__} local[2], Kafka 4.3.0 on the same machine{where}, {os.cpu_count()} cores"
-        )
     size = f"{LARGE_ROW:,}-byte" if part == "large" else "110-byte"
     return (
         f"{rows:,} keyed {size} rows, {MANY:,} partitions, batch.size 4 MiB, linger 1 s, "
@@ -409,7 +261,7 @@ def conditions_of(part: str, rows: int) -> str:
 def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[str, Any]:
     """Of one application: all its parts have workers that are reused, or none."""
 
-    timed = not {"rates", *COLD}.isdisjoint(parts)
+    timed = "rates" in parts
     with_jvm = timed and peers.jvm_sink_is_there() and not smoke
     settings = {} if timed else {"spark.python.worker.reuse": "false"}
     outcome: dict[str, Any] = {}
@@ -419,20 +271,12 @@ def run_parts(parts: list[str], rows: int, repeats: int, smoke: bool) -> dict[st
             spark = throughput.session(with_jvm, settings)
             job = Job(broker, smoke)
             for part in parts:
-                count = rows // 10 if part in COLD else rows // 125 if part == "large" else rows
+                count = rows // 125 if part == "large" else rows
                 conditions = conditions_of(part, count)
                 print(f"{part}: {conditions}", flush=True)
                 found: Any
                 if part == "rates":
                     found = rates(spark, job, folder, count, repeats)
-                elif part == "cold":
-                    found = cold(spark, broker, folder, count, repeats, FEW if smoke else MANY)
-                elif part == "cold_small_indexes":
-                    partitions = FEW if smoke else MANY
-                    found = cold(spark, broker, folder, count, repeats, partitions, SMALL_INDEXES)
-                elif part == "cold_in_memory":
-                    with _in_memory(), LocalBroker() as other:
-                        found = cold(spark, other, folder, count, repeats, MANY)
                 else:
                     codecs = CODECS[-1:] if smoke else CODECS
                     # Made before: making rows again would delete files that others of that number read.
@@ -459,12 +303,9 @@ def main() -> None:
     options = parser.parse_args()
     rows, repeats = (4000, 1) if options.smoke else (options.rows, options.repeats)
     # What a worker holds is asked of new workers, how fast it is of reused ones.
-    groups = [["rates", *COLD], ["memory", "large"]]
-    if options.part:
-        groups = [[options.part]]
-    elif options.smoke:
-        # The same code as ``cold``.
-        groups = [[part for part in PARTS if part not in COLD[1:]]]
+    groups = [[options.part]] if options.part else [["rates"], ["memory", "large"]]
+    if options.smoke and not options.part:
+        groups = [list(PARTS)]
     found = {}
     for parts in groups:
         found.update(run_parts(parts, rows, repeats, options.smoke))

@@ -2,7 +2,7 @@
 
 Adjacent chunks are written and viewed as one piece; the pool returns and hands out chunks in order and sorts
 the free ones now and then, so that many stay adjacent while few partitions are open. On one core
-(benchmarks/allocation.py, Python 3.11) a one-chunk batch costs 3.1 us from open to release (`full`: 2.4), and
+(Python 3.11) a one-chunk batch costs 3.1 us from open to release (`full`: 2.4), and
 each 4 KiB appended to a 1 MiB batch 600 ns with its share of growth, or 840 if no chunks are adjacent
 (`full`: 255; 130 of each is the copy).
 """

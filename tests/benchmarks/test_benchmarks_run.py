@@ -25,28 +25,16 @@ from tests.support.lent_spark import lent
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FROM_COMMAND_LINE = ("encoder",)
-ALONE = ("allocation", "metadata_simulation", "row_stages")
-ON_ONE_BROKER = (
-    *("mixed_memory", "partition_growth", "breaker_cost", "many_topics", "arrow_clients"),
-    "hand_over",
-)
-ON_SPARK = (
-    "many_partitions",
-    "throughput",
-    "throughput_shapes",
-    "value_sizes",
-    "streaming",
-    "tls",
-    "rate_limit",
-)
-ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "moved_leader", "exactly_once")
+FROM_COMMAND_LINE = ("partition_growth",)
+ON_ONE_BROKER = ("mixed_memory", "many_topics", "arrow_clients")
+ON_SPARK = ("many_partitions", "throughput", "throughput_shapes", "value_sizes", "streaming")
+ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "exactly_once")
 # Their brokers have listeners and certificates of their own.
-NOT_ON_OURS = ("throughput_shapes", "tls")
+NOT_ON_OURS = ("throughput_shapes",)
 
 LONGEST = (
-    *("arrow_clients", "exactly_once", "frozen_broker", "hand_over", "many_partitions", "many_topics"),
-    *("moved_leader", "muted_together", "streaming", "throughput", "throughput_shapes", "tls", "value_sizes"),
+    *("arrow_clients", "exactly_once", "frozen_broker", "many_partitions", "many_topics", "muted_together"),
+    *("streaming", "throughput", "throughput_shapes", "value_sizes"),
 )
 
 Run = Callable[..., None]
@@ -81,18 +69,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_every_benchmark_is_run() -> None:
-    groups = (FROM_COMMAND_LINE, ALONE, ON_ONE_BROKER, ON_SPARK, ON_SPARK_AND_THREE_BROKERS)
+    groups = (FROM_COMMAND_LINE, ON_ONE_BROKER, ON_SPARK, ON_SPARK_AND_THREE_BROKERS)
     assert sorted(name for names in groups for name in names) == sorted(BENCHMARKS)
 
 
 @pytest.mark.parametrize("name", FROM_COMMAND_LINE)
 def test_it_runs_from_the_command_line(name: str, project_environment: dict[str, str]) -> None:
     run_command([sys.executable, "-m", "benchmarks", name, "--smoke"], project_environment)
-
-
-@pytest.mark.parametrize("name", ALONE)
-def test_it_runs(name: str, run: Run) -> None:
-    run(name)
 
 
 @each(ON_ONE_BROKER)
