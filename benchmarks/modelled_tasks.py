@@ -1,7 +1,7 @@
 """Thousands of tasks' connections to a coordinator, on one thread, that cost little.
 
 Each connects by TLS, proves the token and sends what a task's channels send (``BreakerChannel``,
-``MetadataChannel``, ``ReportChannel``, ``WriteChannel``), as often, and as ``CoordinatorClient`` does. Messages
+``MetadataChannel``, ``ReportChannel``, ``WriteChannel``), as often, as ``CoordinatorClient`` does. Messages
 are real ones, made once for all tasks where they are alike, and decoded once for all. All tasks write to all
 partitions and hold batches for all that is muted, which is the worst case.
 
