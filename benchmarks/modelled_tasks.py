@@ -56,19 +56,19 @@ from kafka_sink.options import parse
 from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
 
 TOPIC, CLUSTER_ID, SICK, BROKERS = "orders", "modelled", 1, 3
+OPTIONS = parse({"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": TOPIC}).options
 # As CoordinatorClient has them: a sign of life at rest and while anything is muted, the first pause.
 ALIVE_S, ALIVE_MUTED_S = 10.0, 3.0
 BACKOFF_MS, BACKOFF_MAX_MS, AT_ONCE_S = 1000.0, 30_000.0, 0.1
 GIVE_UP_S = COORDINATOR_SILENCE_MS / 1000
 # How soon tasks with requests at a frozen broker notice, how long such a probe takes, and one that succeeds.
 SILENCE_S, NOTICE_S, PROBE_S, BACK_S = 0.5, 2.0, 1.0, 0.01
-OUTCOMES_S, WAITING_S = 0.25, 0.25
+OUTCOMES_S, WAITING_S = OPTIONS.coordinator_report_interval_ms / 1000, 0.25
 FIRST_REPORT_S, USE_S = 0.3, 60.0
 CONNECTS_PER_S = 500
 # Linux: choose the port when connecting, so that each address has its own.
 IP_BIND_ADDRESS_NO_PORT = 24
 _READ_BYTES = 1 << 18
-OPTIONS = parse({"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": TOPIC}).options
 
 
 def report_of(number: int) -> TaskReport:
@@ -411,7 +411,7 @@ class Crowd:
         self.begin_telling()
 
     def _report_failures(self, task: Task) -> None:
-        if self.fails and task.muted_partitions < len(self.partitions):
+        if self.fails and self._failing:
             self._say(task, self.chance.choice(self._failing))
             self.after(OUTCOMES_S, partial(self._report_failures, task))
 
@@ -453,6 +453,8 @@ class Crowd:
         gone = {one for one in removed if not isinstance(one, int)}
         self._changes[id(message)] = broker, len(partitions) - len(gone)
         self._muted = (partitions if message.whole else self._muted | partitions) - gone
+        if self.fails:
+            self._failing = self._outcomes([one for one in self.partitions if one not in self._muted])
 
     def _on_mutes(self, task: Task, message: Mutes) -> None:
         was_waiting = task.is_waiting
