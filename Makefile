@@ -7,7 +7,7 @@ COMPILED := $(VENV)/.compiled
 # Spark's own Kafka sink, to compare with, can be had whole for this version only.
 SPARK41 := $(VENV)-spark41
 SPARK41_STAMP := $(SPARK41)/.installed
-# Ray and Daft, which nothing else needs.
+# Ray and Daft, which only their examples need.
 ENGINES := $(VENV)-engines
 ENGINES_STAMP := $(ENGINES)/.installed
 
@@ -120,8 +120,8 @@ faults: $(STAMP)  ## ROUNDS of tasks whose coordinator is killed, frozen, floode
 matrix: $(STAMP) java  ## try Python 3.10 to 3.14, PySpark 3.5 to the newest, brokers from 2.1 on (ARGS="--only brokers")
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
-engines: $(ENGINES_STAMP)  ## write from Ray Data and Daft to scripted brokers, with the real libraries
-	@$(ENGINES)/bin/python -m pytest tests/arrow/test_engines.py $(ARGS)
+engines: $(ENGINES_STAMP)  ## run the examples for Ray Data and Daft with the real libraries, on scripted brokers
+	@$(ENGINES)/bin/python -m pytest tests/examples/test_engines.py $(ARGS)
 
 bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (ARGS="throughput" picks one)
 	@SPARK41_PYTHON=$(abspath $(SPARK41)/bin/python) $(BIN)/python -m benchmarks $(ARGS)
@@ -130,16 +130,16 @@ plots: $(STAMP)  ## draw the benchmarks' plots again from benchmarks/results (AR
 	@$(BIN)/python -m benchmarks --redraw $(ARGS)
 
 docs: $(STAMP)  ## generate docs/options.md and docs/migration.md from the options table
-	$(BIN)/python -m kafka_sink.options > docs/options.md.part
+	$(BIN)/python -m tools.options_page > docs/options.md.part
 	@mv docs/options.md.part docs/options.md
-	$(BIN)/python -m kafka_sink.options migration > docs/migration.md.part
+	$(BIN)/python -m tools.options_page migration > docs/migration.md.part
 	@mv docs/migration.md.part docs/migration.md
 
 site: $(STAMP)  ## show the documentation as a site on http://127.0.0.1:8000, until Ctrl-C
 	$(BIN)/mkdocs serve
 
 broker: $(STAMP) java  ## run a Kafka on this machine until Ctrl-C (ARGS="--brokers 3 --port 9092")
-	@$(BIN)/python -m kafka_sink.local_broker $(ARGS)
+	@$(BIN)/local-kafka $(ARGS)
 
 venv: $(STAMP)  ## make the virtual environment in .venv with everything for development
 
@@ -157,7 +157,7 @@ clean:  ## delete the virtual environment and what the tools leave behind
 	rm -rf $(VENV) $(SPARK41) $(ENGINES) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml packages/local_kafka/pyproject.toml constraints.txt
 	@tools/setup_venv.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 

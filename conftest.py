@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kafka_sink.local_broker import LocalBroker
-from kafka_sink.local_broker.schema_registry import LocalRegistry
+from local_kafka import LocalBroker
+from local_kafka.schema_registry import LocalRegistry
 from tests.matrix.released_kafka import RELEASES, jars_of
 from tests.support import jvms, lanes, processor_time
 from tests.support.broker_settings import SETTINGS
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent
+LOCAL_KAFKA = str(ROOT / "packages" / "local_kafka")
 STRATEGIES = ("incremental", "full")
 
 
@@ -93,7 +94,8 @@ def allocation_strategy(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 def project_environment() -> dict[str, str]:
     """The environment for subprocesses and Spark: this Python, and this checkout first on the path."""
     environ = dict(os.environ)
-    path = [str(ROOT), forced.FOLDER, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    given = environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [str(ROOT), LOCAL_KAFKA, forced.FOLDER, *filter(None, given)]
     environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
     # Workers otherwise take whatever python3 is on PATH, which need not have pyarrow.
     environ["PYSPARK_PYTHON"] = environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

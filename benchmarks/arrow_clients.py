@@ -40,7 +40,7 @@ from confluent_kafka import Consumer, TopicPartition
 from benchmarks import charts
 from benchmarks.direct_producer import BATCH_ROWS, row_batches
 from benchmarks.surroundings import RESULTS, environment
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 PARTITIONS = 4
 TUNED = {"linger.ms": 20, "batch.size": 1 << 20}

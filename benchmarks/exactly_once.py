@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import charts
 from benchmarks.processor_time import Meter
 from benchmarks.surroundings import RESULTS, spark_session
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from benchmarks import charts, frozen_run, paced_rows, peers
 from benchmarks.frozen_run import BROKERS, PARTITIONS, Contender, Load, Run, sink
 from benchmarks.surroundings import RESULTS
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 BIN_MS = 500
 GOAL_RATIO = 0.90

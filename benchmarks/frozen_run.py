@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import paced_rows
 from benchmarks.surroundings import spark_session
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 PARTITIONS = 12
 BROKERS = 3

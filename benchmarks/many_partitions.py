@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks import charts, peers, throughput
 from benchmarks.surroundings import RESULTS
 from benchmarks.worker_memory import Peak, WorkerMemory
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 MIB = 1 << 20
 MANY, FEW = 1000, 4

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from benchmarks import charts, peers
 from benchmarks.processor_time import Meter
 from benchmarks.surroundings import RESULTS, environment, spark_session
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.proxy import ProxyCluster
 from tests.support.standalone_cluster import StandaloneCluster
 

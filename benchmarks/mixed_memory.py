@@ -29,10 +29,10 @@ from benchmarks.direct_producer import MIB, VALUE_BYTES, MemoryOverTime, Sample
 from benchmarks.slow_responses import slow_responses
 from benchmarks.surroundings import RESULTS
 from kafka_sink.accumulator.chunked_buffer import chunk_size
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
+from local_kafka import LocalBroker
 
 TICK_S = 0.02
 LOGS = ColumnPlan(value=1, topic="logs")

@@ -28,15 +28,13 @@ from kafka_sink.coordinator.breaker import (
     MAX_TARGETS,
     MAX_WAITING,
     Answer,
+    MuteChanges,
     Mutes,
-    MuteWanted,
     Outcomes,
     Probe,
-    ProbeFailed,
     Question,
     Targets,
     TopicOutcomes,
-    Unmuted,
     Waiting,
     Watch,
     apart,
@@ -57,10 +55,10 @@ from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
 
 TOPIC, CLUSTER_ID, SICK, BROKERS = "orders", "modelled", 1, 3
 OPTIONS = parse({"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": TOPIC}).options
-# As CoordinatorClient has them: a sign of life at rest and while anything is muted, the first pause.
+# As CoordinatorClient has them: a sign of life at rest and while anything is muted, pauses, bounds.
 ALIVE_S, ALIVE_MUTED_S = 10.0, 3.0
 BACKOFF_MS, BACKOFF_MAX_MS, AT_ONCE_S = 1000.0, 30_000.0, 0.1
-GIVE_UP_S = COORDINATOR_SILENCE_MS / 1000
+CONNECT_S, GIVE_UP_S, GIVE_UP_MUTED_S = 10.0, 6.0, COORDINATOR_SILENCE_MS / 1000
 # How soon tasks with requests at a frozen broker notice, how long such a probe takes, and one that succeeds.
 SILENCE_S, NOTICE_S, PROBE_S, BACK_S = 0.5, 2.0, 1.0, 0.01
 OUTCOMES_S, WAITING_S = OPTIONS.coordinator_report_interval_ms / 1000, 0.25
@@ -136,7 +134,7 @@ class Crowd:
         self._uses = framed(TopicsWanted((TOPIC,)))
         self._writing = framed(Writing("write", 1))
         reasons = by_reason({SICK: f"broker {SICK} has not responded for 500 ms"})
-        self._wanted = framed(MuteWanted(reasons, {SICK: 1000 * SILENCE_S}))
+        self._wanted = framed(MuteChanges(reasons, Targets(), (), {SICK: 1000 * SILENCE_S}))
         self._on: dict[type, Callable[[Task, Any], None]] = {
             Alive: self._on_alive,
             Mutes: self._on_mutes,
@@ -230,7 +228,7 @@ class Crowd:
         task.frames = FrameReader(MAX_MESSAGE_BYTES)
         task.attempt += 1
         self._selector.register(plain, selectors.EVENT_WRITE, task)
-        self.after(GIVE_UP_S, partial(self._bound_connecting, task, task.attempt))
+        self.after(CONNECT_S, partial(self._bound_connecting, task, task.attempt))
 
     def _bound_connecting(self, task: Task, attempt: int) -> None:
         if task.attempt == attempt and task.sock is not None and task.stage < 2:
@@ -240,7 +238,8 @@ class Crowd:
 
     def _retry(self, task: Task) -> None:
         task.failures += 1
-        self.after(self._backoff.delay_ms(task.failures) / 1000, partial(self._connect, task))
+        wait_s = self._backoff.delay_ms(task.failures) / 1000 * (0.5 + self.chance.random())
+        self.after(wait_s, partial(self._connect, task))
 
     def _end(self, task: Task) -> None:
         self._selector.unregister(task.sock)
@@ -342,7 +341,8 @@ class Crowd:
         if task.stage != 2 or task.beat_at != at:
             return
         now = time.monotonic()
-        if task.alive_at and now - task.alive_at >= GIVE_UP_S:
+        bound_s = GIVE_UP_MUTED_S if task.is_waiting else GIVE_UP_S
+        if task.alive_at and now - task.alive_at >= bound_s:
             self.gave_up += 1
             self.latencies.append(now - task.alive_at)
             self._end(task)
@@ -350,9 +350,9 @@ class Crowd:
         elif not task.alive_at:
             task.alive_at = now
             self._write(task, self._alive)
-            self._beat_after(task, GIVE_UP_S)
+            self._beat_after(task, bound_s)
         else:
-            self._beat_after(task, max(0.0, task.alive_at + GIVE_UP_S - now))
+            self._beat_after(task, max(0.0, task.alive_at + bound_s - now))
 
     def _on_alive(self, task: Task, _: Alive) -> None:
         now = time.monotonic()
@@ -439,10 +439,10 @@ class Crowd:
     def _on_probe(self, task: Task, message: Probe) -> None:
         succeeds = self.responds if message.targets.brokers else not self.fails
         if succeeds:
-            self.after(BACK_S, partial(self._say, task, framed(Unmuted(message.targets))))
+            self.after(BACK_S, partial(self._say, task, framed(MuteChanges((), message.targets, (), {}))))
         else:
             failed = by_reason(dict.fromkeys(apart(message.targets, 10_000), "no response"))
-            self.after(PROBE_S, partial(self._say, task, framed(ProbeFailed(failed))))
+            self.after(PROBE_S, partial(self._say, task, framed(MuteChanges((), Targets(), failed, {}))))
 
     def _note(self, message: Mutes) -> None:
         """What it adds and removes, for all who are told."""
@@ -468,7 +468,7 @@ class Crowd:
             self.told.setdefault(task.number, time.monotonic())
         if partitions > 0:
             self.after(self.chance.random() * WAITING_S, partial(self._say_waiting, task))
-        if task.is_waiting and not was_waiting and not task.alive_at:
+        if task.is_waiting and not was_waiting:
             self._beat_after(task, ALIVE_MUTED_S * self.chance.random())
 
     def _say_waiting(self, task: Task) -> None:

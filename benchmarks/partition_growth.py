@@ -43,7 +43,6 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import CompressionType, Partitions, TaskResult, TopicMetadata
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.compression import codec_for
@@ -53,6 +52,7 @@ from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.spark.writer import send_tables
 from kafka_sink.task.producer import Producer
+from local_kafka import LocalBroker
 
 SPLIT_LIMIT = 65_536
 MEMORY = 64 * MIB

@@ -36,9 +36,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from benchmarks import charts, peers, processor_time, throughput
 from benchmarks.surroundings import RESULTS, environment
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.spark import worker_imports
 from kafka_sink.spark.executor_connection import acknowledged, executor_socket
+from local_kafka import LocalBroker
 
 ROWS, TRIGGER_MS, PARTITIONS, WARM_BATCHES = 2000, 200, 4, 15
 OURS, JVM = "kafka-chunked", "JVM sink"

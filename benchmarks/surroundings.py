@@ -19,7 +19,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def environment(python: str = sys.executable) -> dict[str, str]:
     """For a process that runs a module of this checkout; Spark's workers are this ``python``."""
-    path = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [str(ROOT), str(ROOT / "packages" / "local_kafka"), *filter(None, given)]
     # An installed package has bytecode files. Without them, each worker compiles the package for 0.3 s.
     compileall.compile_dir(ROOT / "kafka_sink", quiet=1)
     return {

@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks import charts, peers
 from benchmarks.processor_time import Meter
 from benchmarks.surroundings import RESULTS, environment, spark_session
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 PARTITIONS = 4
 # The right end of the plot of processor time.

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks import charts, peers
 from benchmarks.surroundings import RESULTS
 from benchmarks.throughput import PARTITIONS, Job, medians, run_job, session
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.security.certificates import Authority
 
 OURS, JVM, COUNTING = "kafka-chunked", "JVM sink", "counting sink"

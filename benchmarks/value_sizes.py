@@ -25,7 +25,7 @@ from benchmarks import charts, peers
 from benchmarks.surroundings import RESULTS
 from benchmarks.throughput import PARTITIONS, Job, medians, run_job, session
 from benchmarks.throughput_shapes import Case
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 # Value bytes, and rows of a job: some seconds for each sink.
 ROWS = {20: 4_000_000, 110: 3_000_000, 1_000: 500_000, 10_000: 50_000, 100_000: 5_000}

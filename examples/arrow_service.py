@@ -2,7 +2,7 @@
 
     python examples/arrow_service.py localhost:9092 [topic] [seconds]
 
-The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
+The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: local-kafka
 
 Four sensors report from threads of their own, each some hundred readings at a time. ``send`` returns when
 the rows are taken, and waits while Kafka is slower than the sensors. Once a second ``flush`` waits until

@@ -2,7 +2,7 @@
 
     python examples/batch.py localhost:9092 [topic]
 
-The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
+The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: local-kafka
 
 You will see the line that the sink logs for each job (rows, partitions, bytes, requests, time, memory), and
 below it the one that this script prints.

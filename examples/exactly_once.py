@@ -3,7 +3,7 @@
     python examples/exactly_once.py localhost:9092 [topic]
 
 The topic must be new, as all of its rows are counted in the end. Brokers must be Kafka 4.0 or later. The
-address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
+address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: local-kafka
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 PARTITIONS = 4
 LOOK_S = 60

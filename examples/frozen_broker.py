@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 port = int(sys.argv[1]) if len(sys.argv) > 1 else 8090
 seconds = int(sys.argv[2]) if len(sys.argv) > 2 else 30

@@ -2,7 +2,7 @@
 
     python examples/headers_and_timestamps.py localhost:9092 [topic]
 
-The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
+The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: local-kafka
 """
 
 from __future__ import annotations

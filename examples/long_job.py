@@ -4,7 +4,7 @@
 
 The first run dies after two parts, and the second one writes the rest. The topic must be new, as all of its
 rows are counted in the end. Brokers must be Kafka 4.0 or later. The address can also stand in
-KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
+KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: local-kafka
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python examples/many_topics.py localhost:9092 [prefix of the topics]
 
-The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
+The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: local-kafka
 """
 
 from __future__ import annotations

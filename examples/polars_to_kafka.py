@@ -2,7 +2,7 @@
 
     python examples/polars_to_kafka.py localhost:9092 [topic]
 
-The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
+The address can also stand in KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: local-kafka
 
 You will see the line that the sink logs for each write (rows, partitions, bytes, requests, time, memory), and
 below it the one that this script prints. Run it twice: the second run finds that Kafka has this day already.

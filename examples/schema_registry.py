@@ -1,7 +1,7 @@
 """Write change events, as Debezium has them, with keys and values that a schema registry knows.
 
-    python -m kafka_sink.local_broker --port 9092                       # in a terminal of its own
-    python -m kafka_sink.local_broker.schema_registry --port 8081       # in another one
+    local-kafka --port 9092                       # in a terminal of its own
+    local-kafka-registry --port 8081       # in another one
     python examples/schema_registry.py localhost:9092 http://127.0.0.1:8081/apis/ccompat/v7 [topic]
 
 The rows are what a MERGE changed, before and after. A tombstone follows the event of a deleted row, so that a

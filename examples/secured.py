@@ -6,7 +6,7 @@ login.json, which only you can read (chmod 600): {"username": "...", "password":
 authority.pem: the certificate of the authority that signed the brokers' certificates. Without
 kafka.ssl.truststore.* the system's authorities are trusted, which is right for most cloud services.
 
-Options can be checked before a job runs: python -m kafka_sink.doctor --help
+Options can be checked before a job runs: kafka-chunked-doctor --help
 """
 
 from __future__ import annotations

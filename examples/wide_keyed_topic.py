@@ -6,7 +6,7 @@ Batches take memory as rows arrive, so a large batch.size costs what the rows ne
 partition: the line that the job logs ends with the memory of the busiest task. Below it you will see how
 large the batches became. As they stand, 1,400,000 rows fill a batch of 3.7 MiB in each of two tasks for each
 of 50 partitions; each task has 200 MB of rows in memory then. The address can also stand in
-KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: python -m kafka_sink.local_broker
+KAFKA_BOOTSTRAP_SERVERS. A Kafka to try it on: local-kafka
 """
 
 from __future__ import annotations

@@ -29,14 +29,13 @@ __all__ = [
 ]
 
 
-def write_arrow(data: Any, options: Mapping[str, Any], *, progress: bool | None = None) -> Written:
+def write_arrow(data: Any, options: Mapping[str, Any]) -> Written:
     """Write Arrow data to Kafka, without Spark: returns when every row is acknowledged.
 
     ``data``: anything with ``__arrow_c_stream__`` (tables and readers of pyarrow, frames of Polars and
     pandas, relations of DuckDB), a record batch, or an iterable of such things, which is read as rows are
     sent. The columns are those of the Spark sink: value, and optionally key, topic, partition, headers and
-    timestamp. ``options``: docs/options.md. ``progress``: show rows and rate on stderr; by default where that
-    is a terminal. docs/arrow.md has examples.
+    timestamp. ``options``: docs/options.md. docs/arrow.md has examples.
 
     Calls from several threads are independent of each other. Raises ConfigurationError or SchemaError before
     anything is written; all errors are in ``kafka_sink.errors``. After an error, and after Ctrl-C, a line at
@@ -44,7 +43,7 @@ def write_arrow(data: Any, options: Mapping[str, Any], *, progress: bool | None 
     """
     from kafka_sink.arrow import write as arrow
 
-    return arrow.write_arrow(data, options, progress=progress)
+    return arrow.write_arrow(data, options)
 
 
 def producer(options: Mapping[str, Any]) -> ArrowProducer:
@@ -75,7 +74,7 @@ def register(spark: SparkSession) -> None:
 
     This is needed if Spark cannot find the installed ``pyspark_kafka_chunked`` module, for instance if the
     package was shipped by ``--py-files``. It is also needed once in each thread other than the one that
-    created the session.
+    created the session. Raises ConfigurationError before PySpark 4.0, which has no data sources in Python.
     """
     from kafka_sink.spark import session
 

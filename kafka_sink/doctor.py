@@ -1,4 +1,4 @@
-"""``python -m kafka_sink.doctor``: looks for what would make a job fail, and says why and what to do."""
+"""``kafka-chunked-doctor``: looks for what would make a job fail, and says why and what to do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -24,11 +24,13 @@ from kafka_sink.driver.command_line import (
     parser_of,
     problem,
 )
-from kafka_sink.errors import KafkaSinkError
+from kafka_sink.errors import KafkaSinkError, MissingTopicError
 from kafka_sink.libraries import OF_DRIVER, OF_TASKS, anybody_may_write
+from kafka_sink.printable import printable, printable_list
 from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
+    from kafka_sink.network.requests import MetadataResponse
     from kafka_sink.options import SinkOptions
 
 __all__ = ["Finding", "Level", "check", "examine", "main"]
@@ -40,7 +42,7 @@ Run it with the driver's Python, where the job would start. It looks at Python, 
 Python of Spark's workers and the local folders. To let it try the brokers, the login and the topic, too, give
 it the job's options:
 
-  python -m kafka_sink.doctor --bootstrap-servers HOST:PORT --option topic=NAME
+  kafka-chunked-doctor --bootstrap-servers HOST:PORT --option topic=NAME
 
 It writes nothing to Kafka, and creates no topic. It ends with 1 if it has found a problem, otherwise with 0.
 """
@@ -65,6 +67,8 @@ missing = [name for name in {modules!r} if importlib.util.find_spec(name) is Non
 print(json.dumps([sys.version_info[:2], version("pyspark"), missing]))
 """
 _OWN_MODULES = ("kafka_sink", "pyspark_kafka_chunked")
+# For each address and each broker, where others respond.
+_ONE_BROKER_MS = 3000.0
 
 
 def examine(environ: Mapping[str, str], options: Mapping[str, str], spark: Any = None) -> Iterator[Finding]:
@@ -135,8 +139,8 @@ def _spark(version: str | None, environ: Mapping[str, str]) -> Iterator[Finding]
         yield problem(f"PySpark {version} is too old: use {_dotted(_PYSPARK)} or newer")
     elif numbers < _WITH_DATA_SOURCES:
         yield ok(
-            f"{found}: {_THROUGH_MAP_IN_ARROW}. format('kafka-chunked') needs PySpark "
-            f"{_dotted(_WITH_DATA_SOURCES)}"
+            f"{found}, which has no data sources in Python: use kafka_sink.write, and "
+            "kafka_sink.foreach_batch for streams"
         )
     else:
         yield ok(f"{found}: format('kafka-chunked'), {_THROUGH_MAP_IN_ARROW}")
@@ -293,7 +297,7 @@ def _folders(environ: Mapping[str, str]) -> Finding:
 
 
 def _shared_import_folders() -> Iterator[Finding]:
-    """Spark's workers run ``python -m``, so they import from the folder that the driver was started in."""
+    """Spark's workers are started by ``-m``, so they import from the folder of the driver's start."""
     for folder in dict.fromkeys([os.getcwd(), *map(os.path.abspath, sys.path)]):
         if anybody_may_write(folder):
             yield note(
@@ -303,7 +307,6 @@ def _shared_import_folders() -> Iterator[Finding]:
 
 
 def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> Iterator[Finding]:
-    from kafka_sink.driver.findings import of_cluster, of_session
     from kafka_sink.options import parse
 
     left = dict(options)
@@ -337,6 +340,125 @@ def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> 
         yield from registry_findings(parsed.options)
     except KafkaSinkError as error:
         yield problem(f"schema registry: {error}")
+
+
+def of_cluster(options: SinkOptions) -> Iterator[Finding]:
+    """Connect as planning does, but create nothing. Raises KafkaSinkError where no broker can be used."""
+    from kafka_sink.driver.planning_client import CONNECT_BOUND_MS, PlanningClient
+    from kafka_sink.driver.topic_preparation import TopicPreparation
+    from kafka_sink.driver.topics import named_topics
+    from kafka_sink.network import apis, requests
+
+    asked = replace(options, topic_create=False, allow_auto_create_topics=False)
+    usable, topics = "brokers, login and topic", list[str]()
+    with PlanningClient(asked, min(CONNECT_BOUND_MS, asked.max_block_ms)) as client:
+        # Without a topic, the brokers and the login alone.
+        for topic, option in named_topics(asked).items() or (("", ""),):
+            try:
+                TopicPreparation(asked, client, {topic: option} if topic else {}).run()
+                topics += [topic] if topic else []
+            except MissingTopicError as error:
+                usable = "brokers and login"
+                yield _of_missing(options, topic, option, error)
+        found: MetadataResponse | None = client.ask(
+            client.connect(),
+            apis.METADATA,
+            lambda version: requests.encode_metadata(version, tuple(topics), False),
+            asked.request_timeout_ms,
+            len(topics),
+        )
+    for address in options.bootstrap_servers if len(options.bootstrap_servers) > 1 else ():
+        # Others hide it: a job starts while one of them responds.
+        if why := _unreachable(options, address):
+            yield note(f"an address of kafka.bootstrap.servers is dead: {why}")
+    if found is not None:
+        yield from _of_brokers(options, found)
+    yield ok(f"{usable}: usable")
+
+
+def _of_brokers(options: SinkOptions, found: MetadataResponse) -> Iterator[Finding]:
+    nodes, cluster = found.update.nodes, found.update.cluster_id
+    yield ok(f"cluster {cluster}: {len(nodes)} brokers")
+    for node in nodes:
+        if why := _unreachable(options, (node.host, node.port)):
+            yield problem(
+                f"broker {node.id} cannot be reached at its own address, so rows for its partitions wait "
+                f"until kafka.delivery.timeout.ms: {why}"
+            )
+    for topic in found.update.topics:
+        name, partitions = printable(topic.name), topic.partitions
+        yield ok(f"topic '{name}': {len(partitions)} partitions")
+        headless = [str(number) for number, one in enumerate(partitions) if one.leader < 0]
+        if headless:
+            yield problem(f"topic '{name}': no leader for partitions {printable_list(headless)}")
+
+
+def _unreachable(options: SinkOptions, address: tuple[str, int]) -> KafkaSinkError | None:
+    """Why a connection to this address alone cannot be made."""
+    from kafka_sink.driver.planning_client import PlanningClient
+
+    try:
+        with PlanningClient(replace(options, bootstrap_servers=(address,)), _ONE_BROKER_MS) as client:
+            client.connect()
+    except KafkaSinkError as error:
+        return error
+    return None
+
+
+def _of_missing(options: SinkOptions, topic: str, option: str, error: MissingTopicError) -> Finding:
+    what = f"Option '{option}': there is no topic '{topic}'"
+    if options.topic_create:
+        return note(f"{what}; a job creates it (topic.create=true)")
+    if options.allow_auto_create_topics:
+        return note(
+            f"{what}; a job fails unless brokers create it by themselves (auto.create.topics.enable). To be "
+            "sure, create it, or set topic.create=true"
+        )
+    return problem(str(error))
+
+
+def of_session(
+    spark: Any,
+    given: Mapping[str, str],
+    options: SinkOptions,
+    environ: Mapping[str, str],
+    administered: Collection[str],
+) -> Iterator[Finding]:
+    """A session's settings as they are now. Planning sees only those with which the driver was started.
+
+    ``spark``: a SparkSession, also of Spark Connect. ``given``: the job's options, of which ``options``
+    were made. ``administered``: options that environment and session may set."""
+    from kafka_sink.driver.driver_conf import OWN_PREFIX, idle_timeout_problem
+    from kafka_sink.options import redaction
+    from kafka_sink.options.table import SPECS
+    from kafka_sink.rows import hand_over
+
+    def conf(name: str) -> str | None:
+        value = spark.conf.get(name, None)
+        return None if value is None else str(value)
+
+    yield ok(f"the session is of Spark {spark.version}")
+    timeout_problem = idle_timeout_problem(conf, options.delivery_timeout_ms)
+    if timeout_problem is not None:
+        yield problem(timeout_problem)
+    known = {name: found for name in redaction.DEFAULTS if (found := conf(name)) is not None}
+    shown = redaction.shown_by_spark(given, known)
+    if shown:
+        yield note(redaction.warning(shown))
+    yield from (note(text) for text in hand_over.advice(conf))
+    if conf("spark.speculation") == "true" and not options.exactly_once:
+        yield note(
+            "spark.speculation=true runs copies of slow tasks, and each writes its rows: readers see some "
+            "twice, unless delivery.guarantee=exactly-once"
+        )
+    for spec in SPECS:
+        own, variable = OWN_PREFIX + spec.name, "KAFKA_CHUNKED_" + spec.name.upper().replace(".", "_")
+        for name, value in ((variable, environ.get(variable)), (own, conf(own))):
+            if value and spec.name in administered:
+                yield note(f"{name}={value} overrides the option '{spec.name}'")
+            elif value:
+                # It may be a password.
+                yield problem(f"{name} has no effect: give the option '{spec.name}' to the job")
 
 
 def registry_findings(options: SinkOptions) -> Iterator[Finding]:
@@ -384,7 +506,7 @@ def _dotted(version: Sequence[int]) -> str:
 
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     """Return 0 if no job would fail on what was looked at, otherwise 1."""
-    parser = parser_of("doctor", _DESCRIPTION)
+    parser = parser_of("kafka-chunked-doctor", _DESCRIPTION)
     parser.add_argument(
         "--bootstrap-servers", metavar="HOST:PORT", help="as --option kafka.bootstrap.servers=HOST:PORT"
     )

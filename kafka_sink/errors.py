@@ -124,10 +124,6 @@ class ChangedBatchError(TransactionError):
     written. Nothing was written now."""
 
 
-class LocalBrokerError(KafkaSinkError):
-    """The embedded broker could not be fetched, started or stopped."""
-
-
 class BufferOwnershipError(KafkaSinkError, RuntimeError):
     """Memory was released twice, or by code that does not own it. This is a bug in the sink."""
 

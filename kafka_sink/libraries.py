@@ -30,7 +30,7 @@ OF_DRIVER = {
 # Modules that pip installs for an extra only. A cluster brings its PySpark itself.
 OF_EXTRAS = {
     "pyspark": "pyspark",
-    "confluent_kafka": "confluent-kafka",  # local_broker
+    "confluent_kafka": "confluent-kafka",  # a schema registry's client
 }
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from kafka_sink.secret import repeats_secret
+
 MAX_CHARACTERS = 300
 # Names, IPv4 and IPv6 addresses: what a resolver may be asked for, and what may stand in a line of a log.
+_REPEATS = "[hidden: it repeats a secret]"
 _HOST = re.compile(r"[\w.%:-]{1,255}")
 
 
@@ -16,11 +19,13 @@ def is_host(text: str) -> bool:
 
 
 def printable(text: str, limit: int = MAX_CHARACTERS) -> str:
-    """At most ``limit`` characters of the text, on one line.
+    """At most ``limit`` characters of the text, on one line. Nothing of one that repeats a secret.
 
     What is not printable becomes a space: ends of lines, terminals' escape codes, marks that turn the
     direction of writing. A text that is cut ends in "...".
     """
+    if repeats_secret(text):
+        return _REPEATS
     cut = text[: limit - 3] + "..." if len(text) > limit else text
     return cut if cut.isprintable() else "".join(char if char.isprintable() else " " for char in cut)
 
@@ -32,6 +37,6 @@ def printable_list(texts: Iterable[str], limit: int = MAX_CHARACTERS) -> str:
     for text in texts:
         if length > limit:
             break
-        shown.append(text[:limit])
+        shown.append(printable(text, limit))
         length += len(shown[-1]) + 2
     return printable(", ".join(shown), limit)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import sys
 import tempfile
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +15,9 @@ import pytest
 
 from kafka_sink import doctor
 from kafka_sink.coordinator.process.placement import ADMINISTERED
-from kafka_sink.doctor import examine, main
-from kafka_sink.driver import findings, planning_client
+from kafka_sink.doctor import examine, main, of_session
+from kafka_sink.driver import planning_client
 from kafka_sink.driver.command_line import Finding, Level
-from kafka_sink.driver.findings import of_session
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from tests.support.fake_broker import FakeCluster
 from tests.support.ports import refusing_port
@@ -33,17 +29,6 @@ HERE.pop("PYSPARK_DRIVER_PYTHON", None)
 
 def found(environ: dict[str, str], options: dict[str, str] | None = None) -> list[Finding]:
     return list(examine(environ, options or {}))
-
-
-@pytest.fixture
-def _no_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A FakeCluster speaks what the sink does, and not what kafka-python asks for."""
-
-    def refuses(*_: object) -> Iterator[Finding]:
-        raise ConnectionError("not supported")
-        yield
-
-    monkeypatch.setattr(findings, "_looked_at", refuses)
 
 
 def problems(environ: dict[str, str], options: dict[str, str] | None = None) -> str:
@@ -70,7 +55,7 @@ def test_nothing_to_mend_here() -> None:
         (
             "3.5.9",
             "2.3.3",
-            "kafka_sink.write and kafka_sink.foreach_batch. format('kafka-chunked') needs",
+            "no data sources in Python: use kafka_sink.write, and kafka_sink.foreach_batch for streams",
             False,
         ),
         ("3.5.9", None, "PySpark asks for pandas on the driver", True),
@@ -174,7 +159,7 @@ def test_a_relative_path_of_the_workers_python_is_relative_to_where_the_job_star
 def test_a_folder_that_anybody_may_write_to_and_python_imports_from_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark's workers run ``python -m``, which puts the driver's folder first."""
+    """Spark's workers are started by ``-m``, which puts the driver's folder first."""
     tmp_path.chmod(0o777)
     monkeypatch.chdir(tmp_path)
     notes = [one.text for one in found(HERE) if one.level is Level.NOTE]
@@ -203,7 +188,6 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
     assert "cannot write to /proc" in problems({**HERE, "SPARK_LOCAL_DIRS": "/proc"})
 
 
-@pytest.mark.usefixtures("_no_look")
 def test_options_brokers_and_topics_are_tried_and_nothing_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning_client, "CONNECT_BOUND_MS", 300.0)
     with FakeCluster({"there": 1}) as cluster:
@@ -217,7 +201,6 @@ def test_options_brokers_and_topics_are_tried_and_nothing_is_created(monkeypatch
     assert "Connection refused" in problems(HERE, {**base, "kafka.bootstrap.servers": "127.0.0.1:1"})
 
 
-@pytest.mark.usefixtures("_no_look")
 @pytest.mark.parametrize(
     ("option", "said"),
     [("topic.create", "a job creates it"), ("kafka.allow.auto.create.topics", "unless brokers create it")],
@@ -236,36 +219,22 @@ def test_a_missing_topic_that_a_job_would_create_is_no_problem(
     assert any("brokers and login: usable" in one.text for one in seen)
 
 
-def test_a_cluster_is_looked_at_without_a_change(cluster3: LocalBroker) -> None:
-    """Catches: a dead address that others hide, and a misspelt topic without the one that was meant."""
-    cluster3.create_topic("doctor-orders", 3, config={"min.insync.replicas": "2"}, replication_factor=2)
-    with refusing_port() as port:
+def test_a_cluster_is_looked_at_without_a_change() -> None:
+    """Catches: a dead address that others hide, and a broker that cannot be reached at its own address."""
+    with FakeCluster({"orders": 3}, brokers=3) as cluster, refusing_port() as port:
         dead = f"127.0.0.1:{port}"
-        given = {
-            "kafka.bootstrap.servers": f"{cluster3.bootstrap_servers},{dead}",
-            "kafka.allow.auto.create.topics": "false",
-        }
-        text = "\n".join(map(str, found(HERE, {**given, "topic": "doctor-orders"})))
-        misspelt = "\n".join(map(str, found(HERE, {**given, "topic": "doctor-order"})))
-    assert "an address of kafka.bootstrap.servers is dead: could not connect to any broker within" in text
-    assert f"{dead}: connecting by TCP failed: Connection refused" in text
-    assert "3 brokers" in text
-    assert re.search(r"all brokers have the APIs of Kafka 4\.\d", text)
-    assert "topic 'doctor-orders': 3 partitions, 2 replicas, min.insync.replicas=2" in text
-    assert "has as many replicas as min.insync.replicas=2" in text
-    assert "PROBLEM" not in text
-    assert "there is no topic 'doctor-order'" in misspelt
-    assert "There is 'doctor-orders'" in misspelt
-
-
-def test_brokers_of_different_versions_are_named() -> None:
-    versions = {0: (3, 9), 1: (4, 1)}
-    admin = SimpleNamespace(
-        get_broker_version_data=lambda broker: SimpleNamespace(broker_version=versions[broker])
-    )
-    (one,) = findings._versions([0, 1], admin)
-    assert one.text.endswith("different versions of Kafka: broker 0: 3.9, broker 1: 4.1")
-    assert list(findings._versions([], admin)) == []
+        given = {"kafka.bootstrap.servers": f"{cluster.bootstrap_servers},{dead}", "topic": "orders"}
+        text = "\n".join(map(str, found(HERE, given)))
+        assert "an address of kafka.bootstrap.servers is dead: could not connect to any broker within" in text
+        assert f"{dead}: connecting by TCP failed: Connection refused" in text
+        assert "cluster fake: 3 brokers" in text
+        assert "topic 'orders': 3 partitions" in text
+        assert "PROBLEM" not in text
+        cluster.move_leader("orders", 1, -1)
+        cluster.stop(2)
+        text = problems(HERE, given)
+    assert "broker 2 cannot be reached at its own address" in text
+    assert "topic 'orders': no leader for partitions 1" in text
 
 
 def test_the_settings_of_a_session_are_looked_at() -> None:

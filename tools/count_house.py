@@ -290,7 +290,7 @@ class _Trace:
 
 def row_way() -> dict[str, int]:
     """Traces one table's way."""
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), str(ROOT / "packages" / "local_kafka")]
     import pyarrow as pa
 
     from kafka_sink.model import SparkTask

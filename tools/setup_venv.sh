@@ -36,7 +36,7 @@ for requirement in "$@"; do
     sed "/^${requirement%%[=<>~!]*}==/d" "$constraints" > "$constraints.rest"
     cat "$constraints.rest" > "$constraints"
 done
-set -- --quiet --constraint "$constraints" --editable '.[dev]' "$@"
+set -- --quiet --constraint "$constraints" --editable '.[dev]' --editable ./packages/local_kafka "$@"
 if [ -n "${UV:-}" ]; then
     "$UV" pip install --python "$venv/bin/python" "$@"
 else

@@ -78,10 +78,10 @@ def _unfit(data: Any, why: str = "") -> SchemaError:
     if hasattr(data, "collect"):
         remedy = " Collect it first, or write its batches, as with collect_batches() of Polars."
     elif hasattr(data, "itertuples"):
-        remedy = " Use pandas 3, or pyarrow.Table.from_pandas(frame)."
+        remedy = " Use pandas 2.2 or newer, or pyarrow.Table.from_pandas(frame)."
     return SchemaError(
         f"{kind} is no Arrow data{why}. Give a table, frame or reader with __arrow_c_stream__ (pyarrow, "
-        f"Polars, DuckDB, pandas 3), a record batch, or an iterable of these.{remedy}"
+        f"Polars, DuckDB, pandas 2.2), a record batch, or an iterable of these.{remedy}"
     )
 
 
@@ -103,8 +103,6 @@ class ArrowProducer:
         self.options, self._texts = checked(options)
         self._process = os.getpid()
         self.result: Written | None = None
-        # The same with all counts, for one task of several.
-        self.task_result: TaskResult | None = None
         # Guards everything below; a turn of one thread lasts for one batch.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -306,7 +304,6 @@ class ArrowProducer:
             self._producer = None
             self._changed.notify()
         PRODUCERS.put_back(producer)
-        self.task_result = result
         self.result = Written.of([result], self.options, already_written=outcome == "skipped")
         self._report(outcome, [result], in_transactions, note)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, NamedTuple, TypeVar
 
@@ -93,10 +93,13 @@ class Outcomes:
 
 
 @message
-class MuteWanted:
-    """What the task has muted. ``silence_ms``: for how long a broker has not responded, if that is why."""
+class MuteChanges:
+    """What the task has muted and unmuted by evidence of its own, and its probes that failed. ``silence_ms``:
+    for how long a muted broker has not responded, if that is why."""
 
-    wanted: _Reasons
+    muted: _Reasons
+    unmuted: Targets
+    failed: _Reasons
     silence_ms: Annotated[dict[NodeId, Ms], AtMost(MAX_TARGETS)]
 
 
@@ -106,18 +109,6 @@ class Answer:
 
     broker: NodeId
     age_ms: Ms
-
-
-@message
-class Unmuted:
-    """By the task's breaker class or by a response, to a probe for instance."""
-
-    targets: Targets
-
-
-@message
-class ProbeFailed:
-    failed: _Reasons
 
 
 @message
@@ -198,10 +189,6 @@ def with_reasons(said: Iterable[Reasoned], most: int) -> dict[Target, str]:
     for reason, targets in said:
         found |= dict.fromkeys(apart(targets, most - len(found)), reason)
     return found
-
-
-def _parts(found: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    return (found[start : start + MAX_TARGETS] for start in range(0, len(found), MAX_TARGETS))
 
 
 class BreakerChannel(Channel):
@@ -305,8 +292,8 @@ class BreakerChannel(Channel):
         for node, at_ms in self._answers.items():
             self._say(Answer(node, now_ms - at_ms), now_ms + _ANSWER_VALID_MS)
         self._answers = {}
-        watched, self._watched = self._watched, []
-        for part in _parts(watched):
+        while self._watched:
+            part, self._watched = self._watched[:MAX_TARGETS], self._watched[MAX_TARGETS:]
             self._say_outcomes(manager, part)
         if self._unreported and now_ms >= self._outcomes_ms + self._interval_ms:
             # Where thousands fail, each task begins elsewhere. What is muted meanwhile needs no report.
@@ -332,16 +319,15 @@ class BreakerChannel(Channel):
         return (found[start:] + found[:start])[:most]
 
     def _say_changes(self, manager: CircuitBreakManager) -> None:
-        changes, self._changes = self._changes.values(), {}
-        wanted = {one.target: one for one in changes if one.muted}
-        for part in _parts(list(wanted)):
-            silences = {one: wanted[one].evidence.silence_ms for one in part if isinstance(one, int)}
-            silent = {one: silence_ms for one, silence_ms in silences.items() if silence_ms}
-            self._say(MuteWanted(by_reason({one: wanted[one].reason for one in part}), silent))
-        for over in _parts([one.target for one in changes if not one.muted]):
-            self._say(Unmuted(together(over)))
-        for failed in _parts(manager.probes.take_failures()):
-            self._say(ProbeFailed(by_reason(dict(failed))))
+        changes, self._changes = list(self._changes.values()), {}
+        failed = manager.probes.take_failures()
+        while changes or failed:
+            part, changes = changes[:MAX_TARGETS], changes[MAX_TARGETS:]
+            lost, failed = failed[:MAX_TARGETS], failed[MAX_TARGETS:]
+            muted = {one.target: one.reason for one in part if one.muted}
+            unmuted = together(one.target for one in part if not one.muted)
+            silent = {one.target: one.evidence.silence_ms for one in part if isinstance(one.target, int)}
+            self._say(MuteChanges(by_reason(muted), unmuted, by_reason(dict(lost)), silent))
 
     def _say_outcomes(self, manager: CircuitBreakManager, partitions: Iterable[TopicPartition]) -> None:
         now_ms = manager.local.now_ms

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from random import Random
@@ -30,14 +30,12 @@ from kafka_sink.coordinator.breaker import (
     MAX_WAITING,
     RAMP_STEP_MS,
     Answer,
+    MuteChanges,
     Mutes,
-    MuteWanted,
     Outcomes,
     Probe,
-    ProbeFailed,
     Question,
     Targets,
-    Unmuted,
     Waiting,
     Watch,
     apart,
@@ -90,8 +88,8 @@ class _Counted(NamedTuple):
 
 @dataclass(slots=True)
 class _Watched:
-    """A partition in question, or decided of late. ``peer``: who has reported it first. Reports count for one
-    task each, those of watchers for ``each`` tasks."""
+    """A partition in question; one that does not fail (``is_decided``) is not watched anew before
+    ``until_ms``. ``peer``: who has reported it first. A watcher's report counts for ``each`` tasks."""
 
     peer: int
     until_ms: float = math.inf
@@ -139,7 +137,7 @@ class FailingPartitions:
             self._new.append(partition)
         # Where thousands of partitions fail for thousands of tasks, most of what they report ends here.
         is_one_more = peer not in watched.reports and peer not in watched.watchers
-        if watched.is_decided or (is_one_more and len(watched.reports) >= _MAX_REPORTERS):
+        if is_one_more and len(watched.reports) >= _MAX_REPORTERS:
             return
         fails = failed > 0 and reaches(failed, failed + written, self._perc)
         # One lost connection says nothing of a partition, a broker's error does.
@@ -151,16 +149,21 @@ class FailingPartitions:
             watched.missing.discard(peer)
             if not watched.missing:
                 self._complete.append(partition)
+        elif watched.is_decided and counts and self._fails(watched):
+            watched.is_decided = False
+            self._complete.append(partition)
 
-    def watch(self, tasks: Sequence[int], now_ms: float) -> tuple[list[TopicPartition], list[int]]:
+    def watch(self, tasks: Collection[int], now_ms: float) -> tuple[list[TopicPartition], list[int]]:
         """Some partitions, and the tasks that are to watch all of them."""
         while self._decided and self._decided[0][0] <= now_ms:
-            self._drop(self._decided.popleft()[1])
+            until_ms, partition = self._decided.popleft()
+            if partition in self._watched and self._watched[partition].until_ms == until_ms:
+                self._drop(partition)
         if not self._new or now_ms < self._asked_ms + GATHER_MUTES_MS:
             return [], []
         self._asked_ms, until_ms = now_ms, now_ms + _WATCH_MS
         wanted = min(_MAX_WATCHERS, max(_MIN_WATCHERS, _MAX_REPORTS // len(self._new)))
-        watchers = self._random.sample(tasks, min(wanted, len(tasks)))
+        watchers = self._random.sample(list(tasks), min(wanted, len(tasks)))
         chosen = frozenset(watchers)
         partitions = [self._new.popleft() for _ in range(min(_WATCHED_AT_ONCE, len(self._new)))]
         for partition in partitions:
@@ -182,7 +185,9 @@ class FailingPartitions:
                     continue
             else:
                 return
-            watched = self._watched[partition]
+            watched = self._watched.get(partition)
+            if watched is None or watched.is_decided:
+                continue
             failing = [peer for peer, one in watched.reports.items() if one.fails]
             if self._fails(watched):
                 self._drop(partition)
@@ -272,8 +277,6 @@ class BreakerService(Service):
         self.table = MuteTable(settings.mute_retry_interval_ms)
         self._interval_ms = settings.mute_retry_interval_ms
         self._tasks: dict[int, _Task] = {}
-        # The same as a list, until one comes or goes.
-        self._peers: list[int] | None = None
         self._suspicions: dict[int, _Suspicion] = {}
         self._muted: dict[Target, _Muted] = {}
         self._alone: Counter[int] = Counter()
@@ -290,15 +293,10 @@ class BreakerService(Service):
     def _at(self, now_ms: float) -> float:
         return now_ms - self._stalled_ms(now_ms)
 
-    def _all(self) -> list[int]:
-        if self._peers is None:
-            self._peers = list(self._tasks)
-        return self._peers
-
     # -- tasks ------------------------------------------------------------------------------------------
 
     def on_joined(self, peer: int, now_ms: float) -> None:
-        self._tasks[peer], self._peers = _Task(), None
+        self._tasks[peer] = _Task()
         if self._whole[0] != self.table.version:
             reasons = by_reason({target: mute.reason for target, mute in self.table.mutes.items()})
             self._whole = self.table.version, Mutes(True, reasons, Targets(), 0.0)
@@ -307,7 +305,6 @@ class BreakerService(Service):
     def on_gone(self, peer: int, now_ms: float) -> None:
         self._note_waits(peer, [], [])
         del self._tasks[peer]
-        self._peers = None
         if self._muted:
             self._probe_ms = min(self._probe_ms, self._at(now_ms) + GATHER_MUTES_MS)
 
@@ -352,20 +349,35 @@ class BreakerService(Service):
     def _judge(self, failing: FailingPartitions, now_ms: float) -> None:
         for partition, reason, peers in failing.judge(now_ms):
             self._mute(partition, reason, now_ms, alone=peers[0] if len(peers) == 1 else None)
-        partitions, watchers = failing.watch(self._all(), now_ms)
+        partitions, watchers = failing.watch(self._tasks, now_ms)
         if partitions:
             self.out.broadcast(watchers, Watch(together(partitions)))
 
-    # -- what one task has muted --------------------------------------------------------------------------
+    # -- what one task has muted, and unmuted -------------------------------------------------------------
 
-    @receives(MuteWanted)
-    def on_mute_wanted(self, peer: int, message: MuteWanted, now_ms: float) -> None:
-        wanted, now_ms = with_reasons(message.wanted, MAX_TARGETS), self._at(now_ms)
-        for target, reason in wanted.items():
+    @receives(MuteChanges)
+    def on_mute_changes(self, peer: int, message: MuteChanges, now_ms: float) -> None:
+        muted, now_ms = with_reasons(message.muted, MAX_TARGETS), self._at(now_ms)
+        unmuted, failed = apart(message.unmuted, MAX_TARGETS), with_reasons(message.failed, MAX_TARGETS)
+        for target, reason in muted.items():
             if isinstance(target, int):
                 self._ask(peer, target, reason, message.silence_ms.get(target, 0.0), now_ms)
             elif self._failing is None and self._mute(target, reason, now_ms, alone=peer):
                 self._muted[target].witnesses.add(peer)
+        for target, error in failed.items():
+            # Otherwise the batch was sent before the mute.
+            if target in self._muted and self._muted[target].prober == peer:
+                self._end_probe(target, error, now_ms)
+        for target in unmuted:
+            found = self._muted.get(target)
+            if found is not None and peer in found.witnesses:
+                self._unmute(target, now_ms)
+            elif found is not None:
+                self._hurry(peer, target, now_ms)
+            elif isinstance(target, int):
+                self._suspicions = {
+                    node: one for node, one in self._suspicions.items() if node != target or one.peer != peer
+                }
 
     def _ask(self, peer: int, node: int, reason: str, silence_ms: float, now_ms: float) -> None:
         """Whether others have responses of a broker that a task wants muted."""
@@ -373,8 +385,7 @@ class BreakerService(Service):
         is_full = len(self._suspicions) >= _MAX_QUESTIONS or of_one >= _MAX_QUESTIONS_OF_ONE
         if node in self._muted or node in self._suspicions or is_full:
             return
-        peers = self._all()
-        some = self._random.sample(peers, min(_MAX_ASKED + 1, len(peers)))
+        some = self._random.sample(list(self._tasks), min(_MAX_ASKED + 1, len(self._tasks)))
         asked = [one for one in some if one != peer][:_MAX_ASKED]
         asked_ms = now_ms if asked else -math.inf
         self._suspicions[node] = _Suspicion(peer, reason, silence_ms, asked_ms, frozenset(asked))
@@ -431,23 +442,6 @@ class BreakerService(Service):
         self._added.pop(target, None)
         self._removed.add(target)
 
-    @receives(Unmuted)
-    def on_unmuted(self, peer: int, message: Unmuted, now_ms: float) -> None:
-        over, now_ms = apart(message.targets, MAX_TARGETS), self._at(now_ms)
-        for target in over:
-            found = self._muted.get(target)
-            if found is None:
-                if isinstance(target, int) and target in self._suspicions:
-                    self._withdraw(peer, target)
-            elif peer in found.witnesses:
-                self._unmute(target, now_ms)
-            else:
-                self._hurry(peer, target, now_ms)
-
-    def _withdraw(self, peer: int, node: int) -> None:
-        if self._suspicions[node].peer == peer:
-            del self._suspicions[node]
-
     def _hurry(self, peer: int, target: Target, now_ms: float) -> None:
         """A task that knows it at second hand says that a mute is over: another may probe, once an
         interval."""
@@ -456,14 +450,6 @@ class BreakerService(Service):
             found.hurried_ms = mute.retry_at_ms = now_ms
             found.tried.add(peer)
             self._probe_ms = min(self._probe_ms, now_ms)
-
-    @receives(ProbeFailed)
-    def on_probe_failed(self, peer: int, message: ProbeFailed, now_ms: float) -> None:
-        failed, now_ms = with_reasons(message.failed, MAX_TARGETS), self._at(now_ms)
-        for target, error in failed.items():
-            # Otherwise the batch was sent before the mute.
-            if target in self._muted and self._muted[target].prober == peer:
-                self._end_probe(target, error, now_ms)
 
     # -- probes -------------------------------------------------------------------------------------------
 
@@ -507,24 +493,16 @@ class BreakerService(Service):
         found = self._muted[target]
         able: list[tuple[Collection[int], bool]] = [(found.held, False), (found.acceptable, True)]
         if isinstance(target, int):
-            able = [(self._all(), False)]
+            able = [(self._tasks, False)]
         elif not found.held and not (found.acceptable and now_ms >= mute.retry_at_ms + self._interval_ms):
             return None
         for _ in range(2):
             for peers, is_new in able:
-                if (chosen := self._one_of(peers, found.tried)) is not None:
-                    return chosen, is_new
+                if left := list(islice((one for one in peers if one not in found.tried), _CHOICE)):
+                    return self._random.choice(left), is_new
             # All have had their turn.
             found.tried.clear()
         return None
-
-    def _one_of(self, peers: Collection[int], tried: Collection[int]) -> int | None:
-        """One that is not among ``tried``, of the first ones where there are many."""
-        some: Iterable[int] = peers
-        if isinstance(peers, list) and len(peers) > 2 * len(tried):
-            some = (self._random.choice(peers) for _ in range(_CHOICE))
-        left = list(islice((one for one in some if one not in tried), _CHOICE))
-        return self._random.choice(left) if left else None
 
     def _forget(self, now_ms: float) -> None:
         """Partitions that nobody has written to for long. Brokers are probed without rows."""
@@ -545,7 +523,7 @@ class BreakerService(Service):
             self._added, self._removed, self._told_ms = {}, set(), now_ms
             ramp_ms = RAMP_STEP_MS * math.log2(max(1, len(self._tasks)))
             ramp_ms = min(ramp_ms, MAX_RAMP_MS, self._interval_ms)
-            self.out.broadcast(self._all(), Mutes(False, added, removed, ramp_ms))
+            self.out.broadcast(list(self._tasks), Mutes(False, added, removed, ramp_ms))
 
     def on_time(self, now_ms: float) -> None:
         now_ms = self._at(now_ms)

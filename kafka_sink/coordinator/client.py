@@ -30,9 +30,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _BACKOFF_MS, _BACKOFF_MAX_MS = 1000.0, 30_000.0
 _AFTER_IDLE_MS = 100.0
+# Nobody waits for a connection, and where thousands connect at once, their turn takes seconds.
+_CONNECT_MS = 10_000.0
 _MAX_WAIT_S = 3600.0
-# A sign of life at rest, and while a channel relies on the coordinator.
+# A sign of life at rest, and while a channel relies on the coordinator; how long its answer may be missing. A
+# driver that stalls for seconds must not lose all its tasks at once.
 _ALIVE_MS, _ALIVE_WAITING_MS = 10_000.0, 3000.0
+_SILENCE_MS = 6000.0
 # An iteration of the loop takes so much longer than its wait: the process did not run, nor read what came.
 _STALLED_MS = 500.0
 # So often in a row the other end gets all its time again: a process that stalls every second does not wait
@@ -61,7 +65,8 @@ class CoordinatorClient(threading.Thread):
         channels: Sequence[Channel],
         hello: Callable[[], Hello],
         clock_ms: Clock,
-        silence_ms: float = COORDINATOR_SILENCE_MS,
+        silence_ms: float = _SILENCE_MS,
+        connect_ms: float = _CONNECT_MS,
     ) -> None:
         super().__init__(name="kafka-chunked-coordinator-client", daemon=True)
         self.address = address
@@ -70,6 +75,7 @@ class CoordinatorClient(threading.Thread):
         self._hello = hello
         self._clock_ms = clock_ms
         self._silence_ms = silence_ms
+        self._connect_ms = connect_ms
         self._backoff = ExponentialBackoff(_BACKOFF_MS, _BACKOFF_MAX_MS, RANDOM.random)
         self._failures = 0
         self._connect_after_ms = -math.inf
@@ -157,7 +163,7 @@ class CoordinatorClient(threading.Thread):
         self._wait(connection, now_ms)
 
     def _connect(self) -> float:
-        self._connection = connect(self.address, self._silence_ms)
+        self._connection = connect(self.address, self._connect_ms)
         self._has_received, self._said = False, None
         self._alive_ms, self._unanswered_ms = -math.inf, math.inf
         return self._clock_ms()
@@ -181,13 +187,17 @@ class CoordinatorClient(threading.Thread):
             self._alive_ms = now_ms
             self._unanswered_ms = min(self._unanswered_ms, now_ms)
 
+    @property
+    def _is_waiting(self) -> bool:
+        return any(one.is_waiting for one in self._channels)
+
     def _alive_due_ms(self) -> float:
-        is_waiting = any(one.is_waiting for one in self._channels)
-        return self._alive_ms + (_ALIVE_WAITING_MS if is_waiting else _ALIVE_MS)
+        return self._alive_ms + (_ALIVE_WAITING_MS if self._is_waiting else _ALIVE_MS)
 
     @property
     def _silent_at_ms(self) -> float:
-        return self._unanswered_ms + self._silence_ms
+        bound_ms = self._silence_ms
+        return self._unanswered_ms + (min(bound_ms, COORDINATOR_SILENCE_MS) if self._is_waiting else bound_ms)
 
     def _delay_ms(self, connection: Connection | None, now_ms: float) -> float:
         if not self._active:
@@ -221,7 +231,7 @@ class CoordinatorClient(threading.Thread):
         if connection.socket in ready:
             self._receive(connection, now_ms)
         elif self._active and now_ms >= self._silent_at_ms:
-            raise ProtocolError(f"no sign of life within {self._silence_ms:.0f} ms")
+            raise ProtocolError(f"no sign of life within {now_ms - self._unanswered_ms:.0f} ms")
 
     @property
     def _is_unanswered(self) -> bool:
@@ -256,7 +266,8 @@ class CoordinatorClient(threading.Thread):
             self._connect_after_ms = now_ms + _AFTER_IDLE_MS * RANDOM.random()
         elif self._active:
             self._failures += 1
-            self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures)
+            # Of thousands that were lost together, not all come back together.
+            self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures) * (0.5 + RANDOM.random())
             warn_once(self.address, error)
 
 

@@ -40,7 +40,7 @@ from kafka_sink.coordinator.transport import (
 )
 from kafka_sink.errors import ConfigurationError, ProtocolError
 from kafka_sink.options import SinkOptions, parse
-from kafka_sink.options.table import GROUP_OPTIONS
+from kafka_sink.options.table import GROUP_OPTIONS, SHARED_OPTIONS
 
 _log = logging.getLogger(__name__)
 _MAX_TIMER_MS = 60_000.0
@@ -107,6 +107,9 @@ class CoordinatorServer:
         # Peers with something to write, in turn.
         self._to_write: deque[Peer] = deque()
         self._writing = False
+        # Peers whose first message waits, in turn: thousands may connect at once.
+        self._newcomers: deque[Peer] = deque()
+        self._greeting = False
         # What has been handled in this iteration.
         self._iteration = -1
         self._handled, self._handled_ms = 0, 0.0
@@ -176,9 +179,30 @@ class CoordinatorServer:
     # -- bytes --------------------------------------------------------------------------------------
 
     def _on_readable(self, peer: Peer) -> None:
-        # The selector names it again in the next iteration.
-        if not self._is_spent():
-            self._guarded(peer, self._receive)
+        if not peer.has_begun:
+            self._running.remove_reader(peer.fileno())
+            self._newcomers.append(peer)
+            if not self._greeting:
+                self._greeting = True
+                self._running.call_soon(self._greet)
+        elif not self._is_spent():
+            # Otherwise the selector names it again in the next iteration.
+            self._timed(peer, self._receive)
+
+    def _greet(self) -> None:
+        """Take first messages for a part of the iteration: tasks who are there wait for no newcomer."""
+        self._greeting = False
+        until_ms = self._clock_ms() + self._bounds.greeting_ms
+        while self._newcomers and (now_ms := self._clock_ms()) < until_ms:
+            peer = self._newcomers.popleft()
+            if not peer.is_gone:
+                # It did not choose how long it waited.
+                peer.opened_ms = now_ms
+                self._running.add_reader(peer.fileno(), self._on_readable, peer)
+                self._guarded(peer, self._receive)
+        if self._newcomers:
+            self._greeting = True
+            self._running.call_soon(self._greet)
 
     def _is_spent(self) -> bool:
         """Whether enough has been handled in this iteration."""
@@ -190,12 +214,9 @@ class CoordinatorServer:
 
     def _guarded(self, peer: Peer, step: Callable[[Peer], None]) -> None:
         """Take this step with the peer. What goes wrong ends its connection and no other."""
-        if peer.is_gone:
-            return
-        began_ms = self._clock_ms()
         try:
             step(peer)
-            self._connections.note_unfinished(peer, began_ms)
+            self._connections.note_unfinished(peer, self._clock_ms())
         except ProtocolError as error:
             _log.debug("connection %d ended: %s", peer.number, error)
             self._connections.drop(peer, Dropped.NONSENSE if peer.is_proved else Dropped.WRONG_PROOF)
@@ -205,7 +226,13 @@ class CoordinatorServer:
         except Exception:  # noqa: BLE001 - a bug in one service must not end the others
             _log.exception("a service failed")
             self._connections.remove(peer)
-        self._handled_ms += self._clock_ms() - began_ms
+
+    def _timed(self, peer: Peer, step: Callable[[Peer], None]) -> None:
+        """The same, as a part of what one iteration may take."""
+        if not peer.is_gone:
+            began_ms = self._clock_ms()
+            self._guarded(peer, step)
+            self._handled_ms += self._clock_ms() - began_ms
 
     def _receive(self, peer: Peer) -> None:
         try:
@@ -249,7 +276,7 @@ class CoordinatorServer:
         if not peer.is_gone:
             peer.is_paused = False
             self._running.add_reader(peer.fileno(), self._on_readable, peer)
-            self._guarded(peer, self._handle)
+            self._timed(peer, self._handle)
 
     def _on_proof(self, peer: Peer, data: bytes) -> None:
         if data[0] != VERSION or not hmac.compare_digest(data[1:], self._identity.token):
@@ -296,7 +323,8 @@ class CoordinatorServer:
         for kind in self._services:
             if kind.scope is Scope.APPLICATION:
                 continue
-            key: _Key = (kind, hello.group, settings)
+            # The first task's hold for all others, of those that only say how long it waits.
+            key: _Key = (kind, hello.group, tuple(one for one in settings if one[0] in SHARED_OPTIONS))
             if kind.scope is Scope.CLUSTER:
                 key += (hello.cluster_id,)
             if kind in task.joined and task.joined[kind][0] == key:

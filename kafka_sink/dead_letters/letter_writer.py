@@ -16,11 +16,10 @@ from kafka_sink.dead_letters.rejected_rows import (
     STAGE,
     DeadLetters,
     OwnHeaders,
-    RejectedLetter,
     RejectedRecords,
     RejectedRows,
 )
-from kafka_sink.dead_letters.row_rejection import headers_with, rows_of_letter, rows_of_records
+from kafka_sink.dead_letters.row_rejection import headers_with, rows_of_records
 from kafka_sink.dtypes import Bools, Int64s
 from kafka_sink.errors import BufferExhaustedError, DeliveryError, InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import NO_TIMESTAMP
@@ -70,7 +69,6 @@ class LetterWriter:
         try:
             plan = letter_plan(letters.topic)
             for rows in self._waiting():
-                # Its topic may have rejected the ones before as too large.
                 self._write(plan, letter_table(rows, letters.max_bytes, letters.task), letters.topic)
         finally:
             self._is_writing = False
@@ -78,9 +76,6 @@ class LetterWriter:
 
     def _waiting(self) -> Iterator[RejectedRows]:
         while (rejected := self._letters.take()) is not None:
-            if isinstance(rejected, RejectedLetter):
-                yield rows_of_letter(rejected)
-                continue
             if isinstance(rejected, RejectedRecords):
                 rejected = rows_of_records(rejected, self._letters.max_bytes)
             yield from slices(rejected)
@@ -158,15 +153,14 @@ def letter_table(rows: RejectedRows, max_bytes: int, task: str) -> pa.Table:
 
     ``task`` identifies the Spark task.
     """
-    context = _context(rows, task) if rows.context is None else [_Header(*header) for header in _known(rows)]
+    context = _context(rows, task)
     left = np.full(rows.count, max_bytes - _OVERHEAD, dtype=np.int64)
     for header in context:
         left -= header.sizes()
-    noted = {header.name for header in context}
 
     def note_cut(name: bytes, amounts: Int64s, cut: Bools) -> None:
-        """Say how much there was before the first cut."""
-        if cut.any() and CUT_PREFIX + name not in noted:
+        """Say how much there was."""
+        if cut.any():
             context.append(_Header(CUT_PREFIX + name, _texts(amounts, ~cut)))
 
     own = rows.headers
@@ -189,10 +183,6 @@ def letter_table(rows: RejectedRows, max_bytes: int, task: str) -> pa.Table:
         _headers(own, context, rows.count),
     ]
     return pa.Table.from_arrays(columns, ["key", "value", "headers"])
-
-
-def _known(rows: RejectedRows) -> list[tuple[bytes, bytes]]:
-    return [(name, content or b"") for name, content in rows.context or ()]
 
 
 def _context(rows: RejectedRows, task: str) -> list[_Header]:

@@ -57,7 +57,6 @@ class RejectedRows:
     ``key``, ``value`` and a ``topic`` by row are binary, ``partition`` is -1 where none was chosen,
     ``timestamps_ms`` are milliseconds since the epoch, NO_TIMESTAMP where a row has none. ``sizes`` are about
     the bytes of each row. ``reason`` says what is wrong with a row, ``error`` is the exception's class.
-    ``context`` are the context headers of a letter that its topic rejected, where the row is such a letter.
     """
 
     key: pa.Array | None
@@ -69,7 +68,6 @@ class RejectedRows:
     sizes: Int64s
     reason: str
     error: str
-    context: tuple[Header, ...] | None = None
 
     @property
     def count(self) -> int:
@@ -138,15 +136,6 @@ class RejectedRecords:
         return [(self.topic, self.count)]
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedLetter:
-    """A letter that the dead letter topic rejected as too large, with its context in ``headers``."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[Header, ...]
-
-
 Rejected = RejectedRows | RejectedRecords
 
 
@@ -161,35 +150,12 @@ STAGE = b"KAFKA_PRODUCE"
 NAME = b"kafka-chunked"
 # Bytes of a record's header beside its key and value: two lengths, and some to spare.
 HEADER_OVERHEAD = 12
-_CONTEXT = frozenset(
-    PREFIX + name
-    for name in (
-        *(b"topic", b"partition", b"connector.name", b"task.id", b"stage", b"class.name"),
-        *(b"exception.class.name", b"exception.message"),
-    )
-) | frozenset(
-    CUT_PREFIX + name for name in (b"timestamp", b"key.length", b"value.length", b"headers.dropped")
-)
-
-
-def can_be_cut(letter: RejectedLetter) -> bool:
-    """Whether a letter has more than its context."""
-    return bool(letter.key or letter.value) or not all(map(is_context, letter.headers))
-
-
-def is_context(header: Header) -> bool:
-    """Whether the sink gave a letter this header."""
-    return header[0] in _CONTEXT
-
-
 _log = logging.getLogger(__name__)
 UNLIMITED = -1
 # Rows may name any number of topics.
 _MAX_REASONS = 1000
 # Rows that a task logs one by one. The summary counts all.
 _LOGGED = 3
-# The context headers of a letter take some 500 bytes.
-_MIN_BYTES = 1024
 # Bytes of rejected rows from which on the sender leaves others in their batches, and so in buffer.memory. It
 # takes as many out of a batch at once.
 ROOM_BYTES = 4 << 20
@@ -204,12 +170,11 @@ class DeadLetters:
 
     def __init__(self, topic: str | None, max_rows: int, max_bytes: int) -> None:
         self.topic = topic
+        self.max_bytes = max_bytes
         self._max_rows = max_rows
         self._lock = threading.Lock()  # guards everything below
-        self._waiting: deque[Rejected | RejectedLetter] = deque()
+        self._waiting: deque[Rejected] = deque()
         self._held_bytes = 0
-        # Of a letter. Lower once the dead letter topic has rejected one.
-        self._max_bytes = max_bytes
         # By topic and class of the error.
         self._reasons: Counter[tuple[str, str]] = Counter()
         self._rows = 0
@@ -252,22 +217,6 @@ class DeadLetters:
                 rejected.reason,
             )
 
-    def rejected(self, letter: RejectedLetter, size: int) -> bool:
-        """The dead letter topic rejected a letter of ``size`` bytes as too large.
-
-        It is taken again, cut to half of that; False where there is nothing left to cut.
-        """
-        with self._lock:
-            if size < 2 * _MIN_BYTES:
-                return False
-            self._max_bytes = min(self._max_bytes, size // 2)
-            self._waiting.append(letter)
-            return True
-
-    @property
-    def max_bytes(self) -> int:
-        return self._max_bytes
-
     @property
     def has_room(self) -> bool:
         """Whether the sender may add rows. Those that wait are in memory beyond buffer.memory."""
@@ -278,14 +227,13 @@ class DeadLetters:
         """Whether ``take`` has any. Read without the lock."""
         return bool(self._waiting)
 
-    def take(self) -> Rejected | RejectedLetter | None:
+    def take(self) -> Rejected | None:
         """Rows whose letters are not yet written, the first that were added; None if there are none."""
         with self._lock:
             if not self._waiting:
                 return None
             rejected = self._waiting.popleft()
-            if not isinstance(rejected, RejectedLetter):
-                self._held_bytes -= rejected.held_bytes
+            self._held_bytes -= rejected.held_bytes
             return rejected
 
     @property

@@ -18,10 +18,8 @@ from kafka_sink.dead_letters.rejected_rows import (
     HEADER_OVERHEAD,
     DeadLetters,
     OwnHeaders,
-    RejectedLetter,
     RejectedRecords,
     RejectedRows,
-    is_context,
 )
 from kafka_sink.dtypes import Bools, Bytes, Int64s
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError, MissingPartitionError, TopicRefusedError
@@ -241,26 +239,6 @@ def _header_sizes(counts: Int64s, keys: pa.Array, values: pa.Array) -> Int64s:
     ends = np.cumsum(counts)
     sizes: Int64s = before[ends] - before[ends - counts]
     return sizes
-
-
-def rows_of_letter(letter: RejectedLetter) -> RejectedRows:
-    own = [header for header in letter.headers if not is_context(header)]
-    counts = np.array([len(own)], dtype=np.int64)
-    keys, values = binary_of([name for name, _ in own]), binary_of([content for _, content in own])
-    headers = OwnHeaders(counts, counts, _header_sizes(counts, keys, values), keys, values)
-    size = len(letter.key or b"") + len(letter.value or b"")
-    return RejectedRows(
-        binary_of([letter.key]),
-        binary_of([letter.value]),
-        headers,
-        None,
-        NO_PARTITION,
-        NO_TIMESTAMP,
-        headers.sizes + size,
-        "",
-        "",
-        tuple(header for header in letter.headers if is_context(header)),
-    )
 
 
 def rows_of_records(records: RejectedRecords, max_bytes: int) -> RejectedRows:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-def parser_of(module: str, description: str) -> argparse.ArgumentParser:
+def parser_of(program: str, description: str) -> argparse.ArgumentParser:
     """For a tool; the description keeps its lines."""
     return argparse.ArgumentParser(
-        prog=f"python -m kafka_sink.{module}",
+        prog=program,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

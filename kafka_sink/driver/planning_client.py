@@ -124,16 +124,18 @@ class PlanningClient:
     def api_version(self, node_id: int, api: int) -> int:
         return self._network.api_version(node_id, api)
 
-    def ask(self, node_id: int, api: int, encode: Callable[[int], bytes], timeout_ms: float) -> Any | None:
+    def ask(
+        self, node_id: int, api: int, encode: Callable[[int], bytes], timeout_ms: float, asked: int = 0
+    ) -> Any | None:
         """Send a request. Returns the response, or None if it timed out or the connection was lost.
 
-        Callers retry after None. Raises BrokersUnreachableError if brokers keep closing connections at the
-        first request.
+        ``asked`` is as in OutboundRequest. Callers retry after None. Raises BrokersUnreachableError if
+        brokers keep closing connections at the first request.
         """
         now = monotonic_ms()
         version = self._network.api_version(node_id, api)
         body = encode(version)
-        request = OutboundRequest(api, version, [body], True, max(1.0, timeout_ms), "ask")
+        request = OutboundRequest(api, version, [body], True, max(1.0, timeout_ms), "ask", asked)
         self._network.send(node_id, request, now)
         while True:
             for event in self._network.poll(timeout_ms, monotonic_ms()):

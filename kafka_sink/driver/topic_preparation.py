@@ -109,6 +109,7 @@ class TopicPreparation:
             apis.METADATA,
             lambda version: requests.encode_metadata(version, topics, create, operations=version >= 8),
             self._request_timeout_ms(math.inf if self._missing is None else TOPIC_PROPAGATION_MS),
+            len(topics),
         )
         if found is not None:
             self._controller = found.controller_id

@@ -39,6 +39,13 @@ GET_TELEMETRY_SUBSCRIPTIONS = 71
 PUSH_TELEMETRY = 72
 
 _KIB, _MIB = 1024, 1024 * 1024
+# What a response has for a topic, partition or key at the most: a host's name, a committed offset's metadata
+# (4,096 bytes; it counts as a partition and a topic), or a broker's text, of which the longest that Apache
+# Kafka writes quotes three refused records.
+_TEXT_BYTES = 4 * _KIB
+# And for a record that is refused. Apache Kafka's longest text has 70 characters and the partition's name,
+# of 260 (LogValidator).
+_RECORD_ERROR_BYTES = 512
 _NEVER = 32_767
 
 
@@ -46,12 +53,9 @@ class Api(NamedTuple):
     """``module``: the codec module in this package. ``versions``: the oldest and the newest that it reads and
     writes.
 
-    ``max_response_bytes``: the largest response accepted. The bounds follow what brokers send: a Metadata
-    response for 100,000 partitions has 5 MiB, and a Produce response has more than some kilobytes only with
-    errors of single records (KIP-467).
-
-    ``in_proportion``: whether the size of its request bounds it, too. A response that names what was
-    asked for, with an error each, is not much larger.
+    ``response_bytes``: the largest response accepted, beside what depends on its request: see
+    ``largest_response``. The bounds follow what brokers send: a Metadata response for a million partitions
+    with three replicas has 42 MB, and one request may ask for them all.
 
     ``first_client_throttled``: from this version on, brokers respond at once and the client has to pause
     (KIP-219). Earlier ones delayed the response.
@@ -62,29 +66,28 @@ class Api(NamedTuple):
     name: str
     module: str
     versions: tuple[int, int]
-    max_response_bytes: int
+    response_bytes: int
     first_client_throttled: int
     first_flexible: int
-    in_proportion: bool = False
 
-    def largest_response(self, request_bytes: int) -> int:
-        """How many bytes a response to a request of this size may have."""
-        if not self.in_proportion:
-            return self.max_response_bytes
-        return min(self.max_response_bytes, _MIB + 4 * request_bytes)
+    def largest_response(self, request_bytes: int, asked: int, records: int) -> int:
+        """How many bytes a response may have. ``asked`` and ``records`` are those of ``OutboundRequest``.
+
+        A response repeats names of its request, and may have a text for each topic, partition and key that
+        this names, and for each record of a Produce request (KIP-467).
+        """
+        return self.response_bytes + request_bytes + _TEXT_BYTES * asked + _RECORD_ERROR_BYTES * records
 
 
 APIS: Mapping[int, Api] = {
-    PRODUCE: Api("Produce", "produce", (3, 13), 16 * _MIB, 6, 9, in_proportion=True),
+    PRODUCE: Api("Produce", "produce", (3, 13), _MIB, 6, 9),
     # Version 4 is the first that can forbid auto-creation; 10 brings topic ids.
-    METADATA: Api("Metadata", "requests", (4, 13), 16 * _MIB, 6, 9),
+    METADATA: Api("Metadata", "requests", (4, 13), 64 * _MIB, 6, 9),
     # 4 KiB for each of thousands of progress marks.
     # Version 8 fetches many groups at once (KIP-709); version 10 identifies topics by id.
     OFFSET_FETCH: Api("OffsetFetch", "transaction_requests", (8, 9), 32 * _MIB, 4, 6),
     # Version 4 looks up many keys at once (KIP-699).
-    FIND_COORDINATOR: Api(
-        "FindCoordinator", "transaction_requests", (4, 5), 16 * _MIB, 2, 3, in_proportion=True
-    ),
+    FIND_COORDINATOR: Api("FindCoordinator", "transaction_requests", (4, 5), _MIB, 2, 3),
     # Version 0, for brokers before 1.0, is followed by bytes without frames.
     SASL_HANDSHAKE: Api("SaslHandshake", "authentication", (1, 1), 64 * _KIB, 0, _NEVER),
     API_VERSIONS: Api("ApiVersions", "requests", (0, 4), 64 * _KIB, 2, 3),
@@ -94,15 +97,13 @@ APIS: Mapping[int, Api] = {
     ADD_PARTITIONS_TO_TXN: Api("AddPartitionsToTxn", "transaction_requests", (3, 3), _MIB, 1, 3),
     ADD_OFFSETS_TO_TXN: Api("AddOffsetsToTxn", "transaction_requests", (3, 4), 64 * _KIB, 1, 3),
     END_TXN: Api("EndTxn", "transaction_requests", (3, 5), 64 * _KIB, 1, 3),
-    TXN_OFFSET_COMMIT: Api(
-        "TxnOffsetCommit", "transaction_requests", (3, 5), 16 * _MIB, 1, 3, in_proportion=True
-    ),
+    TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", "transaction_requests", (3, 5), _MIB, 1, 3),
     DESCRIBE_CONFIGS: Api("DescribeConfigs", "topic_requests", (0, 4), 256 * _KIB, 2, 4),
     # Kerberos' tickets may be some 64 KiB.
     SASL_AUTHENTICATE: Api("SaslAuthenticate", "authentication", (0, 2), 256 * _KIB, 0, 2),
     DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", "transaction_requests", (0, 0), 16 * _MIB, 0, 0),
     # Version 2 filters ids by an RE2 pattern (KIP-1152).
-    LIST_TRANSACTIONS: Api("ListTransactions", "transaction_requests", (0, 2), 16 * _MIB, 0, 0),
+    LIST_TRANSACTIONS: Api("ListTransactions", "transaction_requests", (0, 2), 64 * _MIB, 0, 0),
     GET_TELEMETRY_SUBSCRIPTIONS: Api(
         "GetTelemetrySubscriptions", "telemetry_requests", (0, 0), 256 * _KIB, 0, 0
     ),

@@ -187,7 +187,8 @@ class BrokerProtocol:
             return None
         (size,) = _LENGTH.unpack_from(received)
         due = self._awaiting[0]
-        max_size = APIS[due.request.api_key].largest_response(due.end - due.begin)
+        request = due.request
+        max_size = APIS[request.api_key].largest_response(due.end - due.begin, request.asked, request.records)
         if not _SHORTEST_FRAME <= size <= max_size:
             if bytes(received[:2]) == _TLS_ALERT:
                 raise ProtocolError(

@@ -15,7 +15,8 @@ class OutboundRequest:
 
     ``timeout_ms`` counts from ``NetworkClient.send``. ``tag`` is the caller's own and comes back in events.
     ``asked``: how many topics, partitions and keys the body names, where these may be many: a response that
-    has far more is a ProtocolError.
+    has far more is a ProtocolError. ``records``: how many a Produce request has; brokers may respond with a
+    text for each.
     """
 
     api_key: int
@@ -25,6 +26,7 @@ class OutboundRequest:
     timeout_ms: float
     tag: object
     asked: int = 0
+    records: int = 0
 
 
 @dataclass(frozen=True, slots=True)

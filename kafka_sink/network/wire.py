@@ -26,8 +26,8 @@ _LONGEST_TEXT = 32_767
 _UVARINT_BYTES = 5
 _BYTE, _SHORT, _INT, _LONG = map(struct.Struct, (">b", ">h", ">i", ">q"))
 _ONE_BYTE = [bytes([value]) for value in range(0x80)]
-# Newer brokers may add a tagged field to each element. Two bytes are the least that one takes.
-_TAGS, _BYTES_PER_TAG = 10_000, 16
+# Newer brokers may add a tagged field, of two bytes or more, to each element. The shortest has seven bytes.
+_TAGS, _BYTES_PER_TAG = 10_000, 8
 
 
 def encoded(request: Any, version: int, **fields: Any) -> bytes:

@@ -91,7 +91,7 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
         else:
             _require_known(kafka_name, text)
     stray = [name for name in plain if name not in _BY_NAME and name not in unsupported.SPARK_OWN]
-    _require_guarantees(stray)
+    _require_prefix(stray)
     _require_spelling(stray)
     _require(settings, stray)
     settled, warnings = settle(
@@ -173,11 +173,11 @@ def _require_known(kafka_name: str, text: Secret) -> None:
     raise ConfigurationError(f"Unknown option 'kafka.{kafka_name}'{hint}")
 
 
-def _require_guarantees(stray: list[str]) -> None:
-    """Raise for options that ask for a guarantee but lack their prefix: the job would run without it."""
+def _require_prefix(stray: list[str]) -> None:
+    """Raise for options of Kafka that lack their prefix: the job would run without what they ask for."""
     for name in stray:
-        security = name.startswith(("ssl.", "sasl.")) and name in KAFKA_NAMES
-        if name in unsupported.GUARANTEES or security:
+        guards = name in KAFKA_NAMES and name.startswith(("ssl.", "sasl.", "transactional."))
+        if guards or KAFKA_PREFIX + name in _BY_NAME:
             raise ConfigurationError(
                 f"Option '{name}' has no effect without the prefix 'kafka.': write 'kafka.{name}'"
             )
@@ -226,7 +226,7 @@ def _about_ignored(ineffective: list[str], stray: list[str]) -> list[str]:
 
 
 def _suggestion(name: str) -> str:
-    if name in KAFKA_NAMES:
-        return f" (did you mean 'kafka.{name}'?)"
+    if name == "subscribe":
+        return " (did you mean 'topic'?)"
     nearest = get_close_matches(name, KAFKA_NAMES, n=1, cutoff=_MISSPELT)
     return f" (did you mean '{KAFKA_PREFIX}{nearest[0]}'?)" if nearest else ""

@@ -273,8 +273,9 @@ class SinkOptions:
     transactional_id_prefix: str = _option(
         "transactional.id.prefix", values.string(), "", TRANSACTIONS, "high",
         """Prefix of the transactional ids and of the consumer groups under which progress is recorded. Each
-        running query or job needs its own. If empty, it is derived from the query's checkpoint, from
-        `txnAppId`, or else from the application.""",
+        `txnAppId` and topic has names of its own behind it. Each query of `df.writeStream`, and each job
+        without `txnAppId` that runs beside others, needs its own prefix. If empty, names are derived from the
+        query's checkpoint, from `txnAppId`, or else from the application.""",
         needs="delivery.guarantee=exactly-once",
         planning_only=True,
     )
@@ -491,7 +492,7 @@ class SinkOptions:
         """Password of a PKCS12 truststore.""", secret=True,
     )
     ssl_truststore_certificates: Secret | None = _option(
-        "kafka.ssl.truststore.certificates", values.secret(), None, SECURITY, "high",
+        "kafka.ssl.truststore.certificates", values.secret_lines(), None, SECURITY, "high",
         """Trusted certificates as PEM text, with `kafka.ssl.truststore.type=PEM` (KIP-651).""",
         aliases=("kafka.ssl.ca.pem",), secret=True,
     )
@@ -514,14 +515,14 @@ class SinkOptions:
         """Password of a PKCS12 keystore.""", secret=True,
     )
     ssl_keystore_key: Secret | None = _option(
-        "kafka.ssl.keystore.key", values.secret(), None, SECURITY, "high",
+        "kafka.ssl.keystore.key", values.secret_lines(), None, SECURITY, "high",
         """Private key as PEM text (PKCS#8 or older formats), with `kafka.ssl.keystore.type=PEM`. A file
         (`kafka.ssl.keystore.location`) is safer: Spark shows options in plans and logs unless
         `spark.redaction.regex` covers them (docs/security.md).""",
         aliases=("kafka.ssl.key.pem",), secret=True,
     )
     ssl_keystore_certificate_chain: Secret | None = _option(
-        "kafka.ssl.keystore.certificate.chain", values.secret(), None, SECURITY, "high",
+        "kafka.ssl.keystore.certificate.chain", values.secret_lines(), None, SECURITY, "high",
         """Certificate chain of that key as PEM text, starting with this client's certificate.""",
         aliases=("kafka.ssl.certificate.pem",), secret=True,
     )
@@ -570,7 +571,7 @@ class SinkOptions:
         """SASL mechanism for the login.""", aliases=("kafka.sasl.mechanisms",),
     )
     sasl_jaas_config: Secret | None = _option(
-        "kafka.sasl.jaas.config", values.secret(), None, SECURITY, "high",
+        "kafka.sasl.jaas.config", values.secret_lines(), None, SECURITY, "high",
         """Login module and credentials, as for Java clients:
         `org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p";`.
         `ScramLoginModule`, `OAuthBearerLoginModule`, `IAMLoginModule` and `Krb5LoginModule` are supported,
@@ -1040,6 +1041,10 @@ _NAMES_OR_TIMES = re.compile(
     r"kafka\.(client\.id|request\.|retry\.|reconnect\.|connections\.|socket\.|send\.|receive\."
     r"|sasl\.login\.(refresh|retry|connect|read)\.)"
 )
+
+
+# Of GROUP_OPTIONS, those that must be equal.
+SHARED_OPTIONS = tuple(name for name in GROUP_OPTIONS if not _NAMES_OR_TIMES.match(name))
 
 
 def is_of_cluster(spec: OptionSpec) -> bool:

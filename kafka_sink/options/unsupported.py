@@ -89,9 +89,6 @@ REMOVED: Mapping[str, str] = {
     "openlineage.timeout.ms": _LINEAGE,
 }
 
-# These ask for a guarantee. If they were ignored without their prefix, the job would silently run without it.
-GUARANTEES = ("security.protocol", "transactional.id")
-
 # Options that Spark itself or .save(path) adds. Spark's Kafka sink ignores them, too.
 SPARK_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname", "includeheaders"})
 

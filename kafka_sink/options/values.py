@@ -51,7 +51,9 @@ def without_unit(name: str, text: str) -> str:
     for unit, count in units.items():
         if unit.lower() == found[2].lower():
             return str(int(found[1]) * count)
-    raise ValueError(f"is not a whole number, or one with a unit of {', '.join(units)}")
+    near = next((unit for unit in units if unit.replace("i", "").lower() == found[2].lower()), "")
+    hint = f" (did you mean {found[1]}{near}?)" if near else ""
+    raise ValueError(f"is not a whole number, or one with a unit of {', '.join(units)}{hint}")
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,13 @@ def text() -> Kind:
 
 
 def secret() -> Kind:
-    return Kind("password", "any", Secret, lambda value: value.reveal())
+    """One line: the line end of a mounted file is dropped."""
+    return Kind("password", "any", Secret.of_one_line, lambda value: value.reveal())
+
+
+def secret_lines() -> Kind:
+    """A secret of several lines."""
+    return Kind("password", "any", Secret.known, lambda value: value.reveal())
 
 
 def names() -> Kind:
@@ -265,6 +273,8 @@ def _parse_addresses(text: str) -> tuple[HostPort, ...]:
     entries = [entry.strip() for entry in text.split(",")]
     if not text:
         raise ValueError("is empty")
+    if ";" in text:
+        raise ValueError("has a ';' between its addresses: write a comma")
     if not all(entries):
         raise ValueError("has an empty entry between its commas")
     return tuple(dict.fromkeys(_parse_address(entry) for entry in entries))
@@ -276,7 +286,9 @@ def _parse_address(entry: str) -> HostPort:
     scheme = _SCHEME.match(entry)
     if scheme:
         if scheme["scheme"].upper() not in PROTOCOLS:
-            raise ValueError("has an entry with an unknown protocol in front of its address")
+            raise ValueError(
+                f"has an entry with {scheme['scheme']}:// in front of its address: write host:port alone"
+            )
         entry = entry[scheme.end() :]
     host, colon, port_text = entry.rpartition(":")
     if not colon or not host:

@@ -24,8 +24,9 @@ from kafka_sink.records import varint
 from kafka_sink.records.arrays import as_binary, indices, null_mask, offsets, values_buffer
 from kafka_sink.records.record_columns import Lengths, RecordColumns, binary
 
-# Keeps an offset delta within three bytes, so that a record's upper bound stays tight.
-MAX_RECORDS_PER_BATCH = 1 << 20
+# Bounds the memory of a response that refuses each record with a text of its own. It also keeps an offset
+# delta within three bytes, so that a record's upper bound stays tight.
+MAX_RECORDS_PER_BATCH = 1 << 17
 
 _MAX_JOIN = int(np.iinfo(np.int32).max)
 _ONE_ZERO_BYTE = pa.Array.from_buffers(

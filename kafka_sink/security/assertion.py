@@ -30,11 +30,11 @@ def assertion_of(settings: AssertionSettings, now_s: float) -> Secret:
     if settings.jti:
         claims["jti"] = str(uuid.uuid4())
     signed = ".".join(_base64(json.dumps(part).encode()) for part in (header, claims))
-    return Secret(f"{signed}.{_base64(_signature(settings.key, settings.algorithm, signed.encode()))}")
+    return Secret.known(f"{signed}.{_base64(_signature(settings.key, settings.algorithm, signed.encode()))}")
 
 
 def _ready_made(store: Store) -> Secret:
-    found = Secret(content_of(store).decode("utf-8", "replace").strip())
+    found = Secret.known(content_of(store).decode("utf-8", "replace").strip())
     text = found.reveal()
     is_jwt = text.count(".") == 2 and text.isascii() and text.isprintable()
     text = ""

@@ -75,7 +75,7 @@ def read_key(store: Store) -> ClientKey:
             f"{named(chain_store)}: the first certificate is not that of the private key in {store.option}"
         )
     text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
-    return ClientKey(Secret(text), b"".join(one.public_bytes(Encoding.PEM) for one in chain))
+    return ClientKey(Secret.known(text), b"".join(one.public_bytes(Encoding.PEM) for one in chain))
 
 
 def read_private_key(store: Store) -> PrivateKeyTypes:
@@ -171,7 +171,7 @@ def _load_key(store: Store, block: PemBlock) -> PrivateKeyTypes:
         password = given.reveal().encode() if is_encrypted and given is not None else None
         return load_pem_private_key(block.pem, password)
     except UnsupportedAlgorithm as error:
-        problem = f"its kind is not supported ({error})"
+        problem = f"its kind is not supported ({printable(str(error))})"
     except (ValueError, TypeError):
         wrong = f"wrong {store.key_password_option}, {_ENCRYPTED_PROBLEM}"
         problem = wrong if is_encrypted else "it is no valid key"
@@ -194,7 +194,7 @@ def _pkcs12(
         revealed = None if password is None else password.reveal().encode()
         key, own, others = load_key_and_certificates(data, revealed)
     except UnsupportedAlgorithm as error:
-        problem = f"it is encrypted in a way that is not supported ({error})"
+        problem = f"it is encrypted in a way that is not supported ({printable(str(error))})"
     except ValueError:
         if not data.startswith(_PKCS12_MAGIC):
             problem = f"it is neither PKCS12 nor PEM (its type is {store.kind})"

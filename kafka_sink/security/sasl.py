@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from kafka.net.sasl.abc import SaslMechanism
-from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth
 from kafka.net.sasl.plain import SaslMechanismPlain
 from kafka.net.sasl.scram import SaslMechanismScram
 
 from kafka_sink.errors import AuthenticationError
+from kafka_sink.printable import printable
 from kafka_sink.secret import Secret
 from kafka_sink.security.settings import KerberosSettings, SaslSettings
 
@@ -144,42 +144,46 @@ def plain(username: str, password: Secret) -> SaslExchange:
     return MechanismExchange("PLAIN", driven)
 
 
-def scram_name(username: str) -> str:
-    """As SCRAM sends it. kafka-python leaves that to its callers."""
-    return username.replace("=", "=3D").replace(",", "=2C")
-
-
 def scram(mechanism: str, username: str, password: Secret) -> SaslExchange:
     """RFC 5802, without its preparation of strings, as in Java's client."""
     driven = SaslMechanismScram(
-        sasl_plain_username=scram_name(username),
+        # kafka-python leaves this to its callers.
+        sasl_plain_username=username.replace("=", "=3D").replace(",", "=2C"),
         sasl_plain_password=password.reveal(),
         sasl_mechanism=mechanism,
     )
     return ScramExchange(mechanism, driven)
 
 
-class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no annotations
-    """What kafka-python asks for a token, and for SASL extensions as names and values."""
+class _Bearer:
+    """RFC 7628, with SASL extensions as names and values. kafka-python's logs what the broker responds."""
 
-    def __init__(self, token: Callable[[], Secret], extensions: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, token: Secret, extensions: Iterable[tuple[str, str]]) -> None:
         self._token = token
-        self._extensions = dict(extensions)
+        self._extensions = tuple(extensions)
+        self._challenge: bytes | None = None
 
-    def token(self) -> str:
-        return self._token().reveal()
+    def auth_bytes(self) -> bytes:
+        if self._challenge:
+            # The broker has refused the token, and says so once it has this.
+            return b"\1"
+        extensions = "".join(f"\1{name}={value}" for name, value in self._extensions)
+        return f"n,,\1auth=Bearer {self._token.reveal()}{extensions}\1\1".encode()
 
-    def extensions(self) -> dict[str, str]:
-        return self._extensions
+    def receive(self, challenge: bytes) -> None:
+        self._challenge = challenge
 
-    def close(self) -> None:
-        """kafka-python's clients call it."""
+    def is_done(self) -> bool:
+        return self._challenge == b""
+
+    def is_authenticated(self) -> bool:
+        return self._challenge == b""
 
 
 def oauthbearer(token: Secret, extensions: Iterable[tuple[str, str]]) -> SaslExchange:
     """RFC 7628 with a token that was fetched before."""
-    driven = SaslMechanismOAuth(sasl_oauth_token_provider=TokenProvider(lambda: token, extensions))
-    return MechanismExchange("OAUTHBEARER", driven, "check the token's issuer, audience and lifetime")
+    remedy = "check the token's issuer, audience and lifetime"
+    return MechanismExchange("OAUTHBEARER", _Bearer(token, extensions), remedy)
 
 
 def kerberos(settings: KerberosSettings, host: str) -> SaslExchange:
@@ -210,7 +214,7 @@ def kerberos(settings: KerberosSettings, host: str) -> SaslExchange:
         remedy = "check the principal, and kafka.sasl.kerberos.service.name"
         return MechanismExchange("GSSAPI", Mechanism(), remedy)
     except gssapi.exceptions.GSSError as error:
-        problem = " ".join(str(error).split())
+        problem = printable(" ".join(str(error).split()))
     raise AuthenticationError(
         f"SASL GSSAPI: no ticket for {settings.service_name}@{host}: {problem}; kinit on every host, or "
         "name a keytab in kafka.sasl.jaas.config (useKeyTab=true keyTab=... principal=...)"

@@ -321,7 +321,7 @@ def _password_login(options: SinkOptions, module: LoginModule | None) -> SaslSet
             )
         if (module.get("tokenauth") or "").lower() == "true":
             raise ConfigurationError(f"{_JAAS}: tokenauth (delegation tokens) is not supported")
-        username, password = module.get("username") or "", module.options.get("password")
+        username, password = module.get("username") or "", _secret(module, "password")
     if not username or password is None:
         where = _JAAS if module is not None else "kafka.sasl.username and kafka.sasl.password"
         raise ConfigurationError(
@@ -349,7 +349,7 @@ def _tokens(options: SinkOptions, module: LoginModule | None) -> TokenSettings:
     login = module or LoginModule("", {})
     client_id = options.sasl_oauthbearer_client_credentials_client_id or login.get("clientId") or ""
     client_secret = options.sasl_oauthbearer_client_credentials_client_secret
-    client_secret = client_secret or login.options.get("clientSecret")
+    client_secret = client_secret or _secret(login, "clientSecret")
     scheme = url.partition("://")[0].lower()
     if url and (scheme not in ("https", "http", "file") or "@" in url):
         raise ConfigurationError(
@@ -450,6 +450,17 @@ def _assertion(options: SinkOptions, flow: str) -> AssertionSettings | None:
     )
 
 
+def _secret(login: LoginModule, name: str) -> Secret | None:
+    given = login.options.get(name)
+    if given is None:
+        return None
+    try:
+        return Secret.of_one_line(given.reveal())
+    except ValueError as error:
+        problem = str(error)
+    raise ConfigurationError(f"{_JAAS}: {name} {problem}")
+
+
 def _extensions(login: LoginModule) -> tuple[tuple[str, str], ...]:
     """SASL extensions (KIP-342), such as Confluent Cloud's logicalCluster and identityPoolId."""
     prefix = "extension_"
@@ -474,7 +485,7 @@ def _endpoint_tls(login: LoginModule) -> TlsSettings:
     if location is not None and looks_like_key(location):
         raise ConfigurationError(f"{_JAAS}: ssl.truststore.location holds a certificate, not a path")
     option = "kafka.sasl.jaas.config (ssl.truststore.location)"
-    password = login.options.get("ssl.truststore.password")
+    password = _secret(login, "ssl.truststore.password")
     return TlsSettings(Store(option, kind, location or "", certificates, password))
 
 

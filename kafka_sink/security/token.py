@@ -22,7 +22,7 @@ from urllib.parse import quote_plus, unquote, urlencode, urlsplit
 from kafka_sink.clock import RANDOM
 from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.printable import printable
-from kafka_sink.secret import HIDDEN, HiddenValues, Secret
+from kafka_sink.secret import HiddenValues, Secret
 from kafka_sink.security.key_material import content_of
 from kafka_sink.security.settings import Store, TokenSettings
 from kafka_sink.security.tls_context import TlsContexts, explain
@@ -45,11 +45,12 @@ class Token:
 def from_text(text: str, expires_at_s: float | None = None) -> Token:
     """A token with the end that it names itself, where it is a JWT. Raises AuthenticationError for what no
     token can be."""
+    text = text.rstrip("\r\n")
     if not text or len(text) > _MAX_TOKEN_CHARACTERS or not text.isascii() or not text.isprintable():
         raise AuthenticationError(
             "OAUTHBEARER: the response is not a token: empty, too long or not printable"
         )
-    return Token(Secret(text), jwt_expiry(text) if expires_at_s is None else expires_at_s)
+    return Token(Secret.known(text), jwt_expiry(text) if expires_at_s is None else expires_at_s)
 
 
 def jwt_expiry(text: str) -> float | None:
@@ -76,7 +77,9 @@ def provided_tokens(path: str) -> Callable[[], Token]:
     try:
         found: Any = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise AuthenticationError(f"{_OPTION} = {path!r} cannot be imported here: {error}") from None
+        raise AuthenticationError(
+            f"{_OPTION} = {path!r} cannot be imported here: {printable(str(error))}"
+        ) from None
     if not callable(found):
         raise AuthenticationError(f"{_OPTION} = {path!r} is not a function")
 
@@ -180,7 +183,7 @@ class TokenEndpoint:
                 f"the token endpoint {self._shown} cannot be reached: {printable(reason)}"
             )
         else:
-            return self._read(status, body, proof)
+            return self._read(status, body)
         raise problem
 
     def _ask(self, proof: Secret) -> tuple[int, bytes]:
@@ -227,12 +230,13 @@ class TokenEndpoint:
             pair = (quote_plus(pair[0]), quote_plus(pair[1]))
         return base64.b64encode(":".join(pair).encode()).decode("ascii")
 
-    def _read(self, status: int, body: bytes, proof: Secret) -> Token:
+    def _read(self, status: int, body: bytes) -> Token:
         response = _json(body)
         if status != 200:
-            words = [str(response[name]) for name in ("error", "error_description") if response.get(name)]
+            names = ("error", "error_description")
+            words = [printable(str(response[name])) for name in names if response.get(name)]
             text = f"the token endpoint {self._shown} responded {status}"
-            text += f" ({_clean(': '.join(words), proof)})" if words else ""
+            text += f" ({': '.join(words)})" if words else ""
             if status in _REFUSALS:
                 proved = "client secret" if self._settings.assertion is None else "assertion (key and claims)"
                 raise AuthenticationError(f"OAUTHBEARER: {text}: check client id, {proved}, scope and URL")
@@ -247,11 +251,6 @@ class TokenEndpoint:
         if not abs(lifetime) < _MAX_LIFETIME_S:
             return found
         return Token(found.text, time.time() + float(lifetime))
-
-
-def _clean(text: str, proof: Secret) -> str:
-    """What the endpoint says, without the secret that it may repeat and without forged lines of a log."""
-    return printable(text.replace(proof.reveal(), HIDDEN) if proof else text)
 
 
 def _json(body: bytes) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
+from kafka_sink.records.encoder import MAX_RECORDS_PER_BATCH
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.version import __version__
 
@@ -31,15 +32,16 @@ def fill_request(
     may_send: Callable[[ProducerBatch], bool],
     split_if_too_large: Callable[[ProducerBatch], bool] | None,
 ) -> list[ProducerBatch]:
-    """Sealed batches for one request to a broker: one for each partition, ``max_bytes`` in total.
+    """Sealed batches for one request to a broker: one for each partition, ``max_bytes`` in total, and no more
+    records than one batch may have: brokers may respond with a text for each.
 
-    Only the first batch may exceed that. An open batch is chosen by its estimated compressed size. Once it is
-    sealed, its true size decides whether more batches fit or the last ones go back to their queues.
-    ``split_if_too_large`` may put the pieces of a batch into its queue instead; None where no broker was
-    found to take less than batch.size.
+    Only the first batch may exceed ``max_bytes``. An open batch is chosen by its estimated compressed size.
+    Once it is sealed, its true size decides whether more batches fit or the last ones go back to their
+    queues. ``split_if_too_large`` may put the pieces of a batch into its queue instead; None where no broker
+    was found to take less than batch.size.
     """
     taken: dict[TopicPartition, ProducerBatch] = {}
-    filled = 0
+    filled = records = 0
 
     def may_go(batch: ProducerBatch) -> bool:
         return batch.partition not in taken and may_send(batch)
@@ -54,7 +56,8 @@ def fill_request(
             whole = [batch for batch in more if not split_if_too_large(batch)]
         for at, batch in enumerate(whole):
             size = batch.buffer.size
-            if taken and filled + size > max_bytes:
+            records += batch.record_count
+            if taken and (filled + size > max_bytes or records > MAX_RECORDS_PER_BATCH):
                 accumulator.put_back(whole[at:])
                 return list(taken.values())
             taken[batch.partition] = batch
@@ -120,8 +123,8 @@ def produce_request(
     tag = ProduceTag(node, {batch.partition: batch for batch in taken}, names)
     expects_response = options.acks != 0
     timeout = options.request_timeout_ms
-    asked = len(topics) + len(taken)
-    return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag, asked)
+    asked, records = len(topics) + len(taken), sum([batch.record_count for batch in taken])
+    return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag, asked, records)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,7 @@ from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.dead_letters.rejected_rows import (
     ROOM_BYTES,
     DeadLetters,
-    RejectedLetter,
     RejectedRecords,
-    can_be_cut,
 )
 from kafka_sink.errors import (
     BrokerRefusedError,
@@ -39,7 +37,7 @@ from kafka_sink.sending.new_partitions import NewPartitions
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.requests import ProduceTag
 from kafka_sink.sending.response_classifier import Action, AttemptFacts, Verdict
-from kafka_sink.sending.splitting import BatchSplitter, TakenRecords, content_of, take_out
+from kafka_sink.sending.splitting import BatchSplitter, TakenRecords, take_out
 
 _log = logging.getLogger(__name__)
 
@@ -214,7 +212,7 @@ class ResponseHandler:
         elif self._skips(batch, verdict):
             self._skip_records(batch, verdict.unwritable or (), cause)
         elif verdict.action is Action.FAIL or not self._retries_left(batch, verdict):
-            self._completion.fail_taken(batch, cause)
+            self._completion.fail_taken(batch, self._of_letter(batch, cause))
         else:
             if verdict.action is Action.RESTART:
                 self._request_restart(batch, cause)
@@ -295,8 +293,18 @@ class ResponseHandler:
             return False
         if batch.possibly_written or batch.terminal:
             return False
-        # A dead letter that is too large is cut. Any other that is rejected fails the task.
-        return not batch.letters or isinstance(verdict.cause, RecordTooLargeError)
+        # A dead letter that is rejected fails the task.
+        return not batch.letters
+
+    def _of_letter(self, batch: ProducerBatch, cause: Exception) -> Exception:
+        """``cause``, or what to do where it is that a dead letter is too large for its topic."""
+        if self._dead_letters is None or not batch.letters or not isinstance(cause, RecordTooLargeError):
+            return cause
+        return RecordTooLargeError(
+            f"a dead letter of {batch.size} bytes is larger than errors.deadletterqueue.topic.name = "
+            f"{batch.partition.topic!r} takes. Raise that topic's max.message.bytes to 1048588, Kafka's "
+            f"default: dead letters are cut to {self._dead_letters.max_bytes} bytes"
+        )
 
     def _skip_records(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
         """Make dead letters of these records. The others go on, with consecutive sequences."""
@@ -368,10 +376,6 @@ class ResponseHandler:
         letters = self._dead_letters
         assert letters is not None
         topic, partition = batch.partition
-        if batch.letters:
-            letter = RejectedLetter(*content_of(memoryview(records.bodies)))
-            cut = can_be_cut(letter) and letters.rejected(letter, batch.size)
-            return None if cut else cause
         rejected_rows = RejectedRecords(
             records.bodies,
             np.array(records.ends, dtype=np.int64),

@@ -17,7 +17,6 @@ from kafka_sink.accumulator.batch_buffer import Data, put_pieces, share
 from kafka_sink.accumulator.buffer_pool import LentChunks
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.dead_letters.rejected_rows import Header
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header, varint
 from kafka_sink.records.compression import CompressionRatios, decompressed
@@ -41,19 +40,6 @@ class TakenRecords:
     bodies: bytearray
     ends: list[int]
     timestamps_ms: list[int]
-
-
-def content_of(body: memoryview) -> tuple[bytes | None, bytes | None, tuple[Header, ...]]:
-    """Key, value and headers of one such record."""
-    key, at = _bytes(body, 0)
-    value, at = _bytes(body, at)
-    count, at = varint.read(body, at)
-    headers: list[Header] = []
-    for _ in range(count):
-        name, at = _bytes(body, at)
-        content, at = _bytes(body, at)
-        headers.append((name or b"", content))
-    return key, value, tuple(headers)
 
 
 class BatchSplitter:
@@ -195,12 +181,6 @@ def _extended(rest: memoryview, supply: Iterator[bytes | memoryview], lacking: i
         parts.append(block)
         lacking -= len(block)
     return memoryview(b"".join(parts))
-
-
-def _bytes(data: memoryview, at: int) -> tuple[bytes | None, int]:
-    """Bytes after their length, and the position after them; None for the length -1."""
-    length, at = varint.read(data, at)
-    return (None, at) if length < 0 else (bytes(data[at : at + length]), at + length)
 
 
 # -- writing ------------------------------------------------------------------------------------------

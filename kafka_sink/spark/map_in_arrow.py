@@ -7,6 +7,7 @@ its only row.
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _MESSAGE = "message"
+_SCHEMA = f"{_MESSAGE} binary"
 _QUERY_ID = "sql.streaming.queryId"
 _APP_ID, _VERSION = "txnappid", "txnversion"
 
@@ -84,6 +86,7 @@ def _write(
             "kafka_sink.write takes no streaming DataFrame: use "
             "df.writeStream.foreachBatch(kafka_sink.foreach_batch(options))"
         )
+    _require_pandas()
     context = df.sparkSession.sparkContext
     with spark_application.planning_for(_application(context)):
         planned = replace(plan(options, df.schema, query=query), micro_batch=micro_batch)
@@ -95,7 +98,11 @@ def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> Written
     with _finished_tasks(planned.name, context) as finished:
         try:
             task = _Task(planned, finished.accumulator)
-            rows = df.mapInArrow(task, f"{_MESSAGE} binary").collect()
+            rows = df.mapInArrow(task, _SCHEMA).collect()
+            if not rows:
+                # No partition, so no task. Spark's own writes run one then, too.
+                one = df.sparkSession.range(0, 1, 1, 1)
+                rows = one.mapInArrow(replace(task, is_empty=True), _SCHEMA).collect()
             messages = [pickle.loads(row[0]) for row in rows]  # noqa: S301 - from this job's own tasks
             ended = planned.commit(messages)
         except BaseException:
@@ -107,26 +114,29 @@ def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> Written
     return Written.of(ended.results, planned.options, already_written=ended.outcome == "skipped")
 
 
+@dataclass
 class _Task:
-    """What runs in tasks. Its one row is the commit message."""
+    """What runs in tasks. Its one row is the commit message. ``is_empty``: without rows."""
 
-    def __init__(self, planned: PlannedWrite, finished: Accumulator[_Messages]) -> None:
-        self._planned = planned
-        self._finished = finished
+    planned: PlannedWrite
+    finished: Accumulator[_Messages]
+    is_empty: bool = False
+
+    def __post_init__(self) -> None:
         # PySpark shows it in plans.
         self.__name__ = "kafka_chunked"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow
 
-        written = self._written(batches)
-        self._finished.add([(self._planned.name, written)])
+        written = self._written(iter(()) if self.is_empty else batches)
+        self.finished.add([(self.planned.name, written)])
         message = pyarrow.array([pickle.dumps(written)], pyarrow.binary())
         yield pyarrow.record_batch([message], names=[_MESSAGE])
 
     @short_tracebacks
     def _written(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
-        return self._planned.write(batches)
+        return self.planned.write(batches)
 
 
 def _require_driver(df: DataFrame) -> None:
@@ -139,6 +149,19 @@ def _require_driver(df: DataFrame) -> None:
         "df.write.format('kafka-chunked').mode('append') or df.writeStream.format('kafka-chunked'); with "
         "3.5, submit the program to the cluster"
     )
+
+
+def _require_pandas() -> None:
+    """Raise ConfigurationError without the pandas that PySpark's ``mapInArrow`` imports, in every version."""
+    from pyspark.sql.pandas.utils import require_minimum_pandas_version
+
+    try:
+        require_minimum_pandas_version()
+    except ImportError as error:
+        raise ConfigurationError(
+            "kafka_sink.write and foreach_batch need pandas on the driver, which PySpark's mapInArrow "
+            f"imports ({error}): {sys.executable} -m pip install 'pandas>=2,<3'"
+        ) from None
 
 
 def _application(context: SparkContext) -> SparkApplication:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from kafka_sink.driver import driver_log
+from kafka_sink.errors import ConfigurationError
 from kafka_sink.rows import hand_over
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+USE_WRITE = "use kafka_sink.write, and kafka_sink.foreach_batch for streams"
 # Sessions in which this process has registered it.
 _REGISTERED: WeakSet[SparkSession] = WeakSet()
 
@@ -22,6 +24,8 @@ def register(spark: SparkSession) -> None:
     Spark warns that a data source "replaced a previously registered" or "a statically registered data source"
     if it is registered twice, or if Spark has found it installed.
     """
+    if not hasattr(spark, "dataSource"):
+        raise ConfigurationError(f"PySpark {spark.version} has no data sources in Python: {USE_WRITE}")
     from kafka_sink.spark.datasource import KafkaChunkedDataSource
 
     if spark not in _REGISTERED and not _is_installed(spark, KafkaChunkedDataSource.name()):

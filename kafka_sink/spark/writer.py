@@ -57,7 +57,9 @@ _EXECUTION_ID = "spark.sql.execution.id"
 _DESCRIPTION = "spark.job.description"
 # Spark calls ``abort`` within moments of a commit that failed.
 _COMMIT_FAILED_S = 60.0
-_NO_CAUSE = "No task has reported an error to the driver: see the lines of Spark around this one"
+_SPARK_FAILED = "Spark failed while it computed the rows: its error stands above"
+# Neither Spark nor Python tells ``abort`` which of them it was.
+_NO_CAUSE = f"No task reported an error of the sink. {_SPARK_FAILED}, or the job was stopped"
 # How often a task that waits for rows looks for dead letters, while rows may still be rejected.
 _LETTERS_MS = 100.0
 
@@ -113,7 +115,7 @@ class PlannedWrite:
         """Send all rows, and return once all are acknowledged. Raises KafkaSinkError."""
         try:
             with driver_log.task_lines():
-                return self._write(batches)
+                return self._write(rows_of_spark(batches))
         except (ExecutorDisconnectedError, WriteOverError):
             # A consequence of the write's end, never its cause.
             raise
@@ -457,6 +459,19 @@ def _micro_batch(context: TaskContext) -> BatchIdentity:
 def _is_micro_batch(context: TaskContext, batch: BatchIdentity | None) -> bool:
     """Whether it is a query's micro-batch, or in foreachBatch a version that is the micro-batch's number."""
     return batch is None or context.getLocalProperty(_BATCH_ID) == str(batch.number)
+
+
+def rows_of_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches. Raises ExecutorDisconnectedError where Spark broke its stream of rows off.
+
+    It does so when an expression, a UDF or a source of the user's fails. Arrow's error would hide that one.
+    """
+    from pyarrow import ArrowInvalid
+
+    try:
+        yield from batches
+    except (ArrowInvalid, OSError) as error:
+        raise ExecutorDisconnectedError(_SPARK_FAILED) from error
 
 
 def checked_batches(

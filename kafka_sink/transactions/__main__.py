@@ -1,4 +1,4 @@
-"""``python -m kafka_sink.transactions``: what each transactional.id.prefix has left, and commands that end
+"""``kafka-chunked-transactions``: what each transactional.id.prefix has left, and commands that end
 it."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("transactions", _DESCRIPTION)
+    parser = parser_of("kafka-chunked-transactions", _DESCRIPTION)
     parser.add_argument("action", choices=tuple(_ACTIONS))
     parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT")
     parser.add_argument(
@@ -117,8 +117,8 @@ def _known_scope(client: TransactionClient, prefix: str, topic: str | None, know
 
 
 def _unknown(prefix: str, known: Iterable[str]) -> str:
-    # Prefixes as they are copied or typed: with a character too many, or cut off.
-    near = get_close_matches(prefix, known, _NEAR) or sorted(one for one in known if one.startswith(prefix))
+    # The option's value, of which each writer has names of its own; or one with a character too many.
+    near = sorted(one for one in known if one.startswith(prefix)) or get_close_matches(prefix, known, _NEAR)
     hint = "; similar ones: " + ", ".join(near[:_NEAR]) if near else ""
     return (
         f"no broker knows transactional.id.prefix '{prefix}'{hint}. list without --prefix shows all. Brokers "
@@ -154,8 +154,7 @@ def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
         print("no batch was decided", file=out)
     else:
         print(f"last decided: {_decided(client, scope, decision)}", file=out)
-        for writer, written in decision.progress.items():
-            print(f"written of {writer}: {written}", file=out)
+        print(f"written of {decision.batch.writer}: {decision.written}", file=out)
     found = client.run(_open(scope), _TIMEOUT_MS)
     _warn_of_brokers(client)
     print(_count_open(found), file=out)
@@ -172,6 +171,7 @@ def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
 def _decided(client: TransactionClient, scope: Scope, decision: Decision) -> str:
     missing = client.run(proof.uncommitted(scope, decision), _TIMEOUT_MS)
     state = f"{len(missing)} of them not committed" if missing else "all committed"
+    state = "which counts as not written" if decision.is_lost else state
     return f"{decision.batch}, {decision.tasks} tasks, {len(decision.parts)} transactions, {state}"
 
 

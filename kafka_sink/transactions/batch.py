@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -60,14 +60,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What planning gives to tasks: the claim that the decision needs, and what was written before.
+    """What planning gives to tasks: the claim that the decision needs, and what ``writer`` has written.
 
     ``recovered`` are the transactions that planning ended for an earlier run. ``last_decision`` is the number
     of the last decision that planning saw, 0 if there was none.
     """
 
     claim: ProducerEpoch
-    progress: Mapping[str, Written]
+    writer: str = ""
+    written: Written = field(default_factory=Written)
     incomplete: Incomplete | None = None
     recovered: EndedTransactions = field(default_factory=EndedTransactions)
     last_decision: int = 0
@@ -77,18 +78,15 @@ class Handover:
         """The part of ownership that tasks need: a decision may name thousands of transactions."""
         decision, recovered = ownership.decision, ended(ownership.completed + ownership.aborted, now_ms)
         if decision is None:
-            return cls(ownership.claim, {}, recovered=recovered)
-        if ownership.missing and ownership.missing == {part.task for part in decision.parts}:
-            # Readers see none of it: as if it had not been decided, so that tasks may be others now.
-            before = decision.progress_before()
-            return cls(ownership.claim, before, recovered=recovered, last_decision=decision.number)
+            return cls(ownership.claim, recovered=recovered)
         broken = None
         problem = driver.problem_of(scope, ownership)
         if problem is not None:
             # Where this is unknown, not even the batch's own tasks may write: their rows may be there.
             batch = None if ownership.unknown else decision.batch
             broken = Incomplete(batch, ownership.missing, problem)
-        return cls(ownership.claim, decision.progress, broken, recovered, decision.number)
+        writer = decision.batch.writer
+        return cls(ownership.claim, writer, decision.written, broken, recovered, decision.number)
 
     def run(self, scope: Scope, batch: BatchIdentity) -> Run:
         """What the batch's tasks report alike."""
@@ -105,8 +103,10 @@ class Handover:
             if batch != self.incomplete.batch:
                 raise IncompleteBatchError(self.incomplete.problem)
             return Duty.WRITE if task in self.incomplete.missing else Duty.COMPARE
-        written = self.progress.get(batch.writer)
-        if written is None:
+        written = self.written
+        if batch.writer != self.writer:
+            if self.writer and batch.number:
+                raise ChangedBatchError(not_its_own(batch, self.writer))
             return Duty.WRITE
         if (in_query or batch.is_of_query) and batch.number < written.highest:
             raise ChangedBatchError(went_back(batch, written))
@@ -205,7 +205,7 @@ def commit(
     committed, IncompleteBatchError where a part is, ChangedBatchError where it was, with other rows.
     """
     if not reports:
-        return BatchOutcome()
+        raise TransactionError("no task has reported what it wrote, so nothing is committed")
     run = _agreed(reports)
     parts = [report.part for report in reports if report.part is not None]
     duties = {report.duty for report in reports}
@@ -241,13 +241,11 @@ def _skipped(
     """Raise ChangedBatchError where these are other rows than the batch had."""
     if previous is None or not previous.covers(batch):
         raise TransactionError(f"{batch} was written before according to planning, and now it was not")
-    written, given = previous.progress[batch.writer], RowsDigest.total(report.digest for report in reports)
-    compared = compare != "none" and written.last == batch.number
-    if compared and (given.rows if compare == "rows" else given) != (
-        written.digest.rows if compare == "rows" else written.digest
-    ):
-        raise ChangedBatchError(changed(batch, written.digest, given))
-    return BatchOutcome(skipped=given.rows, batch=batch, compared=compared)
+    given = RowsDigest.total(report.digest for report in reports)
+    written = None if compare == "none" else previous.digest_of_batch(batch.number)
+    if written is not None and (given.rows != written.rows if compare == "rows" else given != written):
+        raise ChangedBatchError(changed(batch, written, given))
+    return BatchOutcome(skipped=given.rows, batch=batch, compared=written is not None)
 
 
 def _agreed(reports: Sequence[TaskReport]) -> Run:
@@ -314,6 +312,14 @@ def went_back(batch: BatchIdentity, written: Written) -> str:
         "checkpoint was rewound, lost files, or was deleted, so the same numbers may stand for other rows. "
         "Nothing is written. Restore the checkpoint, or start the query on a new one"
         f"{'' if batch.is_of_query else ' with another txnAppId'}. {_SEE}"
+    )
+
+
+def not_its_own(batch: BatchIdentity, other: str) -> str:
+    """Of a query that has begun elsewhere, where another one has written."""
+    return (
+        f"what was written of {batch.writer} before is not known, as {other} has written under the same name "
+        f"since. Nothing is written. Give each query a transactional.id.prefix of its own. {_SEE}"
     )
 
 

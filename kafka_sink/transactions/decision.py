@@ -1,4 +1,4 @@
-"""The one durable record of a batch: which transactions make it up, and what was written before.
+"""The one durable record of a batch: which transactions make it up, and what its writer had written before.
 
 It is the metadata of committed offsets, which holds less than 4,096 bytes each (offset.metadata.max.bytes),
 so it is cut into chunks. Every chunk carries the decision's number: of two decisions' chunks, those of the
@@ -12,21 +12,18 @@ import json
 import uuid
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
 from hashlib import sha256
 
-from kafka_sink.errors import ProtocolError, TransactionError
+from kafka_sink.errors import ProtocolError
 from kafka_sink.printable import printable
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.scope import Scope
 
 _CHUNK_BYTES = 3500
-_FORMAT = "kc2"
-# Writers under one prefix whose progress a decision keeps: applications for ever, queries by recency. If it
-# kept one only, a second one would have to fail: where a checkpoint was deleted, its location has another
-# query, and a copy of the first one that is restored must find what it has written.
-_MAX_WRITERS = 64
+# Another one with each change of what a decision holds or of what it means.
+_FORMAT, _FORMER_FORMATS = "kc3", ("kc1", "kc2")
 # Runs of consecutive versions that are remembered of a writer: a query has one, and so have daily versions
 # within a month.
 _MAX_RUNS = 100
@@ -104,10 +101,10 @@ class Written:
 
     ``runs`` are pairs (first, last) of consecutive ones, ascending, the highest ``_MAX_RUNS``; of numbers up
     to ``forgotten`` that are in none, nobody knows whether they were written. ``digest`` is of the rows of
-    ``last``, which was decided last; ``last`` is -1 where that was undone.
+    ``last``, which was written last; None where nothing was.
     """
 
-    last: int
+    last: int | None = None
     digest: RowsDigest = RowsDigest()
     runs: tuple[tuple[int, int], ...] = ()
     forgotten: int = -1
@@ -121,7 +118,7 @@ class Written:
         return any(first <= number <= last for first, last in self.runs)
 
     def plus(self, number: int, digest: RowsDigest) -> Written:
-        """With another number, which was decided now."""
+        """With another number, which was written behind them."""
         runs = list(self.runs)
         if number not in self:
             runs = _joined(sorted([*runs, (number, number)]))
@@ -132,18 +129,6 @@ class Written:
             runs.remove(lowest)
             forgotten = max(forgotten, lowest[1])
         return Written(number, digest, tuple(runs), forgotten)
-
-    def minus(self, number: int) -> Written:
-        """Without a number, which was written and is not any more."""
-        runs: list[tuple[int, int]] = []
-        for first, last in self.runs:
-            if first <= number <= last:
-                pieces = ((first, number - 1), (number + 1, last))
-                runs += [piece for piece in pieces if piece[0] <= piece[1]]
-            else:
-                runs.append((first, last))
-        kept = self if number != self.last else Written(-1)
-        return Written(kept.last, kept.digest, tuple(runs), self.forgotten)
 
     def __str__(self) -> str:
         named = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in self.runs)
@@ -161,7 +146,10 @@ def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class Fate(IntEnum):
-    """What became of a part, as far as it was recorded: brokers forget the proof before the decision."""
+    """What became of a part, as far as it was recorded: brokers forget the proof before the decision.
+
+    People may say it, too: see ``driver.resolve``.
+    """
 
     UNRECORDED = 0
     COMMITTED = 1
@@ -184,9 +172,9 @@ class Decision:
     """All of ``parts`` must be committed; tasks without rows have none. ``number`` counts decisions.
 
     Marks are offsets of ``topic``, which had ``partitions`` then: Scope's of the run that decided.
-    ``progress`` has what each writer has written that used the prefix, with this batch. ``began_ms``: when
-    the first transaction of ``parts`` began, by its coordinator's clock, -1 where that is not known. No mark
-    is older.
+    ``before`` is what the batch's writer had written without this batch, which can still be lost.
+    ``began_ms``: when the first transaction of ``parts`` began, by its coordinator's clock, -1 where that is
+    not known. No mark is older.
     """
 
     number: int
@@ -195,17 +183,27 @@ class Decision:
     parts: tuple[Part, ...]
     topic: str
     partitions: int
-    progress: Mapping[str, Written] = field(default_factory=dict)
+    before: Written = Written()
     began_ms: int = -1
 
-    def covers(self, batch: BatchIdentity) -> bool:
-        written = self.progress.get(batch.writer)
-        return written is not None and batch.number in written
+    @property
+    def is_lost(self) -> bool:
+        """Whether readers see nothing of it, and never will: as if it had not been decided."""
+        return bool(self.parts) and all(part.fate is Fate.LOST for part in self.parts)
 
-    def progress_before(self) -> Mapping[str, Written]:
-        """What ``progress`` was without this batch."""
-        written = self.progress.get(self.batch.writer, Written(-1))
-        return {**self.progress, self.batch.writer: written.minus(self.batch.number)}
+    @property
+    def written(self) -> Written:
+        """With this batch, unless that is lost. An empty one counts."""
+        if self.is_lost:
+            return self.before
+        return self.before.plus(self.batch.number, RowsDigest.total(part.digest for part in self.parts))
+
+    def covers(self, batch: BatchIdentity) -> bool:
+        return batch.writer == self.batch.writer and batch.number in self.written
+
+    def digest_of_batch(self, number: int) -> RowsDigest | None:
+        """The rows of a batch of this writer; None unless it is one of the last two that were written."""
+        return next((one.digest for one in (self.written, self.before) if one.last == number), None)
 
     def digest_of(self, task: int) -> RowsDigest:
         """What the task had been given."""
@@ -215,27 +213,12 @@ class Decision:
 def next_decision(
     scope: Scope, previous: Decision | None, batch: BatchIdentity, tasks: int, parts: Iterable[Part]
 ) -> Decision:
-    """The decision for a batch that was not decided.
-
-    Raises TransactionError where more writers share the prefix than a decision keeps the progress of.
-    """
-    progress = {} if previous is None else dict(previous.progress)
-    written = progress.pop(batch.writer, Written(-1))
-    progress = {name: last for name, last in progress.items() if not name.startswith(_UNNAMED_JOB)}
-    if len(progress) >= _MAX_WRITERS and not batch.writer.startswith(_UNNAMED_JOB):
-        # The least recently written one. A query asks for its own last batches only, when it is restarted.
-        oldest = next((name for name in progress if name.startswith(_QUERY)), None)
-        if oldest is None:
-            raise TransactionError(
-                f"{batch} is not committed: {_MAX_WRITERS} other applications write under its prefix, no "
-                "more can be remembered. Give some of them a transactional.id.prefix of their own"
-            )
-        del progress[oldest]
-    # Last, so that the order is that of writing.
-    ordered = tuple(sorted(parts, key=lambda part: part.task))
-    progress[batch.writer] = written.plus(batch.number, RowsDigest.total(part.digest for part in ordered))
+    """The decision for a batch that was not decided. What another writer has written is left behind."""
+    is_same = previous is not None and previous.batch.writer == batch.writer
+    before = previous.written if previous is not None and is_same else Written()
     number = 1 if previous is None else previous.number + 1
-    return Decision(number, batch, tasks, ordered, scope.topic, scope.partitions, progress)
+    ordered = tuple(sorted(parts, key=lambda part: part.task))
+    return Decision(number, batch, tasks, ordered, scope.topic, scope.partitions, before)
 
 
 def repaired(previous: Decision, parts: Iterable[Part]) -> Decision:
@@ -253,16 +236,14 @@ def recorded(decision: Decision, fates: Mapping[int, Fate]) -> Decision:
 
 def encode(decision: Decision, partitions: int) -> list[str]:
     """As chunks of text, each short enough for an offset's metadata."""
+    before = decision.before
     body = {
         "writer": decision.batch.writer,
         "number": decision.batch.number,
         "tasks": decision.tasks,
         "topic": decision.topic,
         "partitions": decision.partitions,
-        "progress": {
-            writer: [one.last, *astuple(one.digest), one.runs, one.forgotten]
-            for writer, one in decision.progress.items()
-        },
+        "before": [before.last, *astuple(before.digest), before.runs, before.forgotten],
         "began_ms": decision.began_ms,
         "parts": [[part.task, part.slot, *part.producer, *astuple(part.digest)] for part in decision.parts],
         "fates": [part.fate for part in decision.parts],
@@ -306,23 +287,27 @@ def decode(texts: Iterable[str]) -> Decision | None:
             )
         )
         batch = BatchIdentity(str(body["writer"]), int(body["number"]))
-        progress = {
-            writer: Written(last, RowsDigest(*digest), tuple((low, high) for low, high in runs), forgotten)
-            for writer, (last, *digest, runs, forgotten) in body["progress"].items()
-        }
+        last, *digest, runs, forgotten = body["before"]
+        before = Written(last, RowsDigest(*digest), tuple((low, high) for low, high in runs), forgotten)
         where = str(body["topic"]), int(body["partitions"])
         began_ms = int(body["began_ms"])
-        return Decision(head.number, batch, int(body["tasks"]), parts, *where, progress, began_ms)
+        return Decision(head.number, batch, int(body["tasks"]), parts, *where, before, began_ms)
     except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise ProtocolError(f"decision {head.number} cannot be read: {error!r}") from error
 
 
 def _parse(text: str) -> tuple[Head, int, str]:
     fields = text.split(" ", 5)
+    if fields[0] in _FORMER_FORMATS:
+        raise ProtocolError(
+            "an earlier version of kafka-chunked has written here, in a format that this one does not read. "
+            "Stop the query or job when its last batch is complete, and give it another "
+            "transactional.id.prefix: what was written before is not known under that"
+        )
     if len(fields) != 6 or fields[0] != _FORMAT:
         raise ProtocolError(
             f"'{printable(text, 40)}' is no decision that this version of the sink can read: does something "
-            "else, or another version, use its groups?"
+            "else, or a later version, use its groups?"
         )
     number, partitions, chunks, index = (int(one) for one in fields[1:5])
     return Head(number, partitions, chunks), index, fields[5]

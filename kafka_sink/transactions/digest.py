@@ -1,12 +1,17 @@
 """A digest of a task's rows, to recognise the same rows in a later run, in whatever order and tasks.
 
-Each row has a checksum of all its parts, and the digest is the sum of these. numpy has no hash of bytes, and
-no loop over values of different lengths that is fast enough, but two steps cost little: the XOR of all 8-byte
-words up to any place of a buffer (``bitwise_xor.accumulate``), and looking that up where values begin and
-end. What differs between the two is the XOR of the value's words, up to a rotation by where in a word it
-begins. So every byte counts. What folds away is the order of words: bytes that trade places over a distance
-of 8, 16, ... bytes within one value are not noticed behind its first 8, nor are equal changes at two such
-places.
+Each row has a checksum of all its parts, and the digest is the sum of these modulo 2^64. A value is cut into
+words of 8 bytes, the last one filled up with zeros, and its checksum is the sum of fold(word) * R^place,
+where fold(w) = w ^ (w >> 33). pyarrow fills up many values at once, so that numpy can sum a matrix.
+
+Why other rows have another digest. fold is one to one and R is odd, so a checksum is one to one in each word
+where the others are held: one word that differs is always noticed, and 8 random bytes make the checksum
+uniform, so that random tables collide with a probability of 2^-64. A change adds some d to the sum, and the
+same change k words further on d * R^k: both together d * (R^k + 1), or d * (R^k - 1) if one undoes the other.
+R is 5 modulo 8, so 2 divides R^k + 1 once, and R^k - 1 at most 2 + log2(k) times. So the sum stays the same
+only if d ends in 62 - log2(k) zeros or more. fold brings the upper bits of a word down, so one byte that
+changes leaves 32 at most: no distance below a gigabyte is enough. Three such changes have an odd factor. Rows
+are mixed before they are added up, so that changes of several rows do not make up for each other.
 """
 
 from __future__ import annotations
@@ -15,31 +20,24 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute
 
-from kafka_sink.dtypes import Bytes, UInt64s
-from kafka_sink.records.arrays import (
-    Offsets,
-    has_byte_offsets,
-    lengths,
-    null_mask,
-    numbers,
-    offsets,
-    values_buffer,
-)
+from kafka_sink.dtypes import UInt64s
+from kafka_sink.records.arrays import has_byte_offsets, lengths, null_mask, numbers, offsets
 from kafka_sink.transactions.decision import RowsDigest
 
-# Measured: smaller blocks pay for numpy's calls, larger ones fall out of the processor's caches.
+# Measured: smaller blocks pay for calls, larger ones fall out of the processor's caches.
 _BLOCK_BYTES = 1024 * 1024
-# The bytes of a word that count where 0 to 8 of them do.
-_LOW = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype=np.uint64)
-_3, _29, _32, _64 = (np.uint64(one) for one in (3, 29, 32, 64))
-# Odd and with about as many ones as zeros: of splitmix64 and murmur3.
-_FOLD, _HEAD, _LENGTH = (
-    np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+# So many words of a value have powers in a table, those behind them by a factor more.
+_SEGMENT = 16 * 1024
+_29, _32, _33 = (np.uint64(one) for one in (29, 32, 33))
+# Odd and with about as many ones as zeros: of a linear congruential generator, splitmix64 and murmur3.
+_R = 0xD1342543DE82EF95
+_FOLD, _LENGTH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x94D049BB133111EB)
 _MIX_1, _MIX_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
-# One for each column of a row, so that values do not trade places unnoticed.
-_FACTORS = np.array([pow(0xD1342543DE82EF95, power, 1 << 64) for power in range(1, 9)], dtype=np.uint64)
+_POWERS = np.cumprod(np.array([1] + [_R] * (_SEGMENT - 1), dtype=np.uint64))
+# One for each column of a row, as if its words began far behind those of the column before.
+_FACTORS = np.array([pow(_R, place * (2**24 + 1), 1 << 64) for place in range(8)], dtype=np.uint64)
 
 
 class RunningDigest:
@@ -105,61 +103,43 @@ def _mixed(values: UInt64s) -> UInt64s:
 
 
 def _of_bytes(column: pa.Array) -> UInt64s:
-    ends, data = offsets(column), values_buffer(column)
-    first, last = int(ends[0]), int(ends[-1])
-    found = np.empty(len(column), dtype=np.uint64)
-    rows = max(1, len(column) * _BLOCK_BYTES // max(last - first, 1))
-    for start in range(0, len(column), rows):
-        _fold(ends[start : start + rows + 1], data, found[start : start + rows])
+    ends = offsets(column)
+    sizes = ends[1:] - ends[:-1]
+    count, total = len(column), int(ends[-1]) - int(ends[0])
+    found = np.empty(count, dtype=np.uint64)
+    if not count:
+        return found
+    if int(sizes.max()) * count > 2 * total + _BLOCK_BYTES:
+        # Short values would be filled up to the size of few long ones.
+        are_long = sizes > total // count
+        for part in (are_long, np.logical_not(are_long)):
+            found[part] = _of_bytes(column.filter(pa.array(part)))
+        return found
+    words = max(1, (int(sizes.max()) + 7) // 8)
+    rows = min(count, max(1, _BLOCK_BYTES // (8 * words)))
+    # One for all blocks: new memory costs as much as the sums.
+    folded = np.empty((rows, min(words, _SEGMENT)), dtype=np.uint64)
+    for start in range(0, count, rows):
+        block = found[start : start + rows]
+        matrix = _filled_up(column, start, len(block), words)
+        block[:] = (sizes[start : start + rows].astype(np.uint64) + np.uint64(1)) * _LENGTH
+        for first in range(0, words, _SEGMENT):
+            part = matrix[:, first : first + _SEGMENT]
+            shifted = np.right_shift(part, _33, out=folded[: len(block), : part.shape[1]])
+            shifted ^= part
+            sums = np.einsum("ij,j->i", shifted, _POWERS[: part.shape[1]])
+            block += sums * np.uint64(pow(_R, first, 1 << 64))
     return found
 
 
-def _fold(ends: Offsets, data: Bytes, found: UInt64s) -> None:
-    """Checksums of neighbouring values into ``found``."""
-    words, start = _words(data, int(ends[0]), int(ends[-1]))
-    before = np.empty(len(words) + 1, dtype=np.uint64)
-    before[0] = 0
-    np.bitwise_xor.accumulate(words, out=before[1:])
-    places = np.subtract(ends, start, dtype=np.int64)
-    word = places >> 3
-    lane = places & 7
-    # Behind the last word, where it is looked up, none of its bytes count.
-    at = words.take(word, mode="clip")
-    # The XOR of all bytes before each place, each in the lane that it has in its word.
-    folds = before.take(word)
-    folds ^= at & _LOW.take(lane)
-    sizes = places[1:] - places[:-1]
-    shift = lane[:-1].view(np.uint64) << _3
-    back = _64 - shift
-    # numpy defines a shift by 64: it leaves nothing.
-    head = words.take(word[:-1] + 1, mode="clip")
-    head <<= back
-    head |= at[:-1] >> shift
-    if int(sizes.min()) < 8:
-        head &= _LOW.take(sizes, mode="clip")
-    fold = folds[1:] ^ folds[:-1]
-    np.left_shift(fold, back, out=found)
-    fold >>= shift
-    found |= fold
-    # Else the upper bits of a word would reach few bits of a product, and could make up for each other.
-    found ^= found >> _32
-    found *= _FOLD
-    head ^= head >> _29
-    head *= _HEAD
-    found += head
-    sizes += 1
-    found += sizes.view(np.uint64) * _LENGTH
-
-
-def _words(data: Bytes, first: int, last: int) -> tuple[UInt64s, int]:
-    """The bytes from ``first`` to ``last`` as words, and the place at which these begin. Mostly no copy."""
-    start = first & ~7
-    count = max(1, (last - start + 7) // 8)
-    if data.ctypes.data % 8 == 0 and start + 8 * count <= len(data):
-        return data[start : start + 8 * count].view(np.uint64), start
-    words = np.zeros(count, dtype=np.uint64)
-    words.view(np.uint8)[: last - start] = data[start:last]
-    return words, start
+def _filled_up(column: pa.Array, start: int, count: int, words: int) -> UInt64s:
+    """The values from ``start`` on, one a line, each filled up to so many words; null is empty."""
+    # Text to pyarrow, which only copies its bytes.
+    kind = pa.large_string() if column.type in (pa.large_binary(), pa.large_string()) else pa.string()
+    buffers = [None, *column.buffers()[1:]]
+    values = pa.Array.from_buffers(kind, count, buffers, offset=column.offset + start)
+    filled = compute.ascii_rpad(values, 8 * words, padding="\0").buffers()[2]
+    return np.frombuffer(filled, np.uint64, count * words).reshape(count, words)
 
 
 def _of_lists(column: pa.Array) -> UInt64s:

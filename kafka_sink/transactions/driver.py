@@ -46,17 +46,22 @@ from kafka_sink.transactions.scope import Scope
 class Ownership:
     """What planning found and took. ``claim`` is the driver's id, which the decision needs.
 
-    ``missing``: tasks of ``decision`` whose transactions ended without being committed. ``unknown``: those of
-    which brokers have forgotten it. ``completed`` and ``aborted``: when the transactions began that an
-    earlier driver had left open and this one ended so.
+    ``unknown``: tasks of ``decision`` of whose transactions brokers have forgotten what became.
+    ``completed`` and ``aborted``: when the transactions began that an earlier driver had left open and this
+    one ended so.
     """
 
     claim: ProducerEpoch
     decision: Decision | None = None
-    missing: frozenset[int] = frozenset()
     unknown: frozenset[int] = frozenset()
     completed: BeganMs = ()
     aborted: BeganMs = ()
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Tasks of the decision whose transactions ended without being committed."""
+        parts = () if self.decision is None else self.decision.parts
+        return frozenset(part.task for part in parts if part.fate is Fate.LOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,6 @@ def _settle(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownershi
     return Ownership(
         claim,
         decision,
-        frozenset(part.task for part in decision.parts if part.fate is Fate.LOST),
         frozenset(part.task for part in judgement.unknown),
         tuple(began for began in completed if began is not None),
         aborted + judgement.aborted,
@@ -121,10 +125,10 @@ def _remember(
 
     A decision that is old is recorded anew, even where all is visible: the tasks of this run take the ids
     over, which then tell nothing of it, and marks may have expired when the next run asks. This keeps what
-    was written of all writers from expiring, too.
+    was written from expiring, too.
     """
     is_old = abs(now_ms - decision.began_ms) >= proof.MARKS_LAST_MS
-    if not decision.parts or (not failed and not is_old):
+    if not failed and not is_old:
         return judgement.claim, decision
     fates = {part.task: Fate.COMMITTED for part in decision.parts if part.fate is Fate.UNRECORDED}
     fates |= {part.task: Fate.UNRECORDED for part in judgement.unknown}
@@ -189,11 +193,11 @@ def _renewed(scope: Scope, claim: ProducerEpoch) -> Steps[ProducerEpoch | None]:
 
 
 def problem_of(scope: Scope, ownership: Ownership) -> str | None:
-    """What to say of a batch that is not complete, None where it is."""
+    """What to say of a batch that readers see a part of, None where they see all or nothing."""
     decision = ownership.decision
     if decision is not None and ownership.unknown:
         return proof.unknowable(scope, decision, ownership.unknown)
-    if decision is not None and ownership.missing:
+    if decision is not None and ownership.missing and not decision.is_lost:
         return proof.incomplete(scope, decision, ownership.missing)
     return None
 
@@ -246,20 +250,17 @@ def look(scope: Scope, parts: Iterable[Part]) -> Steps[tuple[Decision | None, Ma
 
 
 def resolve(scope: Scope, claim: ProducerEpoch, decision: Decision, *, rewrite: bool) -> Steps[None]:
-    """Record a decision without parts behind one that is incomplete. What readers see of it stays.
+    """Record that an incomplete batch is taken for lost or for written. What readers see of it stays.
 
-    ``rewrite``: it says that the batch was not decided, so that the next run writes all of it. Else it says
-    that the batch was written, so that no run writes what is missing; a run of it again is still compared, so
-    that no other batch of its number is taken for it.
+    ``rewrite``: for lost, so that the next run writes all of it. Else for written, so that no run writes what
+    is missing; a run of it again is still compared, so that no other batch of its number is taken for it.
     """
-    word, progress = ("abandoned", decision.progress)
-    if rewrite:
-        word, progress = ("forgotten", decision.progress_before())
-    batch = BatchIdentity(f"{word} {decision.batch.writer}", decision.batch.number)
-    number = decision.number + 1
-    yield from _decided(
-        scope, claim, replace(decision, number=number, batch=batch, parts=(), progress=progress)
-    )
+    fates = {
+        part.task: Fate.LOST if rewrite else Fate.COMMITTED
+        for part in decision.parts
+        if rewrite or part.fate is not Fate.COMMITTED
+    }
+    yield from _decided(scope, claim, decisions.recorded(decision, fates))
 
 
 def _decided(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[ProducerEpoch]:

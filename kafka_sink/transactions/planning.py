@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from kafka_sink.transactions.client import TransactionClient
 
 _NAME_DIGITS = 16
+# Instead of a transactional.id.prefix that users set.
+_DERIVED = "kafka-chunked"
 _MAX_IDLE_CLIENTS = 2
 
 
@@ -55,7 +57,7 @@ def plan(
     """
     if not options.exactly_once:
         return None
-    prefix = _prefix(options, raw, is_streaming=is_streaming)
+    name = _scope_name(options, raw, is_streaming=is_streaming)
     topic = options.transaction_progress_topic or options.topic
     if topic is None:
         raise ConfigurationError(
@@ -65,15 +67,19 @@ def plan(
     batch = None if is_streaming else _job(options)
     if not for_tasks:
         # Decisions and marks are found without the number of partitions.
-        return PlannedTransactions(Scope(prefix, topic, 1), batch)
+        return PlannedTransactions(Scope(name, topic, 1), batch)
     with client_of(options) as client:
         partitions = client.partitions(topic, options.max_block_ms)
         if not partitions:
             raise ConfigurationError(f"the topic '{topic}', which progress is recorded for, is not there")
         require_verified_writes(client, str(options.bootstrap_servers), options.max_block_ms)
-        scope = Scope(prefix, topic, partitions)
+        scope = Scope(name, topic, partitions)
         groups = driver.take_over_groups(scope)
         ownership = client.run(driver.take_over(scope, wall_ms()), options.max_block_ms, groups=groups)
+        if ownership.decision is None and options.transactional_id_prefix:
+            # Where earlier versions kept what all writers had written. Raises ProtocolError.
+            former = replace(scope, prefix=options.transactional_id_prefix)
+            client.run(driver.read_decision(former), options.max_block_ms)
     handover = Handover.of(scope, ownership, wall_ms())
     if options.log_summary:
         _report_names(scope)
@@ -127,17 +133,23 @@ def abort(options: SinkOptions, planned: PlannedTransactions) -> BatchOutcome:
 # -- names ----------------------------------------------------------------------------------------
 
 
-def _prefix(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool) -> str:
+def _scope_name(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool) -> str:
+    """What all names of one writer begin with: transactional.id.prefix and what tells the writer from others.
+
+    A query's id is known at planning only where its checkpoint is on this host. Else the place of the
+    checkpoint stands for it, and under a prefix that users set just that, so that checkpoints can be moved.
+    """
     if is_streaming and options.txn_app_id:
         raise ConfigurationError(
             "txnAppId and txnVersion are for df.write and foreachBatch: a query has its batches' ids"
         )
-    if options.transactional_id_prefix:
-        return options.transactional_id_prefix
+    prefix = options.transactional_id_prefix
     if options.txn_app_id:
-        return f"kafka-chunked-{_digits(options.txn_app_id, options.topic or '')}"
+        return f"{prefix or _DERIVED}-{_digits(options.txn_app_id, options.topic or '')}"
+    if prefix:
+        return f"{prefix}-{'query' if is_streaming else 'job'}"
     if not is_streaming:
-        return _job_prefix()
+        return _job_name()
     checkpoint = raw.get("checkpointlocation") or raw.get("checkpointLocation")
     if not checkpoint:
         raise ConfigurationError(
@@ -146,19 +158,19 @@ def _prefix(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool)
         )
     query = query_id(checkpoint)
     names = ("query", query) if query is not None else Location.of(checkpoint)
-    return f"kafka-chunked-{_digits(*names)}"
+    return f"{_DERIVED}-{_digits(*names)}"
 
 
-def _job_prefix() -> str:
-    """The prefix of a job without a name: one of its application's that no other job has at the moment.
+def _job_name() -> str:
+    """The name of a job without one: one of its application's that no other job has at the moment.
 
     A job that failed keeps it, as its transactions may be incomplete.
     """
     application = spark_application.folder() or uuid.uuid4().hex
     number = 0
-    while not spark_application.first_time(_taken_key(f"kafka-chunked-{_digits(application)}-{number}")):
+    while not spark_application.first_time(_taken_key(f"{_DERIVED}-{_digits(application)}-{number}")):
         number += 1
-    return f"kafka-chunked-{_digits(application)}-{number}"
+    return f"{_DERIVED}-{_digits(application)}-{number}"
 
 
 def _taken_key(prefix: str) -> str:
@@ -224,8 +236,9 @@ def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: Handov
         driver_log.error(f"kafka-chunked: {handover.incomplete.problem}")
     elif ownership.decision is not None and ownership.missing:
         driver_log.warn(
-            f"kafka-chunked: {ownership.decision.batch} was decided, but all its transactions had ended by "
-            "kafka.transaction.timeout.ms; readers see nothing of it, and it is written again"
+            f"kafka-chunked: {ownership.decision.batch} was decided and counts as not written, as all its "
+            "transactions had ended by kafka.transaction.timeout.ms or it was given up by 'rewrite'; it is "
+            "written when it is run again"
         )
 
 

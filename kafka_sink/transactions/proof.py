@@ -294,7 +294,7 @@ def _rows(decision: Decision, tasks: Iterable[int]) -> str:
 
 def _command(action: str, scope: Scope) -> str:
     return (
-        f"'python -m kafka_sink.transactions {action} --bootstrap-servers ... --prefix {scope.prefix} "
+        f"'kafka-chunked-transactions {action} --bootstrap-servers ... --prefix {scope.prefix} "
         f"--topic {scope.topic}'"
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.commands import run
 from tests.support.topics import read_to_end, read_topic
 

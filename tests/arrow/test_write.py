@@ -16,8 +16,8 @@ import pytest
 import kafka_sink
 from kafka_sink.arrow.producer import ArrowProducer
 from kafka_sink.errors import ChangedBatchError, ConfigurationError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicPartition
+from local_kafka import LocalBroker
 from tests.support.commands import printed_by
 from tests.support.interrupts import interruptible
 from tests.support.topics import read_to_end, read_topic

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.commands import run as run_command
 from tests.support.effort import EFFORT
 from tests.support.lent_spark import lent

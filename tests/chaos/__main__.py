@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.chaos.rounds import RoundReport, run_round
 from tests.chaos.schedule import Fault, described, draw, fault_of_round
 from tests.support.broker_settings import SHORT_SESSIONS

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.chaos.schedule import BROKER_FAULTS, Event, Fault
 from tests.support.proxy import PRODUCE, REQUEST, RESPONSE, Proxy, ProxyCluster
 

@@ -13,10 +13,10 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import PRODUCERS, task_producer
+from local_kafka import LocalBroker
 from tests.chaos.history import Attempt, Invariant, Record, Violations, check, key_of, value_of
 from tests.chaos.injector import Injector
 from tests.chaos.schedule import Fault, Schedule, Worker

@@ -10,9 +10,9 @@ import pytest
 
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
 from kafka_sink.accumulator.producer_batch import ProducerBatch
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.sending.response_classifier import Verdict
 from kafka_sink.sending.response_handler import ResponseHandler
+from local_kafka import LocalBroker
 from tests.chaos.history import KEYS, Attempt, Invariant, check
 from tests.chaos.rounds import RoundReport, await_in_sync, read, run_round, strike
 from tests.chaos.schedule import BACKOFFS, Event, Fault, Schedule, Worker, draw

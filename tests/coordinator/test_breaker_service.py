@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 import pytest
@@ -15,16 +15,14 @@ from kafka_sink.coordinator.breaker import (
     MAX_MUTES,
     MAX_TARGETS,
     Answer,
+    MuteChanges,
     Mutes,
-    MuteWanted,
     Outcomes,
     Partitions,
     Probe,
-    ProbeFailed,
     Question,
     Targets,
     TopicOutcomes,
-    Unmuted,
     Waiting,
     Watch,
     apart,
@@ -45,6 +43,19 @@ OWN = {"class": "a.users.Class"}
 NOTHING = Targets()
 
 
+def muted(reasons: Mapping[Target, str], silence_ms: float = 0.0) -> MuteChanges:
+    silences = {one: silence_ms for one in reasons if isinstance(one, int)}
+    return MuteChanges(by_reason(reasons), NOTHING, (), silences)
+
+
+def unmuted(*targets: Target) -> MuteChanges:
+    return MuteChanges((), together(targets), (), {})
+
+
+def failed(*targets: Target) -> MuteChanges:
+    return MuteChanges((), NOTHING, by_reason(dict.fromkeys(targets, "refused")), {})
+
+
 def outcomes(
     *counts: tuple[TopicPartition, int, int], answered: bool = True, error: str = "NO", rows: int = 1_000
 ) -> Outcomes:
@@ -56,9 +67,8 @@ def outcomes(
     return Outcomes(rows, topics)
 
 
-def wanted(target: Target, silence_ms: float = 0.0, reason: str = "it smells") -> MuteWanted:
-    silences = {target: silence_ms} if isinstance(target, int) and silence_ms else {}
-    return MuteWanted(by_reason({target: reason}), silences)
+def wanted(target: Target, silence_ms: float = 0.0) -> MuteChanges:
+    return muted({target: "it smells"}, silence_ms)
 
 
 class Bench:
@@ -123,9 +133,9 @@ class Bench:
     [
         Outcomes(1, (TopicOutcomes("t", True, "", (1, 2), (1,), (1, 1)),)),
         Outcomes(1, (TopicOutcomes("t", True, "", tuple(range(401)), (1,) * 401, (1,) * 401),)),
-        MuteWanted(by_reason(dict.fromkeys(range(401), "x")), {}),
-        Unmuted(Targets((), (Partitions("a", tuple(range(300))), Partitions("b", tuple(range(300)))))),
-        ProbeFailed(by_reason({TopicPartition("t", number): str(number) for number in range(401)})),
+        muted(dict.fromkeys(range(401), "x")),
+        unmuted(*(TopicPartition("ab"[number % 2], number) for number in range(401))),
+        failed(*(TopicPartition("t", number) for number in range(401))),
         Waiting(Targets((), (Partitions("t", tuple(range(101))),)), NOTHING),
     ],
 )
@@ -197,15 +207,17 @@ def test_the_decision_comes_with_the_last_answer_or_after_400_ms() -> None:
 def test_rows_of_all_tasks_count_and_go_on_counting() -> None:
     """trigger.message.count: of 1,000, with 400 of each task since its producer began."""
     bench = Bench(3, trigger_message_count="1000")
-    few = {"rows": 400}
-    bench.answer = lambda peer, told: [outcomes((P0, 0, 5), **few)] * (isinstance(told, Watch) and peer < 2)
-    bench.say(0, outcomes((P0, 0, 5), **few))
+    few = 400
+    bench.answer = lambda peer, told: (
+        [outcomes((P0, 0, 5), rows=few)] * (isinstance(told, Watch) and peer < 2)
+    )
+    bench.say(0, outcomes((P0, 0, 5), rows=few))
     bench.run(1_000)
     assert not bench.muted(), "800 are known"
     bench.service.on_gone(1, bench.now)
-    bench.say(2, outcomes((P1, 0, 5), **few))
+    bench.say(2, outcomes((P1, 0, 5), rows=few))
     bench.run(3_000)
-    assert bench.muted() == {P1}, "the rows of a task that has ended count"
+    assert P1 in bench.muted(), "the rows of a task that has ended count"
 
 
 def test_a_partition_that_does_not_fail_rests_for_two_seconds() -> None:
@@ -216,6 +228,23 @@ def test_a_partition_that_does_not_fail_rests_for_two_seconds() -> None:
         bench.run(100)
     assert len({at for at, _ in bench.of(Watch)}) == 2
     assert not bench.muted()
+
+
+def test_a_partition_that_begins_to_fail_while_it_rests_is_muted_at_once() -> None:
+    """Catches: the first failure of many found that all was well, and nobody looked again for two seconds."""
+    bench = Bench(3)
+    bench.writes([], written=29)
+    bench.say(0, outcomes((P0, 29, 1)))
+    bench.run(100)
+    for peer in range(3):
+        bench.say(peer, outcomes((P0, 29, 17)))
+    bench.run(100)
+    assert not bench.muted()
+    for peer in range(2):
+        bench.say(peer, outcomes((P0, 29, 29)))
+    bench.run(100)
+    assert bench.muted() == {P0}
+    assert len(bench.of(Watch)) == 3
 
 
 # -- brokers --------------------------------------------------------------------------------------------
@@ -249,9 +278,9 @@ def test_answers_of_those_that_were_not_asked_do_not_count() -> None:
 def test_a_response_that_comes_in_time_withdraws_what_a_task_wanted() -> None:
     bench = Bench(3)
     bench.say(0, wanted(SICK, silence_ms=1_000.0))
-    bench.say(1, Unmuted(together([SICK])))
+    bench.say(1, unmuted(SICK))
     bench.run(100)
-    bench.say(0, Unmuted(together([SICK])))
+    bench.say(0, unmuted(SICK))
     bench.run(500)
     assert not bench.muted()
 
@@ -296,13 +325,13 @@ def test_the_next_probe_waits_after_a_failure_and_after_its_task_is_gone() -> No
     muted_broker(bench)
     bench.run(INTERVAL + 100)
     ((_, first),) = bench.of(Probe)
-    bench.say((first + 1) % 3, ProbeFailed(by_reason({SICK: "late"})))
+    bench.say((first + 1) % 3, failed(SICK))
     assert bench.service.table.mutes[SICK].state is BreakerState.HALF_OPEN, "another task's ends no probe"
-    bench.say(first, ProbeFailed(by_reason({SICK: "refused"})))
-    failed = bench.now
+    bench.say(first, failed(SICK))
+    failed_ms = bench.now
     bench.run(INTERVAL + 100)
     at, second = bench.of(Probe)[-1]
-    assert at - failed >= INTERVAL
+    assert at - failed_ms >= INTERVAL
     assert second != first
     bench.service.on_gone(second, bench.now)
     gone = bench.now
@@ -323,7 +352,7 @@ def test_a_partition_needs_a_task_with_a_batch_and_after_another_interval_one_wi
     ((_, peer, probe),) = [one for one in bench.told if isinstance(one[2], Probe)]
     assert isinstance(probe, Probe)
     assert (peer, probe.new_rows) == (1, True)
-    bench.say(1, ProbeFailed(by_reason({P0: "x"})))
+    bench.say(1, failed(P0))
     bench.say(2, Waiting(together([P0]), NOTHING))
     bench.run(INTERVAL + 100)
     _, peer, probe = bench.told[-1]
@@ -334,7 +363,7 @@ def test_a_partition_needs_a_task_with_a_batch_and_after_another_interval_one_wi
 def test_no_probe_goes_out_before_the_mute_that_it_is_for() -> None:
     bench = Bench(3, **{"mute.retry.interval": "100"})
     muted_broker(bench)
-    bench.say(2, Unmuted(together([SICK])))
+    bench.say(2, unmuted(SICK))
     bench.run(300)
     kinds = [type(message) for _, _, message in bench.told if isinstance(message, Mutes | Probe)]
     assert kinds[3:7] == [Mutes, Mutes, Mutes, Probe]
@@ -344,16 +373,16 @@ def test_only_those_that_know_at_first_hand_end_a_mute() -> None:
     bench = Bench(60)
     muted_broker(bench)
     bench.run(200)
-    bench.say(5, Unmuted(together([SICK])))
+    bench.say(5, unmuted(SICK))
     assert bench.muted() == {SICK}
     bench.run(100)
     ((_, prober),) = bench.of(Probe)
     assert prober != 5, "another task finds out"
-    bench.say(prober, Unmuted(together([SICK])))
+    bench.say(prober, unmuted(SICK))
     assert not bench.muted()
     bench = Bench(60)
     muted_broker(bench)
-    bench.say(0, Unmuted(together([SICK])))
+    bench.say(0, unmuted(SICK))
     assert not bench.muted(), "it was the one that wanted it"
 
 
@@ -361,7 +390,7 @@ def test_a_ramp_for_more_tasks_is_longer() -> None:
     for tasks, ramp_ms in ((1, 0.0), (8, 300.0), (1_000, 997.0)):
         bench = Bench(tasks)
         muted_broker(bench)
-        bench.say(0, Unmuted(together([SICK])))
+        bench.say(0, unmuted(SICK))
         bench.run(100)
         _, _, told = bench.told[-1]
         assert isinstance(told, Mutes)
@@ -385,7 +414,7 @@ def test_partitions_that_nobody_writes_to_are_forgotten_and_brokers_are_not() ->
 def test_a_task_that_comes_is_told_everything_by_one_message_for_all() -> None:
     bench = Bench(3, **OWN)
     reasons: dict[Target, str] = {TopicPartition("t", number): "no" for number in range(300)}
-    bench.say(0, MuteWanted(by_reason(reasons), {}))
+    bench.say(0, muted(reasons))
     bench.run(100)
     for peer in (7, 8):
         bench.service.on_joined(peer, bench.now)
@@ -404,7 +433,7 @@ def test_mutes_take_no_more_bytes_than_a_message_has() -> None:
                 TopicPartition("x" * 240, 1_000 * peer + start + n): f"{n}{peer}" + "\U0001d11e" * 250
                 for n in range(200)
             }
-            bench.say(peer, MuteWanted(by_reason(reasons), {}))
+            bench.say(peer, muted(reasons))
     bench.run(100)
     assert 200 < len(bench.muted()) < 1_000
     bench.service.on_joined(99, bench.now)
@@ -455,7 +484,7 @@ def probing(bench: Bench, liar: int, *, rows: bool) -> None:
     def answer(peer: int, told: Message) -> Iterable[Message]:
         if peer == liar:
             if isinstance(told, Probe):
-                yield ProbeFailed(by_reason(dict.fromkeys(apart(told.targets, MAX_MUTES), "a lie")))
+                yield failed(*apart(told.targets, MAX_MUTES))
             return
         if isinstance(told, Mutes):
             added = together(list(with_reasons(told.added, MAX_MUTES))[:100])
@@ -463,7 +492,7 @@ def probing(bench: Bench, liar: int, *, rows: bool) -> None:
         elif isinstance(told, Question):
             yield Answer(told.broker, 0.0)
         elif isinstance(told, Probe):
-            yield Unmuted(told.targets)
+            yield unmuted(*apart(told.targets, MAX_MUTES))
 
     bench.answer = answer
 
@@ -479,7 +508,7 @@ def test_one_liar_mutes_nothing_for_most_of_the_time(rows: bool, own_class: bool
     partitions = [TopicPartition("t", number) for number in range(20)]
     for _ in range(600):
         bench.say(liar, outcomes(*((one, 0, 5) for one in partitions)))
-        bench.say(liar, MuteWanted(by_reason(dict.fromkeys(partitions, "a lie")), {}))
+        bench.say(liar, muted(dict.fromkeys(partitions, "a lie")))
         bench.say(liar, Waiting(together(partitions), NOTHING))
         share.run(100.0)
     assert 0.0 < share.share < 0.3
@@ -510,11 +539,11 @@ def test_a_liar_causes_few_probes_and_ends_no_mute() -> None:
     muted_broker(bench)
     began = bench.now
     for _ in range(400):
-        bench.say(9, Unmuted(together([SICK])))
+        bench.say(9, unmuted(SICK))
         bench.say(9, Answer(SICK, 0.0))
         bench.run(50)
         for _, prober in bench.of(Probe)[-1:]:
-            bench.say(prober, ProbeFailed(by_reason({SICK: "refused"})))
+            bench.say(prober, failed(SICK))
     assert bench.muted() == {SICK}
     assert len(bench.of(Probe)) <= 2 * (bench.now - began) / INTERVAL + 1
 
@@ -526,8 +555,8 @@ def test_what_a_liar_names_takes_bounded_memory_and_leaves_room_for_others() -> 
         for turn in range(40):
             names = [TopicPartition(f"u{turn}", number) for number in range(400)]
             bench.say(9, outcomes(*((one, 0, 5) for one in names)))
-            bench.say(9, MuteWanted(by_reason(dict.fromkeys(names, "a lie")), {}))
-            bench.say(9, MuteWanted(by_reason(dict.fromkeys(range(turn * 400, turn * 400 + 400), "x")), {}))
+            bench.say(9, muted(dict.fromkeys(names, "a lie")))
+            bench.say(9, muted(dict.fromkeys(range(turn * 400, turn * 400 + 400), "x")))
             bench.run(20)
         bench.run(1_000)
         assert len(bench.muted()) <= 1_000

@@ -36,7 +36,7 @@ from tests.support.forked import in_a_fork
 def client_to(
     address: CoordinatorAddress, channel: RecordingChannel, silence_ms: float = 20_000
 ) -> CoordinatorClient:
-    return CoordinatorClient(address, [channel], lambda: HELLO, clock_ms, silence_ms)
+    return CoordinatorClient(address, [channel], lambda: HELLO, clock_ms, silence_ms, silence_ms)
 
 
 @contextmanager

@@ -219,7 +219,10 @@ def test_a_flood_from_one_address_keeps_no_task_of_another_out() -> None:
 
 
 def test_a_task_too_many_is_told_so() -> None:
-    with serving(replace(PATIENT, connections=2, challenge_ms=1_000)) as found, contextlib.ExitStack() as stack:
+    with (
+        serving(replace(PATIENT, connections=2, challenge_ms=1_000)) as found,
+        contextlib.ExitStack() as stack,
+    ):
         tasks = [stack.enter_context(task(found)) for _ in range(2)]
         for one in tasks:
             assert asked(one, Said(1)) == Said(1)

@@ -130,6 +130,23 @@ def test_only_who_knows_the_name_gets_a_handshake() -> None:
             stranger.do_handshake()
 
 
+def test_who_has_given_up_before_its_turn_costs_no_handshake() -> None:
+    """Catches: a server that works through thousands who have gone while those who are there give up."""
+    left, right = socket.socketpair()
+    with left:
+        left.setblocking(False)
+        peer = Peer(1, "x", left, 0.0)
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = transport._client_context().wrap_bio(incoming, outgoing, server_hostname=identity().name)
+        with pytest.raises(ssl.SSLWantReadError):
+            client.do_handshake()
+        right.sendall(outgoing.read())
+        right.close()
+        with pytest.raises(ConnectionError, match="before its turn"):
+            peer.receive(identity().context)
+        assert not peer.has_begun
+
+
 def test_messages_of_tls_without_data_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that only sends what TLS itself answers would keep the loop busy for ever."""
     monkeypatch.setattr(transport, "_MAX_WITHOUT_DATA", 100)
@@ -213,9 +230,11 @@ def test_times_of_peers_are_bounded_and_wait_for_a_server_that_stalled(peers: _P
     peers.connections.sweep(15_000.0, stalled_ms=10_000.0)
     assert not peers.removed
     peers.connections.sweep(15_001.0, stalled_ms=10_000.0)
-    assert peers.removed == [silent.number, half.number]
+    assert peers.removed == [half.number]
+    peers.connections.sweep(20_001.0, stalled_ms=10_000.0)
+    assert peers.removed == [half.number, silent.number]
     peers.connections.sweep(130_001.0, stalled_ms=10_000.0)
-    assert peers.removed == [silent.number, half.number, idle.number]
+    assert peers.removed == [half.number, silent.number, idle.number]
     assert not well.is_gone
 
 

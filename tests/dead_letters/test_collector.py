@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from kafka_sink.dead_letters.rejected_rows import ROOM_BYTES, DeadLetters, RejectedLetter, RejectedRecords
+from kafka_sink.dead_letters.rejected_rows import ROOM_BYTES, DeadLetters, RejectedRecords
 from kafka_sink.errors import TooManyDeadLettersError
 
 
@@ -64,13 +64,3 @@ def test_three_rows_are_logged_without_content(caplog: pytest.LogCaptureFixture)
     assert len(caplog.records) == 3
     assert "secret" not in caplog.text
     assert len(caplog.text) < 2000
-
-
-def test_a_refused_letter_is_cut_to_half_and_counted_once() -> None:
-    found = DeadLetters("dead", -1, 100_000)
-    found.add(rejected(1))
-    found.take()
-    letter = RejectedLetter(b"k", b"v", ())
-    assert found.rejected(letter, 60_000)
-    assert (found.max_bytes, found.take(), found.rows) == (30_000, letter, 1)
-    assert not found.rejected(letter, 2000), "its headers alone would be too large"

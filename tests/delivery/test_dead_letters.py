@@ -15,7 +15,6 @@ import pytest
 
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.errors import DeliveryError, KafkaSinkError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.records.ordered_rows import OrderedRows
@@ -23,6 +22,7 @@ from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
 from kafka_sink.spark.writer import send_tables
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
+from local_kafka import LocalBroker
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.scripted_cluster import (
@@ -79,7 +79,7 @@ def bound_waits(monkeypatch: pytest.MonkeyPatch) -> BoundWaits:
 
 def test_a_record_too_large_for_its_topic_is_skipped_between_batches_in_flight() -> None:
     """The broker refuses all batches behind it, whose sequences are then too high."""
-    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=10_000) as cluster:
+    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 10_000}) as cluster:
         with tolerant(cluster, batch_size=500) as producer:
             for number in range(0, 300, 30):
                 producer.send(rows(number, 29))
@@ -89,16 +89,14 @@ def test_a_record_too_large_for_its_topic_is_skipped_between_batches_in_flight()
         assert written(cluster) == [number for number in range(300) if number not in skipped]
         assert (result.records, result.skipped) == (295, 5)
         assert result.skip_reasons == {"RecordTooLargeError": 5}
-        assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 5, (
-            "cut to what their topic takes"
-        )
+        assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 5
 
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_batches_in_flight_behind_a_skipped_record_are_written_next(in_order: bool) -> None:
     """Their sequences are too high. They get lower ones under the same epoch, also in a transaction."""
     with (
-        FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=10_000) as cluster,
+        FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 10_000}) as cluster,
         tolerant(cluster) as producer,
     ):
         producer.send(rows(0, 1))
@@ -120,7 +118,7 @@ def test_nothing_waits_behind_a_gap_that_is_known(in_order: bool) -> None:
     """Batches in flight behind a skipped record are rejected for their sequences alone. They need no backoff
     (a minute here), and no retry of the two that a batch has here."""
     with (
-        FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=10_000) as cluster,
+        FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 10_000}) as cluster,
         tolerant(cluster, retry_backoff_ms=60_000, retry_backoff_max_ms=60_000, retries=2) as producer,
     ):
         producer.send(rows(0, 1))
@@ -190,7 +188,7 @@ def test_waiting_for_a_topic_that_is_refused_spends_no_retry() -> None:
 @pytest.mark.parametrize("idempotence", ["true", "false"])
 def test_refused_rows_that_wait_for_the_letters_of_others_are_not_sent_again(idempotence: str) -> None:
     """12 MiB of rejected rows, of which 4 MiB are taken out of their batches at once."""
-    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=400_000) as cluster:
+    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 400_000}) as cluster:
         extra = {"kafka.retries": "1", "kafka.retry.backoff.ms": "1", "kafka.enable.idempotence": idempotence}
         with tolerant(cluster, extra=extra, batch_size=2_000_000, buffer_memory=64 * MIB) as producer:
             values = [(b"<%d>" % number).ljust(500_000, b"x") for number in range(24)]
@@ -214,7 +212,7 @@ def test_refused_rows_that_wait_for_the_letters_of_others_are_not_sent_again(ide
 def test_refused_rows_get_their_letters_while_the_task_waits_for_more_rows() -> None:
     """Catches: above 4 MiB they expired in their batches while Spark computed the next one."""
     values = [(b"<%d>" % number).ljust(500_000, b"x") for number in range(24)]
-    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=400_000) as cluster:
+    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 400_000}) as cluster:
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())})
@@ -301,8 +299,16 @@ def test_letters_that_are_refused_fail_the_task(bound_waits: BoundWaits) -> None
         assert "delivery to letters-0 failed" in failure(cluster, rows(0, 5))
 
 
+def test_letters_that_are_too_large_for_their_topic_fail_the_task() -> None:
+    """Several are split before; the error names the topic and what to raise."""
+    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 2_000, LETTERS: 3_000}) as cluster:
+        message = failure(cluster, large(0, 2_000), large(1, 2_000), large(2, 20_000), rows(3, 1))
+        assert "larger than errors.deadletterqueue.topic.name = 'letters' takes" in message
+        assert "Raise that topic's max.message.bytes" in message
+
+
 def test_more_rows_than_errors_max_fail_the_task() -> None:
-    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=1000) as cluster:
+    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 1000}) as cluster:
         rejected = [large(number, 2000) for number in range(3)]
         assert "more than errors.max = 2" in failure(cluster, *rejected, **{"errors.max": "2"})
         negative = pa.record_batch({"value": [b"v"] * 3, "partition": pa.array([-1, -2, -3], pa.int32())})
@@ -370,10 +376,11 @@ def test_a_row_of_the_topic_column_for_the_letters_topic_is_not_cut(header: byte
     plan = ColumnPlan.of([("value", "binary"), ("topic", "string"), ("headers", HEADERS_TYPE)], None)
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     headers = pa.array([[{"key": header.decode(), "value": b"kafka-chunked"}]], kind)
-    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes=10_000) as cluster:
+    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
         raw = {name: value for name, value in task_options(cluster).items() if name != "topic"} | TOLERANT
+        raw["kafka.max.request.size"] = "4194304"
         with task_producer(parse(raw).options, plan) as producer:
-            row = {"value": [b"v" * 20_000], "topic": [LETTERS], "headers": headers}
+            row = {"value": [b"v" * 1_500_000], "topic": [LETTERS], "headers": headers}
             producer.send(pa.record_batch(row))
             result = producer.finish()
         assert (result.records, result.skipped) == (0, 1)
@@ -602,6 +609,15 @@ def test_refused_rows_take_little_memory_beyond_buffer_memory(broker: LocalBroke
     letters = read_topic(broker, "untaken-letters")
     assert sorted(int((letter.value or b"")[:9]) for letter in letters) == list(range(100_000))
     assert {len(letter.value or b"") for letter in letters} == {67}
+
+
+def test_brokers_may_refuse_every_row_of_large_batches_by_name(broker: LocalBroker) -> None:
+    """Catches: a response with a text for each of thousands of rows was "not a Kafka broker", and the task
+    failed after delivery.timeout.ms. Kafka's text names the topic, so a long name makes it long."""
+    found = rejected_rows_job(broker, "refused-" * 21, 300_000, 16, kafka_batch_size=MIB // 4)
+    assert found["skipped"] == 300_000
+    assert found["peak_mib"] < 450
+    assert found["retries"] == 0
 
 
 @pytest.mark.parametrize("strategy", ["full", "incremental"])

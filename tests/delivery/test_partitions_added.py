@@ -11,12 +11,11 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark import TaskContext
 
-from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
-from kafka_sink.coordinator.metadata.fetcher import metadata_handler
-from kafka_sink.coordinator.process.planning import PlannedCoordinator
-from kafka_sink.coordinator.transport.handlers import HandlerFactory
+from kafka_sink.coordinator.address import PlannedCoordinator
+from kafka_sink.coordinator.breaker_service import BreakerService
+from kafka_sink.coordinator.metadata import MetadataService
+from kafka_sink.coordinator.server import Services
 from kafka_sink.errors import DeliveryError, InvalidRowError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.metadata import cluster_metadata
 from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.options import parse
@@ -26,6 +25,7 @@ from kafka_sink.rows.ordering import partitions_needed
 from kafka_sink.spark.writer import PlannedWrite
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
+from local_kafka import LocalBroker
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import METADATA, FakeCluster
 from tests.support.scripted_cluster import TOPIC, rows, send, task, until, written
@@ -108,8 +108,8 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
     with FakeCluster({TOPIC: 2}) as cluster:
         raw = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": TOPIC, "kafka.linger.ms": "0"}
         plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-        factories: dict[str, HandlerFactory] = {"metadata": metadata_handler, "breaker": breaker_handler}
-        with serving(factories=factories, options=parse(raw).options) as found:
+        services: Services = {MetadataService: MetadataService, BreakerService: BreakerService}
+        with serving(services=services) as found:
 
             def writing(client_id: str) -> AbstractContextManager[Producer]:
                 options = parse({**raw, "kafka.client.id": client_id}).options

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError, RecordTooLargeError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
+from local_kafka import LocalBroker
 from tests.support.scripted_cluster import sender_threads, until
 from tests.support.topics import numbers_in
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.sending.producer_identity import ProducerIdentity, _PartitionSequences
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
+from local_kafka import LocalBroker
 from tests.support.scripted_cluster import until
 
 

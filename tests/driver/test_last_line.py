@@ -15,7 +15,7 @@ import pytest
 
 from kafka_sink import spark_application
 from kafka_sink.driver import driver_process, last_line
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.commands import run
 from tests.support.coordinator_harness import eventually
 
@@ -90,6 +90,7 @@ def opened_by(pid: int) -> list[str]:
 JOB = """
 import sys, traceback
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
 servers, checkpoint = sys.argv[1:]
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 
@@ -109,6 +110,12 @@ def fails(write, name):
 rows = spark.range(20).selectExpr("cast(id as string) value", "7 as partition").coalesce(1)
 fails(options(spark.range(1).write).mode("append").save, "planning")
 fails(options(rows.write).mode("append").save, "task")
+for name, rows in {
+    "cast": spark.sql("SELECT string(int(id || 'x')) AS value FROM range(9)"),
+    "raise": spark.sql("SELECT if(id = 8, raise_error('mine'), 'x') AS value FROM range(9)"),
+    "udf": spark.range(9).select(udf(lambda id: str(1 / 0))("id").alias("value")),
+}.items():
+    fails(options(rows.write).mode("append").save, name)
 from_rate = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
 from_rate = from_rate.selectExpr("cast(value as string) value", "7 as partition").coalesce(1)
 options(from_rate.writeStream).option("checkpointLocation", checkpoint).start().awaitTermination()
@@ -140,6 +147,13 @@ def test_planning_tasks_and_streams(
     assert "kafka-chunked: aborted, 1 of 1 tasks did not finish: task 0 on " in line
     assert partition in line
     assert task.index(line) >= len(task) - 3
+    assert "ArrowInvalid" not in log
+    for name, cause in (("cast", "CAST_INVALID_INPUT"), ("raise", "mine"), ("udf", "ZeroDivisionError")):
+        above, said, _ = log[log.index(f"begin {name}") : log.index(f"end {name}")].partition(
+            "Spark failed while it computed the rows: its error stands above"
+        )
+        assert said
+        assert cause in above
     last = log.splitlines()[-1]
     assert " ERROR kafka_sink: kafka-chunked, micro-batch " in last
     assert partition in last

@@ -17,10 +17,10 @@ from kafka_sink import spark_application
 from kafka_sink.driver import planning_client
 from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import Node
 from kafka_sink.network import apis, topic_requests
 from kafka_sink.options import SinkOptions, parse
+from local_kafka import LocalBroker
 from tests.support.fake_broker import (
     CREATE_TOPICS,
     DESCRIBE_CONFIGS,

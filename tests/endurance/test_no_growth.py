@@ -20,9 +20,9 @@ import pytest
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.errors import BufferExhaustedError, KafkaSinkError, MetadataTimeoutError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.task.producer import LIVE_PRODUCERS, POOLS, Producer
 from kafka_sink.task.producer_cache import PRODUCERS
+from local_kafka import LocalBroker
 from tests.support import footprint
 from tests.support.effort import EFFORT, tries
 from tests.support.fake_broker import PRODUCE, FakeCluster

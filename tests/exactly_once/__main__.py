@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.exactly_once.history import Checker
 from tests.exactly_once.rounds import Fault, Report, Round, Zygote
 from tests.matrix.released_kafka import RELEASES, jars_of

@@ -10,13 +10,13 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_sink.clock import wall_ms
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import __main__ as command
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import describe
 from kafka_sink.transactions.scope import Scope
+from local_kafka import LocalBroker
 from tests.support.last_epochs import LAST_EPOCH, set_epochs, settled_ids
 
 _PATIENCE_MS = 60_000.0

@@ -21,8 +21,8 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kafka_sink.clock import wall_ms
-from kafka_sink.errors import LocalBrokerError
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
+from local_kafka.errors import LocalBrokerError
 from tests.exactly_once import engine
 from tests.exactly_once.engine import Settings, planned_rows
 from tests.exactly_once.history import Checker, History, Read
@@ -187,7 +187,7 @@ class Round:
         (self._checkpoint / "metadata").write_text(json.dumps({"id": self._checkpoint.name}))
         (self._checkpoint / "offsets").mkdir()
         self._history = History(str(self._checkpoint))
-        self._prefix = f"rounds-{self._topic}"
+        self._prefix = f"{self._topic}-query"
         self._prefix_counts = guarantee == "exactly-once"
         kinds = list(Fault)
         count = self._chance.randint(1, 4)
@@ -213,7 +213,7 @@ class Round:
     def _options(self, guarantee: str) -> dict[str, str]:
         if guarantee != "exactly-once":
             return {}
-        options = {"transactional.id.prefix": self._prefix}
+        options = {"transactional.id.prefix": self._topic}
         return options | ({"kafka.transaction.timeout.ms": "4000"} if self._times_out else {})
 
     def run(self) -> Report:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.exactly_once import dying
 from tests.exactly_once.rounds import children, create_topic, read_committed
 from tests.support.broker_settings import SHORT_SESSIONS

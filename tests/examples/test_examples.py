@@ -31,8 +31,8 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorSet,
 )
 
-from kafka_sink.local_broker import LocalBroker
-from kafka_sink.local_broker.schema_registry import LocalRegistry
+from local_kafka import LocalBroker
+from local_kafka.schema_registry import LocalRegistry
 from tests.support.lent_spark import lent
 from tests.support.topics import read_topic
 
@@ -201,7 +201,7 @@ def test_a_frozen_broker_is_muted_and_no_row_is_lost(
         def __exit__(self, *_: object) -> None:
             cluster3.thaw(1)
 
-    monkeypatch.setattr("kafka_sink.local_broker.LocalBroker", Lent)
+    monkeypatch.setattr("local_kafka.LocalBroker", Lent)
     run_here("frozen_broker.py", [str(live_view_port), "9"], spark, monkeypatch)
     printed = capsys.readouterr().out
     assert "Broker 1 is muted" in printed

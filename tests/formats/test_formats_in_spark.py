@@ -18,8 +18,8 @@ from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 import kafka_sink
-from kafka_sink.local_broker import LocalBroker
-from kafka_sink.local_broker.schema_registry import LocalRegistry
+from local_kafka import LocalBroker
+from local_kafka.schema_registry import LocalRegistry
 from tests.support.topics import Row, read_topic
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from kafka_sink.formats import planning
 from kafka_sink.formats.registered import RegisteredSchema
 from kafka_sink.formats.row_encoder import RowEncoder
 from kafka_sink.formats.row_encoding import PartFormat, RowEncoding
-from kafka_sink.local_broker.schema_registry import LocalRegistry
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
+from local_kafka.schema_registry import LocalRegistry
 from tests.support.registry_gate import PASSWORD, USER, RegistryGate
 
 COLUMNS = [("id", "bigint"), ("name", "string")]

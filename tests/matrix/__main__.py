@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kafka_sink.local_broker import LocalBroker
-from kafka_sink.local_broker.jars import KAFKA_VERSION
+from local_kafka import LocalBroker
+from local_kafka.jars import KAFKA_VERSION
 from tests.matrix.environments import ENVIRONMENTS, Environment, InstallError, build_wheel, prepare
 from tests.matrix.released_kafka import RELEASES, ReleasedKafka
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
 _INSTALL_SECONDS = 1800
+# The job reads back with it.
+_CONFLUENT = "confluent-kafka>=2.6"
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,13 @@ def prepare(environment: Environment, wheel: Path, root: Path) -> Path | None:
         _uv("venv", "--quiet", "--python", python, str(venv))
     install = ("pip", "install", "--quiet", "--python", str(made))
     if environment.lowest:
-        extra = ("--extra", "local-broker", "--requirements", str(_ROOT / "pyproject.toml"))
+        extra = ("--extra", "spark", "--requirements", str(_ROOT / "pyproject.toml"))
         _uv(*install, "--resolution", "lowest-direct", *extra)
+        _uv(*install, "--resolution", "lowest-direct", _CONFLUENT)
         _uv(*install, "--reinstall", "--no-deps", str(wheel))
     else:
-        with_extra = f"kafka-chunked[local-broker] @ file://{wheel}"
-        _uv(*install, "--reinstall-package", "kafka-chunked", with_extra, environment.pyspark)
+        with_extra = f"kafka-chunked[spark] @ file://{wheel}"
+        _uv(*install, "--reinstall-package", "kafka-chunked", with_extra, environment.pyspark, _CONFLUENT)
     return made
 
 

@@ -1,6 +1,6 @@
 """One broker of any Apache Kafka release since 2.1 on 127.0.0.1, with its ZooKeeper where it needs one.
 
-``kafka_sink.local_broker`` runs one recent release with everything that tests want; this runs the others, for
+``local_kafka`` runs one recent release with everything that tests want; this runs the others, for
 checking what the sink claims about them. Jars come from Maven Central through the Ivy that PySpark ships.
 """
 
@@ -20,9 +20,9 @@ from types import TracebackType
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from kafka_sink.local_broker.jars import cache_root, find_java, ivy_jar
-from kafka_sink.local_broker.node_config import HOST, TOOL_FLAGS, free_port, random_id
-from kafka_sink.local_broker.processes import SupervisedProcesses
+from local_kafka.jars import cache_root, find_java, ivy_jar
+from local_kafka.node_config import HOST, TOOL_FLAGS, free_port, random_id
+from local_kafka.processes import SupervisedProcesses
 
 _START_S = 90.0
 _POLL_S = 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -264,6 +265,16 @@ def test_any_bytes_at_any_point_of_a_login_are_errors_of_this_package(
     except KafkaSinkError as error:
         problem = str(error)
     assert SECRET not in problem
+
+
+def test_no_log_shows_what_a_broker_repeats_of_a_token(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches: kafka-python's mechanism, which logs the broker's error at DEBUG as it is."""
+    exchange = sasl.oauthbearer(Secret(SECRET), (("logicalCluster", "lkc-1"),))
+    with caplog.at_level(logging.DEBUG):
+        assert exchange.first() == f"n,,\1auth=Bearer {SECRET}\1logicalCluster=lkc-1\1\1".encode()
+        assert exchange.respond(f'{{"status": "{SECRET}"}}'.encode()) == b"\1"
+        assert exchange.respond(b"") is None
+    assert caplog.text == ""
 
 
 def test_a_broker_that_goes_on_with_challenges_is_left() -> None:

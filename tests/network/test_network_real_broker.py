@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicMetadata
 from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.client import OutboundRequest, RequestFailed, ResponseReceived
+from local_kafka import LocalBroker
 from tests.support.network_harness import Driver, batch
 from tests.support.proxy import METADATA, PRODUCE, ProxyCluster
 from tests.support.response_checks import every_version

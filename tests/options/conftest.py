@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.kafka_names import KafkaNames, read_names
 
 

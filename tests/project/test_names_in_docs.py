@@ -30,6 +30,7 @@ _OTHERS = frozenset(
             "JaasConfig",
             "StreamTokenizer",
             "pyspark_kafka_chunked",
+            "save",
             "shutdownOutput",
             "sha256sum",
             "to_numpy",

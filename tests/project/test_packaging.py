@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 from packaging.metadata import Metadata
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.commands import printed_by, run
 from tests.support.fake_broker import FakeCluster
 from tests.support.topics import read_topic
@@ -62,7 +62,6 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
     assert {
         "pyspark_kafka_chunked.py",
         "kafka_sink/py.typed",
-        "kafka_sink/local_broker/supervisor.py",
     } <= set(names)
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
@@ -77,6 +76,7 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
             next(name for name in names if name.endswith("entry_points.txt"))
         ).decode()
     assert "[pysail.datasources]\nkafka-chunked = kafka_sink.spark.datasource:KafkaChunked" in entry_points
+    assert "[console_scripts]\nkafka-chunked-doctor = kafka_sink.doctor:main" in entry_points
     # pip must never replace the PySpark of a cluster.
     needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
     assert "Requires-Dist: pyarrow>=18" in needed
@@ -113,6 +113,7 @@ def test_the_sdist_has_the_tests_and_what_they_need(sdist: Path) -> None:
         "tests/project/test_packaging.py",
         "benchmarks/__main__.py",
         "tools/setup_venv.sh",
+        "packages/local_kafka/pyproject.toml",
         "docs/install.md",
     }
     assert wanted <= names
@@ -148,24 +149,52 @@ def test_building_leaves_nothing_in_the_clone() -> None:
         assert "--wheel-dir dist" in command
 
 
-def test_readmes_quickstart_runs_in_a_new_environment_without_a_register_call(
-    wheel_of_the_sdist: Path, broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
-) -> None:
-    """The sdist's wheel is installed there, so that this tries both. The libraries are those of the tests'
-    environment."""
-    target = tmp_path / "installed"
+@pytest.fixture(scope="module")
+def installed(wheel_of_the_sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment. The sdist's wheel is installed there, so that this tries both; the libraries are
+    those of the tests' environment."""
+    target = tmp_path_factory.mktemp("environment") / "installed"
     run([sys.executable, "-m", "venv", "--without-pip", target])
     interpreter = target / "bin" / "python"
     install = ["install", "--quiet", "--no-deps", "--no-index", wheel_of_the_sdist]
     run([sys.executable, "-m", "pip", "--python", interpreter, *install])
     (site_packages,) = target.glob("lib/python*/site-packages")
     (site_packages / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    return target
+
+
+@pytest.mark.parametrize("program", ["kafka-chunked-doctor", "kafka-chunked-transactions"])
+def test_programs_run_nothing_that_was_planted_in_the_current_folder(
+    installed: Path, project_environment: dict[str, str], tmp_path: Path, program: str
+) -> None:
+    """Catches: `python -m` in a folder where anybody may write ran its json.py before any line of ours."""
+    evidence = tmp_path / "was-run"
+    planted = f"open({str(evidence)!r}, 'w').close()\nraise SystemExit('planted')\n"
+    for name in ("json", "argparse", "kafka_sink", "numpy", "kafka"):
+        (tmp_path / f"{name}.py").write_text(planted)
+    tmp_path.chmod(0o777)
+    environ = {**project_environment, "PYTHONPATH": ""}
+    shown = run([installed / "bin" / program, "--help"], environ, folder=tmp_path).stdout
+    assert shown.startswith(f"usage: {program}")
+    arguments = ["list"] if program.endswith("transactions") else []
+    command = [str(installed / "bin" / program), *arguments, "--bootstrap-servers", "127.0.0.1:1"]
+    environ |= {"PYSPARK_PYTHON": str(installed / "bin" / "python")}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, timeout=200, check=False)
+    assert b"127.0.0.1:1" in done.stdout + done.stderr
+    assert b"planted" not in done.stdout + done.stderr
+    assert not evidence.exists()
+
+
+def test_readmes_quickstart_runs_in_a_new_environment_without_a_register_call(
+    installed: Path, broker: LocalBroker, project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    interpreter = installed / "bin" / "python"
     environ = {**project_environment, "PYTHONPATH": ""}
     del environ["PYSPARK_PYTHON"], environ["PYSPARK_DRIVER_PYTHON"]
     where = run(
         [interpreter, "-c", "import kafka_sink; print(kafka_sink.__file__)"], environ, folder=tmp_path
     )
-    assert where.stdout.startswith(str(target))
+    assert where.stdout.startswith(str(installed))
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     quickstart = next(block for block in blocks if "createDataFrame" in block)
     assert "127.0.0.1:9092" in quickstart
@@ -229,24 +258,34 @@ sys.exit(str(heavy) if heavy else 0)
     printed_by(code, project_environment, tmp_path)
 
 
-def test_production_images_may_leave_the_local_broker_out(
-    project_environment: dict[str, str], tmp_path: Path
-) -> None:
-    shutil.copy(ROOT / "pyspark_kafka_chunked.py", tmp_path)
-    shutil.copytree(
-        ROOT / "kafka_sink", tmp_path / "kafka_sink", ignore=shutil.ignore_patterns("local_broker")
-    )
-    code = """
-import importlib, pkgutil, kafka_sink, pyspark_kafka_chunked
-assert kafka_sink.__file__.startswith(__import__("os").getcwd()), kafka_sink.__file__
-for module in pkgutil.walk_packages(kafka_sink.__path__, "kafka_sink."):
-    # The engines that these are for bring what they import.
-    if not module.name.endswith(("__main__", "arrow.daft", "arrow.ray")):
+WITHOUT = """
+import importlib, pkgutil, sys
+sys.modules["{absent}"] = None
+import {imported}
+for module in pkgutil.walk_packages({imported}.__path__, "{imported}."):
+    if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
-print(pyspark_kafka_chunked.DefaultSource.name())
+print({imported}.__file__)
 """
-    environ = {**project_environment, "PYTHONPATH": str(tmp_path)}
-    assert printed_by(code, environ, tmp_path) == "kafka-chunked"
+
+
+@pytest.mark.parametrize(
+    ("imported", "absent"), [("kafka_sink", "local_kafka"), ("local_kafka", "kafka_sink")]
+)
+def test_the_sink_and_the_kafka_for_trials_do_without_each_other(
+    imported: str, absent: str, project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    code = WITHOUT.format(imported=imported, absent=absent)
+    assert printed_by(code, project_environment, tmp_path).startswith(str(ROOT))
+
+
+def test_the_kafka_for_trials_has_a_wheel_of_its_own(tmp_path: Path) -> None:
+    names = set(contents(build_wheel(ROOT / "packages" / "local_kafka", tmp_path)))
+    folder = ROOT / "packages" / "local_kafka"
+    sources = {str(path.relative_to(folder)) for path in (folder / "local_kafka").glob("*.py")}
+    assert sources | {"local_kafka/jars.sha256", "local_kafka/py.typed"} <= names
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"local_kafka"}
+    assert [name for name in names if name.endswith("LICENSE")]
 
 
 class Session:

@@ -43,7 +43,8 @@ def test_every_link_leads_somewhere(link: str) -> None:
 
 
 def test_every_variable_they_name_is_read_by_the_code() -> None:
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "kafka_sink").rglob("*.py"))
+    folders = (ROOT / "kafka_sink", ROOT / "packages")
+    source = "".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py"))
     named = set(re.findall(r"\bKAFKA_CHUNKED_[A-Z_]+", README + FIRST_PAGES))
     # An administrator's variables are made from the names of the coordinator's options.
     made = {

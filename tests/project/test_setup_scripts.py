@@ -193,7 +193,8 @@ def test_an_environment_gets_the_pinned_versions_but_where_another_is_asked_for(
     done = machine.runs("setup_venv.sh", "goodpython", str(venv), "pyspark==4.1.1", folder=ROOT)
     assert done.returncode == 0, done.stderr
     installs = machine.calls.read_text().splitlines()[-1]
-    assert f"--constraint {venv}/constraints.txt --editable .[dev] pyspark==4.1.1" in installs
+    editable = "--editable .[dev] --editable ./packages/local_kafka"
+    assert f"--constraint {venv}/constraints.txt {editable} pyspark==4.1.1" in installs
     pinned = (venv / "constraints.txt").read_text().splitlines()
     assert any(line.startswith("mypy==") for line in pinned)
     assert not any(line.startswith("pyspark==") for line in pinned)

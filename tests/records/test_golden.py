@@ -15,7 +15,6 @@ from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.single_buffer import FullAllocator
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.batch_header import ProducerSequence
@@ -23,6 +22,7 @@ from kafka_sink.records.compression import codec_for
 from kafka_sink.records.encoder import Run
 from kafka_sink.records.record_columns import RecordColumns
 from kafka_sink.rows.murmur2 import murmur2, partitions_for
+from local_kafka import LocalBroker
 from tests.support.java_oracle import Batch, JavaOracle, Row
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

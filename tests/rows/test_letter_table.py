@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from kafka_sink.dead_letters.letter_writer import letter_plan, letter_table, slices
 from kafka_sink.dead_letters.rejected_rows import (
     Header,
-    RejectedLetter,
     RejectedRecords,
     RejectedRows,
-    can_be_cut,
 )
-from kafka_sink.dead_letters.row_rejection import rows_of_letter, rows_of_records
+from kafka_sink.dead_letters.row_rejection import rows_of_records
 from kafka_sink.records.varint import scalar
 from kafka_sink.rows.columns import extract
 
@@ -126,15 +124,6 @@ def test_each_letter_fits_and_is_what_one_row_alone_makes(
             assert found["headers"][0][0] == b"__connect.errors.topic"
 
 
-def test_a_letter_that_is_cut_again_keeps_the_first_length() -> None:
-    first = letter(value=b"v" * 50_000, max_bytes=20_000)
-    rejected_letter = RejectedLetter(first["key"], first["value"], tuple(first["headers"]))
-    [again] = letters(rows_of_letter(rejected_letter), 5_000)
-    assert len(again["value"]) < 5_000
-    assert [name for name, _ in again["headers"]] == [name for name, _ in first["headers"]]
-    assert dict(again["headers"])[b"kafka-chunked.errors.value.length"] == b"50000"
-
-
 def test_letters_have_the_present_time() -> None:
     """The row's own may be why it was rejected, or so old that brokers delete the letter at once."""
     table = letter_table(rejected((b"k", b"v", OWN), (None, b"w", ())), 10_000, "7")
@@ -143,15 +132,10 @@ def test_letters_have_the_present_time() -> None:
     assert rows.timestamps_ms is None, "all rows get the present time then"
 
 
-def test_a_letter_that_is_only_context_cannot_be_cut() -> None:
-    """Else it would be sent again for ever."""
+def test_the_context_of_a_letter_is_bounded() -> None:
     rows = replace(rejected((None, None, ())), reason="r" * 10_000)
     [only] = letters(rows)
     assert sum(len(content) for _, content in only["headers"]) < 1_000
-    assert not can_be_cut(RejectedLetter(None, b"", tuple(only["headers"])))
-    assert can_be_cut(RejectedLetter(None, b"v", tuple(only["headers"])))
-    stack = (b"__connect.errors.exception.stacktrace", b"a row that is reprocessed has Kafka Connect's own")
-    assert can_be_cut(RejectedLetter(None, None, (*only["headers"], stack)))
 
 
 def test_headers_that_are_too_many_for_any_letter_are_counted_and_not_decoded() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.metadata.cluster_metadata import ClientRack
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
@@ -19,6 +18,7 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.task.producer import Producer
+from local_kafka import LocalBroker
 
 PLAN = ColumnPlan.of([("value", "binary")], "t")
 # Partitions 0 to 5, led by brokers 0, 1, 2, 0, 1, 2.

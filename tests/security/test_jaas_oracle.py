@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.secret import Secret
 from kafka_sink.security.jaas import parse_jaas
+from local_kafka import LocalBroker
 from tests.support.security.secured_broker import PASSWORD, jaas_quoted, plain_jaas
 
 SOURCE = Path(__file__).parents[1] / "support" / "security" / "JaasOracle.java"

@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("gssapi", exc_type=ImportError)
 
 from kafka_sink.errors import AuthenticationError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
+from local_kafka import LocalBroker
 from tests.support.security.key_distribution import REALM, KeyDistribution, is_available
 
 if not is_available():

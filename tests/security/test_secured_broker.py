@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -20,10 +21,9 @@ from joserfc import jwt
 from joserfc.jwk import ECKey
 from pyspark.sql.types import StringType, StructField, StructType
 
+from kafka_sink import doctor
 from kafka_sink.coordinator.metadata.fetcher import MetadataFetcher
 from kafka_sink.driver import driver_log
-from kafka_sink.driver.command_line import Level
-from kafka_sink.driver.findings import of_cluster
 from kafka_sink.driver.topics import prepare_topic
 from kafka_sink.errors import (
     AuthenticationError,
@@ -31,11 +31,13 @@ from kafka_sink.errors import (
     ConfigurationError,
     KafkaSinkError,
 )
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import SinkOptions, checks, parse
+from kafka_sink.options.table import SPECS
 from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.secret import Secret, repeats_secret
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from kafka_sink.task.producer import Producer
+from local_kafka import LocalBroker
 from tests.support.scripted_cluster import until
 from tests.support.security.certificates import Authority
 from tests.support.security.secured_broker import (
@@ -381,16 +383,35 @@ def test_one_good_address_of_several_is_enough_and_all_bad_ones_are_named_in_tim
     assert "it is not a TLS listener" in text
 
 
-@pytest.mark.parametrize("way", ["PLAIN", "mutual TLS", "SCRAM-SHA-512", "OAUTHBEARER from a file"])
-def test_the_doctor_looks_at_a_secured_cluster(secured: Secured, way: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_the_doctor_looks_at_a_secured_cluster_and_writes_no_secret(
+    secured: Secured,
+    way: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Catches: kafka-python's admin client, which logged the password at DEBUG seven times."""
+    token = secured.tokens.token()
+    (tmp_path / "token").write_text(token)
+    monkeypatch.setenv("TEST_TOKEN_FILE", str(tmp_path / "token"))
     given = {"topic": "secured", "topic.create": "true", **WAYS[way](secured)}
     prepare_topic(parse(given).options)
-    findings = list(of_cluster(parse(given).options))
-    text = "\n".join(map(str, findings))
-    assert not [one for one in findings if one.level is not Level.OK], text
-    assert "brokers, login and topic: usable" in text
-    assert "all brokers have the APIs of Kafka" in text
-    assert "topic 'secured': " in text
+    (tmp_path / "options").write_text(json.dumps(given))
+    out = io.StringIO()
+    with caplog.at_level(logging.DEBUG):
+        doctor.main(["--options-file", str(tmp_path / "options")], out)
+    said = out.getvalue()
+    assert "brokers, login and topic: usable" in said
+    assert "topic 'secured': " in said
+    written = said + caplog.text + "".join(capfd.readouterr())
+    texts = [given[spec.name] for spec in SPECS if spec.secret and spec.name in given]
+    texts += [PASSWORD, KEY_PASSWORD, CONNECTION_STRING, token, *token.split(".")]
+    texts += [(secured.folder / "token").read_text()] if way == "OAUTHBEARER from a file" else []
+    secrets = list(map(Secret.known, texts))
+    assert not [line for line in written.splitlines() if repeats_secret(line)]
+    assert secrets
 
 
 def test_rights_that_are_missing_are_named(secured: Secured) -> None:

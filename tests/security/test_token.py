@@ -242,7 +242,12 @@ def endpoint() -> Iterator[TokenServer]:
 
 
 def asking(endpoint: TokenServer, **changes: Any) -> TokenEndpoint:
-    given = {"url": endpoint.url, "client_id": "me", "client_secret": Secret(SECRET), "read_timeout_s": 2.0}
+    given = {
+        "url": endpoint.url,
+        "client_id": "me",
+        "client_secret": Secret.known(SECRET),
+        "read_timeout_s": 2.0,
+    }
     return TokenEndpoint(TokenSettings(**{**given, **changes}))
 
 
@@ -288,12 +293,14 @@ def test_each_response_of_the_endpoint(
     assert len(endpoint.requests) == 1, "a redirection was followed"
 
 
-def test_an_endpoint_that_repeats_the_secret_does_not_show_it(endpoint: TokenServer) -> None:
-    text = json.dumps({"error": "invalid_client", "error_description": f"no {SECRET}\nERROR forged"})
+@pytest.mark.parametrize("repeated", [SECRET, base64.b64encode(f"me:{SECRET}".encode()).decode()])
+def test_an_endpoint_that_repeats_the_secret_does_not_show_it(endpoint: TokenServer, repeated: str) -> None:
+    """Catches: the Authorization header's base64."""
+    text = json.dumps({"error": "invalid_client", "error_description": f"no {repeated}\nERROR forged"})
     endpoint.response = lambda: (401, text.encode())
-    with pytest.raises(AuthenticationError, match="invalid_client") as caught:
+    with pytest.raises(AuthenticationError, match=r"invalid_client: \[hidden: it repeats") as caught:
         asking(endpoint).fetch()
-    assert SECRET not in str(caught.value)
+    assert repeated not in str(caught.value)
     assert str(caught.value).isprintable()
 
 

@@ -14,6 +14,7 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
+from kafka_sink.records import encoder
 from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
@@ -132,3 +133,12 @@ def test_what_is_sent_back_keeps_its_place_and_is_no_longer_in_flight() -> None:
     assert (queue.in_flight, queue.batches[0].request_references) == (0, 0)
     assert queue.batches[0].state is BatchState.SEALED
     assert [batch.partition.partition for batch in bench.request()] == [1]
+
+
+def test_a_request_has_no_more_records_than_brokers_may_refuse_one_by_one() -> None:
+    bench = Bench(CompressionType.LZ4, 0.01)
+    each = encoder.MAX_RECORDS_PER_BATCH // 2
+    for partition in range(3):
+        bench.append([b""] * each, [partition] * each)
+    counts = [[batch.record_count for batch in request] for request in bench.requests()]
+    assert counts == [[each, each], [each]]

@@ -23,9 +23,10 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
-from kafka_sink.sending.splitting import _records, content_of, split_batch, take_out
+from kafka_sink.sending.splitting import _records, split_batch, take_out
 from tests.support.queues import queues_of
 from tests.support.strategy import forced
+from tests.support.taken_records import values_of
 
 pytestmark = pytest.mark.both_strategies
 
@@ -242,9 +243,7 @@ def test_what_is_left_of_a_batch_goes_into_its_memory(
     refused.pool.heap_limit_bytes = 0
     before, own = refused.held(), refused.batch.buffer.capacity
     pieces, records = take_out(refused.batch, positions, 1 << 20)
-    bodies, starts = memoryview(records.bodies), [0, *records.ends]
-    values = [content_of(bodies[start:])[1] for start in starts[:-1]]
-    assert values == [refused.values[position] for position in positions]
+    assert values_of(records) == [refused.values[position] for position in positions]
     assert records.timestamps_ms == [times[position] for position in positions]
     assert refused.held() - before <= own // 4
     for piece in pieces:

@@ -34,9 +34,10 @@ from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.requests import fill_request
-from kafka_sink.sending.splitting import BatchSplitter, content_of, take_out
+from kafka_sink.sending.splitting import BatchSplitter, take_out
 from tests.support.effort import tries
 from tests.support.queues import queues_of
+from tests.support.taken_records import values_of
 
 PARTITIONS = 5
 TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", p, p % 2, 0) for p in range(PARTITIONS)))}
@@ -205,8 +206,7 @@ class Task:
 
     def take_out(self, batch: ProducerBatch, positions: list[int]) -> None:
         pieces, records = take_out(batch, positions, 2_000)
-        bodies, starts = memoryview(records.bodies), [0, *records.ends]
-        self.letters += [content_of(bodies[start:])[1] or b"" for start in starts[:-1]]
+        self.letters += values_of(records)
         self.completion.shrink(batch, pieces)
 
     # -- bounds -------------------------------------------------------------------------------------

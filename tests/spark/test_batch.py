@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kafka_sink import register
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.topics import Row, read_topic
 
 if TYPE_CHECKING:

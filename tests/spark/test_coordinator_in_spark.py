@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.proxy import ProxyCluster
 
 if TYPE_CHECKING:

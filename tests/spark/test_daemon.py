@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.commands import run
 from tests.support.coordinator_harness import eventually
 from tests.support.topics import numbers_in

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import ListOpen, Steps, describe
+from local_kafka import LocalBroker
 from tests.support.topics import read_to_end
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
         .start()
     )
     deadline = time.monotonic() + 120
-    while not holds_up_readers(broker, prefix):
+    while not holds_up_readers(broker, f"{prefix}-query"):
         assert query.isActive, query.exception()
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -395,7 +395,7 @@ def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
     producer.produce(topic, b"1000000")
     assert producer.flush(10) == 0
     query.stop()
-    assert open_transactions(broker, prefix) == [], "when stop returns"
+    assert open_transactions(broker, f"{prefix}-query") == [], "when stop returns"
     deadline = time.monotonic() + 60
     while (rows := committed(broker, topic, partitions=1)) != [1000000]:
         assert rows == []

@@ -17,7 +17,7 @@ import pytest
 from kafka_sink.errors import ExecutorDisconnectedError
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
-from kafka_sink.spark.writer import checked_batches
+from kafka_sink.spark.writer import checked_batches, rows_of_spark
 from tests.support.forked import in_a_fork
 
 PATIENCE_S = 60
@@ -239,6 +239,26 @@ def test_rows_end_only_where_spark_said_so(pair: Pair, *, hangs_up: bool, ended:
                 next(batches)
         else:
             assert next(batches, None) is None
+
+
+@pytest.mark.parametrize("sent", [0, 1, 100, 200])
+def test_a_stream_that_spark_broke_off_is_spark_s_failure(pair: Pair, sent: int) -> None:
+    """Catches: "ArrowInvalid: Tried reading schema message" as the last line of a job with a bad CAST."""
+    jvm, worker = pair
+    with pa.BufferOutputStream() as whole:
+        batch = pa.record_batch({"value": pa.array(["a"])})
+        with pa.RecordBatchStreamWriter(whole, batch.schema) as stream:
+            stream.write_batch(batch)
+    jvm.sendall(whole.getvalue()[:sent])
+    jvm.close()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        # As PySpark's worker does, it opens the stream when the first batch is asked for.
+        with worker.makefile("rb") as source:
+            yield from pa.ipc.open_stream(source)
+
+    with pytest.raises(ExecutorDisconnectedError, match="its error stands above"):
+        list(rows_of_spark(batches()))
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="TCP_QUICKACK is an option of Linux")

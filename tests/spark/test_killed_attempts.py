@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from kafka_sink import register
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.proxy import ProxyCluster
 from tests.support.topics import log_end
 

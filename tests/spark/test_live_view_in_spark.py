@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support import live_view_client
 
 if TYPE_CHECKING:

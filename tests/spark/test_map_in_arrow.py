@@ -9,9 +9,11 @@ import itertools
 import json
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,10 +22,10 @@ import kafka_sink
 from kafka_sink import spark_application
 from kafka_sink.coordinator.process.rendezvous_directory import RendezvousDirectory
 from kafka_sink.driver import driver_process
-from kafka_sink.errors import ConfigurationError, SchemaError
-from kafka_sink.local_broker import LocalBroker
+from kafka_sink.errors import ChangedBatchError, ConfigurationError, SchemaError
 from kafka_sink.options import texts
 from kafka_sink.spark import map_in_arrow
+from local_kafka import LocalBroker
 from tests.support.commands import printed_by
 from tests.support.topics import read_to_end, read_topic
 
@@ -137,6 +139,19 @@ def test_exactly_once_a_job_that_fails_leaves_nothing_and_a_version_is_written_o
     await_values(broker, topic, list(range(100)))
 
 
+def test_a_job_without_partitions_is_a_batch_without_rows(spark: SparkSession, options: Options) -> None:
+    """Catches: no task ran, so such a version was not recorded, and passed for success where readers saw a
+    part of it."""
+    empty = numbers(spark, 0)
+    assert empty.rdd.getNumPartitions() == 0
+    once = options(**{"delivery.guarantee": "exactly-once", "txnAppId": "empty", "txnVersion": 1})
+    first, second = (kafka_sink.write(empty, once) for _ in range(2))
+    assert (first.rows, first.already_written, second.already_written) == (0, False, True)
+    with pytest.raises(ChangedBatchError, match="was written before with 0 rows"):
+        kafka_sink.write(numbers(spark, 100), once)
+    assert kafka_sink.write(empty, options()).rows == 0
+
+
 def test_a_query_writes_each_micro_batch_once_even_if_spark_runs_it_again(
     spark: SparkSession, broker: LocalBroker, topic: str, options: Options, tmp_path: Path
 ) -> None:
@@ -195,3 +210,18 @@ def test_a_pyspark_without_data_sources_is_enough() -> None:
         print(pickle.loads(pickle.dumps(TaskCommitted(TaskResult(records=3)))).result.records)
     """
     assert printed_by(code) == "3"
+
+
+def test_missing_pandas_is_said_before_anything_starts(
+    spark: SparkSession, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: PySpark's bare PACKAGE_NOT_INSTALLED, once the topic was created."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigurationError, match=r"need pandas on the driver.*-m pip install 'pandas>=2,<3'"):
+        kafka_sink.write(numbers(spark, 1), options())
+
+
+def test_register_on_spark_3_5_names_what_to_use() -> None:
+    of_3_5: Any = SimpleNamespace(version="3.5.9")
+    with pytest.raises(ConfigurationError, match=r"has no data sources in Python: use kafka_sink\.write"):
+        kafka_sink.register(of_3_5)

@@ -58,15 +58,23 @@ MISTAKES: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
         {"security.protocol": "SSL"},
         r"write 'kafka\.security\.protocol'",
     ),
+    "acks without its prefix": (VALUE, {"acks": "all"}, r"write 'kafka\.acks'"),
+    "batch size without its prefix": (VALUE, {"batch.size": "1MiB"}, r"write 'kafka\.batch\.size'"),
+    "codec without its prefix": (VALUE, {"compression.type": "lz4"}, r"write 'kafka\.compression\.type'"),
     "number with letters": (VALUE, {"kafka.linger.ms": "soon"}, r"'kafka\.linger\.ms' is not a whole number"),
     "unit of another kind": (VALUE, {"kafka.linger.ms": "1MiB"}, r"unit of ms, s, min, h, d"),
-    "ambiguous unit": (VALUE, {"kafka.batch.size": "1MB"}, r"unit of B, KiB, MiB, GiB"),
+    "ambiguous unit": (
+        VALUE,
+        {"kafka.batch.size": "1MB"},
+        r"KiB, MiB, GiB \(did you mean 1MiB\?\)",
+    ),
     "out of bounds": (VALUE, {"kafka.batch.size": "-5"}, r"out of bounds \(allowed: "),
     "unknown codec": (VALUE, {"kafka.compression.type": "lzma"}, r"is not one of none, gzip"),
     "neither true nor false": (VALUE, {"kafka.enable.idempotence": "yes"}, r"must be true or false"),
     "address without port": (VALUE, {"kafka.bootstrap.servers": "broker"}, r"is not host:port"),
     "password in the address": (VALUE, {"kafka.bootstrap.servers": "u:p@h:1"}, r"credentials do not belong"),
-    "unknown scheme": (VALUE, {"kafka.bootstrap.servers": "http://h:1"}, r"unknown protocol"),
+    "unknown scheme": (VALUE, {"kafka.bootstrap.servers": "http://h:1"}, r"http:// in front of its address"),
+    "semicolons": (VALUE, {"kafka.bootstrap.servers": "h:1;i:2"}, r"has a ';' between its addresses"),
     "scheme that contradicts": (
         VALUE,
         {"kafka.bootstrap.servers": "SSL://h:1"},
@@ -131,3 +139,15 @@ def test_a_stream_is_named_by_its_checkpoint_and_overwriting_is_refused(
     with pytest.raises(KafkaSinkError):
         KafkaChunkedDataSource(given).writer(schema, True)
     assert capsys.readouterr().err.splitlines()[-1].endswith("Use mode('append').")
+
+
+def test_an_option_of_the_source_is_not_taken_for_the_topic(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
+    with pytest.raises(KafkaSinkError):
+        KafkaChunkedDataSource(given).writer(StructType([StructField("value", StringType())]), False)
+    warning, error = capsys.readouterr().err.splitlines()
+    assert warning.endswith("Unknown options are ignored: subscribe (did you mean 'topic'?)")
+    assert error.endswith("Use the topic option for setting a topic.")

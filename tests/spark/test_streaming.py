@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.topics import producer_ids, read_topic
 
 if TYPE_CHECKING:

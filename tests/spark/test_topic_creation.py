@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.topics import read_topic
 
 if TYPE_CHECKING:

@@ -101,7 +101,7 @@ def test_of_an_attempt_that_spark_speculates_against_readers_see_nothing(secured
     each row once, and nothing is open."""
     servers = secured.broker.bootstrap_servers
     out = io.StringIO()
-    asked = ["list", "--bootstrap-servers", servers, "--prefix", ONCE, "--topic", ONCE]
+    asked = ["list", "--bootstrap-servers", servers, "--prefix", f"{ONCE}-job", "--topic", ONCE]
     assert transactions.main(asked, out) == 0
     assert "\n0 transactions open" in out.getvalue()
     committed, written = (

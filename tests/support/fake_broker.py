@@ -28,7 +28,7 @@ from kafka.protocol.admin.topics import CreateTopicsRequest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
-from tests.support.fake_log import RecordBatch
+from tests.support.fake_log import MAX_MESSAGE_BYTES, RecordBatch
 from tests.support.fake_replies import OK, Refuse, Reply
 from tests.support.fake_state import (
     API_VERSIONS,
@@ -96,7 +96,7 @@ class FakeCluster:
         topics: Mapping[str, int] | None = None,
         brokers: int = 1,
         versions: Mapping[int, tuple[int, int]] | None = None,
-        max_message_bytes: int = 1_048_588,
+        max_message_bytes: int | Mapping[str, int] = MAX_MESSAGE_BYTES,
         cluster_id: str = "fake",
     ) -> None:
         self.lock = threading.RLock()  # guards all below but the threads and the closed flag

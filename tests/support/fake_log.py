@@ -23,6 +23,8 @@ INVALID_RECORD = 87
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC_FROM = 21
 _SEQUENCES = 2**31
+# Of a topic, as brokers have it by default.
+MAX_MESSAGE_BYTES = 1_048_588
 _REMEMBERED = 5
 _NUMBER = re.compile(rb"<(\d+)>")
 

@@ -12,7 +12,7 @@ from kafka.protocol.admin.topics import CreateTopicsResponse
 from kafka.protocol.metadata import ApiVersionsResponse, MetadataResponse
 from kafka.protocol.producer import InitProducerIdResponse, ProduceResponse
 
-from tests.support.fake_log import PartitionLog, RecordBatch, parse_batch
+from tests.support.fake_log import MAX_MESSAGE_BYTES, PartitionLog, RecordBatch, parse_batch
 from tests.support.fake_replies import Reply
 
 PRODUCE, METADATA, API_VERSIONS, CREATE_TOPICS, INIT_PRODUCER_ID, DESCRIBE_CONFIGS = 0, 3, 18, 19, 22, 32
@@ -55,7 +55,7 @@ class FakeState:
         self,
         ports: list[int],
         versions: Mapping[int, tuple[int, int]],
-        max_message_bytes: int,
+        max_message_bytes: int | Mapping[str, int],
         cluster_id: str = "fake",
     ) -> None:
         self.cluster_id = cluster_id
@@ -69,15 +69,19 @@ class FakeState:
         """A new id, empty logs, epochs from 0; leaders go round the brokers."""
         self.topics[name] = FakeTopic(
             uuid.uuid4(),
-            [PartitionLog(self._max_message_bytes) for _ in range(partitions)],
+            [PartitionLog(self._limit(name)) for _ in range(partitions)],
             [(partition % len(self.ports), 0) for partition in range(partitions)],
         )
+
+    def _limit(self, topic: str) -> int:
+        limits = self._max_message_bytes
+        return limits if isinstance(limits, int) else limits.get(topic, MAX_MESSAGE_BYTES)
 
     def add_partitions(self, name: str, partitions: int) -> None:
         """Up to this number: empty logs, epochs from 0; leaders go round the brokers."""
         topic = self.topics[name]
         for partition in range(len(topic.logs), partitions):
-            topic.logs.append(PartitionLog(self._max_message_bytes))
+            topic.logs.append(PartitionLog(self._limit(name)))
             topic.leaders.append((partition % len(self.ports), 0))
 
     def answer(self, node_id: int, api_key: int, version: int, request: Any, reply: Reply) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 Text = bytes | None
 

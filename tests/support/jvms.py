@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pyspark
 
-from kafka_sink.local_broker.jars import find_java
-from kafka_sink.local_broker.start_cache import StartCache
+from local_kafka.jars import find_java
+from local_kafka.start_cache import StartCache
 
 # For every JVM. Most live for seconds: the second compiler, and a collector with threads of its own, cost
 # them more than they save.

@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 
 @dataclass(frozen=True)

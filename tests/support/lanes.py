@@ -25,7 +25,7 @@ FIRST = (
     "tests/project/test_packaging.py",
     "tests/security/test_secured_broker.py",
     "tests/coordinator/process/test_server_process.py",
-    "tests/local_broker/test_local_broker.py",
+    "tests/local_kafka/test_local_broker.py",
 )
 # Modules whose tests each start JVMs or other processes. Two tests of one such module never run side by side.
 ALONE = frozenset(name for name in FIRST if name.endswith(".py"))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.topics import log_end
 
 # The last epoch that brokers give to a client; the transaction after it has another producer id.

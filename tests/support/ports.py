@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kafka_sink.local_broker import node_config
+from local_kafka import node_config
 
 HOST = "127.0.0.1"
 

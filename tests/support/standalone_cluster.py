@@ -28,8 +28,8 @@ from types import TracebackType
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kafka_sink.local_broker.jars import find_java
-from kafka_sink.local_broker.processes import SupervisedProcesses
+from local_kafka.jars import find_java
+from local_kafka.processes import SupervisedProcesses
 from tests.support.jvms import SPARK_VARIABLE
 from tests.support.ports import free_port
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 
 
 class Row(NamedTuple):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, ProtocolError, TransactionError
+from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, ProtocolError
 from kafka_sink.transactions.batch import Duty, Handover
 from kafka_sink.transactions.decision import (
     BatchIdentity,
     Decision,
+    Fate,
     Part,
     RowsDigest,
     Written,
@@ -20,6 +21,7 @@ from kafka_sink.transactions.decision import (
     encode,
     newest_head,
     next_decision,
+    recorded,
     repaired,
 )
 from kafka_sink.transactions.driver import Ownership
@@ -40,8 +42,12 @@ def part(task: int) -> Part:
 def decision(number: int, tasks: int, batch: int = 5) -> Decision:
     identity = BatchIdentity("query", batch)
     parts = tuple(map(part, range(tasks)))
-    written = Written(batch, RowsDigest.total(one.digest for one in parts), ((0, batch),))
-    return Decision(number, identity, tasks, parts, "t", 4, {"query": written})
+    before = Written(batch - 1, RowsDigest(4, 5, 6), ((0, batch - 1),), -1)
+    return Decision(number, identity, tasks, parts, "t", 4, before)
+
+
+def lost(decided: Decision, *tasks: int) -> Decision:
+    return recorded(decided, dict.fromkeys(tasks, Fate.LOST))
 
 
 @pytest.mark.parametrize("tasks", [0, 1, 50, 3000])
@@ -64,7 +70,7 @@ def test_a_decision_with_a_chunk_missing_is_not_taken_for_another() -> None:
     chunks = encode(decision(7, 3000), 4)
     with pytest.raises(ProtocolError, match="decision 7"):
         decode(chunks[1:])
-    with pytest.raises(ProtocolError, match="does something else, or another version, use"):
+    with pytest.raises(ProtocolError, match="does something else, or a later version, use"):
         decode(["an offset's metadata of somebody else"])
 
 
@@ -73,22 +79,45 @@ def test_nothing_recorded_is_no_decision() -> None:
     assert newest_head([]) is None
 
 
-def test_progress_is_kept_of_other_writers_and_goes_back_by_one() -> None:
-    first = next_decision(SCOPE, None, BatchIdentity("a", 4), 1, [part(0)])
-    second = next_decision(SCOPE, first, BatchIdentity("b", 9), 1, [part(0)])
-    third = next_decision(SCOPE, second, BatchIdentity("a", 5), 1, [part(0)])
-    assert [str(third.progress[name]) for name in "ab"] == ["4 to 5", "9"]
-    assert [str(third.progress_before()[name]) for name in "ab"] == ["4", "9"]
-    assert not third.covers(BatchIdentity("a", 3))
-    assert not third.covers(BatchIdentity("a", 6))
-    assert not third.covers(BatchIdentity("c", 0))
-    again = next_decision(SCOPE, third, BatchIdentity("a", 5), 2, [part(1)])
-    assert [str(again.progress_before()[name]) for name in "ab"] == ["4", "9"]
-    assert again.progress["a"].digest == part(1).digest
+def test_what_earlier_versions_wrote_is_refused_saying_what_to_do() -> None:
+    """Catches: fields were added and the format's tag was not changed, so a decision could not be read by
+    either version and was called a broken one."""
+    for former in ("kc1", "kc2"):
+        with pytest.raises(ProtocolError, match=r"earlier version of kafka-chunked.*another transactional"):
+            decode([f"{former} 1 4 1 0 text"])
+    with pytest.raises(ProtocolError, match="a later version"):
+        newest_head(["kc9 1 4 1 0 text"])
+
+
+def test_a_decision_that_is_lost_entirely_is_left_out_of_what_was_written() -> None:
+    """Catches: the next decision took it for written all the same, and its rows were nowhere."""
+    first = next_decision(SCOPE, None, app(4), 2, [part(0), part(1)])
+    second = next_decision(SCOPE, first, app(5), 2, [part(0), part(2)])
+    assert str(second.before) == "4"
+    assert str(second.written) == "4 to 5"
+    third = next_decision(SCOPE, lost(second, 0, 2), app(7), 1, [part(0)])
+    assert str(third.written) == "4, 7"
+    assert not third.covers(app(5))
+    partly = next_decision(SCOPE, lost(second, 0), app(7), 1, [part(0)])
+    assert str(partly.written) == "4 to 5, 7"
+    empty = next_decision(SCOPE, first, app(5), 2, [])
+    assert str(empty.written) == "4 to 5", "an empty version is written"
+    assert not empty.is_lost
+
+
+def test_rows_of_the_last_two_batches_that_were_written_are_known() -> None:
+    decided = next_decision(SCOPE, None, app(4), 1, [part(1)])
+    for version in (5, 6):
+        decided = next_decision(SCOPE, decided, app(version), 1, [part(version)])
+    assert [decided.digest_of_batch(version) for version in (4, 5, 6, 7)] == [
+        *(None, part(5).digest, part(6).digest, None)
+    ]
+    decided = lost(decided, 6)
+    assert [decided.digest_of_batch(version) for version in (4, 5, 6)] == [None, part(5).digest, None]
 
 
 def test_a_repair_replaces_the_missing_parts_and_no_others() -> None:
-    anew = dataclasses.replace(part(1), producer=ProducerEpoch(77, 7))
+    anew = replace(part(1), producer=ProducerEpoch(77, 7))
     mended = repaired(decision(3, 3), [anew])
     assert mended.parts == (part(0), anew, part(2))
     assert mended.number == 4
@@ -99,13 +128,13 @@ def test_what_tasks_do_follows_from_what_planning_found() -> None:
     fresh, done, later = (BatchIdentity("query", number) for number in (6, 5, 7))
     whole = Handover.of(SCOPE, Ownership(claim, decision(1, 3)), 0)
     assert [whole.duty(batch, 0) for batch in (fresh, done)] == [Duty.WRITE, Duty.SKIP]
-    broken = Handover.of(SCOPE, Ownership(claim, decision(1, 3), frozenset({1})), 0)
+    broken = Handover.of(SCOPE, Ownership(claim, lost(decision(1, 3), 1)), 0)
     assert [broken.duty(done, task) for task in range(3)] == [Duty.COMPARE, Duty.WRITE, Duty.COMPARE]
     with pytest.raises(IncompleteBatchError, match=r"task 1 .* rewrite .* --prefix p --topic t'"):
         broken.duty(later, 0)
     empty = Handover.of(SCOPE, Ownership(claim, decision(1, 0)), 0)
     assert empty.duty(done, 0) is Duty.SKIP
-    unseen = Handover.of(SCOPE, Ownership(claim, decision(1, 3), frozenset({0, 1, 2})), 0)
+    unseen = Handover.of(SCOPE, Ownership(claim, lost(decision(1, 3), 0, 1, 2)), 0)
     assert unseen.duty(done, 0) is Duty.WRITE
     assert unseen.duty(BatchIdentity("query", 4), 0) is Duty.SKIP
 
@@ -146,32 +175,49 @@ def test_a_version_of_which_nobody_knows_whether_it_was_written_is_refused() -> 
 
 def test_a_query_that_goes_back_before_its_last_batch_is_refused() -> None:
     """Catches: batches of a checkpoint that was rewound or deleted were skipped, and their rows were lost."""
-    last = None
+    last = ours = None
     for number in (5, 6):
         last = next_decision(SCOPE, last, BatchIdentity.of_query("one", number), 1, [part(1)])
-        last = next_decision(SCOPE, last, app(number), 1, [part(1)])
+        ours = next_decision(SCOPE, ours, app(number), 1, [part(1)])
     given = handover(last)
     assert given.duty(BatchIdentity.of_query("one", 6), 0) is Duty.SKIP
     for number in (5, 4):
         with pytest.raises(ChangedBatchError, match="Spark does not go back"):
             given.duty(BatchIdentity.of_query("one", number), 0)
         with pytest.raises(ChangedBatchError, match="another txnAppId"):
-            given.duty(app(number), 0, in_query=True)
-    assert given.duty(app(5), 0) is Duty.SKIP, "a job may run an earlier version again"
-    assert given.duty(app(6), 0, in_query=True) is Duty.SKIP
+            handover(ours).duty(app(number), 0, in_query=True)
+    assert handover(ours).duty(app(5), 0) is Duty.SKIP, "a job may run an earlier version again"
+    assert handover(ours).duty(app(6), 0, in_query=True) is Duty.SKIP
+
+
+def test_a_checkpoint_may_be_deleted_any_number_of_times_and_an_old_copy_is_not_taken_for_new() -> None:
+    """Catches: the 65th query on a path was refused, as each new checkpoint makes another query of it; and
+    the first one, restored from a copy, doubled its batch, as 64 others had been written since."""
+    last = None
+    for name in range(200):
+        query = BatchIdentity.of_query(f"id-{name}", 0)
+        assert handover(last).duty(query, 0) is Duty.WRITE
+        last = next_decision(SCOPE, last, query, 1, [part(1)])
+        last = next_decision(SCOPE, last, replace(query, number=1), 1, [part(1)])
+    assert last is not None
+    assert decode(encode(last, 4)) == last
+    assert len(encode(last, 4)) == 1
+    with pytest.raises(
+        ChangedBatchError, match=r"query id-199 has written under the same name.*prefix of its"
+    ):
+        handover(last).duty(BatchIdentity.of_query("id-0", 1), 0)
+    assert handover(None).duty(BatchIdentity.of_query("id-0", 1), 0) is Duty.WRITE, "nobody has written yet"
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=30))
-def test_written_numbers_are_those_of_a_set(changes: list[tuple[int, bool]]) -> None:
-    written, numbers = Written(-1), set[int]()
-    for number, is_more in changes:
-        if is_more:
-            written, numbers = written.plus(number, RowsDigest(number)), numbers | {number}
-        else:
-            written, numbers = written.minus(number), numbers - {number}
+@given(st.lists(st.integers(0, 12), max_size=30))
+def test_written_numbers_are_those_of_a_set(added: list[int]) -> None:
+    written, numbers = Written(), set[int]()
+    for number in added:
+        written, numbers = written.plus(number, RowsDigest(number)), numbers | {number}
+        assert (written.last, written.digest.rows) == (number, number)
         assert {one for one in range(14) if one in written} == numbers
-        assert written.highest == max(numbers, default=-1)
+        assert written.highest == max(numbers)
         assert len(written.runs) == sum(one - 1 not in numbers for one in numbers)
 
 
@@ -193,43 +239,3 @@ def test_the_pattern_of_ids_takes_no_other_prefix() -> None:
     assert not re.match(pattern, Scope("a-b", "t", 1).task_id(3, 0))
     assert not re.match(pattern, Scope("a.b-task-1", "t", 1).task_id(3, 0))
     assert not re.match(pattern, Scope("a.b", "t", 1).driver_id)
-
-
-def test_no_application_that_shares_a_prefix_is_forgotten() -> None:
-    """Catches: a version that is written again because many others were written since."""
-    found = next_decision(SCOPE, None, BatchIdentity.of_application("app 0", "t", 7), 0, ())
-    for number in range(1, 64):
-        found = next_decision(SCOPE, found, BatchIdentity.of_application(f"app {number}", "t", 1), 0, ())
-        found = next_decision(SCOPE, found, BatchIdentity.of_unnamed_job(), 0, ())
-    assert found.covers(BatchIdentity.of_application("app 0", "t", 7))
-    assert len([name for name in found.progress if name.startswith("job ")]) == 1
-    assert decode(encode(found, 4)) == found
-    with pytest.raises(TransactionError, match=r"app 64/t is not committed.*prefix of their own"):
-        next_decision(SCOPE, found, BatchIdentity.of_application("app 64", "t", 1), 0, ())
-    assert next_decision(SCOPE, found, BatchIdentity.of_application("app 0", "t", 8), 0, ()).covers(
-        BatchIdentity.of_application("app 0", "t", 8)
-    )
-
-
-def test_no_application_is_mistaken_for_an_unnamed_job() -> None:
-    """Catches: a txnAppId that begins with "job " was forgotten by the next decision, and written again."""
-    mine = BatchIdentity.of_application("job nightly", "t", 7)
-    found = next_decision(SCOPE, None, mine, 0, ())
-    found = next_decision(SCOPE, found, BatchIdentity.of_unnamed_job(), 0, ())
-    assert found.covers(mine)
-    assert not next_decision(SCOPE, found, BatchIdentity.of_query("one", 0), 0, ()).covers(
-        BatchIdentity.of_unnamed_job()
-    )
-
-
-def test_a_checkpoint_may_be_deleted_any_number_of_times() -> None:
-    """Catches: the 65th query on a path was refused, as each new checkpoint makes another query of it."""
-    app = BatchIdentity.of_application("app", "t", 1)
-    found = next_decision(SCOPE, None, app, 0, ())
-    for number in range(200):
-        found = next_decision(SCOPE, found, BatchIdentity.of_query(f"id-{number}", 0), 0, ())
-    assert found.covers(app)
-    assert found.covers(BatchIdentity.of_query("id-199", 0))
-    assert found.covers(BatchIdentity.of_query("id-150", 0))
-    assert not found.covers(BatchIdentity.of_query("id-100", 0))
-    assert decode(encode(found, 4)) == found

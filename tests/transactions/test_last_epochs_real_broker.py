@@ -12,7 +12,6 @@ import pytest
 
 from kafka_sink.clock import wall_ms
 from kafka_sink.errors import TransactionError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.options import parse
 from kafka_sink.transactions import driver, task
 from kafka_sink.transactions.batch import Handover
@@ -20,6 +19,7 @@ from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import describe, init_producer
 from kafka_sink.transactions.scope import Scope
+from local_kafka import LocalBroker
 from tests.support.batches_by_hand import Job
 from tests.support.effort import EFFORT
 from tests.support.last_epochs import LAST_EPOCH, set_epochs

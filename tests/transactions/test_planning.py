@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.errors import ConfigurationError
+from kafka_sink.errors import ConfigurationError, ProtocolError
+from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.batch import BatchOutcome, Handover
 from kafka_sink.transactions.driver import Ownership
-from kafka_sink.transactions.operations import EndTransaction, ProducerEpoch, Steps
+from kafka_sink.transactions.operations import EndTransaction, FetchOffsets, OffsetKey, ProducerEpoch, Steps
 from kafka_sink.transactions.planning import PlannedTransactions
 from kafka_sink.transactions.scope import Scope
 
@@ -80,6 +81,38 @@ def test_a_named_application_has_a_prefix_for_each_topic() -> None:
     assert one != prefix(txnAppId="other", txnVersion="1")
 
 
+def test_each_writer_under_one_prefix_has_names_of_its_own() -> None:
+    """Catches: 64 writers shared one decision, so the 65th query of foreach_batch was refused, and an
+    incomplete batch of one of them stopped all."""
+
+    def mine(*, is_streaming: bool = False, **options: str) -> str:
+        return prefix({}, is_streaming=is_streaming, **{**options, "transactional.id.prefix": "mine"})
+
+    names = {mine(txnAppId=f"app-{number}", txnVersion="1") for number in range(200)}
+    names |= {mine(txnAppId="app-0", txnVersion="1", topic="other"), mine(), mine(is_streaming=True)}
+    assert len(names) == 203
+    assert all(name.startswith("mine-") for name in names), "so that rights on the prefix fit"
+    assert mine(txnAppId="app-0", txnVersion="2") in names
+    assert mine() in names
+
+
+def test_what_earlier_versions_wrote_under_a_prefix_is_looked_for(use: Use) -> None:
+    """Catches: it is under other names, so a batch that was written before would be written again."""
+    steps = iter(["take over", "read"])
+
+    def run(one: Steps[Any]) -> Ownership | None:
+        if next(steps) == "take over":
+            return Ownership(ProducerEpoch(1, 0))
+        (fetch,) = next(one)
+        assert fetch == FetchOffsets(("p-decision",))
+        one.send(({OffsetKey("p-decision", TopicPartition("t", 0)): "kc2 1 4 1 0 text"},))
+        return None
+
+    use(run)
+    with pytest.raises(ProtocolError, match=r"another transactional\.id\.prefix"):
+        take_over("p")
+
+
 def of_query(checkpoint: str | Path) -> str:
     return prefix({"checkpointlocation": str(checkpoint)}, is_streaming=True)
 
@@ -124,7 +157,7 @@ def test_a_checkpoint_whose_file_system_is_not_known_is_refused(text: str) -> No
     with pytest.raises(ConfigurationError, match=r"checkpointLocation.*or set transactional\.id\.prefix"):
         of_query(text)
     named = prefix({"checkpointlocation": text}, is_streaming=True, **{"transactional.id.prefix": "mine"})
-    assert named == "mine"
+    assert named == "mine-query"
 
 
 def test_a_query_without_a_checkpoint_needs_a_prefix() -> None:
@@ -142,8 +175,8 @@ def test_the_log_names_a_prefix_once_in_an_application(
     for name in ("orders", "orders", "clicks"):
         take_over(name)
     assert [line.partition("prefix ")[2] for line in caplog.messages] == [
-        "'orders', and records progress for topic 't'",
-        "'clicks', and records progress for topic 't'",
+        "'orders-query', and records progress for topic 't'",
+        "'clicks-query', and records progress for topic 't'",
     ]
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     take_over("other")
@@ -166,7 +199,7 @@ def aborted_under(use: Use) -> list[ProducerEpoch]:
         claims.append(first.producer)
 
     use(run)
-    planning.abort(parse(BASE).options, PlannedTransactions(Scope("p", "t", 1)))
+    planning.abort(parse(BASE).options, PlannedTransactions(Scope("p-query", "t", 1)))
     return claims
 
 
@@ -229,7 +262,7 @@ def test_a_batch_that_took_half_the_time_that_brokers_allow_is_warned_of(
     """Catches: no word before brokers abort a slow query's batches, one after the other."""
     use(lambda _: BatchOutcome(committed=(7_000_000, 7_000_000 + open_ms - 1)))
     monkeypatch.setattr(planning, "wall_ms", lambda: 7_000_000.0 + open_ms)
-    planned = PlannedTransactions(Scope("p", "t", 1), None, Handover(ProducerEpoch(1, 0), {}))
+    planned = PlannedTransactions(Scope("p", "t", 1), None, Handover(ProducerEpoch(1, 0)))
     planning.commit(parse({**BASE, "kafka.transaction.timeout.ms": "60000"}).options, planned, [])
     lines = warnings_in(caplog)
     assert len(lines) == warnings

@@ -14,13 +14,13 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.planning import VERIFICATION_SETTING
+from local_kafka import LocalBroker
 from tests.support.raw_producer import RawProducer
 from tests.support.topics import read_to_end
 

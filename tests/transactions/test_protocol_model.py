@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -136,6 +136,14 @@ def abort_all(scope: Any, claim: Any) -> Steps[Any]:
     return left.claim
 
 
+def with_fates(
+    decision: decisions.Decision, fate: decisions.Fate, parts: Iterable[Any]
+) -> decisions.Decision:
+    """As if this had become of these parts, without a record of it."""
+    fates = {part.task: fate for part in parts}
+    return replace(decisions.recorded(decision, fates), number=decision.number)
+
+
 def without_completing(scope: Any, _: float) -> Steps[Any]:
     """Planning aborts what an earlier driver has decided."""
     claim = yield from init_producer(scope.driver_id)
@@ -165,13 +173,13 @@ def takes_pending_marks_for_missing(scope: Any, _: float) -> Steps[Any]:
     """The marks are read without waiting for transactions that are committed and not visible yet."""
     claim = yield from init_producer(scope.driver_id)
     decision = yield from driver.read_decision(scope)
-    missing: tuple[Any, ...] = ()
     if decision is not None:
         undone = yield from proof.not_visible(scope, decision, (yield from seen(scope)))
         yield proof.ends_of(scope, undone)
         claim = yield from abort_all(scope, claim)
         missing = yield from proof.not_visible(scope, decision, (yield from seen(scope)))
-    return driver.Ownership(claim, decision, frozenset(part.task for part in missing))
+        decision = with_fates(decision, decisions.Fate.LOST, missing)
+    return driver.Ownership(claim, decision)
 
 
 def commits_without_deciding(reports: Any, **_: Any) -> Steps[Any]:
@@ -184,12 +192,15 @@ def commits_without_deciding(reports: Any, **_: Any) -> Steps[Any]:
 
 def forgets_progress(scope: Scope, ownership: Any, now_ms: float) -> Handover:
     """Tasks write a batch that was decided once more."""
-    return replace(Handover.of(scope, ownership, now_ms), progress={}, incomplete=None)
+    return replace(Handover.of(scope, ownership, now_ms), writer="", incomplete=None)
 
 
 def forgets_what_is_missing(scope: Scope, ownership: Any, now_ms: float) -> Handover:
     """Tasks believe that what was decided is written."""
-    return Handover.of(scope, replace(ownership, missing=frozenset()), now_ms)
+    decision = ownership.decision
+    if decision is not None:
+        decision = with_fates(decision, decisions.Fate.COMMITTED, decision.parts)
+    return Handover.of(scope, replace(ownership, decision=decision), now_ms)
 
 
 def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
@@ -226,7 +237,7 @@ def takes_expired_marks_for_missing(scope: Any, now_ms: float) -> Steps[Any]:
     parts = tuple(replace(part, fate=decisions.Fate.UNRECORDED) for part in found.decision.parts)
     decision = replace(found.decision, parts=parts)
     absent = yield from proof.not_visible(scope, decision, (yield from seen(scope)))
-    return replace(found, missing=frozenset(part.task for part in absent))
+    return replace(found, decision=with_fates(decision, decisions.Fate.LOST, absent))
 
 
 def ends_only_what_is_open(reports: Any, **named: Any) -> Steps[Any]:

@@ -21,7 +21,6 @@ from kafka_sink.errors import (
     KafkaSinkError,
     TransactionError,
 )
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -40,6 +39,7 @@ from kafka_sink.transactions.operations import (
     init_producer,
 )
 from kafka_sink.transactions.scope import Scope
+from local_kafka import LocalBroker
 from tests.support.batches_by_hand import PARTITIONS, Job
 from tests.support.raw_producer import RawProducer
 

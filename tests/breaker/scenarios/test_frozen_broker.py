@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
+from local_kafka import LocalBroker
 from tests.support.scripted_cluster import PATIENCE_S
 from tests.support.slow_machine import Stalls
 from tests.support.topics import moved_in, numbers_in

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.errors import DeliveryError
-from kafka_sink.local_broker import LocalBroker
 from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import PRODUCERS, task_producer
+from local_kafka import LocalBroker
 from tests.support.fake_broker import FakeCluster
 from tests.support.producer_ids import ask_for_producer_id
 from tests.support.scripted_cluster import TOPIC, mutes, until, written

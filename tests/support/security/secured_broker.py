@@ -14,7 +14,7 @@ from typing import Any
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from kafka_sink.local_broker import LocalBroker
+from local_kafka import LocalBroker
 from tests.support.broker_settings import SETTINGS
 from tests.support.security.certificates import Authority, Identity
 

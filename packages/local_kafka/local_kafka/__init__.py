@@ -1,0 +1,15 @@
+"""A real Apache Kafka without Docker. PySpark's Ivy downloads it once; it runs as KRaft brokers.
+
+    with LocalBroker() as broker:
+        print(broker.bootstrap_servers)
+
+On the command line: ``local-kafka [--brokers 3] [--port 9092]``. Needs Java 17 or newer, on Linux or macOS.
+"""
+
+from __future__ import annotations
+
+from local_kafka.broker import LocalBroker
+from local_kafka.errors import LocalBrokerError
+from local_kafka.jars import IVY_SETTINGS_ENV, KAFKA_HOME_ENV, KAFKA_VERSION
+
+__all__ = ["IVY_SETTINGS_ENV", "KAFKA_HOME_ENV", "KAFKA_VERSION", "LocalBroker", "LocalBrokerError"]

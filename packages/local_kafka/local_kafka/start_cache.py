@@ -1,0 +1,122 @@
+"""What the first start of a Kafka leaves for later ones, which take about half its processor time.
+
+``bootstrap.checkpoint``: the features of a new cluster, as Kafka's StorageTool writes them into a data
+folder. They depend on the jars alone, and the tool is a JVM of its own. It is kept with its checksum.
+``classes.jsa``: the classes that a broker has loaded, in a file that Java maps instead of reading and
+verifying each (class data sharing). A JVM writes it when it ends in order. Java goes on without one that is
+damaged, or of another Java or other jars.
+
+Files appear by a rename, so that none is seen half-written. Where the cache folder cannot be written, every
+start is a first one. Each Java with each folder of jars has a folder of some 50 MB. Those used last are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from local_kafka.jars import Java, cache_root
+
+_PREFIX = "starts-"
+# More than anyone's Javas and Kafkas at one time.
+MAX_FOLDERS = 4
+CHECKPOINT = "bootstrap.checkpoint"
+CLASSES = "classes.jsa"
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
+# Other Javas than OpenJDK's do not know the options for classes.
+_LENIENT = "-XX:+IgnoreUnrecognizedVMOptions"
+# A JVM that maps damaged classes crashes. It compares checksums only if asked, in some 20 ms.
+_CHECKED = ("-XX:+UnlockDiagnosticVMOptions", "-XX:+VerifySharedSpaces")
+
+
+class StartCache:
+    """Of one Java with one folder of jars. ``folder`` is None where the user has no cache folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    @classmethod
+    def of(cls, java: Java, jars: Path) -> StartCache:
+        """In the user's cache folder; a new one where Java or a jar has changed."""
+        program = Path(os.path.realpath(java.path))
+        try:
+            found = [(one, one.stat()) for one in (program, *sorted(jars.glob("*.jar")))]
+            files = [(str(one), stat.st_size, stat.st_mtime_ns) for one, stat in found]
+            key = hashlib.sha256(f"{java.version} {files}".encode()).hexdigest()
+            folder = cache_root() / f"{_PREFIX}{key[:16]}"
+        except (OSError, RuntimeError):  # a jar that has gone meanwhile; a user without a home
+            return cls(None)
+        with contextlib.suppress(OSError):
+            os.utime(folder)  # as _delete_oldest needs it
+        return cls(folder)
+
+    def restore_checkpoint(self, data: Path) -> bool:
+        """Copy it into a broker's data folder, which is made. False where none is kept, or a damaged one."""
+        if self._folder is None:
+            return False
+        with contextlib.suppress(OSError):
+            kept = (self._folder / CHECKPOINT).read_bytes()
+            checksum, content = kept[:_CHECKSUM_BYTES], kept[_CHECKSUM_BYTES:]
+            if checksum != hashlib.sha256(content).digest():
+                return False
+            data.mkdir(parents=True, exist_ok=True)
+            (data / CHECKPOINT).write_bytes(content)
+            return True
+        return False
+
+    def keep_checkpoint(self, data: Path) -> None:
+        """Keep the one that the tool has written into ``data``."""
+        with contextlib.suppress(OSError):
+            content = (data / CHECKPOINT).read_bytes()
+            self._keep(CHECKPOINT, lambda path: path.write_bytes(hashlib.sha256(content).digest() + content))
+
+    def flags_to_read_classes(self) -> list[str]:
+        """A broker's JVM flags to read the classes. Empty if none are kept yet."""
+        if self._folder is None or not (self._folder / CLASSES).is_file():
+            return []
+        return [_LENIENT, *_CHECKED, f"-XX:SharedArchiveFile={self._folder / CLASSES}"]
+
+    def flags_to_write_classes(self, folder: Path) -> list[str]:
+        """A broker's JVM flags to write its classes into ``folder`` when it ends, for ``keep_classes``.
+
+        Empty if classes are kept already, or cannot be kept: writing them takes seconds.
+        """
+        if self._folder is None or self.flags_to_read_classes() or not _is_writable(self._folder):
+            return []
+        return [_LENIENT, f"-XX:ArchiveClassesAtExit={folder / CLASSES}"]
+
+    def keep_classes(self, folder: Path) -> None:
+        """Keep those that a broker has written into ``folder``, if it has."""
+        self._keep(CLASSES, lambda path: shutil.copyfile(folder / CLASSES, path))
+
+    def _keep(self, name: str, write: Callable[[Path], object]) -> None:
+        """By a rename: others may start a broker at the same time."""
+        if self._folder is None:
+            return
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _delete_oldest(self._folder.parent)
+            with tempfile.TemporaryDirectory(dir=self._folder) as staging:
+                write(Path(staging) / name)
+                (Path(staging) / name).replace(self._folder / name)
+
+
+def _delete_oldest(root: Path) -> None:
+    """Keep the folders that were used last. A JVM that has mapped the classes of another goes on."""
+    with contextlib.suppress(OSError):  # another process may delete them as well
+        by_use = sorted(root.glob(f"{_PREFIX}*"), key=lambda folder: folder.stat().st_mtime_ns)
+        for folder in by_use[:-MAX_FOLDERS]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)

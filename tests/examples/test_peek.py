@@ -1,0 +1,170 @@
+"""The example that shows rows and dead letters in the terminal, and writes mended letters back."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from kafka.errors import KafkaTimeoutError
+
+from kafka_sink.dead_letters.rejected_rows import CUT_PREFIX, PREFIX
+from local_kafka import LocalBroker
+
+PEEK = str(Path(__file__).resolve().parents[2] / "examples" / "peek.py")
+CONTEXT = [
+    ("__connect.errors.topic", b"peek-orders"),
+    ("__connect.errors.exception.message", b"the record is larger\x1b[2J than 1000"),
+]
+ROW = {"topic": "t", "partition": 0, "offset": 1, "timestamp": 0, "key": None, "value": None, "headers": []}
+
+
+@pytest.fixture(scope="module")
+def peek() -> Any:
+    """The example's names."""
+    return runpy.run_path(PEEK)
+
+
+def produce(broker: LocalBroker, topic: str, *records: dict[str, Any]) -> None:
+    broker.create_topic(topic, 2)
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    for record in records:
+        producer.produce(topic, **record)
+    assert producer.flush(60) == 0
+
+
+@pytest.fixture
+def peeked(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*arguments: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", [PEEK, broker.bootstrap_servers, *arguments])
+        runpy.run_path(PEEK, run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_the_last_rows_are_shown_on_a_line_each(broker: LocalBroker, peeked: Any) -> None:
+    records = [{"key": f"k{number}", "value": "v" * 300, "partition": 0} for number in range(5)]
+    produce(broker, "peek-rows", *records, {"value": b"\xff\x00", "partition": 1, "headers": [("h", b"1")]})
+    lines = peeked("peek-rows", "--count", "2")
+    assert len(lines) == 3, "two of each partition"
+    assert any("peek-rows-0 @ 4  2" in line and "key=k4  value=vvv" in line for line in lines)
+    assert any("key=null  value=(2 bytes)  headers: h=1" in line for line in lines)
+    assert max(map(len, lines)) < 300
+    assert len(peeked("peek-rows", "--from", "beginning", "--count", "1")) == 1
+    assert any("key=k3" in line for line in peeked("peek-rows", "--from", "3"))
+
+
+def test_letters_are_shown_mended_and_written_back(broker: LocalBroker, tmp_path: Path, peeked: Any) -> None:
+    letter = {"key": "a", "value": "too large", "headers": [("own", b"\xff"), *CONTEXT], "timestamp": 5000}
+    produce(broker, "peek-letters", letter)
+    broker.create_topic("peek-orders", 1)
+    (shown,) = peeked("peek-letters")
+    assert "rejected by peek-orders: the record is larger [2J than 1000" in shown
+    (whole,) = peeked("peek-letters", "--json")
+    file = tmp_path / "letters.jsonl"
+    mended = {**json.loads(whole), "value": "small"}
+    file.write_text("".join(json.dumps(one) + "\n" for one in (mended, {**mended, "origin": "peek-rows"})))
+    (told,) = peeked("peek-orders", "--write-back", str(file))
+    assert told == "1 letters written back to peek-orders; 1 that other topics rejected were left out"
+    (back,) = peeked("peek-orders", "--json")
+    found = json.loads(back)
+    assert (found["key"], found["value"], found["timestamp"]) == ("a", "small", 5000)
+    assert found["headers"] == [["own", {"base64": "/w=="}]]
+
+
+def test_a_login_stands_in_a_file(tmp_path: Path, peeked: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "client.json"
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "none", "sasl_plain_password": "s3cret"}
+    file.write_text(json.dumps(login))
+    with pytest.raises(SystemExit) as ended:
+        peeked("peek-rows", "--client", str(file))
+    assert "error: " in str(ended.value)
+    assert "s3cret" not in str(ended.value) + "".join(capsys.readouterr())
+
+
+def test_what_is_missing_is_named(peeked: Any) -> None:
+    with pytest.raises(SystemExit, match="there is no topic 'nowhere'"):
+        peeked("nowhere")
+
+
+def test_letters_that_fail_do_not_hide_those_that_are_written(peek: Any) -> None:
+    class Sent:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def get(self, timeout: float) -> None:
+            if self.number == 2:
+                raise KafkaTimeoutError("no broker")
+
+    class Writes:
+        sent = 0
+
+        def send(self, topic: str, **_: object) -> Sent:
+            self.sent += 1
+            return Sent(self.sent)
+
+    letter = json.dumps({"key": None, "value": "v", "headers": [], "origin": "t"})
+    with pytest.raises(RuntimeError, match=r"^1 of 3 letters .*others are written.*line 2: .*no broker"):
+        peek["write_back"](Writes(), "t", [letter] * 3)
+
+
+class Refuses:
+    def send(self, *_: object, **__: object) -> None:
+        raise AssertionError("it was written")
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"key": 1, "value": "v", "headers": [], "origin": "t"}, "is a text"),
+        (
+            {
+                "key": None,
+                "value": "v",
+                "headers": [["kafka-chunked.errors.value.length", "9"]],
+                "origin": "t",
+            },
+            "was cut",
+        ),
+        ([], "attribute"),
+    ],
+)
+def test_a_letter_that_cannot_be_written_keeps_all_from_being_written(
+    peek: Any, row: Any, problem: str
+) -> None:
+    good: dict[str, Any] = {"key": None, "value": "v", "headers": [], "origin": "t"}
+    with pytest.raises(ValueError, match=rf"^line 2: .*{problem}.*Nothing was written"):
+        peek["write_back"](Refuses(), "t", [json.dumps(good), json.dumps(row)])
+
+
+@pytest.mark.parametrize("origin", ["other", None, 7, ["t"]])
+def test_a_row_does_not_say_where_it_goes(peek: Any, origin: object) -> None:
+    """Catches: whoever writes to the topic of letters chooses what is written, and where."""
+    letter = {"key": None, "value": "v", "headers": [], "origin": origin}
+    assert peek["write_back"](Refuses(), "t", [json.dumps(letter)]) == (0, 1)
+
+
+def test_a_line_holds_no_control_characters(peek: Any) -> None:
+    row = {**ROW, "key": "\x1b[2J", "value": "a\nb", "headers": [["\x1b]0;h\x07", "1"]]}
+    expected = "t-0 @ 1  1970-01-01T00:00:00.000Z  key= [2J  value=a b  headers:  ]0;h =1"
+    assert peek["line_of"](row) == expected
+
+
+def test_a_line_shows_an_instant_that_is_no_date(peek: Any) -> None:
+    """Catches: an end of the whole output at one row with microseconds in place of milliseconds."""
+    assert "  1700000000000000 ms  " in peek["line_of"]({**ROW, "timestamp": 1_700_000_000_000_000})
+
+
+def test_a_place_that_is_none_is_refused(peeked: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        peeked("t", "--from", "begining")
+    assert "'begining' is neither 'beginning', 'end' nor an offset" in capsys.readouterr().err
+
+
+def test_it_knows_the_headers_of_the_sink(peek: Any) -> None:
+    assert peek["CONTEXT"] == (PREFIX.decode(), CUT_PREFIX.decode())

@@ -1,0 +1,284 @@
+"""Real brokers, as the fixtures and the demo start them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from local_kafka import LocalBroker
+from local_kafka import broker as broker_module
+from local_kafka.errors import LocalBrokerError
+from local_kafka.node_config import plan_nodes
+from local_kafka.start_cache import CHECKPOINT, CLASSES, StartCache
+from tests.support.commands import run
+from tests.support.interrupts import interruptible
+
+
+def alive(pid: int) -> bool:
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return state.stdout.strip() != "" and not state.stdout.strip().startswith("Z")
+
+
+def send(servers: str, topic: str, values: list[bytes]) -> None:
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 3})
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(60) == 0
+
+
+def receive(servers: str, topic: str, count: int) -> list[bytes]:
+    config = {"bootstrap.servers": servers, "group.id": uuid.uuid4().hex, "log_level": 3}
+    consumer = Consumer(config)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    values: list[bytes] = []
+    deadline = time.monotonic() + 60
+    while len(values) < count and time.monotonic() < deadline:
+        values += [message.value() for message in consumer.consume(count, 1.0) if message.error() is None]
+    consumer.close()
+    return values
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[LocalBroker]:
+    """A broker that these tests may kill. It checks ten times a second whether records are too old."""
+    checks = {"log.initial.task.delay.ms": 100, "log.retention.check.interval.ms": 100}
+    with LocalBroker(properties={"num.partitions": 2, **checks}) as running:
+        yield running
+
+
+def test_data_survives_kill_and_clean_stop(own: LocalBroker) -> None:
+    topic = f"survives-{uuid.uuid4().hex[:8]}"
+    own.create_topic(topic)
+    servers, first = own.bootstrap_servers, own.pid(0)
+    send(servers, topic, [b"a", b"b"])
+    own.stop(0)
+    assert not own.is_running(0)
+    own.start(0)
+    send(servers, topic, [b"c"])
+    own.kill(0)
+    assert not alive(first)
+    own.start(0)
+    assert own.bootstrap_servers == servers
+    assert own.pid(0) != first
+    assert receive(servers, topic, 3) == [b"a", b"b", b"c"]
+
+
+def test_a_frozen_broker_responds_again_after_the_thaw(own: LocalBroker) -> None:
+    topic = f"frozen-{uuid.uuid4().hex[:8]}"
+    own.create_topic(topic)
+    own.freeze(0)
+    try:
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(own.pid(0))], capture_output=True, text=True, check=True
+        )
+        assert state.stdout.startswith("T")
+        assert own.is_running(0)
+    finally:
+        own.thaw(0)
+    send(own.bootstrap_servers, topic, [b"x"])
+    assert receive(own.bootstrap_servers, topic, 1) == [b"x"]
+
+
+def test_topics_are_created_by_use_with_the_callers_properties(own: LocalBroker) -> None:
+    topic = f"auto-{uuid.uuid4().hex[:8]}"
+    send(own.bootstrap_servers, topic, [b"x"])
+    assert sorted(path.name for path in own.log_dir(0).glob(f"{topic}-*")) == [f"{topic}-0", f"{topic}-1"]
+
+
+def test_old_event_times_are_kept(own: LocalBroker) -> None:
+    """Kafka's default retention deletes records with timestamps of 2013 at the first check."""
+    own.create_topic("old")
+    producer = Producer({"bootstrap.servers": own.bootstrap_servers, "log_level": 3})
+    producer.produce("old", b"x", partition=0, timestamp=1_356_998_400_000)
+    assert producer.flush(30) == 0
+    time.sleep(1.0)  # several checks
+    assert receive(own.bootstrap_servers, "old", 1) == [b"x"]
+
+
+def test_java_tools_run_on_the_same_jars(own: LocalBroker) -> None:
+    topic = f"tools-{uuid.uuid4().hex[:8]}"
+    own.create_topic(topic)
+    send(own.bootstrap_servers, topic, [b"hello"])
+    segment = next((own.log_dir(0) / f"{topic}-0").glob("*.log"))
+    printed = own.run_tool(
+        "org.apache.kafka.tools.DumpLogSegments", "--files", str(segment), "--print-data-log"
+    ).stdout
+    assert "isvalid: true" in printed
+    assert "payload: hello" in printed
+    with pytest.raises(LocalBrokerError, match=r"no\.such\.Tool ended with 1"):
+        own.run_tool("no.such.Tool")
+
+
+def test_misuse_is_told(own: LocalBroker) -> None:
+    with pytest.raises(LocalBrokerError, match="already running"):
+        own.start(0)
+    with pytest.raises(LocalBrokerError, match="already running"):
+        own.open()
+    with pytest.raises(LocalBrokerError, match="no broker 1"):
+        own.kill(1)
+    with pytest.raises(LocalBrokerError, match="was not created"):
+        own.create_topic("not a name")
+    with pytest.raises(LocalBrokerError, match="1 or 3"):
+        LocalBroker(brokers=2)
+    with pytest.raises(LocalBrokerError, match="not running"):
+        _ = LocalBroker().bootstrap_servers
+
+
+def test_a_taken_port_is_told_before_anything_starts() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(LocalBrokerError, match=f"port {port} is taken"):
+            LocalBroker(port=port).open()
+
+
+def test_a_port_lost_between_choice_and_bind_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = plan_nodes
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        plans: list[Any] = []
+
+        def first_unlucky(*args: object) -> object:
+            nodes = real(*args)  # type: ignore[arg-type]  # passed on as it came
+            if not plans:
+                nodes[0].ports["CONTROLLER"] = listener.getsockname()[1]  # type: ignore[index]  # a dict inside
+            plans.append(nodes)
+            return nodes
+
+        monkeypatch.setattr(broker_module, "plan_nodes", first_unlucky)
+        with LocalBroker() as running:
+            assert running.is_running(0)
+        assert len(plans) == 2
+
+
+def test_a_broker_that_cannot_start_shows_its_log() -> None:
+    with pytest.raises(LocalBrokerError, match=r"StorageTool|ended while it started"):
+        LocalBroker(properties={"log.segment.bytes": "many"}).open()
+
+
+def test_no_room_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("local_kafka.broker.tempfile.mkdtemp", full)
+    with pytest.raises(LocalBrokerError, match=r"No space left on device; set TMPDIR"):
+        LocalBroker().open()
+
+
+def test_three_brokers_keep_serving_while_one_is_down(cluster3: LocalBroker) -> None:
+    topic = f"three-{uuid.uuid4().hex[:8]}"
+    cluster3.create_topic(topic, partitions=3)
+    assert len(cluster3.bootstrap_servers.split(",")) == 3
+    cluster3.kill(2)
+    try:
+        send(cluster3.bootstrap_servers, topic, [b"x", b"y"])
+    finally:
+        cluster3.start(2)
+    assert receive(cluster3.bootstrap_servers, topic, 2) == [b"x", b"y"]
+
+
+def command_until(how: signal.Signals, code: int, environ: dict[str, str], folder: Path) -> list[str]:
+    """Run the command in ``folder`` until this signal; the command lines of what it had started."""
+    with interruptible():
+        command = subprocess.Popen(
+            [sys.executable, "-m", "local_kafka"],
+            env={**environ, "TMPDIR": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+    with command, contextlib.ExitStack() as stack:
+        stack.callback(command.kill)
+        assert command.stdout is not None
+        host, port = command.stdout.readline().strip().split(":")
+        socket.create_connection((host, int(port)), 5).close()
+        listing = subprocess.run(
+            ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
+        )
+        started = [line for line in listing.stdout.splitlines() if str(folder) in line]
+        assert len(started) == 2  # the supervisor and the broker
+        os.kill(command.pid, how)
+        assert command.wait(90) == code
+    deadline = time.monotonic() + 60
+    while any(alive(int(line.split()[0])) for line in started) or list(folder.glob("kafka-chunked-broker-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return started
+
+
+def test_the_command_ends_its_broker_when_it_is_killed(
+    project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    command_until(signal.SIGKILL, -signal.SIGKILL, project_environment, tmp_path)
+
+
+def test_a_first_start_leaves_what_makes_later_ones_quick(
+    project_environment: dict[str, str], own: LocalBroker, tmp_path: Path
+) -> None:
+    """And the command ends its broker at Ctrl-C and at SIGTERM."""
+    jars, runs = Path(own.classpath).parent, tmp_path / "runs"
+    runs.mkdir()
+    environ = {
+        **project_environment,
+        "KAFKA_CHUNKED_KAFKA_HOME": str(jars),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    first = command_until(signal.SIGINT, 0, environ, runs)
+    left = sorted(tmp_path.glob("cache/kafka-chunked/starts-*/*"))
+    assert [path.name for path in left] == [CHECKPOINT, CLASSES]
+    later = command_until(signal.SIGTERM, 0, environ, runs)
+    assert not any("SharedArchiveFile" in line for line in first)
+    assert any("SharedArchiveFile" in line for line in later)
+    flags = StartCache(left[0].parent).flags_to_read_classes()
+    assert classes_from_archive(own, flags) > 100
+    # Java maps a damaged file too unless it is asked to compare checksums, and crashes.
+    with left[1].open("r+b") as archive:
+        archive.seek(left[1].stat().st_size // 2)
+        archive.write(b"\xff" * 100_000)
+    assert classes_from_archive(own, flags) == 0
+
+
+def classes_from_archive(broker: LocalBroker, flags: list[str]) -> int:
+    """How many classes Kafka's main class, which says here how it is called, takes from the archive."""
+    command = [broker.java, *flags, "-Xlog:class+load", "-cp", broker.classpath, "kafka.Kafka"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "server.properties" in done.stdout + done.stderr
+    return done.stdout.count("source: shared objects file (top)")
+
+
+def test_a_frozen_broker_goes_on_so_that_it_can_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: 15 s until a block ends in which the first broker of this machine was frozen."""
+    calls: list[str] = []
+    monkeypatch.setattr(LocalBroker, "is_running", lambda *_: True)
+    monkeypatch.setattr(LocalBroker, "_flags_to_write_classes", lambda *_: ["flag"])
+    for name in ("thaw", "stop"):
+        monkeypatch.setattr(LocalBroker, name, lambda *_, name=name: calls.append(name))
+    frozen = LocalBroker(progress=lambda _: None)
+    frozen._folder, frozen._has_served = tmp_path / "none", True
+    frozen.close()
+    assert calls == ["thaw", "stop"]
+
+
+def test_the_command_tells_what_is_wrong_in_one_line(
+    project_environment: dict[str, str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "local_kafka", "--kafka-home", tmp_path]
+    done = run(command, project_environment, code=1)
+    assert done.stderr.startswith("error: ")
+    assert "contains no Kafka" in done.stderr
+    assert "Traceback" not in done.stderr

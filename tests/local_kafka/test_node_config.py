@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from local_kafka import node_config
+from local_kafka.errors import LocalBrokerError
+from local_kafka.node_config import (
+    format_properties,
+    free_port,
+    plan_nodes,
+    port_is_free,
+    random_id,
+    server_properties,
+)
+
+
+@pytest.fixture
+def taken_port() -> object:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_listening_port_is_not_free(taken_port: int) -> None:
+    assert not port_is_free(taken_port)
+
+
+def test_free_ports_are_distinct_and_below_the_ephemeral_range(tmp_path: Path) -> None:
+    nodes = plan_nodes(tmp_path, 3, None, {"TLS": "SSL"})
+    ports = [port for node in nodes for port in node.ports.values()]
+    assert len(ports) == len(set(ports)) == 9
+    assert all(20_000 <= port < 32_000 for port in ports)
+
+
+def test_an_asked_port_that_is_taken_is_an_error(tmp_path: Path, taken_port: int) -> None:
+    with pytest.raises(LocalBrokerError, match=f"port {taken_port} is taken"):
+        plan_nodes(tmp_path, 1, taken_port, {})
+
+
+def test_a_taken_port_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two are left, of which one is taken.
+    monkeypatch.setattr(node_config, "_PORTS", (20_000, 20_002))
+    monkeypatch.setattr(node_config, "port_is_free", lambda _: True)
+    assert free_port({20_000}) == 20_001
+
+
+def test_asked_ports_follow_one_another(tmp_path: Path) -> None:
+    base = next(p for p in range(20_000, 32_000, 10) if all(port_is_free(p + i) for i in range(3)))
+    nodes = plan_nodes(tmp_path, 3, base, {})
+    assert [node.ports["BROKER"] for node in nodes] == [base, base + 1, base + 2]
+
+
+@pytest.mark.parametrize(("brokers", "replicas", "in_sync"), [(1, "1", "1"), (3, "3", "2")])
+def test_replication_fits_the_cluster(tmp_path: Path, brokers: int, replicas: str, in_sync: str) -> None:
+    nodes = plan_nodes(tmp_path, brokers, None, {})
+    values = server_properties(nodes[0], nodes, auto_create_topics=True, extra_listeners={}, properties={})
+    assert values["default.replication.factor"] == replicas
+    assert values["offsets.topic.replication.factor"] == replicas
+    assert values["transaction.state.log.replication.factor"] == replicas
+    assert values["transaction.state.log.min.isr"] == in_sync
+    assert values["min.insync.replicas"] == in_sync
+
+
+def test_the_callers_properties_win(tmp_path: Path) -> None:
+    nodes = plan_nodes(tmp_path, 1, None, {"TLS": "SSL"})
+    values = server_properties(
+        nodes[0],
+        nodes,
+        auto_create_topics=False,
+        extra_listeners={"TLS": "SSL"},
+        properties={"num.partitions": "7"},
+    )
+    assert values["num.partitions"] == "7"
+    assert values["auto.create.topics.enable"] == "false"
+    assert "TLS:SSL" in values["listener.security.protocol.map"]
+    assert f"TLS://{nodes[0].address('TLS')}" in values["advertised.listeners"]
+    assert "CONTROLLER" not in values["advertised.listeners"]
+
+
+def test_properties_are_escaped_for_java() -> None:
+    assert format_properties({"a": "x\\y\nz"}) == "a=x\\\\y\\nz\n"
+
+
+def test_ids_are_22_characters_and_no_option() -> None:
+    ids = [random_id() for _ in range(500)]
+    assert len(set(ids)) == 500
+    assert all(len(text) == 22 and not text.startswith("-") for text in ids)
+
+
+def test_names_and_values_of_other_scripts_and_with_equals_signs_are_read_back_by_java() -> None:
+    text = format_properties({"user_a=b": "p\\w=ä€ \U0001f511\n"})
+    assert text == "user_a\\=b=p\\\\w=\\u00e4\\u20ac \\ud83d\\udd11\\n\n"
+    assert text.isascii()

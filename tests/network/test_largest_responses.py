@@ -1,0 +1,212 @@
+"""The largest responses that brokers may send by Kafka's protocol, to the largest requests of this client."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from kafka.protocol.metadata import ApiVersionsResponse
+
+from kafka_sink.model import TopicPartition
+from kafka_sink.network import apis, requests, topic_requests
+from kafka_sink.network import transaction_requests as transactions
+from kafka_sink.network.broker_protocol import BrokerProtocol
+from kafka_sink.network.events import OutboundRequest
+from kafka_sink.network.produce import produce_body
+from kafka_sink.records.encoder import MAX_RECORDS_PER_BATCH
+from tests.support.fake_state import framed
+from tests.support.schema_responses import uvarint
+
+# As long as topics' names, host names, a committed offset's metadata and Kafka's texts may be.
+TOPIC = "t" * 249
+HOST = "h" * 253
+METADATA_BYTES = 4_096
+RECORD_TEXT = f"Compacted topic cannot accept message without key in topic partition {TOPIC}-1234567890"
+PARTITION_TEXT = (
+    "One or more records have been rejected due to 131072 record errors in total, and only showing the first "
+    f"three errors at most: [{', '.join([f'RecordError(batchIndex=131071, message={RECORD_TEXT})'] * 3)}]"
+)
+MANY = 10_000
+
+
+def text(content: str, *, compact: bool = True) -> bytes:
+    data = content.encode()
+    return (uvarint(len(data) + 1) if compact else struct.pack(">h", len(data))) + data
+
+
+def rows(elements: Iterable[bytes], *, compact: bool = True) -> bytes:
+    whole = list(elements)
+    return (uvarint(len(whole) + 1) if compact else struct.pack(">i", len(whole))) + b"".join(whole)
+
+
+def response(api: int, version: int, body: list[Any], answer: bytes, asked: int = 0, records: int = 0) -> Any:
+    """What comes of a response that follows its header, by a connection that has sent the request."""
+    protocol = BrokerProtocol("client", "broker", 1000.0)
+    ours = [ApiVersionsResponse.ApiVersion(api_key=key, min_version=0, max_version=20) for key in range(90)]
+    protocol.start(0.0)
+    protocol.send_buffer.advance(protocol.send_buffer.queued_bytes)
+    protocol.receive(framed(ApiVersionsResponse(version=4, error_code=0, api_keys=ours), 0))
+    assert protocol.next_response(0.0) is None
+    protocol.submit(OutboundRequest(api, version, body, True, 1000.0, "tag", asked, records), 0.0)
+    protocol.send_buffer.advance(protocol.send_buffer.queued_bytes - protocol.send_buffer.written_bytes)
+    header = struct.pack(">i", 1) + (b"\0" if version >= apis.APIS[api].first_flexible else b"")
+    protocol.receive(struct.pack(">i", len(header) + len(answer)) + header + answer)
+    completed = protocol.next_response(0.0)
+    assert completed is not None
+    return completed.response
+
+
+# -- Produce --------------------------------------------------------------------------------------
+
+
+def refused_partition(version: int, number: int, errors: list[bytes], message: str) -> bytes:
+    compact = version >= apis.APIS[apis.PRODUCE].first_flexible
+    tags = b"\0" if compact else b""
+    if version >= 10:
+        leader = struct.pack(">ii", 7, 3) + b"\0"
+        tags = b"\1\0" + uvarint(len(leader)) + leader
+    found = struct.pack(">ihqqq", number, 87, -1, -1, -1)
+    return found + rows(errors, compact=compact) + text(message, compact=compact) + tags
+
+
+def produce_request(version: int, partitions: int) -> list[Any]:
+    data = [(number, [memoryview(b"x")], 1) for number in range(partitions)]
+    return produce_body(version, -1, 1000, None, [(TOPIC, bytes(range(16)), data)])
+
+
+def produce_response(version: int, partitions: list[bytes]) -> bytes:
+    compact = version >= apis.APIS[apis.PRODUCE].first_flexible
+    tags = b"\0" if compact else b""
+    name = bytes(range(16)) if version >= 13 else text(TOPIC, compact=compact)
+    topic = name + rows(partitions, compact=compact) + tags
+    return rows([topic], compact=compact) + bytes(4) + tags
+
+
+@pytest.mark.parametrize("version", [8, 9, 13])
+def test_each_record_of_a_request_may_be_refused_with_a_text_of_its_own(version: int) -> None:
+    """Catches: 6,319 refused records with their texts were "not a Kafka broker"."""
+    compact, count = version >= 9, MAX_RECORDS_PER_BATCH
+    behind = text(RECORD_TEXT, compact=compact) + (b"\0" if compact else b"")
+    errors = [struct.pack(">i", place) + behind for place in range(count)]
+    answer = produce_response(version, [refused_partition(version, 0, errors, PARTITION_TEXT)])
+    found = response(apis.PRODUCE, version, produce_request(version, 1), answer, 2, count)
+    (partition,) = found.partitions
+    assert list(partition.record_errors.places) == list(range(count))
+    assert partition.record_errors.reason.startswith("Compacted topic")
+
+
+@pytest.mark.parametrize("version", [8, 9, 13])
+def test_ten_thousand_partitions_may_each_be_refused_with_a_text_and_a_leader(version: int) -> None:
+    found = [refused_partition(version, number, [], PARTITION_TEXT) for number in range(MANY)]
+    answer = produce_response(version, found)
+    body = produce_request(version, MANY)
+    partitions = response(apis.PRODUCE, version, body, answer, MANY + 1, MANY).partitions
+    assert [one.partition for one in partitions] == list(range(MANY))
+
+
+def test_every_element_may_have_a_tagged_field_of_a_newer_broker() -> None:
+    tag = b"\1\x46\0"
+    errors = [struct.pack(">i", place) + b"\0" + tag for place in range(MAX_RECORDS_PER_BATCH)]
+    found = struct.pack(">ihqqq", 0, 87, -1, -1, -1) + rows(errors) + b"\0" + tag
+    answer = rows([bytes(range(16)) + rows([found]) + tag]) + bytes(4) + tag
+    body = produce_request(13, 1)
+    (partition,) = response(apis.PRODUCE, 13, body, answer, 2, MAX_RECORDS_PER_BATCH).partitions
+    assert len(partition.record_errors.places) == MAX_RECORDS_PER_BATCH
+
+
+# -- Metadata ---------------------------------------------------------------------------------------
+
+
+def test_metadata_of_a_million_partitions() -> None:
+    """Of ten thousand topics with the longest names, and three replicas each."""
+    each = 100
+    replicas = rows([struct.pack(">i", one) for one in range(3)])
+    partitions = rows(
+        struct.pack(">hiii", 0, number, number % 3, 5) + replicas * 2 + b"\1\0" for number in range(each)
+    )
+    names = [f"{number:08d}{TOPIC[8:]}" for number in range(MANY)]
+    topics = rows(
+        struct.pack(">h", 0) + text(name) + struct.pack(">QQ", 1, number) + b"\0" + partitions + bytes(5)
+        for number, name in enumerate(names)
+    )
+    address = text(HOST) + struct.pack(">i", 9092) + b"\0\0"
+    brokers = rows(struct.pack(">i", one) + address for one in range(3))
+    answer = bytes(4) + brokers + text("cluster") + struct.pack(">i", 0) + topics + b"\0"
+    body = [requests.encode_metadata(12, tuple(names), False)]
+    found = response(apis.METADATA, 12, body, answer, len(names))
+    assert sum(len(topic.partitions) for topic in found.update.topics) == MANY * each
+
+
+# -- transactions -----------------------------------------------------------------------------------
+
+
+def test_coordinators_of_ten_thousand_keys_on_hosts_with_long_names() -> None:
+    keys = [f"key-{number}" for number in range(MANY)]
+    head, behind = struct.pack(">i", 1) + text(HOST), struct.pack(">ih", 9092, 0) + text("e" * 300) + b"\0"
+    answer = bytes(4) + rows(text(key) + head + behind for key in keys) + b"\0"
+    body = [transactions.encode_find_coordinator(5, keys, of_groups=True)]
+    assert len(response(apis.FIND_COORDINATOR, 5, body, answer, MANY).found) == MANY
+
+
+@pytest.mark.parametrize("api", [apis.ADD_PARTITIONS_TO_TXN, apis.TXN_OFFSET_COMMIT])
+def test_a_transaction_of_many_topics_with_long_names(api: int) -> None:
+    names = [f"{number:08d}{TOPIC[8:]}" for number in range(MANY)]
+    partitions = [TopicPartition(name, 0) for name in names]
+    if api == apis.ADD_PARTITIONS_TO_TXN:
+        body = transactions.encode_add_partitions(3, "id", 1, 0, partitions)
+    else:
+        offsets = dict.fromkeys(partitions, (0, ""))
+        body = transactions.encode_txn_offset_commit(3, "id", 1, 0, "group", offsets)
+    answer = bytes(4) + rows(text(name) + rows([bytes(7)]) + b"\0" for name in names) + b"\0"
+    assert response(api, 3, [body], answer, 2 * MANY).errors == dict.fromkeys(partitions, 0)
+
+
+def test_an_added_partition_may_have_a_tagged_field() -> None:
+    partitions = [TopicPartition("t", number) for number in range(10 * MANY)]
+    body = transactions.encode_add_partitions(3, "id", 1, 0, partitions)
+    added = rows(struct.pack(">ih", one.partition, 0) + b"\1\x46\0" for one in partitions)
+    answer = bytes(4) + rows([text("t") + added + b"\0"]) + b"\0"
+    found = response(apis.ADD_PARTITIONS_TO_TXN, 3, [body], answer, 2 * len(partitions))
+    assert len(found.errors) == len(partitions)
+
+
+def test_ten_thousand_offsets_with_all_the_metadata_that_each_may_have() -> None:
+    partitions = [TopicPartition(TOPIC, number) for number in range(MANY)]
+    behind = struct.pack(">qi", 0, -1) + text("m" * METADATA_BYTES) + bytes(3)
+    offsets = rows(struct.pack(">i", one.partition) + behind for one in partitions)
+    group = text("group") + rows([text(TOPIC) + offsets + b"\0"]) + bytes(3)
+    body = [transactions.encode_offset_fetch(8, "group", partitions, stable=True)]
+    found = response(apis.OFFSET_FETCH, 8, body, bytes(4) + rows([group]) + b"\0", 2 * MANY)
+    assert len(found.groups["group"][1]) == MANY
+
+
+def test_a_transaction_in_many_topics_with_short_names_is_described() -> None:
+    topics = rows(text("t") + rows([bytes(4)]) + b"\0" for _ in range(10 * MANY))
+    state = text("Ongoing") + struct.pack(">iqqh", 1, 2, 3, 4)
+    one = struct.pack(">h", 0) + text("id") + state + topics + b"\0"
+    body = [transactions.encode_describe_transactions(0, ["id"])]
+    found = response(apis.DESCRIBE_TRANSACTIONS, 0, body, bytes(4) + rows([one]) + b"\0", 1)
+    assert found.transactions["id"].partitions == 10 * MANY
+
+
+@pytest.mark.parametrize(("count", "length"), [(400_000, 100), (100_000, 1)])
+def test_a_broker_may_have_many_transactional_ids(count: int, length: int) -> None:
+    """Versions 0 and 1 list all, whatever prefix they have."""
+    one = text("i" * length) + bytes(8) + text("Empty") + b"\0"
+    body = [transactions.encode_list_transactions(1, [], "")]
+    answer = bytes(6) + rows([]) + rows([one] * count) + b"\0"
+    assert len(response(apis.LIST_TRANSACTIONS, 1, body, answer).ids) == count
+
+
+# -- topics -----------------------------------------------------------------------------------------
+
+
+def test_a_created_topic_may_have_all_settings_as_long_as_texts_are() -> None:
+    given = [(f"setting-{number}", "v" * 32_000) for number in range(40)]
+    body = [topic_requests.encode_create_topic(7, TOPIC, 1, 1, 1000, given)]
+    settings = rows(text(name) + text(value) + bytes(4) for name, value in given)
+    topic = text(TOPIC) + bytes(18) + text("m" * 300) + bytes(6) + settings + b"\0"
+    found = response(apis.CREATE_TOPICS, 7, body, bytes(4) + rows([topic]) + b"\0")
+    assert found.error_code == 0

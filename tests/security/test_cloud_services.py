@@ -1,0 +1,77 @@
+"""The configurations of docs/clusters.md are valid, and mean what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_sink.options import parse
+from kafka_sink.security.settings import SecuritySettings
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "clusters.md"
+# What a reader puts in.
+VARIABLES = (
+    *("api_key", "api_secret", "client_id", "client_secret", "user", "password"),
+    "connection_string",
+)
+
+
+def configurations() -> list[tuple[str, dict[str, str]]]:
+    """(section, options) of each block that sets them; one that adds to the block before includes that."""
+    found: list[Any] = []
+    page = PAGE.read_text().partition("\n## Services\n")[2].partition("\n## ")[0]
+    for section in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
+        name, _, text = section.partition("\n")
+        names = {variable: f"{variable}-value" for variable in VARIABLES}
+        for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+            space: dict[str, object] = dict(names)
+            if "|=" in block:
+                space["options"] = dict(found[-1][1])
+            exec(block, space)
+            options = space["options"]
+            assert isinstance(options, dict)
+            found.append((name, options))
+    return found
+
+
+CONFIGURATIONS = configurations()
+
+
+def test_the_page_has_all_five_services() -> None:
+    assert [name for name, _ in CONFIGURATIONS] == [
+        *("Confluent Cloud", "Confluent Cloud", "Amazon MSK", "Amazon MSK"),
+        *("Azure Event Hubs", "Azure Event Hubs", "Aiven", "Redpanda Cloud"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "options"), CONFIGURATIONS)
+def test_each_configuration_is_valid(name: str, options: dict[str, str]) -> None:
+    if "sasl.oauthbearer.token.provider" in options:
+        # "without kafka.sasl.username and .password", as the page says.
+        options = {key: text for key, text in options.items() if key not in _LOGIN}
+    parsed = parse(options)
+    security = SecuritySettings.from_options(parsed.options)
+    assert security.tls is not None
+    assert security.tls.check_host
+    if name == "Aiven":
+        assert security.tls.key is not None
+    else:
+        assert security.sasl is not None
+    adapted = [text for text in parsed.warnings if "Event Hubs" in text]
+    assert bool(adapted) is (name == "Azure Event Hubs")
+    assert len(parsed.warnings) == len(adapted)
+
+
+_LOGIN = ("kafka.sasl.username", "kafka.sasl.password")
+
+
+def test_what_a_page_gives_in_a_login_module_arrives() -> None:
+    confluent = dict(CONFIGURATIONS[1][1])
+    sasl = SecuritySettings.from_options(parse(confluent).options).sasl
+    assert sasl is not None
+    assert sasl.tokens is not None
+    assert dict(sasl.tokens.extensions) == {"logicalCluster": "lkc-xxxxx", "identityPoolId": "pool-xxxx"}
+    assert sasl.tokens.client_id == "client_id-value"
