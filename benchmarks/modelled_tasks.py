@@ -62,6 +62,7 @@ CONNECT_S, GIVE_UP_S, GIVE_UP_MUTED_S = 10.0, 6.0, COORDINATOR_SILENCE_MS / 1000
 # How soon tasks with requests at a frozen broker notice, how long such a probe takes, and one that succeeds.
 SILENCE_S, NOTICE_S, PROBE_S, BACK_S = 0.5, 2.0, 1.0, 0.01
 OUTCOMES_S, WAITING_S = OPTIONS.coordinator_report_interval_ms / 1000, 0.25
+STALLED_S = 0.5
 FIRST_REPORT_S, USE_S = 0.3, 60.0
 CONNECTS_PER_S = 500
 # Linux: choose the port when connecting, so that each address has its own.
@@ -80,7 +81,8 @@ def report_of(number: int) -> TaskReport:
 @dataclass(eq=False, slots=True)
 class Task:
     """``stage``: 0 not connected, 1 in TLS's handshake, 2 with proof. Times are seconds, 0 where there is
-    none. ``muted``: the broker, and how many partitions, as this task has been told."""
+    none; ``alive_at`` and ``since``, when it began to connect, are those of ``Crowd.clock``. What it has been
+    told is muted: the broker, and how many partitions."""
 
     number: int
     source: str
@@ -89,6 +91,7 @@ class Task:
     failures: int = 0
     attempt: int = 0
     frames: FrameReader = field(default_factory=lambda: FrameReader(MAX_MESSAGE_BYTES))
+    since: float = 0.0
     alive_at: float = 0.0
     beat_at: float = 0.0
     report_s: float = 1.0
@@ -123,6 +126,7 @@ class Crowd:
         self._selector = selectors.DefaultSelector()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
+        self._stalled_s = 0.0
         self._backoff = ExponentialBackoff(BACKOFF_MS, BACKOFF_MAX_MS, self.chance.random)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -144,6 +148,11 @@ class Crowd:
             Fetch: self._on_fetch,
             ReportEvery: self._on_report_every,
         }
+
+    def clock(self) -> float:
+        """Seconds in which the tasks could have read: as in the real client, what takes the model longer is
+        nobody's silence."""
+        return time.monotonic() - self._stalled_s
 
     # -- time ----------------------------------------------------------------------------------------
 
@@ -169,9 +178,12 @@ class Crowd:
                     break
                 heapq.heappop(self._due)[2]()
             next_s = min(end, self._due[0][0] if self._due else end) - time.monotonic()
-            for key, _ in self._selector.select(min(0.05, max(0.0, next_s))):
+            ready = self._selector.select(min(0.05, max(0.0, next_s)))
+            for key, _ in ready:
                 if key.data.sock is key.fileobj:
                     self._guarded(key.data)
+            took_s = time.monotonic() - now
+            self._stalled_s += took_s if took_s > STALLED_S else 0.0
 
     def mark(self) -> None:
         """What follows counts anew."""
@@ -227,11 +239,17 @@ class Crowd:
         task.sock, task.stage = plain, 0
         task.frames = FrameReader(MAX_MESSAGE_BYTES)
         task.attempt += 1
+        task.since = self.clock()
         self._selector.register(plain, selectors.EVENT_WRITE, task)
         self.after(CONNECT_S, partial(self._bound_connecting, task, task.attempt))
 
     def _bound_connecting(self, task: Task, attempt: int) -> None:
-        if task.attempt == attempt and task.sock is not None and task.stage < 2:
+        if task.attempt != attempt or task.sock is None or task.stage == 2:
+            return
+        left_s = task.since + CONNECT_S - self.clock()
+        if left_s > 0:
+            self.after(left_s, partial(self._bound_connecting, task, attempt))
+        else:
             self.unconnected += 1
             self._end(task)
             self._retry(task)
@@ -283,7 +301,7 @@ class Crowd:
         proof = framed_bytes(bytes((VERSION,)) + bytes.fromhex(found.token))
         task.stage, task.failures, task.report_s = 2, 0, 1.0
         self._write(task, proof + framed(hello) + self._uses + self._writing + self._alive)
-        task.alive_at = time.monotonic()
+        task.alive_at = self.clock()
         self._beat_after(task, ALIVE_S * self.chance.random())
         self.after(USE_S * self.chance.random(), partial(self._use, task, task.attempt))
         # At first soon, so that it is seen; a task that connects again, within its interval.
@@ -340,7 +358,7 @@ class Crowd:
     def _beat(self, task: Task, at: float) -> None:
         if task.stage != 2 or task.beat_at != at:
             return
-        now = time.monotonic()
+        now = self.clock()
         bound_s = GIVE_UP_MUTED_S if task.is_waiting else GIVE_UP_S
         if task.alive_at and now - task.alive_at >= bound_s:
             self.gave_up += 1
@@ -355,8 +373,8 @@ class Crowd:
             self._beat_after(task, max(0.0, task.alive_at + bound_s - now))
 
     def _on_alive(self, task: Task, _: Alive) -> None:
-        now = time.monotonic()
         if task.alive_at:
+            now = self.clock()
             self.latencies.append(now - task.alive_at)
             task.alive_at = 0.0
             self._beat_after(task, ALIVE_MUTED_S if task.is_waiting else ALIVE_S)
