@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -165,9 +166,8 @@ def test_a_process_that_stalled_takes_nobody_for_silent() -> None:
 @pytest.mark.parametrize("wrong", ["token", "fingerprint", "name"])
 def test_a_client_takes_no_response_from_who_does_not_prove_itself(wrong: str) -> None:
     with serving() as found:
-        location = found.address.location
-        value = "x.invalid" if wrong == "name" else b"x" * 32
-        address = replace(found.address, location=replace(location, **{wrong: value}))
+        value: Any = "x.invalid" if wrong == "name" else b"x" * 32
+        address = replace(found.address, location=replace(found.address.location, **{wrong: value}))
         with client_of(address) as (_client, channel):
             eventually(lambda: "lost" in channel.events)
             assert not channel.received

@@ -20,8 +20,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_sink import spark_application
-from kafka_sink.coordinator.process.planning import PlannedCoordinator
-from kafka_sink.coordinator.transport.address import Rendezvous
+from kafka_sink.coordinator.address import CoordinatorLocation, PlannedCoordinator
 from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import ConfigurationError, DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
@@ -427,7 +426,7 @@ def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
 
 
 @pytest.mark.parametrize(
-    ("of_driver", "of_rendezvous", "expected"),
+    ("of_driver", "of_location", "expected"),
     [
         ("[2001:db8::7]", "", "2001:db8::7"),
         ("driver.example", "", "driver.example"),
@@ -435,7 +434,7 @@ def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
     ],
 )
 def test_tasks_find_the_coordinator_of_any_driver_host(
-    of_driver: str, of_rendezvous: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    of_driver: str, of_location: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches: brackets, which Spark writes around IPv6 addresses and sockets do not take."""
 
@@ -446,7 +445,7 @@ def test_tasks_find_the_coordinator_of_any_driver_host(
 
     monkeypatch.setattr("kafka_sink.spark.writer.TaskContext.get", Context)
     options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
-    planned = PlannedCoordinator(Rendezvous(7, "key", b"secret", of_rendezvous))
+    planned = PlannedCoordinator(CoordinatorLocation(7, b"f", "n", b"t", "group", of_location))
     found = PlannedWrite(options, ColumnPlan.of([("value", "string")], "t"), planned)._coordinator()
     assert found is not None
     assert found.host == expected
