@@ -173,7 +173,7 @@ class Sender(threading.Thread):
         self._moves = UnsentMoves(accumulator, self._completion, cluster, network, self._policy)
         self._transaction_partitions: TransactionPartitions | None = None
         if isinstance(identity, TransactionalIdentity):
-            # Loads the clients' requests of kafka-python, which other tasks do without.
+            # Other tasks do without these requests.
             from kafka_sink.sending.transaction_partitions import TransactionPartitions
 
             self._transaction_partitions = TransactionPartitions(identity, network, timeout_ms, backoff)
