@@ -13,6 +13,7 @@ from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import LearntLimits
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue, TooLargeBatch
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import PartitionInfo, TopicPartition
 from kafka_sink.options import SinkOptions
 
@@ -58,7 +59,6 @@ class RecordAccumulator:
         # Signalled when batches reach a final state.
         self._completed = threading.Condition(self._lock)
         self._queues = BatchQueues()
-        self._rotation: dict[int, int] = {}
 
     # -- the task's thread --------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class RecordAccumulator:
 
     def drain(
         self,
-        node: int,
+        broker: Broker,
         queues: Sequence[PartitionQueue],
         max_bytes: int,
         may_send: Callable[[ProducerBatch], bool],
@@ -207,7 +207,7 @@ class RecordAccumulator:
         taken: list[ProducerBatch] = []
         size = filled
         with self._lock:
-            begin = self._rotation.get(node, 0) % len(queues)
+            begin = broker.rotation % len(queues)
             for step in range(len(queues)):
                 index = (begin + step) % len(queues)
                 queue = queues[index]
@@ -222,12 +222,12 @@ class RecordAccumulator:
                     continue
                 added = head.estimated_size
                 if size and size + added > max_bytes:
-                    self._rotation[node] = index
+                    broker.rotation = index
                     break
                 size += added
                 taken.append(self._queues.take_first(queue))
             else:
-                self._rotation[node] = begin + 1
+                broker.rotation = begin + 1
         return taken
 
     def move_unsent(

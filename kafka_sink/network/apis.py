@@ -61,7 +61,7 @@ class Api(NamedTuple):
     first_flexible: int
 
     def largest_response(self, request_bytes: int, asked: int, records: int) -> int:
-        """How many bytes a response may have. ``asked`` and ``records`` are those of ``OutboundRequest``.
+        """How many bytes a response may have. ``asked`` and ``records`` are those of ``Request``.
 
         A response repeats names of its request, and may have a text for each topic, partition and key that
         this names, and for each record of a Produce request (KIP-467).
@@ -107,7 +107,7 @@ DECODERS: dict[int, Callable[[int, bytes, int], Any]] = {}
 
 def decoder_of(api_key: int) -> Callable[[int, bytes, int], Any]:
     """It takes the version, the response with its header, and how many topics, partitions and keys the
-    request has named (``OutboundRequest.asked``). It raises ProtocolError."""
+    request has named (``Request.asked``). It raises ProtocolError."""
     if api_key not in DECODERS:
         importlib.import_module(f"{__package__}.{APIS[api_key].module}")
     return DECODERS[api_key]

@@ -15,8 +15,7 @@ from kafka_sink.kafka_errors import (
     error_of,
 )
 from kafka_sink.network.apis import APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE
-from kafka_sink.network.events import Buffer
-from kafka_sink.network.wire import Reader, Writer, decoder, text_of
+from kafka_sink.network.wire import Buffer, Reader, Writer, decoder, text_of
 from kafka_sink.printable import printable_list
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from kafka_sink.network.apis import APIS, DECODERS, Api
 from kafka_sink.printable import is_host, printable
 
 Value = TypeVar("Value")
+Buffer = bytes | memoryview
 ANY_NUMBER = 2**31
 # Elements that a response may have beside those that were asked for: API versions, login mechanisms.
 UNASKED = 1_000

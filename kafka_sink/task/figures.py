@@ -139,7 +139,7 @@ class TaskFiguresReader:
     def _other_rack_bytes(self) -> int:
         if not self.rack.name:
             return 0
-        sent = self.sender.node_metrics(self.clock_ms())
+        sent = self.sender.broker_figures(self.clock_ms())
         return sum(node.sent_bytes for node_id, node in sent.items() if self.rack.is_other(node_id))
 
     def _gauges(self) -> dict[str, Number]:
@@ -158,7 +158,7 @@ class TaskFiguresReader:
     def _brokers(self, now_ms: float, *, done: bool) -> dict[int, BrokerFigures]:
         addresses = self.cluster.nodes()
         found = {}
-        for node_id, broker in list(self.sender.node_metrics(now_ms).items())[:MAX_BROKERS]:
+        for node_id, broker in list(self.sender.broker_figures(now_ms).items())[:MAX_BROKERS]:
             node = addresses.get(node_id)
             address = "" if node is None else f"{node.host}:{node.port}"
             found[node_id] = broker._replace(address=address, in_flight=0 if done else broker.in_flight)

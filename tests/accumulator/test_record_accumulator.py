@@ -15,6 +15,7 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.batch_header import ProducerSequence
+from tests.support.brokers import Brokers
 from tests.support.queues import queues_of
 from tests.support.strategy import forced
 
@@ -45,6 +46,7 @@ class Bench:
     def __init__(self, **changes: object) -> None:
         self.pool = BufferPool(1 << 20, 128, clock_ms=lambda: 0.0)
         settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+        self.brokers = Brokers()
         self.accumulator = RecordAccumulator(settings, forced.allocator(self.pool, 1_000, 128))
         self.leaders: dict[TopicPartition, int] = {}
 
@@ -83,7 +85,7 @@ class Bench:
         may_send: Callable[[ProducerBatch], bool] = anything,
     ) -> list[ProducerBatch]:
         queues = self.accumulator.ready(self.leader, now).nodes[node]
-        taken = self.accumulator.drain(node, queues, most, may_send)
+        taken = self.accumulator.drain(self.brokers.of(node), queues, most, may_send)
         for batch in taken:
             if batch.state is BatchState.CLOSED:
                 batch.seal()
@@ -139,7 +141,7 @@ def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() 
     batch = bench.batch(P[0])
     queues = bench.accumulator.ready(bench.leader, 1_000).nodes[0]
     batch.leased = True
-    assert bench.accumulator.drain(0, queues, 10_000, anything) == []
+    assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == []
     assert queues_of(bench.accumulator).leased_batch_skipped
 
 
@@ -204,7 +206,7 @@ def test_a_drained_batch_that_was_open_takes_no_more_rows() -> None:
     bench = Bench()
     batch = bench.batch(P[0])
     queues = bench.accumulator.ready(bench.leader, 50).nodes[0]
-    assert bench.accumulator.drain(0, queues, 10_000, anything) == [batch]
+    assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == [batch]
     assert batch.state is BatchState.CLOSED
     assert batch.request_references == 1
 

@@ -31,6 +31,7 @@ from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
+from tests.support.brokers import Brokers
 from tests.support.queues import queues_of, teach_ratio
 from tests.support.strategy import forced
 
@@ -91,6 +92,7 @@ class Bench:
             buffer_memory=memory,
             compression_type=compression,
         )
+        self.brokers = Brokers()
         self.accumulator = RecordAccumulator(settings, self.allocator)
         self.wakes = 0
         self.on_wake: Callable[[], object] = lambda: None
@@ -121,7 +123,7 @@ class Bench:
         ).nodes:
             for node, queues in ready.items():
                 for batch in fill_request(
-                    self.accumulator, node, queues, 1 << 30, lambda batch: True, lambda batch: False
+                    self.accumulator, self.brokers.of(node), queues, 1 << 30, lambda batch: True, None
                 ):
                     batch.move_to(BatchState.IN_FLIGHT)
                     self.sent.append(batch.size)
@@ -393,7 +395,7 @@ def refuse(bench: Bench, partition: int = 0) -> int:
     (queue,) = accumulator.ready(lambda p: PartitionInfo("t", p.partition, p.partition, 0), 0).nodes[
         partition
     ]
-    (batch,) = accumulator.drain(partition, [queue], 1, lambda batch: True)
+    (batch,) = accumulator.drain(Brokers().of(partition), [queue], 1, lambda batch: True)
     if batch.state is BatchState.CLOSED:
         batch.seal()
     batch.move_to(BatchState.IN_FLIGHT)

@@ -34,6 +34,7 @@ from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
+from tests.support.brokers import Brokers
 from tests.support.effort import tries
 from tests.support.queues import queues_of
 
@@ -160,6 +161,7 @@ class Run:
         self.shape = shape
         self.pool = BufferPool(POOL_BYTES, max(1, shape.batch_size), clock_ms=lambda: 0.0)
         self.allocator = strategy(self.pool, shape.batch_size)
+        self.brokers = Brokers()
         self.accumulator = RecordAccumulator(
             SinkOptions(
                 bootstrap_servers=(),
@@ -202,7 +204,7 @@ class Run:
         check = self.accumulator.ready(lambda p: TOPICS["t"].partitions[p.partition], 1e6)
         for node, queues in sorted(check.nodes.items()):
             taken = fill_request(
-                self.accumulator, node, queues, 200_000, lambda batch: True, lambda batch: False
+                self.accumulator, self.brokers.of(node), queues, 200_000, lambda batch: True, None
             )
             parts = []
             for batch in taken:

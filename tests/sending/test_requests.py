@@ -21,6 +21,7 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.requests import fill_request
+from tests.support.brokers import Brokers
 from tests.support.queues import queues_of, teach_ratio
 from tests.support.strategy import forced
 
@@ -51,6 +52,7 @@ class Bench:
             buffer_memory=memory,
             compression_type=compression,
         )
+        self.broker = Brokers().of(0)
         self.accumulator = RecordAccumulator(settings, forced.allocator(pool, 512 << 10, 4_096))
         codec = codec_for(compression, None)
         self.estimates = SizeEstimates(self.accumulator.options, codec, self.accumulator.limits)
@@ -75,7 +77,12 @@ class Bench:
         if not check.nodes:
             return []
         taken = fill_request(
-            self.accumulator, 0, check.nodes[0], MAX_REQUEST_BYTES, lambda batch: True, lambda batch: False
+            self.accumulator,
+            self.broker,
+            check.nodes[0],
+            MAX_REQUEST_BYTES,
+            lambda batch: True,
+            lambda batch: False,
         )
         for batch in taken:
             batch.move_to(BatchState.IN_FLIGHT)

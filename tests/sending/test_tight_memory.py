@@ -35,6 +35,7 @@ from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import BatchSplitter, take_out
+from tests.support.brokers import Brokers
 from tests.support.effort import tries
 from tests.support.queues import queues_of
 from tests.support.taken_records import values_of
@@ -109,7 +110,8 @@ class Task:
             self.accumulator.options, codec_for(shape.codec, None), self.accumulator.limits
         )
         self.appender = RecordAppender(self.accumulator, estimates, lambda: 0.0, lambda: None)
-        self.completion = BatchCompletion(self.accumulator)
+        self.brokers = Brokers()
+        self.completion = BatchCompletion(self.accumulator, {})
         self.splitter = BatchSplitter(self.completion, self.accumulator, None)
         self.written: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
         self.letters: list[bytes] = []
@@ -172,7 +174,7 @@ class Task:
             for node, queues in nodes.items():
                 for batch in fill_request(
                     self.accumulator,
-                    node,
+                    self.brokers.of(node),
                     queues,
                     200_000,
                     lambda batch: True,

@@ -21,6 +21,7 @@ from kafka_sink.coordinator.process.relay_groups import RELAY_GROUPS
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
+from tests.support.brokers import Brokers
 
 PASS_S = 0.02
 
@@ -33,7 +34,8 @@ def main() -> None:
     manager = CircuitBreakManager(Cluster(t=[1, 2, 3]), 2_000.0)
     breaker = FailureRateCircuitBreaker()
     breaker.configure({})
-    gate = ProducerBreaker(breaker, manager, str)
+    brokers = Brokers(1, 2, 3)
+    gate = ProducerBreaker(breaker, manager, brokers)
     exchange = BreakerChannel(lambda: None, 500.0)
     gate.share(exchange)
     client = CoordinatorClient(address, [exchange], monotonic_ms, groups=RELAY_GROUPS)
@@ -60,10 +62,10 @@ def main() -> None:
                 manager.unmute(command["unmute"])
             if "rows" in command:
                 now_ms, where = monotonic_ms(), TopicPartition("t", 0)
-                gate.on_request(1, now_ms)
-                gate.on_send(1, [(where, command["rows"])], now_ms)
-                gate.on_request_done(1, now_ms)
-                gate.on_complete(1, [(where, command["rows"])], None, now_ms)
+                brokers.send(1, [where], now_ms)
+                gate.on_send(brokers[1], [(where, command["rows"])], now_ms)
+                brokers[1].responded(now_ms)
+                gate.on_complete(brokers[1], [(where, command["rows"])], None, now_ms)
 
 
 if __name__ == "__main__":

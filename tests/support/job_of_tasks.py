@@ -17,6 +17,7 @@ from kafka_sink.coordinator.breaker.votes import PartitionVotes
 from kafka_sink.coordinator.transport.handlers import Push, ServerMessage
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
+from tests.support.brokers import Brokers
 
 INTERVAL = 2_000.0
 P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
@@ -40,7 +41,8 @@ class Task:
         breaker = FailureRateCircuitBreaker()
         breaker.configure({"trigger.message.count": "100"})
         self.manager = CircuitBreakManager(job.cluster, INTERVAL)
-        self.gate = ProducerBreaker(breaker, self.manager, str)
+        self.brokers = Brokers()
+        self.gate = ProducerBreaker(breaker, self.manager, self.brokers)
         self.exchange = BreakerChannel(lambda: None, 500.0)
         self.gate.share(self.exchange)
         self.waiting: set[TopicPartition] = set()
@@ -56,13 +58,14 @@ class Task:
     def send(self, partition: TopicPartition, records: int = 100) -> None:
         now = self.job.now
         self.sent.append((now, partition))
-        self.gate.on_request(self.node(partition), now)
-        self.gate.on_send(self.node(partition), [(partition, records)], now)
+        self.brokers.send(self.node(partition), [partition], now)
+        self.gate.on_send(self.brokers[self.node(partition)], [(partition, records)], now)
 
     def answer(self, partition: TopicPartition, cause: Exception | None = None, records: int = 100) -> None:
         now = self.job.now
-        self.gate.on_request_done(self.node(partition), now)
-        self.gate.on_complete(self.node(partition), [(partition, records)], cause, now)
+        broker = self.brokers[self.node(partition)]
+        broker.responded(now)
+        self.gate.on_complete(broker, [(partition, records)], cause, now)
 
     def batch(self, partition: TopicPartition, cause: Exception | None = None) -> None:
         self.send(partition)

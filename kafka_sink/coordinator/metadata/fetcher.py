@@ -11,15 +11,10 @@ from kafka_sink.coordinator.metadata.handler import Lookups, MetadataHandler
 from kafka_sink.coordinator.metadata.messages import coordinator_idle_ms
 from kafka_sink.coordinator.transport.handlers import Handler
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
-from kafka_sink.metadata.metadata_requests import MetadataRequests, MetadataTag
+from kafka_sink.metadata.metadata_requests import MetadataRequests
 from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE
-from kafka_sink.network.client import (
-    NetworkClient,
-    NodeConnected,
-    NodeDisconnected,
-    RequestFailed,
-    ResponseReceived,
-)
+from kafka_sink.network.client import NetworkClient
+from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.options import SinkOptions
 
 _log = logging.getLogger(__name__)
@@ -37,6 +32,7 @@ class MetadataFetcher(threading.Thread):
         super().__init__(name="kafka-chunked-metadata", daemon=True)
         self._options = options
         self._network = NetworkClient(options, monotonic_ms)
+        self._listen()
         self.view = ClusterMetadata(
             monotonic_ms,
             self.wake,
@@ -49,7 +45,7 @@ class MetadataFetcher(threading.Thread):
             non_urgent_share=NON_URGENT_SHARE / _SHARE_OF_AGE,
         )
         self._handler: MetadataHandler | None = None
-        self._requests = MetadataRequests(self._options, self.view, self._network)
+        self._requests = self._new_requests()
         self._known_version = -1
         self._closing = threading.Event()
 
@@ -83,31 +79,36 @@ class MetadataFetcher(threading.Thread):
                 self._network.close()
                 self._closing.wait(backoff.delay_ms(failures) / 1000)
                 self._network = NetworkClient(self._options, monotonic_ms)
-                self._requests = MetadataRequests(self._options, self.view, self._network)
+                self._listen()
+                self._requests = self._new_requests()
                 self.view.on_failure(monotonic_ms())
         self._network.close()
 
     def _run_once(self, now_ms: float) -> None:
         if self.view.version != self._known_version:
             self._known_version = self.view.version
-            self._network.set_nodes(self.view.nodes().values())
+            self._network.set_addresses(self.view.nodes().values())
         delay_ms = min(_MAX_POLL_MS, self._requests.refresh(now_ms))
-        for event in self._network.poll(max(delay_ms, 0.0), now_ms):
-            now_ms = monotonic_ms()
-            if isinstance(event, ResponseReceived) and isinstance(event.tag, MetadataTag):
-                self._requests.on_response(event, event.tag, now_ms)
-                if self._handler is not None:
-                    self._handler.on_response(event.tag.topics)
-                self._failed(None)
-            elif isinstance(event, RequestFailed):
-                self.view.on_failure(now_ms)
-            elif isinstance(event, NodeDisconnected):
-                errors = self._network.connection_errors()
-                nodes = list(self.view.nodes().values()) or self._network.bootstrap_nodes()
-                if all(node in errors for node in nodes):
-                    self._failed(self._describe())
-            elif isinstance(event, NodeConnected):
-                self._failed(None)
+        self._network.poll(max(delay_ms, 0.0), now_ms)
+
+    def _listen(self) -> None:
+        self._network.on_connected = lambda *_: self._failed(None)
+        self._network.on_disconnected = self._on_disconnected
+
+    def _new_requests(self) -> MetadataRequests:
+        return MetadataRequests(self._options, self.view, self._network, self._on_response)
+
+    def _on_response(self, topics: tuple[str, ...], response: MetadataResponse, now_ms: float) -> None:
+        self._requests.merge(topics, response, now_ms)
+        if self._handler is not None:
+            self._handler.on_response(topics)
+        self._failed(None)
+
+    def _on_disconnected(self, *_: object) -> None:
+        errors = self._network.connection_errors()
+        nodes = list(self.view.nodes().values()) or self._network.bootstrap_nodes()
+        if all(node in errors for node in nodes):
+            self._failed(self._describe())
 
     def _failed(self, reason: str | None) -> None:
         if self._handler is not None:
