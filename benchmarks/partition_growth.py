@@ -236,9 +236,9 @@ class Unsent:
 
     def answer(self) -> None:
         """The broker takes all that is ready."""
-        infos = self._topics["t"].partitions
-        while nodes := self._accumulator.ready(lambda at: infos[at.partition], 0.0).nodes:
-            for batch in self._accumulator.drain(self._broker, nodes[0], 1 << 40, lambda _: True):
+        broker = self._broker
+        while brokers := self._accumulator.ready(lambda _: broker, 0.0).brokers:
+            for batch in self._accumulator.drain(broker, brokers[broker], 1 << 40, lambda _: True):
                 if batch.state is BatchState.CLOSED:
                     batch.seal()
                 batch.write_header()

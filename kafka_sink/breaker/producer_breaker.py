@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 from typing import Protocol
@@ -75,20 +75,19 @@ class ProducerBreaker(SendPolicy):
         self,
         breaker: PartitionCircuitBreaker,
         manager: CircuitBreakManager,
-        brokers: Mapping[int, Broker],
         mark_stale: Callable[[str, float], None] = lambda topic, now_ms: None,
     ) -> None:
         self.manager = manager
         self._local = manager.local
         self._probes = manager.probes
         self._breaker: PartitionCircuitBreaker | None = breaker
-        self._brokers = brokers
+        self._brokers = manager.brokers
         self._mark_stale = mark_stale
         self._shared: SharedState | None = None
         self._alone = True
         # Set by the sender's thread once ``mutes`` has the coordinator's first message.
         self._is_current = threading.Event()
-        self._context = ProducerStatusContext(brokers=brokers)
+        self._context = ProducerStatusContext(brokers=manager.brokers)
         manager.probes.awaits_response = self._awaits_response
         self._call(breaker.set_circuit_break_manager, manager)
 
@@ -99,7 +98,7 @@ class ProducerBreaker(SendPolicy):
         return self.manager.view
 
     @property
-    def congested(self) -> frozenset[int]:
+    def congested(self) -> Set[int]:
         """Brokers that keyless rows avoid for the moment."""
         return self.manager.congested
 

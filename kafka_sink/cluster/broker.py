@@ -49,19 +49,11 @@ class Broker:
     """``node_id`` is below zero for a bootstrap address, which gets no Produce requests."""
 
     __slots__ = (
-        *("_network", "_throttled_before_ms", "counts", "forgiven_ms"),
-        *("id", "is_failing", "is_silent", "last_response_ms", "latencies", "node", "partitions_text"),
-        *(
-            "probed_ms",
-            "request_sent_ms",
-            "responses",
-            "rotation",
-            "sent",
-            "setup_ms",
-            "slow_starts",
-            "suspect_since_ms",
-        ),
-        *("unreachable_since_ms", "usual_ms", "waits_since_ms", "waits_until_ms"),
+        *("_network", "_throttled_before_ms", "awaits_probe", "counts", "forgiven_ms", "id"),
+        *("is_asked", "is_failing", "is_silent", "is_to_be_asked", "last_response_ms", "latencies"),
+        *("node", "partitions_text", "probed_ms", "request_sent_ms", "responses", "rotation", "sent"),
+        *("setup_ms", "slow_starts", "suspect_since_ms", "unreachable_since_ms", "usual_ms"),
+        *("waits_since_ms", "waits_until_ms"),
     )
 
     def __init__(self, node_id: int, network: NetworkClient) -> None:
@@ -104,6 +96,9 @@ class Broker:
         # last responded with a batch's outcome; when its mute for silence ended.
         self.suspect_since_ms: float | None = None
         self.is_silent = False
+        # Whether a request without rows is wanted of it, or is under way for one that wanted it; and whether
+        # any is under way.
+        self.is_to_be_asked = self.is_asked = self.awaits_probe = False
         self.last_response_ms = -math.inf
         self.forgiven_ms = -math.inf
 

@@ -12,9 +12,10 @@ import math
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.clock import RANDOM, Clock
@@ -94,13 +95,14 @@ class NetworkClient:
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
-        self._known: dict[int, Node] = {}
+        # Of the brokers of the latest metadata.
+        self._known: list[BrokerConnection] = []
         self.connections: dict[int, BrokerConnection] = {}
-        self._bootstrap: list[int] = []
+        self._bootstrap: list[BrokerConnection] = []
         for index, (host, port) in enumerate(options.bootstrap_servers):
             node = Node(-index - 1, host, port)
-            self._bootstrap.append(node.id)
             self.connections[node.id] = self._new_connection(node)
+            self._bootstrap.append(self.connections[node.id])
 
     def _new_connection(self, node: Node) -> BrokerConnection:
         return BrokerConnection(node, self._options, self._random, self.wakeup, self._security)
@@ -117,8 +119,8 @@ class NetworkClient:
         A connection to a broker that moved is closed and made again. One to a broker that is gone is closed
         when nothing is in flight on it.
         """
-        self._known = {node.id: node for node in nodes}
-        for node in self._known.values():
+        known = list(nodes)
+        for node in known:
             connection = self.connections.get(node.id)
             if connection is not None and (connection.node.host, connection.node.port) != (
                 node.host,
@@ -131,7 +133,9 @@ class NetworkClient:
                 connection = None
             if connection is None:
                 self.connections[node.id] = self._new_connection(node)
-        for node_id in [id_ for id_ in self.connections if id_ >= 0 and id_ not in self._known]:
+        self._known = [self.connections[node.id] for node in known]
+        ids = {node.id for node in known}
+        for node_id in [id_ for id_ in self.connections if id_ >= 0 and id_ not in ids]:
             connection = self.connections[node_id]
             if not connection.in_flight:
                 self._discard(connection)
@@ -140,7 +144,7 @@ class NetworkClient:
     def rebootstrap(self) -> None:
         """Close all connections, forget the known brokers and resolve the bootstrap addresses again
         (KIP-1102)."""
-        self._known = {}
+        self._known = []
         for connection in list(self.connections.values()):
             if connection.state is not ConnectionState.IDLE:
                 self._drop(
@@ -157,8 +161,7 @@ class NetworkClient:
         that may be connected now. Without a usable known broker it is a bootstrap address, unless
         metadata.recovery.strategy is none (KIP-899). ``known_only``: no bootstrap address.
         """
-        for candidates in self._candidates(known_only=known_only):
-            connections = [self.connections[node] for node in candidates]
+        for connections in self._candidates(known_only=known_only):
             ready = [connection for connection in connections if connection.state is ConnectionState.READY]
             if ready:
                 return min(ready, key=lambda connection: self._load(connection, now_ms))
@@ -190,11 +193,12 @@ class NetworkClient:
         throttled_ms = connection.throttled_until_ms - now_ms
         return (None, throttled_ms) if throttled_ms > 0 else (connection, 0.0)
 
-    def _candidates(self, *, known_only: bool) -> tuple[Iterable[int], Iterable[int]]:
-        """Brokers to ask for metadata: the known ones, then the bootstrap addresses where allowed."""
+    def _candidates(self, *, known_only: bool) -> tuple[Sequence[BrokerConnection], ...]:
+        """Connections to ask for metadata on: known brokers, then bootstrap addresses where allowed."""
         stand_in = not known_only and (self._rebootstraps or not self._known)
-        others = [node for node in self._known if node not in self.avoided] if self.avoided else ()
-        return others or self._known, self._bootstrap if stand_in else ()
+        avoided = self.avoided
+        others = [one for one in self._known if one.node.id not in avoided] if avoided else ()
+        return others or self._known, self._bootstrap if stand_in else []
 
     def _load(self, connection: BrokerConnection, now_ms: float) -> tuple[bool, bool, int]:
         silent = connection.waiting_ms(now_ms) > _SUSPICIOUS_MS
@@ -208,11 +212,7 @@ class NetworkClient:
 
     def connect_delay_ms(self, now_ms: float, *, known_only: bool = False) -> float:
         """Until ``least_loaded`` may connect to a broker again; infinite where none is in backoff."""
-        connections = (
-            self.connections[node]
-            for candidates in self._candidates(known_only=known_only)
-            for node in candidates
-        )
+        connections = chain.from_iterable(self._candidates(known_only=known_only))
         idle = (connection for connection in connections if connection.state is ConnectionState.IDLE)
         return max(0.0, min((connection.connect_after_ms - now_ms for connection in idle), default=math.inf))
 
@@ -226,7 +226,7 @@ class NetworkClient:
         return min(ready, key=lambda connection: self._load(connection, now_ms)) if ready else None
 
     def bootstrap_nodes(self) -> list[Node]:
-        return [self.connections[node].node for node in self._bootstrap]
+        return [connection.node for connection in self._bootstrap]
 
     def connection_errors(self) -> dict[Node, Exception]:
         """The last error of each broker that could not be connected, for messages."""
@@ -253,7 +253,7 @@ class NetworkClient:
         """The known brokers, or else the bootstrap addresses, and the last error of those that cannot be
         reached: for messages. Any thread."""
         errors = self.connection_errors()
-        nodes = list(self._known.values()) or [Node(-1, *at) for at in self._options.bootstrap_servers]
+        nodes = [one.node for one in self._known] or [Node(-1, *at) for at in self._options.bootstrap_servers]
         shown = [
             f"{node.host}:{node.port}"
             + next((f" ({error})" for at, error in errors.items() if _same(at, node)), "")
@@ -385,7 +385,7 @@ class NetworkClient:
         request, response = completed.request, completed.response
         if isinstance(response, requests.MetadataResponse) and response.error_code:
             if response.error_code == REBOOTSTRAP_REQUIRED and self._rebootstraps:
-                self._known = {}
+                self._known = []
             cause = KafkaSinkError(
                 f"{connection.node} failed Metadata: {error_of(response.error_code).label}"
             )

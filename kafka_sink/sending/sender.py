@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence, Set
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -140,7 +140,7 @@ class Sender(threading.Thread):
         adapts = options.partitioner_adaptive_partitioning_enable
         self._availability_timeout_ms = options.partitioner_availability_timeout_ms if adapts else 0
         # Brokers that keyless rows are to avoid (KIP-794). Any thread may read it.
-        self.unavailable: frozenset[int] = frozenset()
+        self.unavailable: Set[int] = frozenset()
         self._options = options
         self._accumulator = accumulator
         self._cluster = cluster
@@ -323,6 +323,10 @@ class Sender(threading.Thread):
             for node in nodes.values():
                 self._broker(node.id).node = node
 
+    def _leader(self, partition: TopicPartition) -> Broker | None:
+        info = self._cluster.leader(partition)
+        return None if info is None or info.leader < 0 else self._broker(info.leader)
+
     def _broker(self, node_id: int) -> Broker:
         return self._cluster.broker(node_id, self._network)
 
@@ -331,16 +335,15 @@ class Sender(threading.Thread):
     def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> float:
         # Read first: another thread may change what it stands for meanwhile, and raises it then.
         version = self._cluster.version
-        check = self._accumulator.ready(self._cluster.leader, now_ms, muted, version)
+        check = self._accumulator.ready(self._leader, now_ms, muted, version)
         delay = check.next_check_delay_ms
         # With one request at a time, a batch waits for a response though its queue is not ready. And what a
         # response says of a mute is seen in the next pass.
         self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
-        if not (check.nodes or check.muted or check.unknown_leaders or self._waited):
+        if not (check.brokers or check.muted or check.unknown_leaders or self._waited):
             return min(delay, self._pause_ms(now_ms))
         self._expiry.expire_missing(check.unknown_leaders, now_ms)
-        ready = {self._broker(node_id): queues for node_id, queues in check.nodes.items()}
-        held_back = {self._broker(node_id): queues for node_id, queues in check.muted.items()}
+        ready, held_back = check.brokers, check.muted
         stale = check.unknown_leaders | _topics_of_gone(ready) | _topics_of_gone(held_back)
         for topic in stale:
             self._cluster.mark_stale(topic, now_ms)

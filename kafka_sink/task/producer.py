@@ -606,7 +606,7 @@ def _breaker(options: SinkOptions, cluster: ClusterMetadata) -> ProducerBreaker 
     interval_ms = options.breaker.mute_retry_interval_ms
 
     manager = CircuitBreakManager(cluster, interval_ms)
-    return ProducerBreaker(breaker, manager, cluster.brokers, cluster.mark_stale)
+    return ProducerBreaker(breaker, manager, cluster.mark_stale)
 
 
 def _partitioner(options: SinkOptions, appender: RecordAppender) -> Partitioner:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kafka_sink.accumulator import chunked_buffer, memory_arena
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
-from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -31,7 +31,7 @@ from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
-from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
 from tests.support.brokers import Brokers
@@ -178,7 +178,10 @@ class Run:
         self.appender = RecordAppender(self.accumulator, estimates, lambda: 0.0, lambda: None)
         self.appender._planner._max_open_raw_bytes = open_raw_limit
         self.partitioner = Partitioner(
-            room=lambda *_: BatchRoom(None, 1000), ignore_keys=False, adaptive=True, random=self.chance.random
+            room=lambda *_: BatchCapacity(None, 1000),
+            ignore_keys=False,
+            adaptive=True,
+            random=self.chance.random,
         )
         self.sequences = dict.fromkeys(range(PARTITIONS), 0)
         self.wire: Wire = []
@@ -201,11 +204,10 @@ class Run:
 
     def drain(self) -> bool:
         """One Produce request for each broker with something ready; False where none has."""
-        check = self.accumulator.ready(lambda p: TOPICS["t"].partitions[p.partition], 1e6)
-        for node, queues in sorted(check.nodes.items()):
-            taken = fill_request(
-                self.accumulator, self.brokers.of(node), queues, 200_000, lambda batch: True, None
-            )
+        leader = self.brokers.led_by(lambda p: TOPICS["t"].partitions[p.partition].leader)
+        check = self.accumulator.ready(leader, 1e6)
+        for broker, queues in sorted(check.brokers.items(), key=lambda one: one[0].id):
+            taken = fill_request(self.accumulator, broker, queues, 200_000, lambda batch: True, None)
             parts = []
             for batch in taken:
                 self.batches += 1
@@ -218,7 +220,7 @@ class Run:
             self.wire.append(b"".join(produce_body(12, -1, 1000, None, [("t", None, parts)])))
             for batch in taken:
                 self.answer(batch)
-        return bool(check.nodes)
+        return bool(check.brokers)
 
     def answer(self, batch: ProducerBatch) -> None:
         every = self.shape.split_every

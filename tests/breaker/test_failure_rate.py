@@ -31,7 +31,7 @@ class Bench:
         self.breaker = FailureRateCircuitBreaker()
         self.breaker.configure({name.replace("_", "."): text for name, text in configs.items()})
         self.breaker.set_circuit_break_manager(self.manager)
-        self.brokers = Brokers(1, 2, 3)
+        self.brokers = self.cluster.brokers
         self.context = ProducerStatusContext(brokers=self.brokers)
         self.now = 0.0
 

@@ -20,7 +20,6 @@ from kafka_sink.breaker.states import MuteChange
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
-from tests.support.brokers import Brokers
 
 P0, P1, P2, P3 = (TopicPartition("t", partition) for partition in range(4))
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
@@ -35,8 +34,8 @@ class Bench:
             breaker = FailureRateCircuitBreaker()
             breaker.configure({"trigger.message.count": "100"})
         self.manager = CircuitBreakManager(self.cluster, 2_000.0)
-        self.brokers = Brokers(1, 2, 3)
-        self.gate = ProducerBreaker(breaker, self.manager, self.brokers)
+        self.brokers = self.cluster.brokers
+        self.gate = ProducerBreaker(breaker, self.manager)
         self.now = 0.0
 
     def send(self, partition: TopicPartition, records: int = 100) -> None:

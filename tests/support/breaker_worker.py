@@ -21,7 +21,6 @@ from kafka_sink.coordinator.process.relay_groups import RELAY_GROUPS
 from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
-from tests.support.brokers import Brokers
 
 PASS_S = 0.02
 
@@ -31,11 +30,11 @@ def main() -> None:
     address = CoordinatorAddress(
         "127.0.0.1", Rendezvous(told["port"], told["cluster"], bytes.fromhex(told["secret"]))
     )
-    manager = CircuitBreakManager(Cluster(t=[1, 2, 3]), 2_000.0)
+    cluster = Cluster(t=[1, 2, 3])
+    manager, brokers = CircuitBreakManager(cluster, 2_000.0), cluster.brokers
     breaker = FailureRateCircuitBreaker()
     breaker.configure({})
-    brokers = Brokers(1, 2, 3)
-    gate = ProducerBreaker(breaker, manager, brokers)
+    gate = ProducerBreaker(breaker, manager)
     exchange = BreakerChannel(lambda: None, 500.0)
     gate.share(exchange)
     client = CoordinatorClient(address, [exchange], monotonic_ms, groups=RELAY_GROUPS)

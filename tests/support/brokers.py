@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import cast
 
@@ -77,6 +77,10 @@ class Brokers(dict[int, Broker]):
             self[node_id] = Broker(node_id, cast(NetworkClient, self.network))
             self[node_id].node = made.node
         return self[node_id]
+
+    def led_by(self, leader: Callable[[TopicPartition], int]) -> Callable[[TopicPartition], Broker]:
+        """Partitions' leaders, as RecordAccumulator.ready looks them up."""
+        return lambda partition: self.of(leader(partition))
 
     def broker(self, node_id: int, _: object = None) -> Broker:
         """As ClusterMetadata has it."""

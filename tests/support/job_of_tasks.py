@@ -41,8 +41,10 @@ class Task:
         breaker = FailureRateCircuitBreaker()
         breaker.configure({"trigger.message.count": "100"})
         self.manager = CircuitBreakManager(job.cluster, INTERVAL)
-        self.brokers = Brokers()
-        self.gate = ProducerBreaker(breaker, self.manager, self.brokers)
+        # Each task knows its own.
+        self.brokers = Brokers(*job.cluster.brokers)
+        self.manager.probes._brokers = self.brokers
+        self.gate = ProducerBreaker(breaker, self.manager)
         self.exchange = BreakerChannel(lambda: None, 500.0)
         self.gate.share(self.exchange)
         self.waiting: set[TopicPartition] = set()

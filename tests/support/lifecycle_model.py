@@ -15,14 +15,14 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_sink.accumulator.batch_buffer import PieceBuffer
-from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator, WrittenBatch
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.cluster.broker import SentRequest
+from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.model import NO_RECORD_ERRORS, CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network.produce import ProducePartitionResponse, ProduceResponse
@@ -32,7 +32,7 @@ from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
-from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion, BatchExpiry, restart_sequences
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.requests import fill_request, produce_request
@@ -146,7 +146,7 @@ class Model:
         )
         self.options = options
         self.partitioner = Partitioner(
-            room=lambda *_: BatchRoom(None, _BATCH_SIZE),
+            room=lambda *_: BatchCapacity(None, _BATCH_SIZE),
             ignore_keys=False,
             adaptive=False,
             random=lambda: 0.5,
@@ -203,6 +203,9 @@ class Model:
         self.appender.flush()
         queues_of(self.accumulator).flushing = False
 
+    def leader(self, partition: TopicPartition) -> Broker:
+        return self.brokers[self.metadata.leaders[partition.partition]]
+
     # -- the sender -----------------------------------------------------------------------------------
 
     def send(self) -> None:
@@ -210,13 +213,14 @@ class Model:
         restart_sequences(self.identity, self.completion)
         if self.completion.deliveries.has_failed:
             return
-        check = self.accumulator.ready(self.metadata.leader, self.now, self.muted)
-        for node, queues in check.nodes.items():
+        check = self.accumulator.ready(self.leader, self.now, self.muted)
+        for broker, queues in check.brokers.items():
+            node = broker.id
             if sum(request.node == node for request in self.pending) >= 5:
                 continue
             taken = fill_request(
                 self.accumulator,
-                self.brokers[node],
+                broker,
                 queues,
                 4_000,
                 lambda batch: self.identity.may_send(batch, self.now),
@@ -228,7 +232,7 @@ class Model:
             ignored: Any = None
             metadata: Any = self.metadata
             sent = produce_request(self.options, metadata, 12, self.identity, taken, ignored, ignored)
-            self.responses.send(self.brokers[node], sent, self.now)
+            self.responses.send(broker, sent, self.now)
             views = {batch.partition: batch.buffer.views() for batch in taken}
             self.pending.append(Pending(node, sent, views))
 

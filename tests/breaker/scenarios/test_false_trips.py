@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
@@ -32,8 +34,8 @@ class Bench:
         breaker = FailureRateCircuitBreaker()
         breaker.configure({})
         self.manager = CircuitBreakManager(Cluster(t=[1, 2, 3]), 2_000.0)
-        self.brokers = Brokers(1, 2, 3)
-        self.gate = ProducerBreaker(breaker, self.manager, self.brokers)
+        self.brokers = cast(Brokers, self.manager.brokers)
+        self.gate = ProducerBreaker(breaker, self.manager)
         self.now = 0.0
 
     def send(self, partition: TopicPartition) -> None:
@@ -160,9 +162,9 @@ def test_each_request_counts_from_its_own_time() -> None:
 def test_a_cluster_of_one_broker_is_never_muted() -> None:
     breaker = FailureRateCircuitBreaker()
     breaker.configure({})
-    manager = CircuitBreakManager(Cluster(t=[1, 1]), 2_000.0)
-    brokers = Brokers(1)
-    gate = ProducerBreaker(breaker, manager, brokers)
+    cluster = Cluster(t=[1, 1])
+    manager, brokers = CircuitBreakManager(cluster, 2_000.0), cluster.brokers
+    gate = ProducerBreaker(breaker, manager)
     brokers.send(1, [P0], 0.0)
     gate.on_send(brokers[1], [(P0, 100)], 0.0)
     for now in range(0, 20_000, 50):

@@ -21,7 +21,6 @@ from kafka_sink.coordinator.breaker.channel import BreakerChannel
 from kafka_sink.coordinator.breaker.messages import MuteReport, decode_report
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
-from tests.support.brokers import Brokers
 
 P0, P1 = (TopicPartition("t", partition) for partition in range(2))
 CALLS = ("set_circuit_break_manager", "on_send", "on_complete", "on_tick", "next_tick_ms", "close")
@@ -70,8 +69,9 @@ class Own(PartitionCircuitBreaker):
 
 def one_batch(breaker: PartitionCircuitBreaker) -> tuple[ProducerBreaker, BreakerChannel]:
     """A batch's way, with the coordinator's side, and the end of the producer."""
-    brokers = Brokers(1, 2)
-    gate = ProducerBreaker(breaker, CircuitBreakManager(Cluster(t=[1, 2]), 2_000.0), brokers)
+    cluster = Cluster(t=[1, 2])
+    brokers = cluster.brokers
+    gate = ProducerBreaker(breaker, CircuitBreakManager(cluster, 2_000.0))
     exchange = BreakerChannel(lambda: None, 500.0)
     exchange.on_connected(0.0)
     gate.share(exchange)
@@ -231,8 +231,9 @@ def test_congestion_ends_with_the_class_that_reported_it() -> None:
     breaker.configure(
         {"enable.mute.inflight.full": "true", "max.in.flight.requests.per.connection": "1"},
     )
-    brokers = Brokers(1, 2)
-    gate = ProducerBreaker(breaker, CircuitBreakManager(Cluster(t=[1, 2]), 2_000.0), brokers)
+    cluster = Cluster(t=[1, 2])
+    brokers = cluster.brokers
+    gate = ProducerBreaker(breaker, CircuitBreakManager(cluster, 2_000.0))
     brokers.send(1, [P0], 1.0)
     gate.on_send(brokers[1], [(P0, 10)], 1.0)
     assert gate.congested == {1}
