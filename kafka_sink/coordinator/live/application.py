@@ -175,10 +175,8 @@ class ApplicationMetrics:
         # Of one that has ended only its number is kept, with its write.
         self._attempts = RunningTasks(max_attempts)
         self._sampled_ms = -_SAMPLE_MS
-        # What the reports of the last seconds ask for: short tasks come and go between two samples.
-        self._pace_ms, self._came_before = MIN_INTERVAL_MS, 0
-        # How many more may be taken at once, as of then.
-        self._admitted, self._admitted_ms, self._skipped = _REPORTS_PER_S, -math.inf, 0
+        # How often a task is to report.
+        self.interval_ms = MIN_INTERVAL_MS
         self._records, self._sent_bytes = RateWindow(), RateWindow()
         self._events = EventLog()
         # Time, rows and bytes per second, latency.
@@ -190,28 +188,6 @@ class ApplicationMetrics:
         self.spark_ui: int | None = None
         # What the coordinator says of itself.
         self.coordinator: Callable[[], Mapping[str, Any]] = dict
-
-    @property
-    def interval_ms(self) -> float:
-        """How often a task is to report."""
-        wanted = max(self._pace_ms, len(self._attempts) / _REPORTS_PER_S * 1000)
-        return min(max(MIN_INTERVAL_MS, wanted), _LONGEST_INTERVAL_MS)
-
-    def takes_report(self, now_ms: float) -> bool:
-        """Whether there is capacity for another report of a task that runs. If not, it comes again an
-        interval later, which grows with those that come."""
-        refill = _REPORTS_PER_S * (now_ms - self._admitted_ms) / 1000
-        self._admitted, self._admitted_ms = min(_REPORTS_PER_S, self._admitted + refill), now_ms
-        if self._admitted >= 1:
-            self._admitted -= 1
-            return True
-        self._skipped += 1
-        self._pace_ms = max(self._pace_ms, (self._came - self._came_before) / _REPORTS_PER_S * 1000)
-        return False
-
-    @property
-    def _came(self) -> int:
-        return self.reports + self._skipped
 
     @property
     def _silent_ms(self) -> float:
@@ -434,13 +410,9 @@ class ApplicationMetrics:
         """Once a second: take the totals from which rates are computed."""
         if now_ms - self._sampled_ms < _SAMPLE_MS * 0.9:
             return
-        passed_s = (now_ms - self._sampled_ms) / 1000
         self._sampled_ms = now_ms
         if not self._clusters:
             return
-        rate, self._came_before = (self._came - self._came_before) / passed_s, self._came
-        # Only half of the way at once: tasks learn of it an interval later.
-        self._pace_ms = max(MIN_INTERVAL_MS, self.interval_ms * (1 + rate / _REPORTS_PER_S) / 2)
         self._forget_jobs(now_ms)
         for topic in self._topics.values():
             topic.records.add(now_ms, topic.totals.records)
@@ -765,19 +737,35 @@ class ReportService(Service):
         self._metrics = metrics
         # By task, the interval that it was told.
         self._told: dict[int, float] = {}
+        # How many reports may be taken at once, as of then.
+        self._admitted, self._admitted_ms = _REPORTS_PER_S, -math.inf
 
     @receives(TaskReport)
     def on_task_report(self, peer: int, message: TaskReport, now_ms: float) -> None:
         if message.state not in STATES:
             raise ProtocolError(f"unknown state of a task {printable(repr(message.state), 60)}")
+        known_ms = self._told.setdefault(peer, MIN_INTERVAL_MS)
+        self._set_interval()
         # After a stall or a restart thousands come together. They are totals: the next one has it all.
-        is_taken = message.done or self._metrics.takes_report(now_ms)
+        is_taken = message.done or self._admits(now_ms)
         if is_taken:
             self._metrics.report(message, now_ms)
-        interval_ms, known_ms = self._metrics.interval_ms, self._told.get(peer, MIN_INTERVAL_MS)
+        interval_ms = self._metrics.interval_ms
         if not is_taken or abs(interval_ms - known_ms) > _NEWS * known_ms:
             self._told[peer] = interval_ms
             self.out.send(peer, ReportEvery(interval_ms, again=not is_taken))
+
+    def _set_interval(self) -> None:
+        """However short its tasks are, a worker sends about one report in an interval."""
+        wanted_ms = len(self._told) / _REPORTS_PER_S * 1000
+        self._metrics.interval_ms = min(max(MIN_INTERVAL_MS, wanted_ms), _LONGEST_INTERVAL_MS)
+
+    def _admits(self, now_ms: float) -> bool:
+        refill = _REPORTS_PER_S * (now_ms - self._admitted_ms) / 1000
+        self._admitted, self._admitted_ms = min(_REPORTS_PER_S, self._admitted + refill), now_ms
+        is_admitted = self._admitted >= 1
+        self._admitted -= is_admitted
+        return is_admitted
 
     @receives(WriteEnded)
     def on_write_ended(self, peer: int, message: WriteEnded, now_ms: float) -> None:
@@ -788,3 +776,4 @@ class ReportService(Service):
 
     def on_gone(self, peer: int, now_ms: float) -> None:
         self._told.pop(peer, None)
+        self._set_interval()
