@@ -73,8 +73,8 @@ class _Cluster:
     counters: Counter[str] = field(default_factory=Counter)
     # By topic and reason.
     dead_letters: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # By outcome, how many, and for how long they had been open, added up.
     transactions: Counter[str] = field(default_factory=Counter)
-    # For how long they had been open, added up.
     transactions_ms: Counter[str] = field(default_factory=Counter)
 
 
@@ -117,17 +117,6 @@ class _Write:
     open_since_ms: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class _LastBatch:
-    """The micro-batch that ended last."""
-
-    number: int
-    outcome: str
-    rows: int
-    took_ms: float
-    ended_ms: float
-
-
 @dataclass(slots=True)
 class _Job:
     """A batch write, or all micro-batches of a query."""
@@ -148,7 +137,8 @@ class _Job:
     cause: str = ""
     # When brokers last acknowledged rows of it.
     acknowledged_ms: float = -math.inf
-    last_batch: _LastBatch | None = None
+    # The micro-batch that ended last, as it is shown, and when it ended.
+    last_batch: tuple[dict[str, Any], float] | None = None
     # What the driver does with a write that is over, and since when.
     ending: tuple[str, float] | None = None
     counters: Counter[str] = field(default_factory=Counter)
@@ -365,9 +355,9 @@ class ApplicationMetrics:
             job.counters[counter] += missing  # type: ignore[assignment]
             cluster.counters[counter] += max(0, missing)  # type: ignore[assignment]
         cluster.counters["uncommitted"] += max(0, _rows(write.counters) - _rows(ended.counters))
-        for topic, rows in ended.topics.items():
+        for topic, sums in ended.topics.items():
             shown, before = self._topic(name, topic), write.topics.get(topic, _NO_ROWS)
-            missing_rows = [max(0, now - old) for now, old in zip(rows, before, strict=False)]
+            missing_rows = [max(0, now - old) for now, old in zip(sums, before, strict=False)]
             shown.totals = _sum(shown.totals, missing_rows)
             if len(job.topics) < MAX_TOPICS:
                 job.topics.add(topic)
@@ -380,17 +370,19 @@ class ApplicationMetrics:
         job.cause = ended.cause or (job.cause if ended.outcome == "aborted" else "")
         if job.query:
             took_ms = max(0.0, now_ms - write.began_ms)
-            job.last_batch = _LastBatch(ended.batch, ended.outcome, _rows(ended.counters), took_ms, now_ms)
+            rows = _rows(ended.counters)
+            last = {"batch": ended.batch, "outcome": ended.outcome, "rows": rows, "seconds": took_ms / 1000}
+            job.last_batch = last, now_ms
         job.schemas = ended.schemas or job.schemas
         # The last reports of some tasks may come later, or never.
         job.tasks_done += ended.tasks - write.done
         if not job.query:
             job.state, job.ended_s = ended.outcome, self._wall_s()
             self._forget_jobs(now_ms)
-        last = max(ended.last_task, write.last_task)
+        last_task = max(ended.last_task, write.last_task)
         # Of an aborted micro-batch nothing may be known, and its next run has the same name.
-        is_final = last < 0 and (ended.outcome == "committed" or ended.batch < 0)
-        self._forget_write(ended.write, math.inf if is_final else last)
+        is_final = last_task < 0 and (ended.outcome == "committed" or ended.batch < 0)
+        self._forget_write(ended.write, math.inf if is_final else last_task)
         self.writes_ended += 1
 
     def _forget_write(self, name: str, last_task: float = math.inf) -> None:
@@ -543,7 +535,7 @@ class ApplicationMetrics:
             "open": number,
             "open_seconds": (now_ms - since_ms) / 1000,
             "acknowledged": _age_s(job.acknowledged_ms, now_ms),
-            "last_batch": _shown_batch(job.last_batch, now_ms),
+            "last_batch": job.last_batch and {**job.last_batch[0], "age": _age_s(job.last_batch[1], now_ms)},
             "started": job.started_s,
             "seconds": (job.ended_s or self._wall_s()) - job.started_s,
             "writes": job.writes,
@@ -631,18 +623,6 @@ def _label(key: str, job: _Job) -> str:
 
 def _age_s(since_ms: float, now_ms: float) -> float | None:
     return (now_ms - since_ms) / 1000 if since_ms > -math.inf else None
-
-
-def _shown_batch(batch: _LastBatch | None, now_ms: float) -> dict[str, Any] | None:
-    if batch is None:
-        return None
-    return {
-        "batch": batch.number,
-        "outcome": batch.outcome,
-        "rows": batch.rows,
-        "seconds": batch.took_ms / 1000,
-        "age": _age_s(batch.ended_ms, now_ms),
-    }
 
 
 def _recent_latency_s(broker: _Broker) -> float | None:
