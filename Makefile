@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What the demo needs, which is installed sooner than everything for development.
+DEMO_STAMP := $(VENV)/.demo-installed
 COMPILED := $(VENV)/.compiled
 # Spark's own Kafka sink, to compare with, can be had whole for this version only.
 SPARK41 := $(VENV)-spark41
@@ -32,14 +34,14 @@ PYTHONS ?= 3.10 3.13
 # Steps of tools/house.json that are done: make check holds the code to their budgets.
 STEPS_DONE = 0
 
-.PHONY: help venv java chromium screenshots demo test full chaos exactly-once fuzz smoke faults matrix engines endurance check check-types check-pythons pins format audit bench plots scale docs site broker clean
+.PHONY: help venv java chromium screenshots demo test full chaos exactly-once fuzz smoke faults matrix engines endurance check check-types check-pythons pins format audit bench plots docs site broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What a target needs of the system is installed with apt where it runs as root, after a line that says so.
 # KAFKA_CHUNKED_INSTALL=no forbids it.
-demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
 	@$(BIN)/python examples/flights.py
 
 test: $(COMPILED) java chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
@@ -129,10 +131,6 @@ bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (
 plots: $(STAMP)  ## draw the benchmarks' plots again from benchmarks/results (ARGS="throughput" picks one)
 	@$(BIN)/python -m benchmarks --redraw $(ARGS)
 
-scale: $(STAMP)  ## what the coordinator costs with up to 10,000 modelled tasks, and plots of it (ARGS="1000x12" picks a case)
-	@$(BIN)/python -m benchmarks.coordinator_scale $(ARGS)
-	@[ -n "$(ARGS)" ] || $(BIN)/python -m benchmarks.coordinator_storms
-
 docs: $(STAMP)  ## generate docs/options.md and docs/migration.md from the options table
 	$(BIN)/python -m tools.options_page > docs/options.md.part
 	@mv docs/options.md.part docs/options.md
@@ -163,6 +161,10 @@ clean:  ## delete the virtual environment and what the tools leave behind
 
 $(STAMP): pyproject.toml packages/local_kafka/pyproject.toml constraints.txt
 	@tools/setup_venv.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+$(DEMO_STAMP): pyproject.toml packages/local_kafka/pyproject.toml constraints.txt
+	@EXTRA=demo tools/setup_venv.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 
 # Workers that start side by side would each compile all tests for themselves. What is wrong with a test, they say.
