@@ -299,7 +299,7 @@ class Crowd:
         found = self.find()
         hello = Hello(found.group_of(OPTIONS.identity_of_cluster()), CLUSTER_ID, OPTIONS.group_settings())
         proof = framed_bytes(bytes((VERSION,)) + bytes.fromhex(found.token))
-        task.stage, task.failures, task.report_s = 2, 0, 1.0
+        task.stage, task.failures = 2, 0
         self._write(task, proof + framed(hello) + self._uses + self._writing + self._alive)
         task.alive_at = self.clock()
         self._beat_after(task, ALIVE_S * self.chance.random())
