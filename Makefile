@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What the demo needs, which is installed sooner than everything for development.
+DEMO_STAMP := $(VENV)/.demo-installed
 COMPILED := $(VENV)/.compiled
 # Spark's own Kafka sink, to compare with, can be had whole for this version only.
 SPARK41 := $(VENV)-spark41
@@ -39,7 +41,7 @@ help:  ## list the targets
 
 # What a target needs of the system is installed with apt where it runs as root, after a line that says so.
 # KAFKA_CHUNKED_INSTALL=no forbids it.
-demo: $(STAMP) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
 	@$(BIN)/python examples/flights.py
 
 test: $(COMPILED) java chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
@@ -159,6 +161,10 @@ clean:  ## delete the virtual environment and what the tools leave behind
 
 $(STAMP): pyproject.toml packages/local_kafka/pyproject.toml constraints.txt
 	@tools/setup_venv.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+$(DEMO_STAMP): pyproject.toml packages/local_kafka/pyproject.toml constraints.txt
+	@EXTRA=demo tools/setup_venv.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 
 # Workers that start side by side would each compile all tests for themselves. What is wrong with a test, they say.

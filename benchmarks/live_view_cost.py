@@ -40,9 +40,10 @@ def busy_producer() -> Producer:
     for number in range(20 * TOPICS):
         place = TopicPartition(f"orders-of-region-{number % TOPICS}", number // TOPICS)
         producer.sender.deliveries.acknowledged([written_batch(place, 1000, 100_000, 30_000, number)])
-        nodes = producer.sender._completion.nodes
-        nodes.sent(number % BROKERS, 0, float(number))
-        nodes.responded(number % BROKERS, number + 12.0)
+        counts = producer.cluster.broker(number % BROKERS, producer.network).counts
+        counts.requests += 1
+        counts.latency_ms += 12.0
+        counts.buckets[2] += 1
     return producer
 
 
@@ -50,7 +51,7 @@ def measure() -> dict[str, float]:
     """Processor time in microseconds, and its share of one core's second."""
     producer = busy_producer()
     try:
-        channel = ReportChannel(producer._report.read, lambda: 0.0, interval_ms=0.0)
+        channel = ReportChannel(producer._reporter.read, lambda: 0.0, interval_ms=0.0)
 
         def report() -> bytes:
             message = channel.next_message(1000.0)

@@ -53,6 +53,7 @@ from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.spark.writer import send_tables
 from kafka_sink.task.producer import Producer
 from local_kafka import LocalBroker
+from tests.support.brokers import Brokers
 
 SPLIT_LIMIT = 65_536
 MEMORY = 64 * MIB
@@ -210,6 +211,7 @@ class Unsent:
             buffer_memory=MEMORY,
             compression_type=codec,
         )
+        self._broker = Brokers().of(0)
         self._accumulator = RecordAccumulator(settings, self.allocator)
         estimates = SizeEstimates(self._accumulator.options, codec_for(codec, None), self._accumulator.limits)
         self._appender = RecordAppender(self._accumulator, estimates, monotonic_ms, lambda: None)
@@ -234,9 +236,9 @@ class Unsent:
 
     def answer(self) -> None:
         """The broker takes all that is ready."""
-        infos = self._topics["t"].partitions
-        while nodes := self._accumulator.ready(lambda at: infos[at.partition], 0.0).nodes:
-            for batch in self._accumulator.drain(0, nodes[0], 1 << 40, lambda _: True):
+        broker = self._broker
+        while brokers := self._accumulator.ready(lambda _: broker, 0.0).brokers:
+            for batch in self._accumulator.drain(broker, brokers[broker], 1 << 40, lambda _: True):
                 if batch.state is BatchState.CLOSED:
                     batch.seal()
                 batch.write_header()

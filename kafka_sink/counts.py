@@ -157,6 +157,20 @@ class BrokerFigures(NamedTuple):
     sent_bytes: int = 0
 
 
+class LatencyWindow:
+    """Times since the window began."""
+
+    __slots__ = ("count", "most", "total")
+
+    def __init__(self) -> None:
+        self.count, self.total, self.most = 0, 0.0, 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.most = max(self.most, value)
+
+
 # Values of a task at this moment, summed over tasks in /metrics, with what it says of them there.
 GAUGES: Mapping[str, str] = {
     "buffer_total_bytes": "buffer.memory of the running tasks",

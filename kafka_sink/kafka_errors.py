@@ -1,4 +1,4 @@
-"""Kafka's error codes: those on which this package acts, and what each one means for it.
+"""Kafka's error codes that responses to this client may have, and what each one means for it.
 
 Source: https://kafka.apache.org/protocol#protocol_error_codes. What happens to a batch after an error depends
 on more than the code and is decided in ``sending.response_classifier``.
@@ -49,6 +49,7 @@ UNKNOWN_TOPIC_OR_PARTITION = _error(3, retriable=True)
 LEADER_NOT_AVAILABLE = _error(5, retriable=True)
 NOT_LEADER_OR_FOLLOWER = _error(6, retriable=True)
 REQUEST_TIMED_OUT = _error(7, retriable=True, blames_broker=True)
+BROKER_NOT_AVAILABLE = _error(8)
 REPLICA_NOT_AVAILABLE = _error(9, retriable=True)
 MESSAGE_TOO_LARGE = _error(10)
 OFFSET_METADATA_TOO_LARGE = _error(12)
@@ -60,6 +61,12 @@ INVALID_TOPIC_EXCEPTION = _error(17, final_for_topic=True)
 RECORD_LIST_TOO_LARGE = _error(18)
 NOT_ENOUGH_REPLICAS = _error(19, retriable=True, blames_broker=True)
 NOT_ENOUGH_REPLICAS_AFTER_APPEND = _error(20, retriable=True, blames_broker=True)
+INVALID_REQUIRED_ACKS = _error(21)
+ILLEGAL_GENERATION = _error(22)
+INVALID_GROUP_ID = _error(24)
+UNKNOWN_MEMBER_ID = _error(25)
+REBALANCE_IN_PROGRESS = _error(27)
+INVALID_COMMIT_OFFSET_SIZE = _error(28)
 TOPIC_AUTHORIZATION_FAILED = _error(29, final_for_topic=True)
 GROUP_AUTHORIZATION_FAILED = _error(30)
 CLUSTER_AUTHORIZATION_FAILED = _error(31)
@@ -68,7 +75,13 @@ UNSUPPORTED_SASL_MECHANISM = _error(33)
 ILLEGAL_SASL_STATE = _error(34)
 UNSUPPORTED_VERSION = _error(35)
 TOPIC_ALREADY_EXISTS = _error(36)
+INVALID_PARTITIONS = _error(37)
+INVALID_REPLICATION_FACTOR = _error(38)
+INVALID_CONFIG = _error(40)
 NOT_CONTROLLER = _error(41, retriable=True)
+INVALID_REQUEST = _error(42)
+UNSUPPORTED_FOR_MESSAGE_FORMAT = _error(43)
+POLICY_VIOLATION = _error(44)
 OUT_OF_ORDER_SEQUENCE_NUMBER = _error(45)
 DUPLICATE_SEQUENCE_NUMBER = _error(46)
 INVALID_PRODUCER_EPOCH = _error(47)
@@ -76,14 +89,19 @@ INVALID_TXN_STATE = _error(48)
 INVALID_PRODUCER_ID_MAPPING = _error(49)
 INVALID_TRANSACTION_TIMEOUT = _error(50)
 CONCURRENT_TRANSACTIONS = _error(51, retriable=True)
+TRANSACTION_COORDINATOR_FENCED = _error(52)
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED = _error(53)
+SECURITY_DISABLED = _error(54)
 OPERATION_NOT_ATTEMPTED = _error(55)
 KAFKA_STORAGE_ERROR = _error(56, retriable=True, blames_broker=True)
 SASL_AUTHENTICATION_FAILED = _error(58)
 UNKNOWN_PRODUCER_ID = _error(59)
 GROUP_ID_NOT_FOUND = _error(69)
+LISTENER_NOT_FOUND = _error(72, retriable=True)
 FENCED_LEADER_EPOCH = _error(74, retriable=True)
+UNKNOWN_LEADER_EPOCH = _error(75, retriable=True)
 UNSUPPORTED_COMPRESSION_TYPE = _error(76)
+FENCED_INSTANCE_ID = _error(82)
 INVALID_RECORD = _error(87)
 UNSTABLE_OFFSET_COMMIT = _error(88, retriable=True)
 THROTTLING_QUOTA_EXCEEDED = _error(89, retriable=True, blames_broker=True)
@@ -106,11 +124,4 @@ ERRORS: Mapping[int, KafkaError] = MappingProxyType(
 
 def error_of(code: int) -> KafkaError:
     """The table's entry. An unlisted code is not retriable, not final, and says nothing of the broker."""
-    known = ERRORS.get(code)
-    if known is not None:
-        return known
-    # Imported here because few processes meet such a code, and kafka-python is slow to import.
-    from kafka.errors import for_code
-
-    name = getattr(for_code(code), "message", None)
-    return KafkaError(code, f"error {code}" if name in (None, "UNKNOWN") else str(name))
+    return ERRORS.get(code) or KafkaError(code, f"error {code}")

@@ -1,6 +1,7 @@
 #!/bin/sh
 # setup_venv.sh PYTHON FOLDER [REQUIREMENT ...]: a virtual environment with this project, editable, and all that its
 # development needs, in the versions of constraints.txt; a REQUIREMENT may fix another version of a package.
+# EXTRA: of pyproject.toml, "dev" by default.
 # UV: a uv to install with, which is quicker than pip and shares its files with other environments.
 set -eu
 python=$1
@@ -36,7 +37,7 @@ for requirement in "$@"; do
     sed "/^${requirement%%[=<>~!]*}==/d" "$constraints" > "$constraints.rest"
     cat "$constraints.rest" > "$constraints"
 done
-set -- --quiet --constraint "$constraints" --editable '.[dev]' --editable ./packages/local_kafka "$@"
+set -- --quiet --constraint "$constraints" --editable ".[${EXTRA:-dev}]" --editable ./packages/local_kafka "$@"
 if [ -n "${UV:-}" ]; then
     "$UV" pip install --python "$venv/bin/python" "$@"
 else

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +22,6 @@ from kafka_sink.records.ordered_rows import OrderedRows
 # Rows that the first step of an exact cut looks at, as it usually ends there, and the largest step.
 _FIRST_SCAN_ROWS = 128
 _SCAN_ROWS = 8192
-
-
-class BatchRoom(NamedTuple):
-    """How many uncompressed bytes of records fit, by the estimated compression ratio.
-
-    ``open`` is for the partition's open batch, None if it has no open batch. ``new`` is for a new batch.
-    """
-
-    open: float | None
-    new: float
 
 
 class BatchLimits:

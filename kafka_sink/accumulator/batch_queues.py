@@ -9,29 +9,29 @@ from dataclasses import dataclass, field
 
 from kafka_sink.accumulator.buffer_pool import LentChunks, give_all
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.model import NO_LEADER, PartitionInfo, TopicPartition
+from kafka_sink.cluster.broker import Broker
+from kafka_sink.model import TopicPartition
 
 
 @dataclass(slots=True)
 class PartitionQueue:
     """One partition's batches, oldest first; the last may be open.
 
-    The backoff of the first batch ends at ``retry_at_ms``. ``leader`` is the partition's (below zero: none)
-    as of ``metadata_version``.
+    The backoff of the first batch ends at ``retry_at_ms``. ``leader`` is the partition's as of
+    ``metadata_version``.
     """
 
     partition: TopicPartition
     batches: deque[ProducerBatch] = field(default_factory=deque)
     in_flight: int = 0
     retry_at_ms: float = 0.0
-    leader: int = NO_LEADER
+    leader: Broker | None = None
     metadata_version: int | None = None
 
     def look_up(
-        self, leader: Callable[[TopicPartition], PartitionInfo | None], metadata_version: int | None
+        self, leader: Callable[[TopicPartition], Broker | None], metadata_version: int | None
     ) -> None:
-        info = leader(self.partition)
-        self.leader = NO_LEADER if info is None else info.leader
+        self.leader = leader(self.partition)
         self.metadata_version = metadata_version
 
 

@@ -13,7 +13,8 @@ from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import LearntLimits
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue, TooLargeBatch
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.model import PartitionInfo, TopicPartition
+from kafka_sink.cluster.broker import Broker
+from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
 
 # A batch that a broker has, its base offset and its log append time; -1 where the broker did not say.
@@ -29,8 +30,8 @@ class ReadyCheck:
     ``muted`` are queues by leader that would be ready. ``leaderless`` are muted, too, and have none.
     """
 
-    nodes: dict[int, list[PartitionQueue]]
-    muted: dict[int, list[PartitionQueue]]
+    brokers: dict[Broker, list[PartitionQueue]]
+    muted: dict[Broker, list[PartitionQueue]]
     leaderless: list[PartitionQueue]
     unknown_leaders: set[str]
     next_check_delay_ms: float
@@ -58,7 +59,6 @@ class RecordAccumulator:
         # Signalled when batches reach a final state.
         self._completed = threading.Condition(self._lock)
         self._queues = BatchQueues()
-        self._rotation: dict[int, int] = {}
 
     # -- the task's thread --------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class RecordAccumulator:
 
     def ready(
         self,
-        leader: Callable[[TopicPartition], PartitionInfo | None],
+        leader: Callable[[TopicPartition], Broker | None],
         now_ms: float,
         muted: Container[TopicPartition] = (),
         metadata_version: int | None = None,
@@ -135,8 +135,8 @@ class RecordAccumulator:
         """
         # Asked once, not for each queue.
         muted = muted or ()
-        nodes: dict[int, list[PartitionQueue]] = {}
-        held_back: dict[int, list[PartitionQueue]] = {}
+        brokers: dict[Broker, list[PartitionQueue]] = {}
+        held_back: dict[Broker, list[PartitionQueue]] = {}
         leaderless: list[PartitionQueue] = []
         unknown: set[str] = set()
         delay = math.inf
@@ -166,15 +166,15 @@ class RecordAccumulator:
                 if metadata_version is None or queue.metadata_version != metadata_version:
                     queue.look_up(leader, metadata_version)
                 is_muted = queue.partition in muted
-                if queue.leader >= 0:
-                    (held_back if is_muted else nodes).setdefault(queue.leader, []).append(queue)
+                if queue.leader is not None:
+                    (held_back if is_muted else brokers).setdefault(queue.leader, []).append(queue)
                 else:
                     unknown.add(queue.partition.topic)
                     if is_muted:
                         leaderless.append(queue)
         if oldest < math.inf:
             delay = min(delay, oldest - lingers_since)
-        return ReadyCheck(nodes, held_back, leaderless, unknown, delay)
+        return ReadyCheck(brokers, held_back, leaderless, unknown, delay)
 
     def _wait_ms_locked(self, queue: PartitionQueue, hurry: bool, now_ms: float) -> float:
         """Milliseconds until the first batch may go; infinite while something else must happen first."""
@@ -192,7 +192,7 @@ class RecordAccumulator:
 
     def drain(
         self,
-        node: int,
+        broker: Broker,
         queues: Sequence[PartitionQueue],
         max_bytes: int,
         may_send: Callable[[ProducerBatch], bool],
@@ -207,7 +207,7 @@ class RecordAccumulator:
         taken: list[ProducerBatch] = []
         size = filled
         with self._lock:
-            begin = self._rotation.get(node, 0) % len(queues)
+            begin = broker.rotation % len(queues)
             for step in range(len(queues)):
                 index = (begin + step) % len(queues)
                 queue = queues[index]
@@ -222,12 +222,12 @@ class RecordAccumulator:
                     continue
                 added = head.estimated_size
                 if size and size + added > max_bytes:
-                    self._rotation[node] = index
+                    broker.rotation = index
                     break
                 size += added
                 taken.append(self._queues.take_first(queue))
             else:
-                self._rotation[node] = begin + 1
+                broker.rotation = begin + 1
         return taken
 
     def move_unsent(

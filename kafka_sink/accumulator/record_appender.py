@@ -20,7 +20,7 @@ from kafka_sink.accumulator.append_planner import (
     Shortage,
 )
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
-from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.activity import BROKER, MEMORY, TaskActivity
@@ -29,6 +29,7 @@ from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import encoder
 from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.rows.partitioner import BatchCapacity
 
 _log = logging.getLogger(__name__)
 # How often a waiting task looks whether the mute has ended: the end of a mute sends no signal.
@@ -324,12 +325,12 @@ class RecordAppender:
             self.pool_wait_ms += self._clock_ms() - started
         return Grant(buffer, shortage.stop)
 
-    def batch_room(self, partition: TopicPartition, row_bytes: float) -> BatchRoom:
+    def batch_room(self, partition: TopicPartition, row_bytes: float) -> BatchCapacity:
         """How many bytes of rows of about ``row_bytes`` the partition's batches take before they are full."""
         new = self._estimates.room_in_new_batch(partition.topic, row_bytes)
         with self._accumulator.planning() as queues:
             tail = queues.open_batch(partition)
-            return BatchRoom(None if tail is None else self._estimates.room_in(tail, row_bytes), new)
+            return BatchCapacity(None if tail is None else self._estimates.room_in(tail, row_bytes), new)
 
     def flush(self, partitions: Collection[TopicPartition] | None = None) -> None:
         """Close and seal every open batch on the task's thread; the sender drains them meanwhile.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.manager import CircuitBreakManager
@@ -13,6 +14,9 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.breaker import failure_rate_settings, full_name
 from kafka_sink.timing_bounds import CONFIRM_SILENCE_MS
+
+if TYPE_CHECKING:
+    from kafka_sink.cluster.broker import Broker
 
 _MAX_IN_FLIGHT = "max.in.flight.requests.per.connection"
 _REQUEST_TIMEOUT = "request.timeout.ms"
@@ -37,16 +41,8 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         self._min_ms = self._max_ms = 0.0
         self._factor = 1.0
         self._mutes_full = False
-        # By broker, since when its silence is suspicious.
-        self._suspects: dict[int, float] = {}
-        # Brokers that this producer found silent.
-        self._silent: set[int] = set()
-        self._last_response_ms: dict[int, float] = {}
         # The broker of the last response, when its request was sent, and when it came.
         self._observed: tuple[int, float, float] | None = None
-        # By broker, when its mute for silence ended. Requests sent before then are late already and say
-        # nothing new.
-        self._forgiven_ms: dict[int, float] = {}
         # No silence can be long enough before then, whatever is sent or comes back meanwhile.
         self._look_at_ms = 0.0
 
@@ -84,18 +80,18 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         manager = self._manager
         if manager is None:
             return False
-        node = context.node_id
-        if self._mutes_full and node not in context.in_flight_requests:
+        node, broker = context.node_id, context.brokers[context.node_id]
+        if self._mutes_full and not broker.sent:
             manager.unmute_congested(node)
         changed = False
         now_ms, sent_ms = context.now, context.request_sent_ms
         if has_response(exception):
-            self._last_response_ms[node] = now_ms
+            broker.last_response_ms = now_ms
             if (node, sent_ms, now_ms) != self._observed:
                 # One response is one observation, however many batches it is for.
                 self._observed = node, sent_ms, now_ms
-                self.latency.observe(node, max(0.0, now_ms - sent_ms))
-            changed = node in self._silent and self._end_silence(manager, context)
+                self.latency.observe(broker, max(0.0, now_ms - sent_ms))
+            changed = broker.is_silent and self._end_silence(manager, broker, now_ms)
         health = health_of(exception)
         if health is Health.NEUTRAL:
             return changed
@@ -109,52 +105,63 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             return True
         return changed
 
-    def _end_silence(self, manager: CircuitBreakManager, context: ProducerStatusContext) -> bool:
-        node = context.node_id
-        if self._age_ms(context, node) > self.latency.threshold_ms(node):
+    def _end_silence(self, manager: CircuitBreakManager, broker: Broker, now_ms: float) -> bool:
+        if _age_ms(broker, now_ms) > self.latency.threshold_ms(broker):
             return False
-        self._silent.discard(node)
-        for infos in manager.muted_partitions_for_node(node).values():
+        broker.is_silent = False
+        for infos in manager.muted_partitions_for_node(broker.id).values():
             for info in infos:
                 # Failures during the silence must not mute partitions again that have come back.
                 self._windows.forget(TopicPartition(info.topic, info.partition))
-        manager.unmute(node, "it responds again")
+        manager.unmute(broker.id, "it responds again")
         return True
 
     def on_tick(self, context: ProducerStatusContext) -> bool:
         manager = self._manager
         if manager is None or not self._notices_silence or context.now < self._look_at_ms:
             return False
-        awaited = {*context.oldest_request_ms, *context.unreachable_since_ms}
-        changed = False
-        for node in awaited:
-            if node in self._silent and not manager.is_muted(node):
-                self._silent.discard(node)
-                self._forgiven_ms[node] = context.now
-            if self._age_ms(context, node) <= self._limit_ms(context, node):
-                self._suspects.pop(node, None)
-                continue
-            since = self._suspects.setdefault(node, context.now)
-            if context.now - since >= CONFIRM_SILENCE_MS and (
-                manager.is_muted(node) or self._others_respond(manager, context, node)
-            ):
-                if node in context.oldest_request_ms:
-                    self._silent.add(node)
-                if not manager.is_muted(node):
-                    silence = Evidence(silence_ms=self._age_ms(context, node))
-                    manager.mute(node, self._describe(context, node), silence)
-                    changed = True
-        for node in self._suspects.keys() - awaited:
-            del self._suspects[node]
-        # A failed request is no recovery: then a probe has to end the mute.
-        self._silent &= context.oldest_request_ms.keys()
-        ages = [self._age_ms(context, node) for node in awaited]
-        undecided = self._suspects or self._silent
-        self._look_at_ms = context.now + (0.0 if undecided else self._min_ms - max(ages, default=0.0))
+        now_ms = context.now
+        oldest_ms = 0.0
+        changed = undecided = False
+        for broker in context.brokers.values():
+            if _is_awaited(broker):
+                changed |= self._judge_silence(manager, context, broker)
+                oldest_ms = max(oldest_ms, _age_ms(broker, now_ms))
+            else:
+                broker.suspect_since_ms = None
+            # A failed request is no recovery: then a probe has to end the mute.
+            broker.is_silent &= bool(broker.sent)
+            undecided |= broker.is_silent or broker.suspect_since_ms is not None
+        self._look_at_ms = now_ms + (0.0 if undecided else self._min_ms - oldest_ms)
         return changed
 
+    def _judge_silence(
+        self, manager: CircuitBreakManager, context: ProducerStatusContext, broker: Broker
+    ) -> bool:
+        """Mute a broker whose silence is certain; return whether that is new."""
+        now_ms, is_muted = context.now, manager.is_muted(broker.id)
+        if broker.is_silent and not is_muted:
+            # Requests sent before now are late already and say nothing new.
+            broker.is_silent = False
+            broker.forgiven_ms = now_ms
+        age_ms = _age_ms(broker, now_ms)
+        if age_ms <= self._limit_ms(context, broker):
+            broker.suspect_since_ms = None
+            return False
+        if broker.suspect_since_ms is None:
+            broker.suspect_since_ms = now_ms
+        if now_ms - broker.suspect_since_ms < CONFIRM_SILENCE_MS:
+            return False
+        if not is_muted and not self._others_respond(manager, context, broker):
+            return False
+        broker.is_silent |= bool(broker.sent)
+        if is_muted:
+            return False
+        manager.mute(broker.id, self._describe(broker, now_ms), Evidence(silence_ms=age_ms))
+        return True
+
     def _others_respond(
-        self, manager: CircuitBreakManager, context: ProducerStatusContext, node: int
+        self, manager: CircuitBreakManager, context: ProducerStatusContext, broker: Broker
     ) -> bool:
         """Whether a mute would help: another broker has responded since the silence began, and leads
         partitions.
@@ -162,55 +169,65 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         Otherwise all brokers are slow, or this client is. Brokers that have nothing to respond to are asked,
         so that a task with no other rows notices a silence as soon as a busy one.
         """
-        others = manager.available_nodes() - {node}
+        leading = manager.available_nodes() - {broker.id}
         # Responses in the first half of the silence may have been on their way when everything stopped.
-        middle = context.now - self._age_ms(context, node) / 2
-        for responses in (self._last_response_ms, context.probed_ms):
-            if any(at > middle for other, at in responses.items() if other != node):
-                return bool(others)
-        for other in others - context.oldest_request_ms.keys() - context.unreachable_since_ms.keys():
-            manager.ask(other)
+        middle = context.now - _age_ms(broker, context.now) / 2
+        for other in context.brokers.values():
+            if other is broker:
+                continue
+            if other.last_response_ms > middle or (other.probed_ms or -math.inf) > middle:
+                return bool(leading)
+        for node_id in leading:
+            other_one = context.brokers.get(node_id)
+            if other_one is None or not _is_awaited(other_one):
+                manager.ask(node_id)
         return False
 
     def next_tick_ms(self, context: ProducerStatusContext) -> float:
         manager = self._manager
         if manager is None or not self._notices_silence:
             return math.inf
-        if context.now < self._look_at_ms:
-            awaits = context.oldest_request_ms or context.unreachable_since_ms
-            return self._look_at_ms - context.now if awaits else math.inf
+        now_ms = context.now
+        if now_ms < self._look_at_ms:
+            is_awaited = any(map(_is_awaited, context.brokers.values()))
+            return self._look_at_ms - now_ms if is_awaited else math.inf
         delay = math.inf
-        for node in {*context.oldest_request_ms, *context.unreachable_since_ms}:
-            if not manager.is_muted(node):
-                left = self._limit_ms(context, node) - self._age_ms(context, node)
+        for broker in context.brokers.values():
+            if _is_awaited(broker) and not manager.is_muted(broker.id):
+                left = self._limit_ms(context, broker) - _age_ms(broker, now_ms)
                 # A suspect gets its second look after the sockets have been read.
                 delay = min(delay, max(left, 0.0) + CONFIRM_SILENCE_MS)
         return delay
 
-    def _limit_ms(self, context: ProducerStatusContext, node: int) -> float:
-        if node in context.oldest_request_ms:
-            return self.latency.threshold_ms(node)
-        if node in context.failing_connections:
+    def _limit_ms(self, context: ProducerStatusContext, broker: Broker) -> float:
+        if broker.sent:
+            return self.latency.threshold_ms(broker)
+        if broker.is_failing:
             return self._min_ms
-        return setup_threshold_ms(context.setup_ms, node, self._min_ms, self._factor, self._max_ms)
+        return setup_threshold_ms(context.brokers.values(), broker, self._min_ms, self._factor, self._max_ms)
 
-    def _age_ms(self, context: ProducerStatusContext, node: int) -> float:
-        """For how long a broker has been silent; 0 if no response is due, or if it is still throttling."""
-        since = context.oldest_request_ms.get(node)
-        if since is None:
-            since = context.unreachable_since_ms.get(node, context.now)
-        return max(0.0, context.now - max(since, self._forgiven_ms.get(node, -math.inf)))
-
-    def _describe(self, context: ProducerStatusContext, node: int) -> str:
-        age = self._age_ms(context, node)
-        if node not in context.oldest_request_ms:
-            if node in context.failing_connections:
+    def _describe(self, broker: Broker, now_ms: float) -> str:
+        age = _age_ms(broker, now_ms)
+        if not broker.sent:
+            if broker.is_failing:
                 return f"it could not be reached for {age:.0f} ms"
             return f"no connection to it was ready within {age:.0f} ms"
-        usual = self.latency.usual_ms(node)
+        usual = broker.usual_ms
         known = "" if usual is None else f", where {usual:.0f} ms is usual"
-        count = context.in_flight_requests.get(node, 1)
-        return f"no response to {count} request(s) for {age:.0f} ms{known}"
+        return f"no response to {len(broker.sent)} request(s) for {age:.0f} ms{known}"
+
+
+def _is_awaited(broker: Broker) -> bool:
+    """Whether it owes a response, or batches wait for a connection to it."""
+    return bool(broker.sent) or broker.unreachable_since_ms is not None
+
+
+def _age_ms(broker: Broker, now_ms: float) -> float:
+    """For how long a broker has been silent; 0 if no response is due, or if it is still throttling."""
+    since_ms = broker.oldest_request_ms
+    if since_ms is None:
+        since_ms = broker.unreachable_since_ms
+    return 0.0 if since_ms is None else max(0.0, now_ms - max(since_ms, broker.forgiven_ms))
 
 
 # A broker's usual time to respond or to connect, and from when on a longer time is suspicious. No I/O.
@@ -233,44 +250,31 @@ _SETUP_MIN_FACTOR = 4
 
 
 class UsualLatency:
-    """By broker. ``min_ms`` and ``factor`` are slow.request.min.ms and slow.request.factor. ``max_ms``
-    bounds the threshold, so that a silence is noticed before the request times out."""
+    """``min_ms`` and ``factor`` are slow.request.min.ms and slow.request.factor. ``max_ms`` bounds the
+    threshold, so that a silence is noticed before the request times out."""
 
     def __init__(self, min_ms: float, factor: float, max_ms: float) -> None:
         self._min_ms = min_ms
         self._factor = factor
         self._max_ms = max_ms
-        self._means: dict[int, float] = {}
-        self._few: dict[int, int] = {}
         self._slowest_first_ms: float | None = None
 
-    def observe(self, node_id: int, latency_ms: float) -> None:
+    def observe(self, broker: Broker, latency_ms: float) -> None:
         """A response. A suspicious latency counts as the threshold: a freeze must not become usual."""
-        sample = min(latency_ms, self.threshold_ms(node_id))
-        mean = self._means.get(node_id)
+        sample = min(latency_ms, self.threshold_ms(broker))
+        mean = broker.usual_ms
         if mean is None:
-            self._means[node_id] = sample
-            self._few[node_id] = 1
+            broker.usual_ms = sample
             self._slowest_first_ms = max(sample, self._slowest_first_ms or 0.0)
         else:
             weight = _WEIGHT_ABOVE if sample > mean else _WEIGHT_BELOW
-            self._means[node_id] = mean + weight * (sample - mean)
-            if node_id in self._few:
-                self._count(node_id)
+            broker.usual_ms = mean + weight * (sample - mean)
+        broker.responses = min(broker.responses + 1, _FEW_RESPONSES)
 
-    def _count(self, node_id: int) -> None:
-        self._few[node_id] += 1
-        if self._few[node_id] >= _FEW_RESPONSES:
-            del self._few[node_id]
-
-    def usual_ms(self, node_id: int) -> float | None:
-        """The mean latency; None before the first response."""
-        return self._means.get(node_id)
-
-    def threshold_ms(self, node_id: int) -> float:
-        mean, unknown = self._means.get(node_id), self._unknown_ms()
+    def threshold_ms(self, broker: Broker) -> float:
+        mean, unknown = broker.usual_ms, self._unknown_ms()
         wanted = unknown if mean is None else self._factor * mean
-        if node_id in self._few:
+        if broker.responses < _FEW_RESPONSES:
             wanted = min(wanted, unknown)
         return max(self._min_ms, min(wanted, self._max_ms))
 
@@ -284,15 +288,15 @@ class UsualLatency:
 
 
 def setup_threshold_ms(
-    setup_ms: Mapping[int, float], node_id: int, min_ms: float, factor: float, max_ms: float
+    brokers: Iterable[Broker], broker: Broker, min_ms: float, factor: float, max_ms: float
 ) -> float:
     """The time to connect from which on a broker is suspicious.
 
-    ``setup_ms``: by broker, the last time to connect. A broker that was never connected to is judged by the
-    slowest of the others, as all use the same security protocol.
+    A broker that was never connected to is judged by the slowest of all ``brokers``, as they use the same
+    security protocol.
     """
-    own = setup_ms.get(node_id)
+    own = broker.setup_ms
     if own is None:
-        own = max(setup_ms.values(), default=None)
+        own = max((one.setup_ms for one in brokers if one.setup_ms is not None), default=None)
     wanted = _UNKNOWN_FACTOR * min_ms if own is None else factor * own
     return max(_SETUP_MIN_FACTOR * min_ms, min(wanted, max_ms))

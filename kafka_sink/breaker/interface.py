@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,11 +18,12 @@ from kafka_sink.secret import HiddenValues
 
 if TYPE_CHECKING:
     from kafka_sink.breaker.manager import CircuitBreakManager
+    from kafka_sink.cluster.broker import Broker
 
 
 @dataclass(slots=True)
 class ProducerStatusContext:
-    """What the producer has in flight. Valid during the call only. The mappings are live: do not change them.
+    """What the producer has in flight. Valid during the call only.
 
     The KIP's fields:
 
@@ -43,20 +45,47 @@ class ProducerStatusContext:
       connection
 
     A request that a throttling broker delays counts from the end of the throttling, which may lie ahead.
+    ``brokers`` is what all mappings are made of, anew at each access: it is the producer's own.
     """
 
     now: float = 0.0
-    in_flight_requests: Mapping[int, int] = field(default_factory=dict)
-    in_flight_batches: Mapping[TopicPartition, int] = field(default_factory=dict)
     node_id: int = -1
     topic_partition: TopicPartition | None = None
     record_count: int = 0
     request_sent_ms: float = 0.0
-    oldest_request_ms: Mapping[int, float] = field(default_factory=dict)
-    unreachable_since_ms: Mapping[int, float] = field(default_factory=dict)
-    failing_connections: Set[int] = field(default_factory=set)
-    setup_ms: Mapping[int, float] = field(default_factory=dict)
-    probed_ms: Mapping[int, float] = field(default_factory=dict)
+    brokers: Mapping[int, Broker] = field(default_factory=dict)
+
+    @property
+    def in_flight_requests(self) -> Mapping[int, int]:
+        return {one.id: len(one.sent) for one in self.brokers.values() if one.sent}
+
+    @property
+    def in_flight_batches(self) -> Mapping[TopicPartition, int]:
+        return Counter(batch.partition for one in self.brokers.values() for batch in one.batches())
+
+    @property
+    def oldest_request_ms(self) -> Mapping[int, float]:
+        found = ((one.id, one.oldest_request_ms) for one in self.brokers.values())
+        return {node_id: at_ms for node_id, at_ms in found if at_ms is not None}
+
+    @property
+    def unreachable_since_ms(self) -> Mapping[int, float]:
+        found = ((one.id, one.unreachable_since_ms) for one in self.brokers.values())
+        return {node_id: at_ms for node_id, at_ms in found if at_ms is not None}
+
+    @property
+    def failing_connections(self) -> Set[int]:
+        return {one.id for one in self.brokers.values() if one.is_failing}
+
+    @property
+    def setup_ms(self) -> Mapping[int, float]:
+        found = ((one.id, one.setup_ms) for one in self.brokers.values())
+        return {node_id: took_ms for node_id, took_ms in found if took_ms is not None}
+
+    @property
+    def probed_ms(self) -> Mapping[int, float]:
+        found = ((one.id, one.probed_ms) for one in self.brokers.values())
+        return {node_id: at_ms for node_id, at_ms in found if at_ms is not None}
 
 
 class PartitionCircuitBreaker(ABC):
@@ -161,30 +190,16 @@ class SendPolicy:
 
     # -- events: no call changes what happens to a batch --------------------------------------------
 
-    def on_request(self, node_id: int, now_ms: float) -> None:
-        """A Produce request goes to a broker. Calls for its batches follow."""
-
-    def on_send(self, node_id: int, batches: Sequence[SentBatch], now_ms: float) -> None:
+    def on_send(self, broker: Broker, batches: Sequence[SentBatch], now_ms: float) -> None:
         """These batches go to a broker in one request."""
 
-    def on_request_done(self, node_id: int, now_ms: float) -> None:
-        """The oldest request to a broker has its response, or failed. Calls for its batches follow."""
-
     def on_complete(
-        self, node_id: int, batches: Sequence[SentBatch], cause: Exception | None, now_ms: float
+        self, broker: Broker, batches: Sequence[SentBatch], cause: Exception | None, now_ms: float
     ) -> None:
         """Attempts of one request have ended. ``cause`` is None if the broker has the batches."""
 
-    def on_unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
-        """``nodes``: all brokers that batches wait for and that are not connected. ``failing``: those of them
-        whose last connection was refused or lost."""
-
-    def on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
-        """A connection is ready, ``setup_ms`` after its start: the broker has responded to its first
-        request."""
-
-    def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
-        """A broker delays its other requests for ``throttled_ms`` (throttle_time_ms of a response)."""
+    def on_connected(self, broker: Broker, now_ms: float) -> None:
+        """A connection is ready: the broker has responded to its first request."""
 
     def on_other_cluster(self, now_ms: float) -> None:
         """Another Kafka cluster responds at bootstrap.servers now. No row was sent to the former one."""

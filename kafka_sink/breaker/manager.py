@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Protocol
 
 from kafka_sink.breaker.probes import ProbePolicy
 from kafka_sink.breaker.states import NO_EVIDENCE, Evidence, LocalMutes, Mute, ProbeLease, Target, target_of
+from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import NO_LEADER, PartitionInfo, TopicMetadata, TopicPartition
 
 
@@ -45,10 +46,13 @@ _NO_TRIALS: frozenset[Target] = frozenset()
 
 
 class Topology(Protocol):
-    """What is known of the cluster: MetadataCache."""
+    """What is known of the cluster: ClusterMetadata."""
 
     @property
     def version(self) -> int: ...
+
+    @property
+    def brokers(self) -> Mapping[int, Broker]: ...
 
     def names(self) -> tuple[str, ...]: ...
 
@@ -69,13 +73,13 @@ class CircuitBreakManager:
 
     def __init__(self, topology: Topology, retry_interval_ms: float) -> None:
         self.local = LocalMutes(retry_interval_ms)
-        self.probes = ProbePolicy(self.local, self.covering)
+        self.probes = ProbePolicy(self.local, self.covering, topology.brokers)
         self.local.on_unmuted = self.probes.forget
         self.view: MutedView = NOTHING_MUTED
         # As of the last refresh.
         self.muted_count = 0
         # Brokers that keyless rows avoid for the moment, see mute_congested. Any thread may read it.
-        self.congested: frozenset[int] = frozenset()
+        self.congested: Set[int] = frozenset()
         self._topology = topology
         # The muted brokers of partitions, from when a leader was last known.
         self._muted_leaders: dict[TopicPartition, int] = {}
@@ -83,7 +87,7 @@ class CircuitBreakManager:
         self.seen = (-1, -1)
         self._trials = _NO_TRIALS
         # The answer of ``available_nodes``, and the versions that it is for.
-        self._available: tuple[tuple[int, int], frozenset[int]] = (-1, -1), frozenset()
+        self._available: tuple[tuple[int, int], Set[int]] = (-1, -1), frozenset()
         # The sender's thread, once it has run; mutes and unmutes by other threads.
         self._owner: int | None = None
         self._queued: deque[partial[None]] = deque()
@@ -148,7 +152,12 @@ class CircuitBreakManager:
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
         return self._topology.leader(partition)
 
-    def available_nodes(self) -> frozenset[int]:
+    @property
+    def brokers(self) -> Mapping[int, Broker]:
+        """What the producer knows of each."""
+        return self._topology.brokers
+
+    def available_nodes(self) -> Set[int]:
         """Brokers that lead a partition that is not muted."""
         versions = self.local.version, self._topology.version
         if versions != self._available[0]:

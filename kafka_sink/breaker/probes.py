@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from kafka_sink.breaker.interface import SentBatch
 from kafka_sink.breaker.outcomes import Health, has_response, health_of
 from kafka_sink.breaker.states import BreakerState, LocalMutes, Mute, ProbeLease, Target
+from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import HELD_MS
 
@@ -19,15 +20,22 @@ class ProbePolicy:
     """Lets probes through and ends mutes by their outcomes. The sender's thread.
 
     Targets that the coordinator has muted are probed only under its leases, others by this task's clock.
-    ``covering`` returns the muted targets that cover a partition: its leader before itself.
+    ``covering`` returns the muted targets that cover a partition: its leader before itself. Brokers are
+    asked whether they respond, muted or not, for the coordinator or the breaker class.
     """
 
-    def __init__(self, mutes: LocalMutes, covering: Callable[[TopicPartition], list[Target]]) -> None:
+    def __init__(
+        self,
+        mutes: LocalMutes,
+        covering: Callable[[TopicPartition], list[Target]],
+        brokers: Mapping[int, Broker],
+    ) -> None:
         # Whether a request to the target has no response yet. Its response is as good as a probe's, so none
         # is sent.
         self.awaits_response: Callable[[Target], bool] = lambda _: False
         self._mutes = mutes
         self._covering = covering
+        self._brokers = brokers
         # When a batch was last seen to wait for a target.
         self._held_ms: dict[Target, float] = {}
         # When the task last had rows of a topic that may go to any partition. Its thread replaces it.
@@ -38,12 +46,8 @@ class ProbePolicy:
         self._trial_leases: set[Target] = set()
         # The partition whose batch probes a target, until the mute ends: its response may come late.
         self._batch_probes: dict[Target, TopicPartition] = {}
-        # Brokers with a probe that has no response yet. A broker gets one at a time, however long it takes.
-        self._awaited_brokers: set[int] = set()
-        # Brokers that are asked whether they respond, muted or not, for the coordinator or the breaker class:
-        # before and after their request went out.
-        self._to_ask: set[int] = set()
-        self._asked: set[int] = set()
+        # Whether a broker may have to be asked.
+        self._asks = False
         self._failures: list[tuple[Target, str]] = []
 
     # -- the coordinator ----------------------------------------------------------------------------
@@ -55,13 +59,15 @@ class ProbePolicy:
 
     def ask_broker(self, node_id: int) -> None:
         """The coordinator, or the breaker class, wants to know whether a broker responds to this task."""
-        self._to_ask.add(node_id)
+        broker = self._brokers.get(node_id)
+        if broker is not None:
+            broker.is_to_be_asked = self._asks = True
 
     def on_coordinator_lost(self) -> None:
         """Drop the leases and the requests of the coordinator."""
         self._leases.clear()
-        self._to_ask.clear()
-        self._asked.clear()
+        for broker in self._brokers.values():
+            broker.is_to_be_asked = broker.is_asked = False
 
     def take_failures(self) -> list[tuple[Target, str]]:
         """Probes that failed since the last call, with their errors."""
@@ -71,16 +77,20 @@ class ProbePolicy:
     # -- brokers: requests without rows ---------------------------------------------------------------
 
     def brokers_to_probe(self) -> list[int]:
-        if not self._mutes.mutes and not self._to_ask:
+        if not self._mutes.mutes and not self._asks:
             return []
-        due = [target for target in self._mutes.mutes if isinstance(target, int) and self._is_due(target)]
-        return [node for node in {*due, *self._to_ask} if node not in self._awaited_brokers]
+        due = {target for target in self._mutes.mutes if isinstance(target, int) and self._is_due(target)}
+        brokers = self._brokers.values()
+        asked = {broker.id for broker in brokers if broker.is_to_be_asked}
+        self._asks = bool(asked)
+        # A broker gets one probe at a time, however long its response takes.
+        return [*(due | asked) - {broker.id for broker in brokers if broker.awaits_probe}]
 
     def broker_probe_sent(self, node_id: int) -> None:
-        self._awaited_brokers.add(node_id)
-        if node_id in self._to_ask:
-            self._to_ask.discard(node_id)
-            self._asked.add(node_id)
+        broker = self._brokers[node_id]
+        broker.awaits_probe = True
+        broker.is_asked |= broker.is_to_be_asked
+        broker.is_to_be_asked = False
         if self._is_due(node_id):
             self._begin(node_id)
 
@@ -89,9 +99,9 @@ class ProbePolicy:
 
         True if the coordinator asked for this response.
         """
-        self._awaited_brokers.discard(node_id)
-        was_asked = node_id in self._asked
-        self._asked.discard(node_id)
+        broker = self._brokers[node_id]
+        was_asked = broker.is_asked
+        broker.awaits_probe = broker.is_asked = False
         if has_response(cause):
             self.connected(node_id)
             return was_asked

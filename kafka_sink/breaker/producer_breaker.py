@@ -1,4 +1,4 @@
-"""Connects the sender with a breaker class: counts requests in flight, calls the class, applies its mutes.
+"""Connects the sender with a breaker class: calls the class, applies its mutes.
 
 No I/O. The sender's thread calls it; what the task's thread may call says so.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 from typing import Protocol
@@ -22,6 +21,7 @@ from kafka_sink.breaker.interface import (
 from kafka_sink.breaker.manager import CircuitBreakManager, MutedView
 from kafka_sink.breaker.outcomes import has_response
 from kafka_sink.breaker.states import MuteChange, Target
+from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import PartitionInfo, TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -29,91 +29,6 @@ _log = logging.getLogger(__name__)
 _MAX_NAMED_PARTITIONS = 5
 # How often a task that waits for the coordinator's mutes checks whether it was lost itself.
 _CHECK_INTERVAL_MS = 50.0
-
-
-class InFlightTracker:
-    """Requests by broker, batches by partition. A broker responds to a connection's requests in their
-    order."""
-
-    def __init__(self) -> None:
-        self._sent: dict[int, deque[float]] = {}
-        self._requests: dict[int, int] = {}
-        self._batches: dict[TopicPartition, int] = {}
-        self._oldest: dict[int, float] = {}
-        self._unreachable: dict[int, float] = {}
-        self._failing: set[int] = set()
-        self._setup_ms: dict[int, float] = {}
-        self._probed_ms: dict[int, float] = {}
-        self.context = ProducerStatusContext(
-            in_flight_requests=self._requests,
-            in_flight_batches=self._batches,
-            oldest_request_ms=self._oldest,
-            unreachable_since_ms=self._unreachable,
-            failing_connections=self._failing,
-            setup_ms=self._setup_ms,
-            probed_ms=self._probed_ms,
-        )
-
-    def request_sent(self, node_id: int, now_ms: float) -> None:
-        self._sent.setdefault(node_id, deque()).append(now_ms)
-        self._requests[node_id] = self._requests.get(node_id, 0) + 1
-        self._oldest.setdefault(node_id, now_ms)
-        self._unreachable.pop(node_id, None)
-
-    def request_done(self, node_id: int) -> float:
-        """The oldest request to a broker has its response, or failed. Returns when it was sent, or when the
-        broker's throttling ended."""
-        sent = self._sent[node_id]
-        at = sent.popleft()
-        if sent:
-            self._requests[node_id] -= 1
-            self._oldest[node_id] = sent[0]
-        else:
-            del self._sent[node_id], self._requests[node_id], self._oldest[node_id]
-        return at
-
-    def throttled(self, node_id: int, until_ms: float) -> None:
-        """The broker does not read from this connection until ``until_ms`` (KIP-219). Requests sent before
-        then count from ``until_ms``."""
-        sent = self._sent.get(node_id)
-        if sent:
-            self._sent[node_id] = deque(max(at, until_ms) for at in sent)
-            self._oldest[node_id] = self._sent[node_id][0]
-
-    def batches_sent(self, batches: Iterable[SentBatch]) -> None:
-        found = self._batches
-        for partition, _ in batches:
-            found[partition] = found.get(partition, 0) + 1
-
-    def batches_done(self, batches: Iterable[SentBatch]) -> None:
-        found = self._batches
-        for partition, _ in batches:
-            left = found.pop(partition, 1) - 1
-            if left:
-                found[partition] = left
-
-    def awaits_response(self, target: Target) -> bool:
-        """Whether a broker owes a response, or one for a partition is outstanding."""
-        return target in self._requests or target in self._batches
-
-    def connected(self, node_id: int, setup_ms: float) -> None:
-        """A connection is ready, ``setup_ms`` after its start."""
-        self._setup_ms[node_id] = setup_ms
-        self.probed(node_id)
-
-    def probed(self, node_id: int) -> None:
-        """A broker has responded to a request without rows, at the time of the context."""
-        self._probed_ms[node_id] = self.context.now
-
-    def unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
-        """``nodes``: brokers that batches wait for and that are not connected. ``failing``: those whose last
-        connection was refused or lost."""
-        self._failing.clear()
-        self._failing.update(failing)
-        for node in [one for one in self._unreachable if one not in nodes]:
-            del self._unreachable[node]
-        for node in nodes:
-            self._unreachable.setdefault(node, now_ms)
 
 
 class SharedState(Protocol):
@@ -160,27 +75,20 @@ class ProducerBreaker(SendPolicy):
         self,
         breaker: PartitionCircuitBreaker,
         manager: CircuitBreakManager,
-        describe_node: Callable[[int], str],
         mark_stale: Callable[[str, float], None] = lambda topic, now_ms: None,
     ) -> None:
         self.manager = manager
         self._local = manager.local
         self._probes = manager.probes
         self._breaker: PartitionCircuitBreaker | None = breaker
-        self._describe_node = describe_node
+        self._brokers = manager.brokers
         self._mark_stale = mark_stale
         self._shared: SharedState | None = None
         self._alone = True
         # Set by the sender's thread once ``mutes`` has the coordinator's first message.
         self._is_current = threading.Event()
-        # Metadata loses a broker that is gone for long, but messages still need its name.
-        self._names: dict[int, str] = {}
-        # By broker, what messages say of its partitions, and for which state: thousands of batches may expire
-        # at once.
-        self._partitions: dict[int, tuple[tuple[int, int], str]] = {}
-        self._in_flight = InFlightTracker()
-        self._context = self._in_flight.context
-        manager.probes.awaits_response = self._in_flight.awaits_response
+        self._context = ProducerStatusContext(brokers=manager.brokers)
+        manager.probes.awaits_response = self._awaits_response
         self._call(breaker.set_circuit_break_manager, manager)
 
     # -- the task's thread --------------------------------------------------------------------------
@@ -190,7 +98,7 @@ class ProducerBreaker(SendPolicy):
         return self.manager.view
 
     @property
-    def congested(self) -> frozenset[int]:
+    def congested(self) -> Set[int]:
         """Brokers that keyless rows avoid for the moment."""
         return self.manager.congested
 
@@ -254,9 +162,12 @@ class ProducerBreaker(SendPolicy):
             return f"{target}" + (
                 f", led by {self._broker(info.leader)}" if info and info.leader >= 0 else ""
             )
-        seen, found = self.manager.seen, self._partitions.get(target)
+        broker, seen = self._brokers.get(target), self.manager.seen
+        found = None if broker is None else broker.partitions_text
         if found is None or found[0] != seen:
-            found = self._partitions[target] = seen, self._with_partitions(target)
+            found = seen, self._with_partitions(target)
+            if broker is not None:
+                broker.partitions_text = found
         return f"broker {self._broker(target)}{found[1]}"
 
     def _with_partitions(self, node_id: int) -> str:
@@ -267,55 +178,45 @@ class ProducerBreaker(SendPolicy):
         return f" with {', '.join(names[:_MAX_NAMED_PARTITIONS])}{more}" if names else ""
 
     def _broker(self, node_id: int) -> str:
-        name = self._describe_node(node_id)
-        if name != str(node_id):
-            self._names[node_id] = name
-        return self._names.get(node_id, name)
+        broker = self._brokers.get(node_id)
+        return str(node_id if broker is None or broker.node is None else broker.node)
 
     # -- the sender's thread ------------------------------------------------------------------------
 
     def _at(self, now_ms: float) -> None:
         self._context.now = self._local.now_ms = now_ms
 
-    def on_request(self, node_id: int, now_ms: float) -> None:
+    def on_send(self, broker: Broker, batches: Sequence[SentBatch], now_ms: float) -> None:
         self._at(now_ms)
-        self._in_flight.request_sent(node_id, now_ms)
-
-    def on_send(self, node_id: int, batches: Sequence[SentBatch], now_ms: float) -> None:
-        self._in_flight.batches_sent(batches)
         self._probes.batches_sent(batches)
         breaker, context = self._breaker, self._context
-        context.node_id, context.request_sent_ms = node_id, now_ms
         if breaker is not None:
+            context.node_id, context.request_sent_ms = broker.id, now_ms
             self._call(_tell_of_sends, breaker, context, batches)
 
-    def on_request_done(self, node_id: int, now_ms: float) -> None:
-        self._at(now_ms)
-        self._context.request_sent_ms = self._in_flight.request_done(node_id)
-
     def on_complete(
-        self, node_id: int, batches: Sequence[SentBatch], cause: Exception | None, now_ms: float
+        self, broker: Broker, batches: Sequence[SentBatch], cause: Exception | None, now_ms: float
     ) -> None:
-        self._in_flight.batches_done(batches)
+        self._at(now_ms)
         self._probes.batches_done(batches, cause)
         shared = self._shared
         if shared is not None:
-            shared.outcomes(node_id, batches, cause, self._context.request_sent_ms, now_ms)
+            shared.outcomes(broker.id, batches, cause, broker.request_sent_ms, now_ms)
         breaker, context = self._breaker, self._context
         if breaker is not None:
-            context.node_id = node_id
+            context.node_id, context.request_sent_ms = broker.id, broker.request_sent_ms
             self._call(_tell_of_ends, breaker, context, batches, cause)
 
-    def on_unreachable(self, nodes: Collection[int], failing: Collection[int], now_ms: float) -> None:
-        self._in_flight.unreachable(nodes, failing, now_ms)
-
-    def on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
+    def on_connected(self, broker: Broker, now_ms: float) -> None:
         self._at(now_ms)
-        self._in_flight.connected(node_id, setup_ms)
-        self._probes.connected(node_id)
+        self._probes.connected(broker.id)
 
-    def on_throttled(self, node_id: int, now_ms: float, throttled_ms: float) -> None:
-        self._in_flight.throttled(node_id, now_ms + throttled_ms)
+    def _awaits_response(self, target: Target) -> bool:
+        """Whether a broker owes a response, or one for a partition is outstanding."""
+        if isinstance(target, TopicPartition):
+            return any(target in sent.batches for one in self._brokers.values() for sent in one.sent)
+        broker = self._brokers.get(target)
+        return broker is not None and bool(broker.sent)
 
     def on_other_cluster(self, now_ms: float) -> None:
         """The other cluster's brokers and partitions may have the same ids and names."""
@@ -371,8 +272,8 @@ class ProducerBreaker(SendPolicy):
 
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         self._at(now_ms)
-        if has_response(cause):
-            self._in_flight.probed(node_id)
+        if has_response(cause) and node_id in self._brokers:
+            self._brokers[node_id].probed_ms = now_ms
         if self._probes.broker_probe_done(node_id, cause) and self._shared is not None:
             self._shared.answered(node_id, now_ms)
         # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid

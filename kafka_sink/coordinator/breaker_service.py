@@ -208,10 +208,7 @@ class FailingPartitions:
         return enough and self.rows >= self._trigger_count and reaches(failing, writing, self._perc)
 
     def _drop(self, partition: TopicPartition) -> None:
-        peer = self._watched.pop(partition).peer
-        self._by_peer[peer] -= 1
-        if not self._by_peer[peer]:
-            del self._by_peer[peer]
+        _one_less(self._by_peer, self._watched.pop(partition).peer)
 
     def due_ms(self) -> float:
         """When there is something to watch, to judge or to forget."""
@@ -221,8 +218,14 @@ class FailingPartitions:
         return min(due_ms, self._asked_ms + GATHER_MUTES_MS) if self._new else due_ms
 
 
+def _one_less(counts: Counter[int], peer: int) -> None:
+    counts[peer] -= 1
+    if not counts[peer]:
+        del counts[peer]
+
+
 @dataclass(slots=True)
-class _Suspicion:
+class _Inquiry:
     """A task wants a broker muted, and others are asked."""
 
     peer: int
@@ -277,7 +280,7 @@ class BreakerService(Service):
         self.table = MuteTable(settings.mute_retry_interval_ms)
         self._interval_ms = settings.mute_retry_interval_ms
         self._tasks: dict[int, _Task] = {}
-        self._suspicions: dict[int, _Suspicion] = {}
+        self._inquiries: dict[int, _Inquiry] = {}
         self._muted: dict[Target, _Muted] = {}
         self._alone: Counter[int] = Counter()
         self._reason_bytes = self._waits = 0
@@ -374,36 +377,34 @@ class BreakerService(Service):
                 self._unmute(target, now_ms)
             elif found is not None:
                 self._hurry(peer, target, now_ms)
-            elif isinstance(target, int):
-                self._suspicions = {
-                    node: one for node, one in self._suspicions.items() if node != target or one.peer != peer
-                }
+            elif isinstance(target, int) and (asked := self._inquiries.get(target)) and asked.peer == peer:
+                del self._inquiries[target]
 
     def _ask(self, peer: int, node: int, reason: str, silence_ms: float, now_ms: float) -> None:
         """Whether others have responses of a broker that a task wants muted."""
-        of_one = sum(one.peer == peer for one in self._suspicions.values())
-        is_full = len(self._suspicions) >= _MAX_QUESTIONS or of_one >= _MAX_QUESTIONS_OF_ONE
-        if node in self._muted or node in self._suspicions or is_full:
+        of_one = sum(one.peer == peer for one in self._inquiries.values())
+        is_full = len(self._inquiries) >= _MAX_QUESTIONS or of_one >= _MAX_QUESTIONS_OF_ONE
+        if node in self._muted or node in self._inquiries or is_full:
             return
         some = self._random.sample(list(self._tasks), min(_MAX_ASKED + 1, len(self._tasks)))
         asked = [one for one in some if one != peer][:_MAX_ASKED]
         asked_ms = now_ms if asked else -math.inf
-        self._suspicions[node] = _Suspicion(peer, reason, silence_ms, asked_ms, frozenset(asked))
+        self._inquiries[node] = _Inquiry(peer, reason, silence_ms, asked_ms, frozenset(asked))
         self.out.broadcast(asked, Question(node, silence_ms / 2))
 
     @receives(Answer)
     def on_answer(self, peer: int, message: Answer, now_ms: float) -> None:
         node, at_ms = message.broker, self._at(now_ms) - message.age_ms
-        found = self._suspicions.get(node)
+        found = self._inquiries.get(node)
         if found is not None and peer in found.asked and at_ms >= found.asked_ms - found.silence_ms / 2:
-            del self._suspicions[node]
+            del self._inquiries[node]
         elif node in self._muted and at_ms > self.table.mutes[node].since_ms:
             self._hurry(peer, node, self._at(now_ms))
 
     def _end_questions(self, now_ms: float) -> None:
-        over = takewhile(lambda one: one[1].asked_ms + _QUESTION_MS <= now_ms, self._suspicions.items())
+        over = takewhile(lambda one: one[1].asked_ms + _QUESTION_MS <= now_ms, self._inquiries.items())
         for node, found in list(over):
-            del self._suspicions[node]
+            del self._inquiries[node]
             if self._mute(node, found.reason, now_ms, alone=found.peer):
                 self._muted[node].witnesses.add(found.peer)
                 # Their requests are with the broker, and a response is as good as a probe's.
@@ -433,7 +434,7 @@ class BreakerService(Service):
         self.table.reset(target)
         self._reason_bytes -= len(json.dumps(mute.reason))
         if alone is not None:
-            self._alone[alone] -= 1
+            _one_less(self._alone, alone)
         if alone is not None and isinstance(target, TopicPartition):
             lasted_ms = now_ms - mute.since_ms
             self._paused_ms[target] = now_ms + min(_PAUSE_FACTOR * lasted_ms, _MAX_PAUSE * self._interval_ms)
@@ -536,6 +537,6 @@ class BreakerService(Service):
 
     def next_change_ms(self, now_ms: float) -> float:
         failing_ms = math.inf if self._failing is None else self._failing.due_ms()
-        asked_ms = next((one.asked_ms for one in self._suspicions.values()), math.inf)
+        asked_ms = next((one.asked_ms for one in self._inquiries.values()), math.inf)
         due_ms = min(failing_ms, asked_ms + _QUESTION_MS, self._tell_ms(), self._probe_ms)
         return max(0.0, due_ms - self._at(now_ms))

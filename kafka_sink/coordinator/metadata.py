@@ -265,7 +265,7 @@ _MANY_TOPICS, _GATHER_ANSWERS_MS = 200, 100.0
 # Work for one ``on_time``: sets of topics, topics compared, and topics encoded, which cost so much more.
 _SETS_AT_ONCE, _TOPICS_AT_ONCE, _COST_OF_ENCODING = 500, 50_000, 20
 # About what is kept of a topic, of a name in a set, of a broker, of a reported leader.
-_TOPIC_BYTES, _NAME_BYTES, _NODE_BYTES, _REPORTED_BYTES = 1500, 80, 500, 400
+_TOPIC_BYTES, _NAME_BYTES, _NODE_BYTES, _REPORTED_BYTES = 1200, 105, 500, 400
 _MEASURE_MS = 1000.0
 
 
@@ -274,35 +274,44 @@ class MemoryBudget:
     """What the metadata of all groups of tasks together may take, and of one group. What exceeds it is not
     shared: tasks ask brokers."""
 
-    limit: int = 128 * 1024 * 1024
-    limit_of_group: int = 64 * 1024 * 1024
+    limit: int = 160 * 1024 * 1024
+    limit_of_group: int = 96 * 1024 * 1024
     used: int = 0
 
 
 @dataclass(slots=True)
-class _Answer:
-    """A task's response to a part of a fetch, as far as it has come."""
+class _Response:
+    """Brokers' response to a fetch, as far as it has come."""
 
     topics: dict[str, TopicMetadata] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     nodes: tuple[Node, ...] = ()
     cluster_id: str | None = None
-    is_complete: bool = False
+    partitions: int = 0
 
 
 @dataclass(slots=True)
 class _Fetch:
-    """A request of the view. ``chunks``: its topics in messages, by number. ``answers``: by number and
-    task."""
+    """A request of the view. ``messages``: those that are not answered, the one on its way first.
+
+    ``asked``: who got that one, with what they have answered of it. ``response``: to those before it.
+    """
 
     topics: tuple[str, ...]
-    chunks: dict[int, frozenset[str]]
-    asked: dict[int, None] = field(default_factory=dict)
+    messages: deque[Fetch]
+    asked: dict[int, _Response] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
-    answers: dict[tuple[int, int], _Answer] = field(default_factory=dict)
-    partitions: int = 0
+    response: _Response = field(default_factory=_Response)
     turns: int = 0
     silent_at_ms: float = math.inf
+
+
+@dataclass(eq=False, slots=True)
+class _Users:
+    """The tasks that use exactly these topics."""
+
+    topics: frozenset[str]
+    tasks: dict[int, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -343,9 +352,9 @@ class MetadataService(Service):
         self._transient = _TRANSIENT_ERRORS - (set() if may_create else {UNKNOWN_TOPIC_OR_PARTITION})
         # Tasks, the one that was asked to fetch longest ago first.
         self._tasks: OrderedDict[int, None] = OrderedDict()
-        # The topics of each task, and the tasks of each set. Many tasks write to the same topics.
-        self._set_of: dict[int, frozenset[str]] = {}
-        self._sets: dict[frozenset[str], dict[int, None]] = {}
+        # What each task uses. Many tasks write to the same topics, and share them.
+        self._users_of: dict[int, _Users] = {}
+        self._users: dict[frozenset[str], _Users] = {}
         self._names = 0
         # Topics that tasks wait for, since when, in that order.
         self._needed_ms: dict[str, float] = {}
@@ -359,7 +368,7 @@ class MetadataService(Service):
         # What changed, for the sets that have not been told yet.
         self._fresh: set[str] = set()
         self._missing: set[str] = set()
-        self._untold: dict[frozenset[str], None] = {}
+        self._untold: dict[_Users, None] = {}
         # Topics that are known, and the tasks that need them; and when to send the first of them.
         self._answers: dict[frozenset[str], dict[int, None]] = {}
         self._answers_due_ms = math.inf
@@ -371,7 +380,7 @@ class MetadataService(Service):
 
     def on_gone(self, peer: int, now_ms: float) -> None:
         self._tasks.pop(peer, None)
-        self._leave_set(peer)
+        self._leave(peer)
         fetch = self._fetch
         if fetch is not None and peer in fetch.asked:
             del fetch.asked[peer]
@@ -388,9 +397,9 @@ class MetadataService(Service):
         # Their strings are shared.
         names = frozenset(map(sys.intern, message.topics))
         known = frozenset(name for name in names if self.view.topic(name) is not None)
-        is_admitted = self._admit(len(names) - len(known), now_ms)
+        is_admitted = self._admit(sum(name not in self._needed_ms for name in names - known), now_ms)
         if is_admitted:
-            self._enter_set(peer, names)
+            self._use(peer, names)
         self.view.note_use(names if is_admitted else known, now_ms)
         if message.is_needed:
             if known:
@@ -408,29 +417,32 @@ class MetadataService(Service):
         self._answers.setdefault(known, {})[peer] = None
         self._answers_due_ms = min(self._answers_due_ms, now_ms + wait_ms)
 
-    def _enter_set(self, peer: int, names: frozenset[str]) -> None:
-        before = self._set_of.get(peer, frozenset())
-        if names <= before:
+    def _use(self, peer: int, names: frozenset[str]) -> None:
+        """The task uses these topics, and those that it has named before."""
+        before = self._users_of.get(peer)
+        if before is not None and names <= before.topics:
             return
-        many = len(before) + len(names) > _MAX_TOPICS_OF_A_TASK
-        # The task reports those still in use again within a minute.
-        self._leave_set(peer)
-        topics = names if many else before | names
-        if topics not in self._sets:
-            self._sets[topics] = {}
+        topics = names if before is None else before.topics | names
+        if len(topics) > _MAX_TOPICS_OF_A_TASK:
+            # The task reports those still in use again within a minute.
+            topics = names
+        self._leave(peer)
+        users = self._users.get(topics)
+        if users is None:
+            users = self._users[topics] = _Users(topics)
             self._names += len(topics)
             self._cost_more(_NAME_BYTES * len(topics))
-        self._sets[topics][peer] = None
-        self._set_of[peer] = topics
+        users.tasks[peer] = None
+        self._users_of[peer] = users
 
-    def _leave_set(self, peer: int) -> None:
-        topics = self._set_of.pop(peer, None)
-        if topics is not None:
-            del self._sets[topics][peer]
-            if not self._sets[topics]:
-                del self._sets[topics]
-                self._untold.pop(topics, None)
-                self._names -= len(topics)
+    def _leave(self, peer: int) -> None:
+        users = self._users_of.pop(peer, None)
+        if users is not None:
+            del users.tasks[peer]
+            if not users.tasks:
+                del self._users[users.topics]
+                self._untold.pop(users, None)
+                self._names -= len(users.topics)
 
     # -- what it may keep ---------------------------------------------------------------------------
 
@@ -462,17 +474,14 @@ class MetadataService(Service):
 
     def _fetch_due(self, now_ms: float) -> None:
         """Ask a task for what is due."""
-        if self._fetch is not None or not self._tasks:
-            return
-        topics = self.view.next_request(now_ms)
-        if topics is None:
-            return
-        chunks = {}
-        for chunk in _in_chunks(topics):
-            self._number += 1
-            chunks[self._number] = frozenset(chunk)
-        self._fetch = _Fetch(topics, chunks)
-        self._ask_another(self._fetch, now_ms)
+        topics = self.view.next_request(now_ms) if self._fetch is None and self._tasks else None
+        if topics is not None:
+            messages: deque[Fetch] = deque()
+            for chunk in _in_chunks(topics):
+                self._number += 1
+                messages.append(Fetch(self._number, chunk))
+            self._fetch = _Fetch(topics, messages)
+            self._ask_another(self._fetch, now_ms)
 
     def _ask_another(self, fetch: _Fetch, now_ms: float) -> None:
         peer = next((one for one in self._tasks if one not in fetch.asked), None)
@@ -480,16 +489,12 @@ class MetadataService(Service):
         fetch.silent_at_ms = now_ms + FETCH_SILENCE_MS
         if fetch.turns > _MAX_ASKED or (peer is None and fetch.asked.keys() <= fetch.failed):
             self._fail(now_ms)
-        if self._fetch is None or peer is None:
-            return
-        self._tasks.move_to_end(peer)
-        if fetch.asked:
-            self.out.broadcast(list(self._tasks), Topics(pending=True))
-        fetch.asked[peer] = None
-        done = {number for (number, _), answer in fetch.answers.items() if answer.is_complete}
-        for number, chunk in fetch.chunks.items():
-            if number not in done:
-                self.out.send(peer, Fetch(number, tuple(chunk)))
+        elif peer is not None:
+            self._tasks.move_to_end(peer)
+            if fetch.asked:
+                self.out.broadcast(list(self._tasks), Topics(pending=True))
+            fetch.asked[peer] = _Response()
+            self.out.send(peer, fetch.messages[0])
 
     def _fail(self, now_ms: float) -> None:
         """Nobody who was asked could reach brokers: after the backoff another task is asked."""
@@ -500,56 +505,57 @@ class MetadataService(Service):
     @receives(TopicsKnown)
     def on_topics_known(self, peer: int, message: TopicsKnown, now_ms: float) -> None:
         fetch = self._fetch
-        chunk = None if fetch is None else fetch.chunks.get(message.number)
-        if fetch is None or chunk is None or peer not in fetch.asked:
+        if fetch is None or peer not in fetch.asked or message.number != fetch.messages[0].number:
             return
         if message.failed:
             fetch.failed.add(peer)
             if fetch.asked.keys() <= fetch.failed:
                 self._fail(now_ms)
             return
-        snapshot = snapshot_of(message.part)
-        answer = fetch.answers.setdefault((message.number, peer), _Answer())
-        for one in snapshot.topics:
-            if one.metadata.name in chunk:
-                answer.topics[one.metadata.name] = one.metadata
-                fetch.partitions += len(one.metadata.partitions)
-        if fetch.partitions > _MAX_FETCHED_PARTITIONS:
+        snapshot, asked, answer = snapshot_of(message.part), set(fetch.messages[0].topics), fetch.asked[peer]
+        found = [one.metadata for one in snapshot.topics if one.metadata.name in asked]
+        answer.partitions += sum(len(one.partitions) for one in found)
+        if fetch.response.partitions + answer.partitions > _MAX_FETCHED_PARTITIONS:
             raise ProtocolError(f"more than {_MAX_FETCHED_PARTITIONS} partitions in a response")
-        answer.errors.update((name, code) for name, code in message.errors.items() if name in chunk)
-        answer.nodes = answer.nodes or snapshot.nodes
-        answer.cluster_id = snapshot.cluster_id
-        answer.is_complete = not message.more
-        complete = {number: one for (number, _), one in fetch.answers.items() if one.is_complete}
-        if len(complete) == len(fetch.chunks):
-            self._merge(fetch, list(complete.values()), now_ms)
+        answer.topics.update((one.name, one) for one in found)
+        answer.errors.update((name, code) for name, code in message.errors.items() if name in asked)
+        answer.nodes, answer.cluster_id = answer.nodes or snapshot.nodes, snapshot.cluster_id
+        if not message.more:
+            self._answered(fetch, answer, now_ms)
 
-    def _merge(self, fetch: _Fetch, answers: Collection[_Answer], now_ms: float) -> None:
-        topics = {name: topic for answer in answers for name, topic in answer.topics.items()}
-        errors = {name: code for answer in answers for name, code in answer.errors.items()}
-        nodes = next((answer.nodes for answer in answers if answer.nodes), ())
-        cluster_id = next((answer.cluster_id for answer in answers), None)
+    def _answered(self, fetch: _Fetch, answer: _Response, now_ms: float) -> None:
+        """The message on its way has been answered; another task gets the next one."""
+        response = fetch.response
+        response.topics.update(answer.topics)
+        response.errors.update(answer.errors)
+        response.partitions += answer.partitions
+        response.nodes, response.cluster_id = answer.nodes or response.nodes, answer.cluster_id
+        fetch.messages.popleft()
+        if fetch.messages:
+            fetch.asked, fetch.failed, fetch.turns = {}, set(), 0
+            self._ask_another(fetch, now_ms)
+        else:
+            self._merge(fetch.topics, response, now_ms)
+
+    def _merge(self, requested: tuple[str, ...], response: _Response, now_ms: float) -> None:
         self._fetch = None
-        if self._is_doubtful(None, is_contradicted=self.view.is_other_cluster(cluster_id)):
+        if self._is_doubtful(None, is_contradicted=self.view.is_other_cluster(response.cluster_id)):
             self.view.on_failure(now_ms)
             return
         self._is_failing = False
-        doubtful = [name for name, topic in topics.items() if self._doubts(topic, now_ms)]
-        update = MetadataUpdate(nodes, tuple(topics.values()), errors, cluster_id)
-        self.view.on_response(update, fetch.topics, now_ms)
-        self._cost_more(8 * fetch.partitions + _NODE_BYTES * len(nodes))
+        doubtful = [name for name, topic in response.topics.items() if self._doubts(topic, now_ms)]
+        topics, nodes = tuple(response.topics.values()), response.nodes
+        self.view.on_response(
+            MetadataUpdate(nodes, topics, response.errors, response.cluster_id), requested, now_ms
+        )
+        self._cost_more(8 * response.partitions + _NODE_BYTES * len(nodes))
         for name in doubtful:
             self.view.mark_stale(name, now_ms)
-        if self._reported:
-            self._check_reported(frozenset(fetch.topics), now_ms)
-        known = [name for name in fetch.topics if self.view.topic(name) is not None]
+        self._check_reported(frozenset(requested) if self._reported else frozenset(), now_ms)
+        known = [name for name in requested if self.view.topic(name) is not None]
         passing = {*self._transient, None}
-        missing = [
-            name
-            for name in fetch.topics
-            if self.view.topic(name) is None and self.view.topic_error(name) not in passing
-        ]
-        self._tell(known, missing)
+        lacking = set(requested).difference(known)
+        self._tell(known, [name for name in lacking if self.view.topic_error(name) not in passing])
         self._measure(now_ms)
         self._fetch_due(now_ms)
 
@@ -634,7 +640,7 @@ class MetadataService(Service):
             self._needed_ms.pop(name, None)
         self._fresh.update(known)
         self._missing.update(missing)
-        self._untold.update(dict.fromkeys(self._sets))
+        self._untold.update(dict.fromkeys(self._users.values()))
         if not self._is_failing:
             for name in missing:
                 self.view.forget(name)
@@ -663,16 +669,16 @@ class MetadataService(Service):
     def _push(self, left: int, now_ms: float) -> None:
         """Tell some of the sets what has changed of their topics."""
         peers_of: dict[tuple[frozenset[str], frozenset[str]], list[int]] = {}
-        for topics in list(islice(self._untold, _SETS_AT_ONCE)):
+        for users in list(islice(self._untold, _SETS_AT_ONCE)):
             if left <= 0:
                 break
-            del self._untold[topics]
-            news = topics & self._fresh, topics & self._missing
-            left -= min(len(topics), len(self._fresh) + len(self._missing))
+            del self._untold[users]
+            news = users.topics & self._fresh, users.topics & self._missing
+            left -= min(len(users.topics), len(self._fresh) + len(self._missing))
             if news not in peers_of:
                 left -= _COST_OF_ENCODING * sum(map(len, news))
             if any(news):
-                peers_of.setdefault(news, []).extend(self._sets[topics])
+                peers_of.setdefault(news, []).extend(users.tasks)
         for (fresh, missing), peers in peers_of.items():
             self._send(peers, fresh, missing, now_ms)
         if not self._untold:
@@ -745,11 +751,13 @@ class MetadataChannel(Channel, HintSource):
         self._needed: set[str] = set()
         self._stale: dict[str, float] = {}
         self._leaders: dict[TopicPartition, NamedLeader] = {}
-        # Topics used since they were reported last; when that was; when to report again.
+        # Topics used since the last report of use, when that was, those in any report, when to report again.
         self._used: dict[str, None] = {}
-        self._reported_ms: dict[str, float] = {}
+        self._used_ms = -math.inf
+        self._reported: set[str] = set()
         self._use_due_ms = math.inf
-        self._checked_ms = -math.inf
+        # When leaders that moved were reported last.
+        self._stale_ms = -math.inf
         # What others need, by the number of the message, and brokers' responses that go to the coordinator.
         self._fetches: dict[int, tuple[str, ...]] = {}
         self._fetched: deque[TopicsKnown] = deque()
@@ -771,19 +779,15 @@ class MetadataChannel(Channel, HintSource):
         return True
 
     def note_use(self, topics: Iterable[str]) -> None:
+        topics = tuple(topics)
         with self._lock:
-            due_ms = self._use_due_ms
-            for name in topics:
-                if name not in self._used:
-                    self._used[name] = None
-                    self._use_due_ms = min(self._use_due_ms, self._use_due_at_ms(name))
-            is_sooner = self._use_due_ms < due_ms
+            self._used.update(dict.fromkeys(topics))
+            is_new = not self._reported.issuperset(topics)
+            due_ms = self._used_ms + (self._interval_ms if is_new else self._use_interval_ms)
+            is_sooner = due_ms < self._use_due_ms
+            self._use_due_ms = min(self._use_due_ms, due_ms)
         if is_sooner:
             self.wake()
-
-    def _use_due_at_ms(self, name: str) -> float:
-        reported_ms = self._reported_ms.get(name, -math.inf)
-        return max(self._checked_ms + self._interval_ms, reported_ms + self._use_interval_ms)
 
     def report_stale(self, topic: str) -> None:
         with self._lock:
@@ -820,42 +824,35 @@ class MetadataChannel(Channel, HintSource):
                 return self._fetched.popleft()
             if self._to_ask:
                 asked = self._to_ask.popleft()
-                self._reported_ms.update(dict.fromkeys(asked, now_ms))
+                self._reported.update(asked)
                 return TopicsWanted(asked, is_needed=True)
             if now_ms >= self._stale_due_ms():
-                self._checked_ms = now_ms
+                self._stale_ms = now_ms
                 # The sender may have read the clock after ``now_ms``, hence the maximum with 0.
                 names = list(islice(self._stale, MAX_STALE))
                 stale = tuple(StaleTopic(name, max(0.0, now_ms - self._stale.pop(name))) for name in names)
                 leaders = [self._leaders.pop(one) for one in list(islice(self._leaders, MAX_STALE))]
                 return TopicStale(stale, tuple(leaders))
-            if now_ms >= self._use_due_ms:
-                self._checked_ms = now_ms
-                used = self._take_use(now_ms)
-                return TopicsWanted(used) if used else None
-            return None
+            return TopicsWanted(self._take_use(now_ms)) if now_ms >= self._use_due_ms else None
 
     def _take_use(self, now_ms: float) -> tuple[str, ...]:
-        report_before_ms = now_ms - self._use_interval_ms
-        due = [name for name in self._used if self._reported_ms.get(name, -math.inf) <= report_before_ms]
-        reported = due[:MAX_TOPICS]
-        for name in reported:
+        taken = tuple(islice(self._used, MAX_TOPICS))
+        for name in taken:
             del self._used[name]
-            self._reported_ms[name] = now_ms
-        if len(self._reported_ms) > 2 * MAX_TOPICS:
-            self._reported_ms = {name: at for name, at in self._reported_ms.items() if at > report_before_ms}
-        self._use_due_ms = min(map(self._use_due_at_ms, self._used), default=math.inf)
-        return tuple(reported)
+        if len(self._reported) > 2 * MAX_TOPICS:
+            self._reported.clear()
+        self._reported.update(taken)
+        self._used_ms, self._use_due_ms = now_ms, now_ms if self._used else math.inf
+        return taken
 
     def _stale_due_ms(self) -> float:
         if not self._stale and not self._leaders:
             return math.inf
-        return self._checked_ms + min(self._interval_ms, GATHER_STALE_MS)
+        return self._stale_ms + min(self._interval_ms, GATHER_STALE_MS)
 
     def hurry(self) -> None:
         with self._lock:
-            if self._stale or self._leaders:
-                self._checked_ms = -math.inf
+            self._stale_ms = -math.inf
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         with self._lock:
@@ -894,8 +891,8 @@ class MetadataChannel(Channel, HintSource):
         with self._lock:
             self._reachable = True
             self._needed = {name for chunk in self._to_ask for name in chunk}
-            self._reported_ms.clear()
-            self._checked_ms = -math.inf
+            self._reported.clear()
+            self._used_ms = self._stale_ms = -math.inf
             self._use_due_ms = -math.inf if self._used else math.inf
         self._view.share_refreshes(True)
 

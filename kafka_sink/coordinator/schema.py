@@ -230,13 +230,13 @@ def _bound(hint: Any, bounds: Any) -> int:
 
 def _union(decoders: list[_Decoder]) -> _Decoder:
     def decode_union(value: Any) -> Any:
-        problem = ValueError("no value")
-        for decoder in decoders:
+        for decoder in decoders[:-1]:
             try:
                 return decoder(value)
-            except ValueError as error:
-                problem = error
-        raise problem
+            except ValueError:
+                # Not kept: an exception that its own frame refers to is garbage that only a collection frees.
+                pass
+        return decoders[-1](value)
 
     return decode_union
 

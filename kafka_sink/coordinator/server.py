@@ -163,6 +163,8 @@ class CoordinatorServer:
                 self._is_out_of_files = True
                 return
             connected.setblocking(False)
+            # Else a second small message waits for the acknowledgement of the first one: 40 ms.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._count += 1
             peer = Peer(self._count, str(address[0]), connected, self._clock_ms())
             self._connections.add(peer)

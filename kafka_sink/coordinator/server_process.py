@@ -23,7 +23,7 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
 from kafka_sink.coordinator.live.view import ViewService
-from kafka_sink.coordinator.metadata import MetadataService
+from kafka_sink.coordinator.metadata import MemoryBudget, MetadataService
 from kafka_sink.coordinator.rates import RateService
 from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator, read_found
 from kafka_sink.coordinator.server import CoordinatorServer, LoopWatch, Services
@@ -81,7 +81,7 @@ class ServerProcess:
     def _services(self) -> Services:
         metrics = self._metrics
         return {
-            MetadataService: MetadataService,
+            MetadataService: partial(MetadataService, budget=MemoryBudget()),
             BreakerService: partial(BreakerService, stalled_ms=self._watch.stalled_ms),
             RateService: RateService,
             WriteService: partial(WriteService, jobs=self._jobs, listener=metrics),

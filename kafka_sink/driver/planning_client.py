@@ -22,13 +22,9 @@ from kafka_sink.errors import (
     ProtocolError,
 )
 from kafka_sink.model import Node
-from kafka_sink.network.client import (
-    ConnectionStep,
-    NetworkClient,
-    OutboundRequest,
-    RequestFailed,
-    ResponseReceived,
-)
+from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.client import ConnectionStep, NetworkClient
 from kafka_sink.options import SinkOptions
 
 # Bounds connecting. The caller bounds requests.
@@ -84,7 +80,7 @@ class PlanningClient:
         warn_at = begun + _WARN_AFTER_MS
         while True:
             now = monotonic_ms()
-            ready = [node.id for node in nodes if self._network.ready_for_any(node.id, now)]
+            ready = [node.id for node in nodes if self._network.is_ready(self._connection(node.id), now)]
             if ready:
                 return ready[0]
             steps = self._steps(nodes)
@@ -105,7 +101,7 @@ class PlanningClient:
     def use_advertised(self, nodes: Sequence[Node]) -> None:
         """Use the cluster's own addresses from now on, as tasks do."""
         self._advertised = list(nodes)
-        self._network.set_nodes(nodes)
+        self._network.set_addresses(nodes)
         self._resets = 0
 
     def reach(self, node_id: int) -> bool:
@@ -114,37 +110,47 @@ class PlanningClient:
             return False
         until = monotonic_ms() + self._connect_bound_ms
         while (now := monotonic_ms()) < until:
-            if self._network.ready_for_any(node_id, now):
+            connection = self._connection(node_id)
+            if self._network.is_ready(connection, now):
                 return True
-            if self._network.is_gone(node_id):
+            if connection.is_gone:
                 return False
             self._network.poll(_POLL_MS, now)
         return False
 
     def api_version(self, node_id: int, api: int) -> int:
-        return self._network.api_version(node_id, api)
+        return self._connection(node_id).api_version(api)
+
+    def _connection(self, node_id: int) -> BrokerConnection:
+        return self._network.connections[node_id]
 
     def ask(
         self, node_id: int, api: int, encode: Callable[[int], bytes], timeout_ms: float, asked: int = 0
     ) -> Any | None:
         """Send a request. Returns the response, or None if it timed out or the connection was lost.
 
-        ``asked`` is as in OutboundRequest. Callers retry after None. Raises BrokersUnreachableError if
+        ``asked`` is as in Request. Callers retry after None. Raises BrokersUnreachableError if
         brokers keep closing connections at the first request.
         """
         now = monotonic_ms()
-        version = self._network.api_version(node_id, api)
-        body = encode(version)
-        request = OutboundRequest(api, version, [body], True, max(1.0, timeout_ms), "ask", asked)
-        self._network.send(node_id, request, now)
-        while True:
-            for event in self._network.poll(timeout_ms, monotonic_ms()):
-                if isinstance(event, ResponseReceived):
-                    self._resets = 0
-                    return event.response
-                if isinstance(event, RequestFailed):
-                    self._failed(event.cause)
-                    return None
+        connection = self._connection(node_id)
+        version = connection.api_version(api)
+        ended: list[Any | None] = []
+
+        def on_response(response: Any, _: float) -> None:
+            self._resets = 0
+            ended.append(response)
+
+        def on_failure(cause: Exception, *_: object) -> None:
+            self._failed(cause)
+            ended.append(None)
+
+        body, timeout = [encode(version)], max(1.0, timeout_ms)
+        request = Request(api, version, body, timeout, on_response, on_failure, asked=asked)
+        self._network.send(connection, request, now)
+        while not ended:
+            self._network.poll(timeout_ms, monotonic_ms())
+        return ended[0]
 
     def _failed(self, cause: Exception) -> None:
         if isinstance(cause, AuthenticationError):

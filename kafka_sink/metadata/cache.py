@@ -31,6 +31,9 @@ from kafka_sink.metadata.topic_state import (
 )
 from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 
+# A snapshot's age does not count the time for which it was on its way.
+_ON_THE_WAY_MS = 50.0
+
 
 class MetadataCache:
     """Topics with their age and last use.
@@ -267,7 +270,8 @@ class MetadataCache:
                 self._topics[topic.name] = found
                 self._idle.put(topic.name, now_ms + self._idle_ms)
             changed = found.metadata != known
-            if found.stale and (changed or (observed_ms > found.stale_ms and found.agrees_with(topic))):
+            is_later = observed_ms > found.stale_ms + _ON_THE_WAY_MS
+            if found.stale and (changed or (is_later and found.agrees_with(topic))):
                 # Without a change, but observed after the mark: an own response would have said the same.
                 found.stale = lacks_leader(found.metadata or topic, self._nodes)
                 found.unhelpful = 0 if changed else found.unhelpful + 1

@@ -10,8 +10,10 @@ import math
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from kafka_sink.clock import Clock
+from kafka_sink.cluster.broker import Broker
 from kafka_sink.errors import (
     MetadataTimeoutError,
     MissingPartitionError,
@@ -22,6 +24,9 @@ from kafka_sink.metadata.cache import MetadataCache
 from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import MetadataUpdate, Node, TopicMetadata, TopicPartition
 from kafka_sink.timing_bounds import HINT_WAIT_MS
+
+if TYPE_CHECKING:
+    from kafka_sink.network.client import NetworkClient
 
 _log = logging.getLogger(__name__)
 # What to say of the errors that no task waits out (``KafkaError.final_for_topic``).
@@ -81,6 +86,8 @@ class ClusterMetadata(MetadataCache):
         self._updated = threading.Condition(self._lock)
         self._held_until_max_ms = math.inf
         self.hints = HintSource()
+        # Filled by the sender's thread.
+        self.brokers: dict[int, Broker] = {}
         # Whoever names an address gets the rows, where any host on the internet may have a trusted
         # certificate.
         self.confirmed_nodes_only = False
@@ -230,6 +237,14 @@ class ClusterMetadata(MetadataCache):
         return None if code is None else _describe(code)
 
     # -- the sender's thread ----------------------------------------------------------------------
+
+    def broker(self, node_id: int, network: NetworkClient) -> Broker:
+        """What is known of a broker; made at first use."""
+        found = self.brokers.get(node_id)
+        if found is None:
+            found = self.brokers[node_id] = Broker(node_id, network)
+            found.node = self.nodes().get(node_id)
+        return found
 
     def on_response(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> bool:
         """As MetadataCache's. Wakes the waiting task."""

@@ -6,12 +6,14 @@ The sender of each task and the coordinator use it, each with its own view of th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.network import apis, requests
-from kafka_sink.network.client import NetworkClient, OutboundRequest, ResponseReceived
+from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.client import NetworkClient
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
@@ -22,15 +24,11 @@ if TYPE_CHECKING:
 _MIN_APART_MS = 1000.0
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataTag:
-    """Marks a Metadata request: the topics it asks for."""
-
-    topics: tuple[str, ...]
-
-
 class MetadataRequests:
     """Used by the thread that polls ``network``. Times are monotonic milliseconds.
+
+    ``on_response(topics, response, now_ms)`` gets the response to a request for these topics, and calls
+    ``merge``.
 
     Metadata that is wanted for metadata.recovery.rebootstrap.trigger.ms without a response makes it forget
     the known brokers and start again from the bootstrap addresses (KIP-899, KIP-1102). Brokers that refuse
@@ -38,8 +36,15 @@ class MetadataRequests:
     that take requests and never respond.
     """
 
-    def __init__(self, options: SinkOptions, cluster: ClusterMetadata, network: NetworkClient) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        cluster: ClusterMetadata,
+        network: NetworkClient,
+        on_response: Callable[[tuple[str, ...], requests.MetadataResponse, float], object],
+    ) -> None:
         self._options = options
+        self._on_response = on_response
         self._cluster = cluster
         self._network = network
         # Since when metadata has been wanted without a response, and when brokers may be forgotten again.
@@ -58,20 +63,29 @@ class MetadataRequests:
             return 0.0
         if delay > 0:
             return delay
-        node, delay = self._network.node_to_ask(now_ms)
-        if node is None:
+        connection, delay = self._network.connection_to_ask(now_ms)
+        if connection is None:
             return delay
         topics = self._cluster.next_request(now_ms)
         if topics is None:
             # Some topics have aged, but too few for a request of their own. They wait until one is urgent.
             return self._cluster.next_request_delay_ms(now_ms)
-        version = self._network.api_version(node, apis.METADATA)
+        version = connection.api_version(apis.METADATA)
         body = requests.encode_metadata(version, topics, self._options.allow_auto_create_topics)
-        timeout_ms = self._options.request_timeout_ms
-        tag = MetadataTag(topics)
-        request = OutboundRequest(apis.METADATA, version, [body], True, timeout_ms, tag, len(topics))
-        self._network.send(node, request, now_ms)
+        request = Request(
+            apis.METADATA,
+            version,
+            [body],
+            self._options.request_timeout_ms,
+            partial(self._on_response, topics),
+            self._on_failure,
+            asked=len(topics),
+        )
+        self._network.send(connection, request, now_ms)
         return math.inf
+
+    def _on_failure(self, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
+        self._cluster.on_failure(now_ms)
 
     def _must_rebootstrap(self, now_ms: float) -> bool:
         """Metadata is wanted. If True, the time begins anew."""
@@ -86,10 +100,10 @@ class MetadataRequests:
         self._rebootstrap_at_ms = now_ms + _MIN_APART_MS
         return True
 
-    def on_response(self, event: ResponseReceived, tag: MetadataTag, now_ms: float) -> bool:
+    def merge(self, topics: tuple[str, ...], response: requests.MetadataResponse, now_ms: float) -> bool:
         """Merge the response. True where another cluster responded and no row had been sent to the first.
 
         Raises ClusterChangedError where rows had been sent.
         """
         self._wanted_since_ms = None
-        return self._cluster.on_response(event.response.update, tag.topics, now_ms)
+        return self._cluster.on_response(response.update, topics, now_ms)

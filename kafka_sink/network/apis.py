@@ -1,22 +1,12 @@
 """The Kafka APIs that this client uses, and where their codecs are.
 
-kafka-python reads a schema file for each message when its class is made: 0.1 s for all of them. A codec
-module is therefore imported when its API is first used, which for most tasks is never.
-
-``import kafka.protocol.metadata`` first runs ``kafka/__init__.py``, which imports kafka-python's consumer,
-producer and admin client: 0.1 s more in each Python worker (kafka-python 3.0). None of it is used here.
-``install`` puts a package ``kafka`` in place that runs this file when somebody asks for one of its names.
+A codec module is imported when its API is first used, which for most tasks is never.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
-import threading
 from collections.abc import Callable, Mapping
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any, NamedTuple
 
 PRODUCE = 0
@@ -71,7 +61,7 @@ class Api(NamedTuple):
     first_flexible: int
 
     def largest_response(self, request_bytes: int, asked: int, records: int) -> int:
-        """How many bytes a response may have. ``asked`` and ``records`` are those of ``OutboundRequest``.
+        """How many bytes a response may have. ``asked`` and ``records`` are those of ``Request``.
 
         A response repeats names of its request, and may have a text for each topic, partition and key that
         this names, and for each record of a Produce request (KIP-467).
@@ -117,65 +107,7 @@ DECODERS: dict[int, Callable[[int, bytes, int], Any]] = {}
 
 def decoder_of(api_key: int) -> Callable[[int, bytes, int], Any]:
     """It takes the version, the response with its header, and how many topics, partitions and keys the
-    request has named (``OutboundRequest.asked``). It raises ProtocolError."""
+    request has named (``Request.asked``). It raises ProtocolError."""
     if api_key not in DECODERS:
         importlib.import_module(f"{__package__}.{APIS[api_key].module}")
     return DECODERS[api_key]
-
-
-_NAME = "kafka"
-# The thread that runs the package's code may wait for a module that another thread imports, which asks here.
-_MAX_WAIT_S = 10.0
-
-
-def install() -> None:
-    """Postpone the package's own code, unless the package was already imported."""
-    if _NAME in sys.modules:
-        return
-    spec = importlib.util.find_spec(_NAME)
-    # A namespace package or none: the import reports what is wrong.
-    if spec is not None and spec.loader is not None and spec.submodule_search_locations is not None:
-        sys.modules[_NAME] = _LazyPackage(spec)
-
-
-class _LazyPackage(ModuleType):
-    """A package whose ``__init__.py`` runs when an attribute is missing. Modules below it import as ever."""
-
-    def __init__(self, spec: ModuleSpec) -> None:
-        super().__init__(spec.name)
-        self.__spec__ = spec
-        self.__loader__ = spec.loader
-        self.__package__ = spec.name
-        self.__path__ = list(spec.submodule_search_locations or ())
-        self.__file__ = spec.origin
-        self._has_run = False
-        # Reentrant: modules that the code imports ask for names of the package, as in any circular import.
-        self._lock = threading.RLock()
-
-    def __getattr__(self, name: str) -> Any:
-        # Without the lock: as in a circular import, what is there so far.
-        if self._lock.acquire(timeout=_MAX_WAIT_S):
-            try:
-                if not self._has_run:
-                    self._has_run = True
-                    self._run()
-            except ImportError as error:
-                # For hasattr and getattr with a default.
-                raise AttributeError(
-                    f"module {self.__name__!r} has no attribute {name!r}: it cannot be imported: {error}"
-                ) from error
-            finally:
-                self._lock.release()
-        try:
-            return self.__dict__[name]
-        except KeyError:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}") from None
-
-    def _run(self) -> None:
-        assert self.__spec__ is not None
-        assert self.__spec__.loader is not None
-        try:
-            self.__spec__.loader.exec_module(self)
-        except BaseException:
-            self._has_run = False
-            raise

@@ -7,8 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
-
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.kafka_errors import (
     ILLEGAL_SASL_STATE,
@@ -17,8 +15,7 @@ from kafka_sink.kafka_errors import (
     error_of,
 )
 from kafka_sink.network.apis import APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE
-from kafka_sink.network.events import Buffer
-from kafka_sink.network.wire import Reader, decoder, encoded, text_of
+from kafka_sink.network.wire import Buffer, Reader, Writer, decoder, text_of
 from kafka_sink.printable import printable_list
 
 if TYPE_CHECKING:
@@ -77,8 +74,9 @@ class Login:
     def begin(self) -> LoginRequest:
         version = self._version(SASL_HANDSHAKE)
         self._version(SASL_AUTHENTICATE)
-        body = encoded(SaslHandshakeRequest, version, mechanism=self._exchange.mechanism)
-        return LoginRequest(SASL_HANDSHAKE, version, body)
+        request = Writer(SASL_HANDSHAKE, version)
+        request.text(self._exchange.mechanism)
+        return LoginRequest(SASL_HANDSHAKE, version, request.finished())
 
     def on_response(self, response: HandshakeResponse | AuthenticateResponse) -> LoginRequest | LoggedIn:
         if isinstance(response, HandshakeResponse):
@@ -112,8 +110,9 @@ class Login:
                 f"login at {self._name} failed: it sent more than {_MAX_ROUNDS} challenges"
             )
         version = self._version(SASL_AUTHENTICATE)
-        body = encoded(SaslAuthenticateRequest, version, auth_bytes=data)
-        return LoginRequest(SASL_AUTHENTICATE, version, memoryview(body))
+        request = Writer(SASL_AUTHENTICATE, version)
+        request.data(data)
+        return LoginRequest(SASL_AUTHENTICATE, version, memoryview(request.finished()))
 
     def _check_handshake(self, response: HandshakeResponse) -> None:
         if response.error_code == 0:

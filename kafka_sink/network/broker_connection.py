@@ -9,9 +9,10 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.errors import BrokerVersionError
 from kafka_sink.model import Node
-from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, InFlightRequest, Phase
-from kafka_sink.network.events import OutboundRequest
+from kafka_sink.network.apis import APIS
+from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, Phase, Request
 from kafka_sink.network.transport import Lookup, PlaintextTransport, SocketAddress, Transport, start_lookup
 from kafka_sink.security.settings import SecuritySettings
 
@@ -105,6 +106,8 @@ class BrokerConnection:
         self.connect_after_ms = 0.0
         self.connecting_since_ms = 0.0
         self.throttled_until_ms = 0.0
+        # How long the broker has wanted no requests, over the connection's life.
+        self.throttled_total_ms = 0.0
         self.last_error: Exception | None = None
         self.failed_step = ""
         self._options = options
@@ -227,6 +230,49 @@ class BrokerConnection:
     # -- using ------------------------------------------------------------------------------------
 
     @property
+    def is_ready(self) -> bool:
+        """Whether requests may be sent: the exchanges that begin the connection are over."""
+        return self.state is ConnectionState.READY
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the last attempt to connect failed."""
+        return self.state is not ConnectionState.READY and self.last_error is not None
+
+    def accepts(self, now_ms: float) -> bool:
+        """Whether a ready connection has room in its in-flight window and is not throttled (KIP-219)."""
+        return (
+            self._protocol.in_flight < self._options.max_in_flight_requests_per_connection
+            and now_ms >= self.throttled_until_ms
+        )
+
+    def ready_delay_ms(self, now_ms: float) -> float:
+        """Until that may change by time alone; infinite where an event must come first."""
+        if self.state is ConnectionState.IDLE:
+            return max(0.0, self.connect_after_ms - now_ms)
+        return max(0.0, self.throttled_until_ms - now_ms) or math.inf
+
+    def api_version(self, api_key: int, ours: tuple[int, int] | None = None) -> int:
+        """The newest version that both sides speak. Raises BrokerVersionError where there is none.
+
+        ``ours``: where it is not all that ``apis.APIS`` says.
+        """
+        ours = ours or APIS[api_key].versions
+        low, high = self.api_versions.get(api_key, (0, -1))
+        version = min(high, ours[1])
+        if version < max(low, ours[0]):
+            api = APIS[api_key].name if api_key in APIS else api_key
+            raise BrokerVersionError(
+                f"broker {self.node} speaks {api} in versions {low} to {high}, this sink "
+                f"in {ours[0]} to {ours[1]}; Apache Kafka 2.1 or later is needed"
+            )
+        return version
+
+    def newest_version(self, api_key: int) -> int:
+        """The newest version of an API that the connected broker speaks, -1 where it lacks the API."""
+        return self.api_versions.get(api_key, (0, -1))[1]
+
+    @property
     def api_versions(self) -> dict[int, tuple[int, int]]:
         """The broker's versions by API key; empty before the connection is ready."""
         return self._protocol.api_versions
@@ -254,14 +300,14 @@ class BrokerConnection:
     def waiting_ms(self, now_ms: float) -> float:
         """How long the oldest request has been in flight; 0 if there is none."""
         oldest = self._protocol.oldest()
-        return 0.0 if oldest is None else now_ms - oldest.sent_at_ms
+        return 0.0 if oldest is None else now_ms - oldest.sent_ms
 
-    def submit(self, request: OutboundRequest, now_ms: float) -> None:
+    def submit(self, request: Request, now_ms: float) -> None:
         """Queue a request. If the connection is not ready, raise ValueError and change nothing."""
         self._protocol.submit(request, now_ms)
         self._last_used_ms = now_ms
 
-    def flush(self) -> list[InFlightRequest]:
+    def flush(self) -> list[Request]:
         send_buffer = self._protocol.send_buffer
         if self.transport is not None and self.state in _TALKING:
             self.transport.flush()
@@ -301,8 +347,14 @@ class BrokerConnection:
         if completed is not None:
             self._heard_since_ready = True
             self._last_used_ms = now_ms
-            self.throttled_until_ms = max(self.throttled_until_ms, now_ms + completed.throttle_ms)
+            self._throttle(now_ms + completed.throttle_ms, now_ms)
         return completed
+
+    def _throttle(self, until_ms: float, now_ms: float) -> None:
+        """Time that overlaps counts once."""
+        if until_ms > max(now_ms, self.throttled_until_ms):
+            self.throttled_total_ms += until_ms - max(now_ms, self.throttled_until_ms)
+            self.throttled_until_ms = until_ms
 
     def _became_ready(self, now_ms: float) -> None:
         session = self._protocol.session_ms
@@ -365,7 +417,7 @@ class BrokerConnection:
         if state is ConnectionState.IDLE:
             return math.inf
         oldest = self._protocol.oldest()
-        respond_by = math.inf if oldest is None else oldest.sent_at_ms + oldest.request.timeout_ms
+        respond_by = math.inf if oldest is None else oldest.sent_ms + oldest.timeout_ms
         if state is ConnectionState.REAUTHENTICATING:
             return respond_by
         if state is not ConnectionState.READY:
@@ -395,11 +447,10 @@ class BrokerConnection:
         if now_ms >= self._session_end_ms and self.state is ConnectionState.READY:
             return ConnectionError(f"the login at {self.node} expired before it could be renewed")
         oldest = self._protocol.oldest()
-        if oldest is None or now_ms < oldest.sent_at_ms + oldest.request.timeout_ms:
+        if oldest is None or now_ms < oldest.sent_ms + oldest.timeout_ms:
             return None
         return RequestTimeoutError(
-            f"{self.node} did not respond within kafka.request.timeout.ms = "
-            f"{oldest.request.timeout_ms:.0f} ms"
+            f"{self.node} did not respond within kafka.request.timeout.ms = {oldest.timeout_ms:.0f} ms"
         )
 
     @property
@@ -418,7 +469,7 @@ class BrokerConnection:
             self.transport.abort()
             self.transport = None
 
-    def close(self, now_ms: float, cause: Exception | None) -> list[tuple[InFlightRequest, bool]]:
+    def close(self, now_ms: float, cause: Exception | None) -> list[tuple[Request, bool]]:
         """Close the stream. Returns the requests in flight, each with whether any byte of it was written.
 
         With a ``cause`` this counts as a failure. The next attempt waits, longer each time, unless the host

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.errors import BrokerVersionError, ProtocolError
 from kafka_sink.kafka_errors import UNSUPPORTED_VERSION, error_of
 from kafka_sink.network import requests
 from kafka_sink.network.apis import API_VERSIONS, APIS, METADATA, PRODUCE, decoder_of
-from kafka_sink.network.events import Buffer, OutboundRequest
-from kafka_sink.network.wire import correlation_id
+from kafka_sink.network.wire import Buffer, correlation_id
 from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
@@ -43,28 +43,45 @@ class Phase(Enum):
     REAUTHENTICATING = "reauthenticating"
 
 
-class _Own(Enum):
-    """Marks the connection's own requests, which cause no events."""
+# Gets the response, decoded to the API's own class (``ProduceResponse``, ``MetadataResponse`` ...), and the
+# time. The response is None where the request expects none (acks=0) and has been written.
+OnResponse = Callable[[Any, float], object]
+# No response will come: the cause, whether bytes were sent, so that the broker may have acted on them, and
+# the time.
+OnFailure = Callable[[Exception, bool, float], object]
 
-    REQUEST = "own request"
 
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request's body as buffers of bytes (a memoryview of another format would be miscounted).
 
-@dataclass(slots=True)
-class InFlightRequest:
-    """A submitted request. ``begin`` and ``end`` are its place in the outgoing stream, in bytes."""
+    One of the two callbacks is called, once, by the thread that polls. ``timeout_ms`` counts from
+    ``sent_ms``. ``asked``: how many topics, partitions and keys the body names, where these may be many: a
+    response that has far more is a ProtocolError. ``records``: how many a Produce request has; brokers may
+    respond with a text for each.
+    """
 
-    request: OutboundRequest
-    correlation_id: int
-    sent_at_ms: float
-    begin: int
-    end: int
+    api_key: int
+    api_version: int
+    body: Sequence[Buffer]
+    timeout_ms: float
+    on_response: OnResponse
+    on_failure: OnFailure
+    expects_response: bool = True
+    asked: int = 0
+    records: int = 0
+    # Set by BrokerProtocol: ``begin`` and ``end`` are its place in the outgoing stream, in bytes.
+    correlation_id: int = -1
+    sent_ms: float = 0.0
+    begin: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedRequest:
     """A request with its response; ``throttle_ms``: send nothing more for this long."""
 
-    entry: InFlightRequest
+    request: Request
     response: Any
     throttle_ms: int
 
@@ -90,9 +107,9 @@ class BrokerProtocol:
         self._client_id = client_id
         self._name = name
         self._request_timeout_ms = request_timeout_ms
-        self._awaiting: deque[InFlightRequest] = deque()
+        self._awaiting: deque[Request] = deque()
         # Requests that expect no response have their own queue: they are complete when written.
-        self._without_response: deque[InFlightRequest] = deque()
+        self._without_response: deque[Request] = deque()
         self._next_correlation = 0
         self._received = bytearray()
 
@@ -103,18 +120,20 @@ class BrokerProtocol:
         self._ask_versions(APIS[API_VERSIONS].versions[1], now_ms)
 
     def _ask_versions(self, version: int, now_ms: float) -> None:
-        body = [requests.encode_api_versions(version, __version__)]
-        timeout = self._request_timeout_ms
-        request = OutboundRequest(API_VERSIONS, version, body, True, timeout, _Own.REQUEST)
-        self._queue(request, now_ms)
+        body = requests.encode_api_versions(version, __version__)
+        self._ask(API_VERSIONS, version, body, partial(self._on_versions, version), now_ms)
 
-    def submit(self, request: OutboundRequest, now_ms: float) -> None:
+    def _ask(self, api: int, version: int, body: Buffer, on_response: OnResponse, now_ms: float) -> None:
+        """Queue a request of the connection's own: nobody else hears of its end."""
+        self._queue(Request(api, version, [body], self._request_timeout_ms, on_response, _unheard), now_ms)
+
+    def submit(self, request: Request, now_ms: float) -> None:
         """Queue a request. Raises ValueError, and changes nothing, before the connection is ready."""
         if self.phase is not Phase.READY:
             raise ValueError(f"{self._name} is not ready for requests")
         self._queue(request, now_ms)
 
-    def _queue(self, request: OutboundRequest, now_ms: float) -> None:
+    def _queue(self, request: Request, now_ms: float) -> None:
         correlation = self._next_correlation
         header = requests.encode_header(request.api_key, request.api_version, correlation, self._client_id)
         self._next_correlation = (correlation + 1) & 0x7FFFFFFF
@@ -122,21 +141,22 @@ class BrokerProtocol:
         begin = self.send_buffer.queued_bytes
         buffers: list[Buffer] = [_LENGTH.pack(size) + header, *request.body]
         self.send_buffer.add(buffers)
-        entry = InFlightRequest(request, correlation, now_ms, begin, begin + _LENGTH.size + size)
-        (self._awaiting if request.expects_response else self._without_response).append(entry)
+        request.correlation_id, request.sent_ms = correlation, now_ms
+        request.begin, request.end = begin, begin + _LENGTH.size + size
+        (self._awaiting if request.expects_response else self._without_response).append(request)
 
     @property
     def in_flight(self) -> int:
         """Requests without a response yet and, of those that expect none, the ones not written yet."""
         return len(self._awaiting) + len(self._without_response)
 
-    def oldest(self) -> InFlightRequest | None:
+    def oldest(self) -> Request | None:
         if not self._without_response:
             return self._awaiting[0] if self._awaiting else None
         heads = [queue[0] for queue in (self._awaiting, self._without_response) if queue]
-        return min(heads, key=lambda entry: entry.begin)
+        return min(heads, key=lambda request: request.begin)
 
-    def written(self) -> list[InFlightRequest]:
+    def written(self) -> list[Request]:
         """Requests that expect no response and whose bytes have all been written since the last call."""
         done = []
         while self._without_response and self._without_response[0].end <= self.send_buffer.written_bytes:
@@ -161,21 +181,17 @@ class BrokerProtocol:
             payload = self._next_payload()
             if payload is None:
                 return None
-            entry = self._awaiting[0]
-            request = entry.request
+            request = self._awaiting[0]
             try:
                 response = decoder_of(request.api_key)(request.api_version, payload, request.asked)
             except ProtocolError as error:
                 raise ProtocolError(f"{self._name}: {error}") from error
             self._awaiting.popleft()
-            if request.tag is _Own.REQUEST:
-                if request.api_key == API_VERSIONS:
-                    self._on_versions(request.api_version, response, now_ms)
-                else:
-                    self._on_login_response(response, now_ms)
+            if request.on_failure is _unheard:
+                request.on_response(response, now_ms)
                 continue
             throttled = request.api_version >= APIS[request.api_key].first_client_throttled
-            return CompletedRequest(entry, response, max(0, response.throttle_time_ms) if throttled else 0)
+            return CompletedRequest(request, response, max(0, response.throttle_time_ms) if throttled else 0)
 
     def _next_payload(self) -> bytes | None:
         received = self._received
@@ -187,8 +203,7 @@ class BrokerProtocol:
             return None
         (size,) = _LENGTH.unpack_from(received)
         due = self._awaiting[0]
-        request = due.request
-        max_size = APIS[request.api_key].largest_response(due.end - due.begin, request.asked, request.records)
+        max_size = APIS[due.api_key].largest_response(due.end - due.begin, due.asked, due.records)
         if not _SHORTEST_FRAME <= size <= max_size:
             if bytes(received[:2]) == _TLS_ALERT:
                 raise ProtocolError(
@@ -260,10 +275,7 @@ class BrokerProtocol:
         self._ask_for_login(self._login.begin(), now_ms)
 
     def _ask_for_login(self, request: LoginRequest, now_ms: float) -> None:
-        body, timeout = [request.body], self._request_timeout_ms
-        self._queue(
-            OutboundRequest(request.api_key, request.api_version, body, True, timeout, _Own.REQUEST), now_ms
-        )
+        self._ask(request.api_key, request.api_version, request.body, self._on_login_response, now_ms)
 
     def _on_login_response(self, response: Any, now_ms: float) -> None:
         from kafka_sink.network.authentication import LoggedIn
@@ -279,18 +291,22 @@ class BrokerProtocol:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def take_in_flight(self) -> list[tuple[InFlightRequest, bool]]:
+    def take_in_flight(self) -> list[tuple[Request, bool]]:
         """Remove and return what is in flight, in the order of submission, each with whether bytes of it
         were written.
 
         The connection's own requests are left out. A broker acts on whole requests only; counting a request
         as possibly sent after its first byte errs on the safe side.
         """
-        lost = sorted((*self._awaiting, *self._without_response), key=lambda entry: entry.begin)
+        lost = sorted((*self._awaiting, *self._without_response), key=lambda request: request.begin)
         self._awaiting.clear()
         self._without_response.clear()
         written = self.send_buffer.written_bytes
-        return [(entry, entry.begin < written) for entry in lost if entry.request.tag is not _Own.REQUEST]
+        return [(request, request.begin < written) for request in lost if request.on_failure is not _unheard]
+
+
+def _unheard(cause: Exception, possibly_sent: bool, now_ms: float) -> None:
+    """What the connection's own requests have for ``on_failure``."""
 
 
 # -- the bytes that wait for a socket: a queue of buffers, which are never joined ---------------------------

@@ -12,42 +12,24 @@ import math
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from kafka_sink.clock import RANDOM, Clock
-from kafka_sink.errors import BrokerVersionError, KafkaSinkError
+from kafka_sink.errors import KafkaSinkError
 from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED, error_of
 from kafka_sink.model import Node
-from kafka_sink.network import apis, requests
-from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState, RequestTimeoutError
-from kafka_sink.network.broker_protocol import CompletedRequest
-from kafka_sink.network.events import (
-    NetworkEvent,
-    NodeConnected,
-    NodeDisconnected,
-    OutboundRequest,
-    RequestFailed,
-    ResponseReceived,
-)
+from kafka_sink.network import requests
+from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState
+from kafka_sink.network.broker_protocol import CompletedRequest, Request
 from kafka_sink.security.preparation import Security
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
-
-__all__ = [
-    "ConnectionStep",
-    "NetworkClient",
-    "NetworkEvent",
-    "NodeConnected",
-    "NodeDisconnected",
-    "OutboundRequest",
-    "RequestFailed",
-    "RequestTimeoutError",
-    "ResponseReceived",
-]
 
 _log = logging.getLogger(__name__)
 _RECEIVE_BYTES = 128 * 1024
@@ -75,12 +57,23 @@ class NetworkClient:
     """Connections, one per broker; bootstrap addresses have ids below zero.
 
     ``clock_ms`` is monotonic and read where waiting makes the caller's ``now_ms`` old. ``random`` gives
-    [0, 1) for jitter. Raises ConfigurationError as SecuritySettings.from_options.
+    [0, 1) for jitter. ``poll`` calls what requests have for their responses, and these:
+
+    - ``on_connected(node_id, setup_ms, now_ms)``: a broker's API versions are known, and requests may be
+      sent. ``setup_ms``: since connecting began.
+    - ``on_disconnected(node_id, cause, was_used, now_ms)``: a connection, or an attempt to connect, ended.
+      ``was_used``: with requests in flight. Closing an idle connection is not reported.
+    - ``on_responded(node_id, request, response, now_ms)``: any request has its response. None by default.
+
+    Raises ConfigurationError as SecuritySettings.from_options.
     """
 
     def __init__(
         self, options: SinkOptions, clock_ms: Clock, random: Callable[[], float] = RANDOM.random
     ) -> None:
+        self.on_connected: Callable[[int, float, float], object] = _ignore
+        self.on_disconnected: Callable[[int, Exception, bool, float], object] = _ignore
+        self.on_responded: Callable[[int, Request, Any, float], object] | None = None
         self._options = options
         self._security = Security(SecuritySettings.from_options(options))
         # Whether the bootstrap addresses are used again when no known broker can be reached (KIP-899).
@@ -88,7 +81,8 @@ class NetworkClient:
         self._clock_ms = clock_ms
         self._random = random
         self._selector = selectors.DefaultSelector()
-        self._events: list[NetworkEvent] = []
+        # What has happened since the last poll, each to be called with the time.
+        self._happened: list[Callable[[float], object]] = []
         # Brokers that are asked for metadata only where there is no other.
         self.avoided: Collection[int] = ()
         self._receive_buffer = memoryview(bytearray(_RECEIVE_BYTES))
@@ -101,13 +95,14 @@ class NetworkClient:
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
-        self._known: dict[int, Node] = {}
-        self._connections: dict[int, BrokerConnection] = {}
-        self._bootstrap: list[int] = []
+        # Of the brokers of the latest metadata.
+        self._known: list[BrokerConnection] = []
+        self.connections: dict[int, BrokerConnection] = {}
+        self._bootstrap: list[BrokerConnection] = []
         for index, (host, port) in enumerate(options.bootstrap_servers):
             node = Node(-index - 1, host, port)
-            self._bootstrap.append(node.id)
-            self._connections[node.id] = self._new_connection(node)
+            self.connections[node.id] = self._new_connection(node)
+            self._bootstrap.append(self.connections[node.id])
 
     def _new_connection(self, node: Node) -> BrokerConnection:
         return BrokerConnection(node, self._options, self._random, self.wakeup, self._security)
@@ -118,15 +113,15 @@ class NetworkClient:
 
     # -- nodes ------------------------------------------------------------------------------------
 
-    def set_nodes(self, nodes: Iterable[Node]) -> None:
+    def set_addresses(self, nodes: Iterable[Node]) -> None:
         """Set the brokers of the latest metadata.
 
         A connection to a broker that moved is closed and made again. One to a broker that is gone is closed
         when nothing is in flight on it.
         """
-        self._known = {node.id: node for node in nodes}
-        for node in self._known.values():
-            connection = self._connections.get(node.id)
+        known = list(nodes)
+        for node in known:
+            connection = self.connections.get(node.id)
             if connection is not None and (connection.node.host, connection.node.port) != (
                 node.host,
                 node.port,
@@ -137,176 +132,105 @@ class NetworkClient:
                     )
                 connection = None
             if connection is None:
-                self._connections[node.id] = self._new_connection(node)
-        for node_id in [id_ for id_ in self._connections if id_ >= 0 and id_ not in self._known]:
-            connection = self._connections[node_id]
+                self.connections[node.id] = self._new_connection(node)
+        self._known = [self.connections[node.id] for node in known]
+        ids = {node.id for node in known}
+        for node_id in [id_ for id_ in self.connections if id_ >= 0 and id_ not in ids]:
+            connection = self.connections[node_id]
             if not connection.in_flight:
                 self._discard(connection)
-                del self._connections[node_id]
+                del self.connections[node_id]
 
     def rebootstrap(self) -> None:
         """Close all connections, forget the known brokers and resolve the bootstrap addresses again
         (KIP-1102)."""
-        self._known = {}
-        for connection in list(self._connections.values()):
+        self._known = []
+        for connection in list(self.connections.values()):
             if connection.state is not ConnectionState.IDLE:
                 self._drop(
                     connection, ConnectionError(f"{connection.node} is given up for the bootstrap addresses")
                 )
             if connection.node.id >= 0:
-                del self._connections[connection.node.id]
+                del self.connections[connection.node.id]
 
-    def least_loaded_node(self, now_ms: float, *, known_only: bool = False) -> int | None:
-        """A broker to ask for metadata, None while all wait for a reconnect.
+    def least_loaded(self, now_ms: float, *, known_only: bool = False) -> BrokerConnection | None:
+        """The connection to ask for metadata on, None while all wait for a reconnect.
 
         The choice is a connected broker with the fewest requests in flight, with silent and throttling ones
         last. Without a connected one it is a broker that is being connected, or, where that takes long, one
         that may be connected now. Without a usable known broker it is a bootstrap address, unless
         metadata.recovery.strategy is none (KIP-899). ``known_only``: no bootstrap address.
         """
-        for candidates in self._candidates(known_only=known_only):
-            connections = [self._connections[node] for node in candidates]
+        for connections in self._candidates(known_only=known_only):
             ready = [connection for connection in connections if connection.state is ConnectionState.READY]
             if ready:
-                return min(ready, key=lambda connection: self._load(connection, now_ms)).node.id
+                return min(ready, key=lambda connection: self._load(connection, now_ms))
             startable = [connection for connection in connections if connection.may_connect(now_ms)]
             begun = [connection for connection in connections if connection.state is not ConnectionState.IDLE]
             lively = [
                 connection for connection in begun if now_ms - connection.connecting_since_ms < _SUSPICIOUS_MS
             ]
             if lively:
-                return lively[0].node.id
+                return lively[0]
             if startable:
-                return startable[int(self._random() * len(startable))].node.id
+                return startable[int(self._random() * len(startable))]
             if begun:
-                return begun[0].node.id
+                return begun[0]
         return None
 
-    def node_to_ask(self, now_ms: float, *, known_only: bool = False) -> tuple[int | None, float]:
-        """A broker that takes a request now; else None and the milliseconds until there may be one.
+    def connection_to_ask(
+        self, now_ms: float, *, known_only: bool = False
+    ) -> tuple[BrokerConnection | None, float]:
+        """A connection that takes a request now; else None and the milliseconds until there may be one.
 
-        ``known_only``: a broker of the latest metadata, no bootstrap address.
+        ``known_only``: of a broker of the latest metadata, no bootstrap address.
         """
-        node = self.least_loaded_node(now_ms, known_only=known_only)
-        if node is None:
+        connection = self.least_loaded(now_ms, known_only=known_only)
+        if connection is None:
             return None, self.connect_delay_ms(now_ms, known_only=known_only)
-        if not self.ready_for_any(node, now_ms):
+        if not self.is_ready(connection, now_ms):
             return None, _RECONSIDER_MS
-        throttled_ms = self.throttled_ms(node, now_ms)
-        return (None, throttled_ms) if throttled_ms > 0 else (node, 0.0)
+        throttled_ms = connection.throttled_until_ms - now_ms
+        return (None, throttled_ms) if throttled_ms > 0 else (connection, 0.0)
 
-    def _candidates(self, *, known_only: bool) -> tuple[Iterable[int], Iterable[int]]:
-        """Brokers to ask for metadata: the known ones, then the bootstrap addresses where allowed."""
+    def _candidates(self, *, known_only: bool) -> tuple[Sequence[BrokerConnection], ...]:
+        """Connections to ask for metadata on: known brokers, then bootstrap addresses where allowed."""
         stand_in = not known_only and (self._rebootstraps or not self._known)
-        others = [node for node in self._known if node not in self.avoided] if self.avoided else ()
-        return others or self._known, self._bootstrap if stand_in else ()
+        avoided = self.avoided
+        others = [one for one in self._known if one.node.id not in avoided] if avoided else ()
+        return others or self._known, self._bootstrap if stand_in else []
 
     def _load(self, connection: BrokerConnection, now_ms: float) -> tuple[bool, bool, int]:
         silent = connection.waiting_ms(now_ms) > _SUSPICIOUS_MS
         return silent, now_ms < connection.throttled_until_ms, connection.in_flight
 
-    def ready_for_any(self, node_id: int, now_ms: float) -> bool:
-        """Whether a broker is connected, whatever is in flight. Starts to connect where it is not."""
-        connection = self._connections.get(node_id)
-        if connection is None:
-            return False
+    def is_ready(self, connection: BrokerConnection, now_ms: float) -> bool:
+        """Whether requests may be sent, whatever is in flight. Starts to connect where they may not."""
         if connection.may_connect(now_ms):
             self._advance(connection, lambda: connection.open(now_ms))
-        return connection.state is ConnectionState.READY
-
-    def ready(self, node_id: int, now_ms: float) -> bool:
-        """As ready_for_any, with room in the in-flight window and no throttling (KIP-219)."""
-        if not self.ready_for_any(node_id, now_ms):
-            return False
-        connection = self._connections[node_id]
-        return (
-            connection.in_flight < self._options.max_in_flight_requests_per_connection
-            and now_ms >= connection.throttled_until_ms
-        )
-
-    def is_connected(self, node_id: int) -> bool:
-        """Whether the connection to a broker is ready: the exchanges that begin it are over."""
-        connection = self._connections.get(node_id)
-        return connection is not None and connection.state is ConnectionState.READY
-
-    def is_gone(self, node_id: int) -> bool:
-        """Whether the last attempt to connect to a broker failed, or its address is unknown."""
-        connection = self._connections.get(node_id)
-        return connection is None or (
-            connection.state is not ConnectionState.READY and connection.last_error is not None
-        )
-
-    def knows(self, node_id: int) -> bool:
-        return node_id in self._connections
-
-    def throttled_ms(self, node_id: int, now_ms: float) -> float:
-        """How long a broker still wants no requests (throttle_time_ms of its responses), or 0."""
-        connection = self._connections.get(node_id)
-        return 0.0 if connection is None else max(0.0, connection.throttled_until_ms - now_ms)
-
-    def ready_delay_ms(self, node_id: int, now_ms: float) -> float:
-        """Until ``ready`` may change by time alone; infinite where an event must come first."""
-        connection = self._connections.get(node_id)
-        if connection is None:
-            return math.inf
-        if connection.state is ConnectionState.IDLE:
-            return max(0.0, connection.connect_after_ms - now_ms)
-        return max(0.0, connection.throttled_until_ms - now_ms) or math.inf
+        return connection.is_ready
 
     def connect_delay_ms(self, now_ms: float, *, known_only: bool = False) -> float:
-        """Until ``least_loaded_node`` may connect to a broker again; infinite where none is in backoff."""
-        connections = (
-            self._connections[node]
-            for candidates in self._candidates(known_only=known_only)
-            for node in candidates
-        )
+        """Until ``least_loaded`` may connect to a broker again; infinite where none is in backoff."""
+        connections = chain.from_iterable(self._candidates(known_only=known_only))
         idle = (connection for connection in connections if connection.state is ConnectionState.IDLE)
         return max(0.0, min((connection.connect_after_ms - now_ms for connection in idle), default=math.inf))
 
-    def api_version(self, node_id: int, api_key: int, ours: tuple[int, int] | None = None) -> int:
-        """The newest version that both sides speak. Raises BrokerVersionError where there is none.
-
-        ``ours``: where it is not all that ``apis.APIS`` says.
-        """
-        ours = ours or apis.APIS[api_key].versions
-        connection = self._connections[node_id]
-        low, high = connection.api_versions.get(api_key, (0, -1))
-        version = min(high, ours[1])
-        if version < max(low, ours[0]):
-            api = apis.APIS[api_key].name if api_key in apis.APIS else api_key
-            raise BrokerVersionError(
-                f"broker {connection.node} speaks {api} in versions {low} to {high}, this sink "
-                f"in {ours[0]} to {ours[1]}; Apache Kafka 2.1 or later is needed"
-            )
-        return version
-
-    def newest_version(self, node_id: int, api_key: int) -> int:
-        """The newest version of an API that a connected broker speaks, -1 where it lacks the API."""
-        return self._connections[node_id].api_versions.get(api_key, (0, -1))[1]
-
-    def connected_with(self, api_key: int, now_ms: float) -> int | None:
+    def connected_with(self, api_key: int, now_ms: float) -> BrokerConnection | None:
         """The connected broker with the least to do of those that have this API; None without one."""
         ready = [
             connection
-            for connection in self._connections.values()
-            if connection.state is ConnectionState.READY and api_key in connection.api_versions
+            for connection in self.connections.values()
+            if connection.is_ready and api_key in connection.api_versions
         ]
-        return min(ready, key=lambda connection: self._load(connection, now_ms)).node.id if ready else None
-
-    def feature_level(self, node_id: int, name: str) -> int:
-        """The level of a feature that a connected broker's cluster has finalized (KIP-584), 0 without it."""
-        return self._connections[node_id].features.get(name, 0)
-
-    def in_flight(self, node_id: int) -> int:
-        connection = self._connections.get(node_id)
-        return 0 if connection is None else connection.in_flight
+        return min(ready, key=lambda connection: self._load(connection, now_ms)) if ready else None
 
     def bootstrap_nodes(self) -> list[Node]:
-        return [self._connections[node].node for node in self._bootstrap]
+        return [connection.node for connection in self._bootstrap]
 
     def connection_errors(self) -> dict[Node, Exception]:
         """The last error of each broker that could not be connected, for messages."""
-        connections = list(self._connections.values())
+        connections = list(self.connections.values())
         return {
             connection.node: connection.last_error
             for connection in connections
@@ -322,14 +246,14 @@ class NetworkClient:
                 connection.failed_step if connection.last_error else connection.step,
                 connection.last_error,
             )
-            for connection in self._connections.values()
+            for connection in self.connections.values()
         ]
 
     def describe_brokers(self) -> str:
         """The known brokers, or else the bootstrap addresses, and the last error of those that cannot be
         reached: for messages. Any thread."""
         errors = self.connection_errors()
-        nodes = list(self._known.values()) or [Node(-1, *at) for at in self._options.bootstrap_servers]
+        nodes = [one.node for one in self._known] or [Node(-1, *at) for at in self._options.bootstrap_servers]
         shown = [
             f"{node.host}:{node.port}"
             + next((f" ({error})" for at, error in errors.items() if _same(at, node)), "")
@@ -340,29 +264,27 @@ class NetworkClient:
 
     # -- I/O --------------------------------------------------------------------------------------
 
-    def send(self, node_id: int, request: OutboundRequest, now_ms: float) -> None:
+    def send(self, connection: BrokerConnection, request: Request, now_ms: float) -> None:
         """Submit a request to a ready connection and write what the stream takes at once. Never blocks.
 
         Raises ValueError, and changes nothing, where the connection is not ready. The next poll reports a
         broken stream.
         """
-        connection = self._connections.get(node_id)
-        if connection is None:
-            raise ValueError(f"no broker {node_id} is known")
         connection.submit(request, now_ms)
         self._advance(connection, lambda: self._flush(connection))
 
-    def poll(self, timeout_ms: float, now_ms: float) -> list[NetworkEvent]:
-        """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up; return the new events."""
+    def poll(self, timeout_ms: float, now_ms: float) -> int:
+        """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up. Then call the callbacks of what has
+        happened; return how many that were."""
         self.woken = False
         deadline, awaits_thread = math.inf, False
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             deadline = min(deadline, connection.next_deadline_ms())
             awaits_thread |= connection.awaits_thread
         end_ms = now_ms + max(0.0, min(timeout_ms, deadline - now_ms, _MAX_WAIT_MS))
         writes_only = True
         while writes_only:
-            wait = 0.0 if self._events else max(0.0, end_ms - now_ms)
+            wait = 0.0 if self._happened else max(0.0, end_ms - now_ms)
             ready = self._selector.select(wait / 1000)
             # A large request takes several writes, and nothing that the caller looks at changes between them.
             writes_only = bool(ready)
@@ -376,12 +298,14 @@ class NetworkClient:
                     writes_only &= connection.state is ConnectionState.READY
                     self._serve(connection, mask)
             now_ms = self._clock_ms()
-            writes_only &= not self._events and now_ms < end_ms
+            writes_only &= not self._happened and now_ms < end_ms
         if awaits_thread or now_ms >= deadline:
-            for connection in list(self._connections.values()):
+            for connection in list(self.connections.values()):
                 self._check(connection, now_ms)
-        events, self._events = self._events, []
-        return events
+        happened, self._happened = self._happened, []
+        for call in happened:
+            call(self._clock_ms())
+        return len(happened)
 
     def wakeup(self) -> None:
         """End a poll under way, or the next one at once. Any thread, also after close."""
@@ -440,18 +364,16 @@ class NetworkClient:
         self._flush(connection)
 
     def _flush(self, connection: BrokerConnection) -> None:
-        for entry in connection.flush():
-            latency = self._clock_ms() - entry.sent_at_ms
-            self._events.append(ResponseReceived(connection.node.id, entry.request.tag, None, latency))
+        for request in connection.flush():
+            self._happened.append(partial(request.on_response, None))
 
     def _read(self, connection: BrokerConnection, now_ms: float) -> None:
         while connection.receive(self._receive_buffer, now_ms):
             was_made = connection.is_made
             completed = connection.next_response(now_ms)
             if connection.is_made and not was_made:
-                self._events.append(
-                    NodeConnected(connection.node.id, now_ms - connection.connecting_since_ms)
-                )
+                setup_ms = now_ms - connection.connecting_since_ms
+                self._happened.append(partial(self.on_connected, connection.node.id, setup_ms))
             while completed is not None:
                 self._completed(connection, completed, now_ms)
                 completed = connection.next_response(now_ms)
@@ -460,18 +382,18 @@ class NetworkClient:
         self._flush(connection)
 
     def _completed(self, connection: BrokerConnection, completed: CompletedRequest, now_ms: float) -> None:
-        entry, response = completed.entry, completed.response
-        tag = entry.request.tag
+        request, response = completed.request, completed.response
         if isinstance(response, requests.MetadataResponse) and response.error_code:
             if response.error_code == REBOOTSTRAP_REQUIRED and self._rebootstraps:
-                self._known = {}
+                self._known = []
             cause = KafkaSinkError(
                 f"{connection.node} failed Metadata: {error_of(response.error_code).label}"
             )
-            self._events.append(RequestFailed(connection.node.id, tag, cause, possibly_sent=True))
+            self._happened.append(partial(request.on_failure, cause, True))
             return
-        latency = now_ms - entry.sent_at_ms
-        self._events.append(ResponseReceived(connection.node.id, tag, response, latency))
+        if self.on_responded is not None:
+            self.on_responded(connection.node.id, request, response, now_ms)
+        self._happened.append(partial(request.on_response, response))
 
     def _watch(self, connection: BrokerConnection, *, new: bool) -> None:
         """Update the selector's events, only if they changed: each update is a system call."""
@@ -502,9 +424,10 @@ class NetworkClient:
             cause,
         )
         self._unwatch(connection)
-        for entry, possibly_sent in connection.close(self._clock_ms(), cause):
-            self._events.append(RequestFailed(node_id, entry.request.tag, cause, possibly_sent))
-        self._events.append(NodeDisconnected(node_id, cause))
+        lost = connection.close(self._clock_ms(), cause)
+        for request, possibly_sent in lost:
+            self._happened.append(partial(request.on_failure, cause, possibly_sent))
+        self._happened.append(partial(self.on_disconnected, node_id, cause, bool(lost)))
 
     def _unwatch(self, connection: BrokerConnection) -> None:
         # A transport whose constructor failed was never registered.
@@ -520,16 +443,20 @@ class NetworkClient:
             if self._closed:
                 return
             self._closed = True
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             if abort:
                 self._unwatch(connection)
                 connection.abort()
             self._discard(connection)
-        self._connections.clear()
+        self.connections.clear()
         self._known.clear()
         self._selector.close()
         self._wake_reader.close()
         self._wake_writer.close()
+
+
+def _ignore(*_: object) -> None:
+    """Nobody listens."""
 
 
 def _same(one: Node, other: Node) -> bool:

@@ -1,29 +1,24 @@
-"""The requests of every task other than Produce, and their responses as the project's own values.
-
-kafka-python encodes; its objects do not leave this module.
-"""
+"""The requests of every task other than Produce, and their responses as the project's own values."""
 
 from __future__ import annotations
 
 import struct
 from array import array
 from dataclasses import dataclass, field
-from functools import lru_cache
-
-from kafka.protocol.api_header import RequestHeader
-from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
-from kafka.protocol.producer import InitProducerIdRequest
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Partitions, TopicMetadata
 from kafka_sink.network.apis import API_VERSIONS, APIS, DECODERS, INIT_PRODUCER_ID, METADATA
-from kafka_sink.network.wire import Reader, broker_in, decoder, encoded, read_response, text_of
+from kafka_sink.network.wire import Reader, Writer, broker_in, decoder, read_response, text_of
 
 # The tag of the levels that the cluster has finalized (KIP-584).
 _FINALIZED_FEATURES = 2
 # From this version on, InitProducerId also names the producer of a prepared transaction (KIP-939).
 _FIRST_WITH_ONGOING, _ONGOING_BYTES = 6, 10
+_FIRST_WITH_PRODUCER = 3
+# Of ApiVersions.
+_FIRST_WITH_SOFTWARE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +44,11 @@ class ProducerIdResponse:
     throttle_time_ms: int = 0
 
 
-# Where each header version has the correlation id: behind the API's key and version.
-_CORRELATION = (4, 8)
-
-
 def encode_header(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
     """A request header, in the header version that belongs to the API version."""
-    header = _header_template(api_key, api_version, client_id)
-    begin, end = _CORRELATION
-    return header[:begin] + struct.pack(">i", correlation_id) + header[end:]
-
-
-@lru_cache(maxsize=256)
-def _header_template(api_key: int, api_version: int, client_id: str) -> bytes:
-    """The header of the correlation id 0. kafka-python takes 60 us for one."""
-    header = RequestHeader(
-        request_api_key=api_key, request_api_version=api_version, correlation_id=0, client_id=client_id
-    )
-    return bytes(header.encode(flexible=api_version >= APIS[api_key].first_flexible))
+    name, flexible = client_id.encode(), api_version >= APIS[api_key].first_flexible
+    # The client's name has a length of two bytes in every version.
+    return struct.pack(">hhih", api_key, api_version, correlation_id, len(name)) + name + b"\0" * flexible
 
 
 # -- ApiVersions ----------------------------------------------------------------------------------
@@ -74,12 +56,11 @@ def _header_template(api_key: int, api_version: int, client_id: str) -> bytes:
 
 def encode_api_versions(version: int, software_version: str) -> bytes:
     """The first request on every connection (KIP-35; client name and version: KIP-511)."""
-    return encoded(
-        ApiVersionsRequest,
-        version,
-        client_software_name="kafka-chunked",
-        client_software_version=software_version,
-    )
+    request = Writer(API_VERSIONS, version)
+    if version >= _FIRST_WITH_SOFTWARE:
+        request.text("kafka-chunked")
+        request.text(software_version)
+    return request.finished()
 
 
 def decode_api_versions(version: int, payload: bytes, asked: int = 0) -> ApiVersionsResponse:
@@ -123,14 +104,19 @@ def encode_metadata(
 
     ``operations``: also asks what this client may do with the topics (KIP-430, from version 8 on).
     """
-    return encoded(
-        MetadataRequest,
-        version,
-        topics=[MetadataRequest.MetadataRequestTopic(topic_id=None, name=name) for name in topics],
-        allow_auto_topic_creation=allow_auto_create,
-        include_cluster_authorized_operations=False,
-        include_topic_authorized_operations=operations,
-    )
+    request = Writer(METADATA, version)
+    request.length(topics)
+    for name in topics:
+        if version >= _FIRST_WITH_ID:
+            request.body += _NO_TOPIC_ID
+        request.text(name)
+        request.end()
+    request.fields("?", allow_auto_create)
+    if _FIRST_WITH_OPERATIONS <= version <= _LAST_WITH_CLUSTER_OPERATIONS:
+        request.fields("?", False)
+    if version >= _FIRST_WITH_OPERATIONS:
+        request.fields("?", operations)
+    return request.finished()
 
 
 # -- InitProducerId -------------------------------------------------------------------------------
@@ -150,14 +136,15 @@ def encode_init_producer_id(
     each time (TransactionCoordinator.handleInitProducerId). With a transactional id it fences the producer
     that had it before, and ends that producer's open transaction.
     """
-    return encoded(
-        InitProducerIdRequest,
-        version,
-        transactional_id=transactional_id,
-        transaction_timeout_ms=transaction_timeout_ms,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-    )
+    request = Writer(INIT_PRODUCER_ID, version)
+    request.text(transactional_id)
+    request.fields("i", transaction_timeout_ms)
+    if version >= _FIRST_WITH_PRODUCER:
+        request.fields("qh", producer_id, producer_epoch)
+    if version >= _FIRST_WITH_ONGOING:
+        # No two-phase commit, and nothing prepared for it.
+        request.fields("??", False, False)
+    return request.finished()
 
 
 @decoder(INIT_PRODUCER_ID, asked=0)

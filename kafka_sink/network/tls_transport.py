@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.errors import AuthenticationError
-from kafka_sink.network.events import Buffer
 from kafka_sink.network.transport import PlaintextTransport, SocketAddress
+from kafka_sink.network.wire import Buffer
 from kafka_sink.security.tls_context import TLS13_SUITES, explain, is_final, split_suites
 
 if TYPE_CHECKING:

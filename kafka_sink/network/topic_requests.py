@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
-
 from kafka_sink.network.apis import CREATE_TOPICS, DESCRIBE_CONFIGS
-from kafka_sink.network.wire import Reader, decoder, encoded, text_of
+from kafka_sink.network.wire import Reader, Writer, decoder, text_of
 from kafka_sink.printable import printable
 
 # The first version in which brokers can choose the numbers of partitions and replicas (KIP-464).
@@ -45,15 +43,20 @@ def encode_create_topic(
     config: Sequence[tuple[str, str]] = (),
 ) -> bytes:
     """Create one topic with these settings; the broker chooses a number given as -1."""
-    topic_class = CreateTopicsRequest.CreatableTopic
-    topic = topic_class(
-        name=name,
-        num_partitions=partitions,
-        replication_factor=replication_factor,
-        assignments=[],
-        configs=[topic_class.CreatableTopicConfig(name=key, value=value) for key, value in config],
-    )
-    return encoded(CreateTopicsRequest, version, topics=[topic], timeout_ms=timeout_ms, validate_only=False)
+    request = Writer(CREATE_TOPICS, version)
+    request.length((name,))
+    request.text(name)
+    request.fields("ih", partitions, replication_factor)
+    # Brokers assign the replicas.
+    request.length(())
+    request.length(config)
+    for key, value in config:
+        request.text(key)
+        request.text(value)
+        request.end()
+    request.end()
+    request.fields("i?", timeout_ms, False)
+    return request.finished()
 
 
 @decoder(CREATE_TOPICS, asked=0)
@@ -90,16 +93,17 @@ class BrokerConfigs:
 
 def encode_describe_broker(version: int, node_id: int, names: Sequence[str]) -> bytes:
     """Ask one broker for its own settings of these names. The request must go to that broker."""
-    resource = DescribeConfigsRequest.DescribeConfigsResource(
-        resource_type=_BROKER, resource_name=str(node_id), configuration_keys=list(names)
-    )
-    return encoded(
-        DescribeConfigsRequest,
-        version,
-        resources=[resource],
-        include_synonyms=False,
-        include_documentation=False,
-    )
+    request = Writer(DESCRIBE_CONFIGS, version)
+    request.length((node_id,))
+    request.fields("b", _BROKER)
+    request.text(str(node_id))
+    request.texts(names)
+    request.end()
+    if version >= _FIRST_WITH_SYNONYMS:
+        request.fields("?", False)
+    if version >= _FIRST_WITH_DOCUMENTATION:
+        request.fields("?", False)
+    return request.finished()
 
 
 @decoder(DESCRIBE_CONFIGS, asked=0)

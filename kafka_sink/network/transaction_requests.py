@@ -2,24 +2,13 @@
 
 Under version 2 of the transaction protocol the first write to a partition or group adds it to the
 transaction, and every EndTxn raises the producer's epoch. Under version 1 the client adds both by requests of
-their own, and raises the epoch by InitProducerId. kafka-python encodes.
+their own, and raises the epoch by InitProducerId.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
-from kafka.protocol.consumer import OffsetFetchRequest
-from kafka.protocol.metadata import FindCoordinatorRequest
-from kafka.protocol.producer import (
-    AddOffsetsToTxnRequest,
-    AddPartitionsToTxnRequest,
-    EndTxnRequest,
-    TxnOffsetCommitRequest,
-)
 
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network.apis import (
@@ -32,11 +21,13 @@ from kafka_sink.network.apis import (
     OFFSET_FETCH,
     TXN_OFFSET_COMMIT,
 )
-from kafka_sink.network.wire import Reader, address_of, decoder, encoded, text_of
+from kafka_sink.network.wire import Reader, Writer, address_of, decoder, text_of
 from kafka_sink.printable import printable
 
 # Of EndTxn, from this version on (KIP-890).
 _FIRST_WITH_NEXT_PRODUCER = 5
+# Of OffsetFetch (KIP-848).
+_FIRST_WITH_MEMBER = 9
 # Of ListTransactions.
 _FIRST_WITH_DURATION, _FIRST_WITH_PATTERN = 1, 2
 
@@ -138,7 +129,10 @@ class ListTransactionsResponse:
 def encode_find_coordinator(version: int, keys: Sequence[str], *, of_groups: bool) -> bytes:
     """Look up the coordinators of groups (``of_groups``) or of transactional ids."""
     key_type = _GROUP if of_groups else _TRANSACTION
-    return encoded(FindCoordinatorRequest, version, key_type=key_type, coordinator_keys=list(keys))
+    request = Writer(FIND_COORDINATOR, version)
+    request.fields("b", key_type)
+    request.texts(keys)
+    return request.finished()
 
 
 @decoder(FIND_COORDINATOR)
@@ -165,17 +159,22 @@ def encode_add_partitions(
     partitions: Iterable[TopicPartition],
 ) -> bytes:
     """Add partitions to the transaction, which begins with the first of them."""
-    topic_class = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
-    return encoded(
-        AddPartitionsToTxnRequest,
-        version,
-        v3_and_below_transactional_id=transactional_id,
-        v3_and_below_producer_id=producer_id,
-        v3_and_below_producer_epoch=producer_epoch,
-        v3_and_below_topics=[
-            topic_class(name=name, partitions=numbers) for name, numbers in _by_topic(partitions).items()
-        ],
-    )
+    request = Writer(ADD_PARTITIONS_TO_TXN, version)
+    request.text(transactional_id)
+    request.fields("qh", producer_id, producer_epoch)
+    _write_partitions(request, partitions)
+    return request.finished()
+
+
+def _write_partitions(request: Writer, partitions: Iterable[TopicPartition]) -> None:
+    """A list of topics, each with the numbers of its partitions."""
+    topics = _by_topic(partitions)
+    request.length(topics)
+    for name, numbers in topics.items():
+        request.text(name)
+        request.length(numbers)
+        request.fields(f"{len(numbers)}i", *numbers)
+        request.end()
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
@@ -207,14 +206,11 @@ def encode_add_offsets(
     version: int, transactional_id: str, producer_id: int, producer_epoch: int, group: str
 ) -> bytes:
     """Add a group's offsets to the transaction, before TxnOffsetCommit."""
-    return encoded(
-        AddOffsetsToTxnRequest,
-        version,
-        transactional_id=transactional_id,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        group_id=group,
-    )
+    request = Writer(ADD_OFFSETS_TO_TXN, version)
+    request.text(transactional_id)
+    request.fields("qh", producer_id, producer_epoch)
+    request.text(group)
+    return request.finished()
 
 
 @decoder(ADD_OFFSETS_TO_TXN, asked=0)
@@ -231,14 +227,10 @@ def encode_end_txn(
     version: int, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool
 ) -> bytes:
     """Commit or abort. A retry has the same id and epoch."""
-    return encoded(
-        EndTxnRequest,
-        version,
-        transactional_id=transactional_id,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        committed=commit,
-    )
+    request = Writer(END_TXN, version)
+    request.text(transactional_id)
+    request.fields("qh?", producer_id, producer_epoch, commit)
+    return request.finished()
 
 
 @decoder(END_TXN, asked=0)
@@ -262,30 +254,25 @@ def encode_txn_offset_commit(
     offsets: Mapping[TopicPartition, tuple[int, str]],
 ) -> bytes:
     """Commit offsets with their metadata in a transaction; the group has no members."""
-    topics: dict[str, list[Any]] = {}
-    topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-    partition_class = topic_class.TxnOffsetCommitRequestPartition
+    topics: dict[str, list[tuple[int, int, str]]] = {}
     for partition, (offset, metadata) in offsets.items():
-        topics.setdefault(partition.topic, []).append(
-            partition_class(
-                partition_index=partition.partition,
-                committed_offset=offset,
-                committed_leader_epoch=-1,
-                committed_metadata=metadata,
-            )
-        )
-    return encoded(
-        TxnOffsetCommitRequest,
-        version,
-        transactional_id=transactional_id,
-        group_id=group,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        generation_id=-1,
-        member_id="",
-        group_instance_id=None,
-        topics=[topic_class(name=name, partitions=rows) for name, rows in topics.items()],
-    )
+        topics.setdefault(partition.topic, []).append((partition.partition, offset, metadata))
+    request = Writer(TXN_OFFSET_COMMIT, version)
+    request.text(transactional_id)
+    request.text(group)
+    request.fields("qhi", producer_id, producer_epoch, -1)
+    request.text("")
+    request.text(None)
+    request.length(topics)
+    for name, rows in topics.items():
+        request.text(name)
+        request.length(rows)
+        for number, offset, metadata in rows:
+            request.fields("iqi", number, offset, -1)
+            request.text(metadata)
+            request.end()
+        request.end()
+    return request.finished()
 
 
 def encode_offset_fetch(
@@ -296,16 +283,19 @@ def encode_offset_fetch(
     With ``stable`` a partition with an open transaction gets UNSTABLE_OFFSET_COMMIT. If all offsets are
     fetched, only partitions with an earlier offset do.
     """
-    group_class = OffsetFetchRequest.OffsetFetchRequestGroup
-    topics: list[Any] | None = None
-    if partitions is not None:
-        topic_class = group_class.OffsetFetchRequestTopics
-        topics = [
-            topic_class(name=name, partition_indexes=indexes)
-            for name, indexes in _by_topic(partitions).items()
-        ]
-    row = group_class(group_id=group, member_id=None, member_epoch=-1, topics=topics)
-    return encoded(OffsetFetchRequest, version, groups=[row], require_stable=stable)
+    request = Writer(OFFSET_FETCH, version)
+    request.length((group,))
+    request.text(group)
+    if version >= _FIRST_WITH_MEMBER:
+        request.text(None)
+        request.fields("i", -1)
+    if partitions is None:
+        request.length(None)
+    else:
+        _write_partitions(request, partitions)
+    request.end()
+    request.fields("?", stable)
+    return request.finished()
 
 
 @decoder(OFFSET_FETCH)
@@ -340,7 +330,9 @@ def _offsets(reader: Reader) -> dict[TopicPartition, CommittedOffset]:
 
 def encode_describe_transactions(version: int, ids: Sequence[str]) -> bytes:
     """Describe ids whose coordinator is the receiving broker."""
-    return encoded(DescribeTransactionsRequest, version, transactional_ids=list(ids))
+    request = Writer(DESCRIBE_TRANSACTIONS, version)
+    request.texts(ids)
+    return request.finished()
 
 
 @decoder(DESCRIBE_TRANSACTIONS)
@@ -372,13 +364,15 @@ def encode_list_transactions(version: int, states: Sequence[str], pattern: str, 
     """List transactions in these states whose coordinator is the receiving broker, of those that have been
     open for longer than ``age_ms``; versions before 1 ignore that. ``pattern`` filters ids; versions before
     2 ignore it."""
-    more: dict[str, Any] = {}
+    request = Writer(LIST_TRANSACTIONS, version)
+    request.texts(states)
+    # Of any producer.
+    request.length(())
     if version >= _FIRST_WITH_DURATION:
-        more["duration_filter"] = age_ms
+        request.fields("q", age_ms)
     if version >= _FIRST_WITH_PATTERN:
-        more["transactional_id_pattern"] = pattern
-    filters = {"state_filters": list(states), "producer_id_filters": []}
-    return encoded(ListTransactionsRequest, version, **filters, **more)
+        request.text(pattern)
+    return request.finished()
 
 
 @decoder(LIST_TRANSACTIONS, asked=0)

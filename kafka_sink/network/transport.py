@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from kafka_sink.network.events import Buffer
+from kafka_sink.network.wire import Buffer
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions

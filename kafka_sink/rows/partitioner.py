@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.dtypes import Int32s
 from kafka_sink.errors import InvalidRowError
 from kafka_sink.model import TopicPartition
@@ -34,12 +34,22 @@ class TopicView:
     muted: tuple[int, ...] = ()
 
 
+class BatchCapacity(NamedTuple):
+    """How many uncompressed bytes of records fit, by the estimated compression ratio.
+
+    ``open`` is for the partition's open batch, None if it has no open batch. ``new`` is for a new batch.
+    """
+
+    open: float | None
+    new: float
+
+
 # Queued batches by partition of a topic, from the accumulator.
 QueueLoads = Callable[[str, int], Sequence[int]]
 
 
 # How many bytes of rows of a given average size a partition's batches still take.
-Room = Callable[[TopicPartition, float], BatchRoom]
+Room = Callable[[TopicPartition, float], BatchCapacity]
 # A sticky partition changes at the end of a batch, after this many batches' worth of rows at least (estimates
 # are not exact to the row) and at most.
 _MIN_BATCHES = 0.9
@@ -164,7 +174,7 @@ class Partitioner:
             room = self._room(TopicPartition(topic.name, state.partition), row_bytes)
             if state.partition in ended:
                 # The rows before them in this table fill the batch that is open.
-                room = BatchRoom(None, room.new)
+                room = BatchCapacity(None, room.new)
             limit = before + _bytes_before_switch(state.batches_given, room)
             end = int(np.searchsorted(cumulated, limit, side="right"))
             if end == at and not state.batches_given:
@@ -194,7 +204,7 @@ class Partitioner:
         return choices[bisect_right(weights, self._random() * weights[-1])]
 
 
-def _bytes_before_switch(batches_given: float, room: BatchRoom) -> float:
+def _bytes_before_switch(batches_given: float, room: BatchCapacity) -> float:
     """How many more bytes the sticky partition gets before it changes; 0 if it changes now.
 
     They end where a batch ends: the open one or, if that would be less than ``_MIN_BATCHES``, the next.

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator, WrittenBatch
 from kafka_sink.breaker.interface import SendPolicy
+from kafka_sink.cluster.broker import Broker
 from kafka_sink.errors import DeliveryError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.sending import response_classifier
-from kafka_sink.sending.nodes import NodeMetricsRecorder
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.task_deliveries import TaskDeliveries
 from kafka_sink.sending.telemetry import ClientTelemetry
@@ -22,35 +22,34 @@ _log = logging.getLogger(__name__)
 
 
 class BatchCompletion:
-    """Used by the sender's thread. ``deliveries`` and ``nodes`` are replaced between tasks, when no batch is
-    left."""
+    """Used by the sender's thread. ``deliveries`` is replaced between tasks, when no batch is left.
 
-    def __init__(self, accumulator: RecordAccumulator, telemetry: ClientTelemetry | None = None) -> None:
+    ``brokers``: by id, with the batches that were sent and have no response yet. These expire like queued
+    ones, but keep their memory until the response, because the socket may still read it.
+    """
+
+    def __init__(
+        self,
+        accumulator: RecordAccumulator,
+        brokers: Mapping[int, Broker],
+        telemetry: ClientTelemetry | None = None,
+    ) -> None:
         self.deliveries = TaskDeliveries()
-        self.nodes = NodeMetricsRecorder()
         self._accumulator = accumulator
+        self._brokers = brokers
         self._telemetry = telemetry
-        # Batches that were sent and have no response yet, by identity. They expire like queued batches, but
-        # keep their memory until the response, because the socket may still read it.
-        self._in_flight: dict[int, ProducerBatch] = {}
 
-    def in_flight(self) -> Collection[ProducerBatch]:
-        return self._in_flight.values()
+    def in_flight(self) -> list[ProducerBatch]:
+        return [batch for broker in self._brokers.values() for batch in broker.batches()]
 
-    def sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
+    def sent(self, broker: Broker, batches: Collection[ProducerBatch], now_ms: float) -> None:
         if _log.isEnabledFor(logging.DEBUG):
             size = sum(batch.size for batch in batches)
-            _log.debug("broker %d: request with %d batch(es) of %d bytes", node_id, len(batches), size)
+            _log.debug("broker %d: request with %d batch(es) of %d bytes", broker.id, len(batches), size)
         queue_ms = [now_ms - batch.created_ms for batch in batches if batch.attempts == 1]
         self.deliveries.sent(queue_ms)
         if self._telemetry is not None:
             self._telemetry.on_sent(queue_ms)
-        for batch in batches:
-            self._in_flight[id(batch)] = batch
-
-    def end_attempts(self, batches: Iterable[ProducerBatch]) -> None:
-        for batch in batches:
-            self._in_flight.pop(id(batch), None)
 
     def succeed(self, batches: Sequence[WrittenBatch], *, confirmed: bool) -> None:
         """Brokers have these batches; see TaskDeliveries.acknowledged."""
@@ -84,7 +83,7 @@ class BatchCompletion:
     def fail_all(self, cause: Exception) -> None:
         """Fail every batch: the producer cannot go on (authentication failed, no producer id)."""
         self.deliveries.failed(None, 0, cause)
-        for batch in [*self._accumulator.queued_batches_snapshot(), *self._in_flight.values()]:
+        for batch in [*self._accumulator.queued_batches_snapshot(), *self.in_flight()]:
             self.fail(batch, cause)
 
     def abort_incomplete(self, *, end_leases: bool) -> None:
@@ -94,7 +93,8 @@ class BatchCompletion:
         def record(batch: ProducerBatch) -> None:
             self.deliveries.failed(batch.partition, _rows(batch), closed)
 
-        self._in_flight.clear()
+        for broker in list(self._brokers.values()):
+            broker.sent.clear()
         self._accumulator.abort_incomplete(record, end_leases=end_leases)
 
     def _record_failure(self, batch: ProducerBatch, cause: Exception) -> Callable[[], None]:

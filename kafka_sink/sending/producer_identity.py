@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import attrgetter
 
 from kafka_sink import kafka_errors
@@ -35,15 +34,6 @@ _FINAL_ERRORS = frozenset(
     }
 )
 _NO_ID = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionPartitionsTag:
-    """Marks a request, with the transaction that it was sent for. ``partitions`` is empty where it asks for
-    the coordinator."""
-
-    transaction: tuple[str | None, int, int]
-    partitions: tuple[TopicPartition, ...] = ()
 
 
 class _PartitionSequences:

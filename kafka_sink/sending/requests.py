@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka_sink.accumulator.batch_queues import PartitionQueue
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.breaker.interface import SendPolicy
+from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, produce, requests
-from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
+from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import OnFailure, OnResponse, Request
+from kafka_sink.network.client import NetworkClient
 from kafka_sink.records.encoder import MAX_RECORDS_PER_BATCH
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.version import __version__
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 def fill_request(
     accumulator: RecordAccumulator,
-    node: int,
+    broker: Broker,
     queues: Sequence[PartitionQueue],
     max_bytes: int,
     may_send: Callable[[ProducerBatch], bool],
@@ -47,7 +50,7 @@ def fill_request(
         return batch.partition not in taken and may_send(batch)
 
     while filled < max_bytes and len(taken) < len(queues):
-        more = accumulator.drain(node, queues, max_bytes, may_go if taken else may_send, filled)
+        more = accumulator.drain(broker, queues, max_bytes, may_go if taken else may_send, filled)
         estimated = [batch for batch in more if batch.state is BatchState.CLOSED]
         for batch in estimated:
             batch.seal()
@@ -67,28 +70,16 @@ def fill_request(
     return list(taken.values())
 
 
-@dataclass(slots=True)
-class ProduceTag:
-    """A Produce request's batches. ``names`` maps the ids of topics that were sent by id (from v13 on)."""
-
-    node_id: int
-    batches: dict[TopicPartition, ProducerBatch]
-    names: dict[bytes, str]
-
-
 def produce_request(
     options: SinkOptions,
     cluster: ClusterMetadata,
-    network: NetworkClient,
+    version: int,
     identity: ProducerIdentity | None,
-    node: int,
     taken: Sequence[ProducerBatch],
-) -> OutboundRequest:
-    """One request of sealed batches for a connected broker. The batches become in flight.
-
-    Raises BrokerVersionError where broker and sink have no version of Produce in common.
-    """
-    version = network.api_version(node, apis.PRODUCE)
+    on_response: OnResponse,
+    on_failure: OnFailure,
+) -> SentRequest:
+    """One request of sealed batches for a broker with this version of Produce. They become in flight."""
     if identity is not None and identity.adds_partitions:
         version = min(version, produce.LAST_VERSION_OF_PROTOCOL_1)
     in_transaction = identity is not None and identity.transactional_id is not None
@@ -120,24 +111,32 @@ def produce_request(
         None if identity is None else identity.transactional_id,
         [(name, topic_id, parts) for name, (topic_id, parts) in topics.items()],
     )
-    tag = ProduceTag(node, {batch.partition: batch for batch in taken}, names)
-    expects_response = options.acks != 0
-    timeout = options.request_timeout_ms
-    asked, records = len(topics) + len(taken), sum([batch.record_count for batch in taken])
-    return OutboundRequest(apis.PRODUCE, version, body, expects_response, timeout, tag, asked, records)
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerIdTag:
-    """Marks an InitProducerId request. One of an earlier ``generation`` went to another cluster."""
-
-    generation: int
+    request = Request(
+        apis.PRODUCE,
+        version,
+        body,
+        options.request_timeout_ms,
+        on_response,
+        on_failure,
+        expects_response=options.acks != 0,
+        asked=len(topics) + len(taken),
+        records=sum([batch.record_count for batch in taken]),
+    )
+    return SentRequest(request, {batch.partition: batch for batch in taken}, names)
 
 
 class ProducerIdRequests:
-    """Used by the sender's thread. Times are monotonic milliseconds."""
+    """Used by the sender's thread. Times are monotonic milliseconds. ``fail`` gets an error where no retry
+    can help."""
 
-    def __init__(self, identity: ProducerIdentity, network: NetworkClient, request_timeout_ms: float) -> None:
+    def __init__(
+        self,
+        identity: ProducerIdentity,
+        network: NetworkClient,
+        request_timeout_ms: float,
+        fail: Callable[[KafkaSinkError], object],
+    ) -> None:
+        self._fail = fail
         self._identity = identity
         self._network = network
         self._request_timeout_ms = request_timeout_ms
@@ -148,58 +147,66 @@ class ProducerIdRequests:
         if not identity.may_request(now_ms):
             return identity.retry_delay_ms(now_ms)
         # A bootstrap address may lead to another cluster by now, where another producer has the id.
-        node, delay = self._network.node_to_ask(now_ms, known_only=True)
-        if node is None:
+        connection, delay = self._network.connection_to_ask(now_ms, known_only=True)
+        if connection is None:
             return delay
-        api = apis.INIT_PRODUCER_ID
-        version = self._network.api_version(node, api)
+        version = connection.api_version(apis.INIT_PRODUCER_ID)
         body = requests.encode_init_producer_id(version, identity.producer_id, identity.producer_epoch)
-        tag = ProducerIdTag(identity.generation)
         identity.requested()
-        request = OutboundRequest(api, version, [body], True, self._request_timeout_ms, tag)
-        self._network.send(node, request, now_ms)
+        request = Request(
+            apis.INIT_PRODUCER_ID,
+            version,
+            [body],
+            self._request_timeout_ms,
+            partial(self._on_response, identity.generation),
+            partial(self._on_failure, identity.generation),
+        )
+        self._network.send(connection, request, now_ms)
         return math.inf
 
-    def on_response(
-        self, event: ResponseReceived, tag: ProducerIdTag, now_ms: float
-    ) -> KafkaSinkError | None:
-        """Take the id; return an error where no retry can help."""
-        if tag.generation != self._identity.generation:
-            return None
-        return self._identity.on_response(event.response, now_ms)
+    def _on_response(self, generation: int, response: requests.ProducerIdResponse, now_ms: float) -> None:
+        """Take the id. A request of an earlier generation went to another cluster."""
+        if generation == self._identity.generation:
+            failure = self._identity.on_response(response, now_ms)
+            if failure is not None:
+                self._fail(failure)
 
-    def on_failure(self, event: RequestFailed, tag: ProducerIdTag, now_ms: float) -> None:
-        if tag.generation == self._identity.generation:
-            self._identity.on_failure(now_ms, event.cause)
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerProbeTag:
-    """Marks a probe."""
+    def _on_failure(self, generation: int, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
+        if generation == self._identity.generation:
+            self._identity.on_failure(now_ms, cause)
 
 
-def probe_brokers(policy: SendPolicy, network: NetworkClient, options: SinkOptions, now_ms: float) -> float:
+def probe_brokers(
+    policy: SendPolicy, cluster: ClusterMetadata, network: NetworkClient, options: SinkOptions, now_ms: float
+) -> float:
     """Probe every broker that the policy names; return the milliseconds until another can be sent."""
     delay = math.inf
-    for node in policy.brokers_to_probe():
-        if network.ready_for_any(node, now_ms):
-            network.send(node, _probe(network, options, node), now_ms)
-            policy.on_probe(node, now_ms)
-        elif not network.knows(node):
+    for node_id in policy.brokers_to_probe():
+        broker = cluster.broker(node_id, network)
+        connection = broker.connection
+        if connection is None:
             # The cluster no longer lists this broker, and its address is unknown until it is back.
-            policy.on_probe(node, now_ms)
-            policy.on_probe_done(node, ConnectionError("the cluster misses it"), now_ms)
+            policy.on_probe(node_id, now_ms)
+            policy.on_probe_done(node_id, ConnectionError("the cluster misses it"), now_ms)
+        elif network.is_ready(connection, now_ms):
+            network.send(connection, _probe(policy, connection, options, node_id), now_ms)
+            policy.on_probe(node_id, now_ms)
         else:
-            delay = min(delay, network.ready_delay_ms(node, now_ms))
+            delay = min(delay, broker.delay_ms(now_ms))
     return delay
 
 
-def _probe(network: NetworkClient, options: SinkOptions, node: int) -> OutboundRequest:
+def _probe(policy: SendPolicy, connection: BrokerConnection, options: SinkOptions, node_id: int) -> Request:
     """ApiVersions is the one request to which every broker responds at once, without a login too.
 
     It takes the connection of Produce requests, behind those in flight, so that its response speaks for them.
     """
-    api = apis.API_VERSIONS
-    version = network.api_version(node, api)
-    body = requests.encode_api_versions(version, __version__)
-    return OutboundRequest(api, version, [body], True, options.request_timeout_ms, BrokerProbeTag())
+    version = connection.api_version(apis.API_VERSIONS)
+    return Request(
+        apis.API_VERSIONS,
+        version,
+        [requests.encode_api_versions(version, __version__)],
+        options.request_timeout_ms,
+        lambda _, now_ms: policy.on_probe_done(node_id, None, now_ms),
+        lambda cause, _, now_ms: policy.on_probe_done(node_id, cause, now_ms),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator, WrittenBatch
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.dead_letters.rejected_rows import (
     ROOM_BYTES,
     DeadLetters,
@@ -28,14 +29,11 @@ from kafka_sink.kafka_errors import TOPIC_AUTHORIZATION_FAILED, error_of
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce
-from kafka_sink.network.client import RequestFailed, ResponseReceived
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable_list
 from kafka_sink.sending import response_classifier
 from kafka_sink.sending.batch_completion import BatchCompletion
-from kafka_sink.sending.new_partitions import NewPartitions
 from kafka_sink.sending.producer_identity import ProducerIdentity
-from kafka_sink.sending.requests import ProduceTag
 from kafka_sink.sending.response_classifier import Action, AttemptFacts, Verdict
 from kafka_sink.sending.splitting import BatchSplitter, TakenRecords, take_out
 
@@ -64,74 +62,70 @@ class ResponseHandler:
         self._backoff = backoff
         self._policy = policy
         self._dead_letters = dead_letters
-        self.new_partitions = NewPartitions()
+        # Partitions that have taken a batch from this producer.
+        self.served: set[TopicPartition] = set()
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
         # Rejected batches that wait in their queues until there is room for their dead letters.
         self._waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
         self.splitter = BatchSplitter(completion, accumulator, identity)
 
-    def on_sent(self, node_id: int, batches: Collection[ProducerBatch], now_ms: float) -> None:
-        """A Produce request with these batches goes out."""
-        self._completion.sent(node_id, batches, now_ms)
-        self._completion.nodes.sent(node_id, sum([batch.buffer.size for batch in batches]), now_ms)
-        self._policy.on_request(node_id, now_ms)
-        self._policy.on_send(node_id, [(batch.partition, batch.record_count) for batch in batches], now_ms)
-        self.new_partitions.sent(node_id, batches)
+    def send(self, broker: Broker, sent: SentRequest, now_ms: float) -> None:
+        """A Produce request goes out. Raises as ``Broker.send``."""
+        batches = sent.batches.values()
+        broker.send(sent, now_ms)
+        self._completion.sent(broker, batches, now_ms)
+        self._policy.on_send(broker, [(batch.partition, batch.record_count) for batch in batches], now_ms)
 
-    def on_failure(self, event: RequestFailed, tag: ProduceTag, now_ms: float) -> None:
-        """The request will get no response."""
-        self._policy.on_request_done(tag.node_id, now_ms)
-        self._completion.nodes.failed(tag.node_id)
-        for batch in tag.batches.values():
+    def on_failure(self, broker: Broker, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
+        """A broker's oldest request will get no response."""
+        for batch in broker.failed().batches.values():
             self._cluster.mark_stale(batch.partition.topic, now_ms)
-            verdict = response_classifier.classify_failure(event.cause, possibly_sent=event.possibly_sent)
-            self._apply(batch, tag.node_id, verdict, now_ms)
+            verdict = response_classifier.classify_failure(cause, possibly_sent=possibly_sent)
+            self._apply(batch, broker, verdict, now_ms)
 
-    def on_response(self, event: ResponseReceived, tag: ProduceTag, now_ms: float) -> bool:
-        """The response has come; with acks=0, the request is written to the socket. Return whether the broker
-        has all batches."""
-        self._policy.on_request_done(tag.node_id, now_ms)
-        self._completion.nodes.responded(tag.node_id, now_ms)
-        if self._options.acks == 0:
-            sent = [(batch, -1, -1) for batch in tag.batches.values()]
-            self._succeed(sent, tag.node_id, now_ms, confirmed=False)
+    def on_response(self, broker: Broker, answered: produce.ProduceResponse | None, now_ms: float) -> bool:
+        """The response to a broker's oldest request has come; with acks=0 there is none, and the request is
+        written to the socket. Return whether the broker has all batches."""
+        sent = broker.responded(now_ms)
+        if answered is None:
+            unconfirmed = [(batch, -1, -1) for batch in sent.batches.values()]
+            self._succeed(unconfirmed, broker, now_ms, confirmed=False)
             return True
         # By topic and number: equal to a TopicPartition, and made in a tenth of the time.
-        pending: dict[tuple[str, int], ProducerBatch] = dict(tag.batches.items())
+        pending: dict[tuple[str, int], ProducerBatch] = dict(sent.batches.items())
         succeeded: list[WrittenBatch] = []
         unknown: list[TopicPartition] = []
-        for response in event.response.partitions:
+        for response in answered.partitions:
             topic = response.topic
             if topic is None:
                 # From version 13 on, responses name topics by their ids.
-                topic = tag.names.get(response.topic_id or b"", "")
+                topic = sent.names.get(response.topic_id or b"", "")
             batch = pending.pop((topic, response.partition), None)
             if batch is None:
                 unknown.append(TopicPartition(topic, response.partition))
             elif response.error_code == 0:
                 succeeded.append((batch, response.base_offset, response.log_append_time_ms))
             else:
-                nodes = event.response.node_endpoints
-                self._on_error(batch, tag.node_id, response, nodes, now_ms)
-        self._succeed(succeeded, tag.node_id, now_ms)
+                self._on_error(batch, broker, response, answered.node_endpoints, now_ms)
+        self._succeed(succeeded, broker, now_ms)
         if unknown:
             _log.warning(
                 "broker %d responded for %d partitions that were not sent: %s",
-                tag.node_id,
+                broker.id,
                 len(unknown),
                 printable_list(map(str, unknown)),
             )
         for batch in pending.values():
             cause = DeliveryError(f"the broker's response left out {batch.partition}")
             verdict = response_classifier.classify_failure(cause, possibly_sent=True)
-            self._apply(batch, tag.node_id, verdict, now_ms)
-        return len(succeeded) == len(tag.batches)
+            self._apply(batch, broker, verdict, now_ms)
+        return len(succeeded) == len(sent.batches)
 
     def _on_error(
         self,
         batch: ProducerBatch,
-        node_id: int,
+        broker: Broker,
         response: produce.ProducePartitionResponse,
         nodes: Iterable[Node],
         now_ms: float,
@@ -142,7 +136,7 @@ class ResponseHandler:
                 batch.partition, *response.current_leader, nodes, response.topic_id
             )
         attempt = self._attempt(batch, response, leader_hint_newer=newer)
-        self._apply(batch, node_id, response_classifier.classify_response(attempt), now_ms)
+        self._apply(batch, broker, response_classifier.classify_response(attempt), now_ms)
 
     def _attempt(
         self, batch: ProducerBatch, response: produce.ProducePartitionResponse, *, leader_hint_newer: bool
@@ -175,7 +169,7 @@ class ResponseHandler:
     def _succeed(
         self,
         batches: Sequence[WrittenBatch],
-        node_id: int,
+        broker: Broker,
         now_ms: float,
         *,
         confirmed: bool = True,
@@ -184,10 +178,10 @@ class ResponseHandler:
         if not batches:
             return
         taken = [batch for batch, _, _ in batches]
-        self._completion.end_attempts(taken)
         ended = [(batch.partition, batch.record_count) for batch in taken]
-        self._policy.on_complete(node_id, ended, None, now_ms)
-        self.new_partitions.taken(node_id, taken)
+        self._policy.on_complete(broker, ended, None, now_ms)
+        self.served.update([batch.partition for batch in taken])
+        broker.took(taken)
         if self._unauthorized_topics:
             for batch in taken:
                 self._unauthorized_topics.pop(batch.partition.topic, None)
@@ -198,13 +192,13 @@ class ResponseHandler:
                 acknowledged(batch, last_offset, now_ms)
         self._completion.succeed(batches, confirmed=confirmed)
 
-    def _apply(self, batch: ProducerBatch, node_id: int, verdict: Verdict, now_ms: float) -> None:
+    def _apply(self, batch: ProducerBatch, broker: Broker, verdict: Verdict, now_ms: float) -> None:
         """Carry out the verdict of the classifier. Nothing else ends an attempt that failed."""
         if verdict.action is Action.SUCCEED:
-            self._succeed([(batch, -1, -1)], node_id, now_ms)
+            self._succeed([(batch, -1, -1)], broker, now_ms)
             return
         cause = verdict.cause or DeliveryError("the broker rejected the batch")
-        self._note_failed_attempt(batch, node_id, verdict, cause, now_ms)
+        self._note_failed_attempt(batch, broker, verdict, cause, now_ms)
         if verdict.action is Action.SPLIT:
             self._split(batch, cause)
         elif self._may_pass(batch, cause, now_ms):
@@ -219,12 +213,11 @@ class ResponseHandler:
             self._retry(batch, cause, verdict, now_ms)
 
     def _note_failed_attempt(
-        self, batch: ProducerBatch, node_id: int, verdict: Verdict, cause: Exception, now_ms: float
+        self, batch: ProducerBatch, broker: Broker, verdict: Verdict, cause: Exception, now_ms: float
     ) -> None:
-        self._completion.end_attempts((batch,))
-        self._policy.on_complete(node_id, [(batch.partition, batch.record_count)], cause, now_ms)
+        self._policy.on_complete(broker, [(batch.partition, batch.record_count)], cause, now_ms)
         error_code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
-        self.new_partitions.failed(node_id, batch, error_code, now_ms)
+        broker.refused(batch, error_code, self.served, now_ms)
         if verdict.possibly_written:
             batch.set_possibly_written()
         batch.last_error = verdict.cause

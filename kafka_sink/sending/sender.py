@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence, Set
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -22,20 +22,17 @@ from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff
+from kafka_sink.cluster.broker import Broker, note_waits, unavailable
 from kafka_sink.counts import BrokerFigures
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
-from kafka_sink.metadata.metadata_requests import MetadataRequests, MetadataTag
+from kafka_sink.metadata.metadata_requests import MetadataRequests
 from kafka_sink.model import TopicPartition
-from kafka_sink.network.client import (
-    NetworkClient,
-    NetworkEvent,
-    NodeConnected,
-    NodeDisconnected,
-    RequestFailed,
-    ResponseReceived,
-)
+from kafka_sink.network import apis
+from kafka_sink.network.client import NetworkClient
+from kafka_sink.network.produce import ProduceResponse
+from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.options import SinkOptions
 from kafka_sink.sending.batch_completion import (
     BatchCompletion,
@@ -43,24 +40,11 @@ from kafka_sink.sending.batch_completion import (
     close_sequence_gaps,
     restart_sequences,
 )
-from kafka_sink.sending.nodes import NodeAvailability, NodeMetricsRecorder
-from kafka_sink.sending.producer_identity import (
-    ProducerIdentity,
-    TransactionalIdentity,
-    TransactionPartitionsTag,
-)
-from kafka_sink.sending.requests import (
-    BrokerProbeTag,
-    ProducerIdRequests,
-    ProducerIdTag,
-    ProduceTag,
-    fill_request,
-    probe_brokers,
-    produce_request,
-)
+from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
+from kafka_sink.sending.requests import ProducerIdRequests, fill_request, probe_brokers, produce_request
 from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.task_deliveries import TaskDeliveries
-from kafka_sink.sending.telemetry import ClientTelemetry, TelemetryTag
+from kafka_sink.sending.telemetry import ClientTelemetry
 from kafka_sink.timing_bounds import MAX_POLL_MS
 
 if TYPE_CHECKING:
@@ -129,7 +113,11 @@ class UnsentMoves:
         infos = () if metadata is None else metadata.partitions
         led = [(TopicPartition(topic, info.partition), info.leader) for info in infos if info.leader >= 0]
         available = [(partition, leader) for partition, leader in led if partition not in muted]
-        connected = [partition for partition, leader in available if self._network.is_connected(leader)]
+        connected = [
+            partition
+            for partition, leader in available
+            if self._cluster.broker(leader, self._network).is_connected
+        ]
         return connected or [partition for partition, _ in available]
 
 
@@ -150,7 +138,9 @@ class Sender(threading.Thread):
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
         adapts = options.partitioner_adaptive_partitioning_enable
-        self.availability = NodeAvailability(options.partitioner_availability_timeout_ms if adapts else 0)
+        self._availability_timeout_ms = options.partitioner_availability_timeout_ms if adapts else 0
+        # Brokers that keyless rows are to avoid (KIP-794). Any thread may read it.
+        self.unavailable: Set[int] = frozenset()
         self._options = options
         self._accumulator = accumulator
         self._cluster = cluster
@@ -158,7 +148,7 @@ class Sender(threading.Thread):
         self._identity = identity
         self._clock_ms = clock_ms
         self._policy = policy
-        self._completion = BatchCompletion(accumulator, telemetry)
+        self._completion = BatchCompletion(accumulator, cluster.brokers, telemetry)
         self._telemetry = telemetry
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
         self._expiry = BatchExpiry(
@@ -167,16 +157,19 @@ class Sender(threading.Thread):
         self._responses = ResponseHandler(
             options, self._completion, accumulator, cluster, identity, backoff, self._policy, dead_letters
         )
-        self._metadata = MetadataRequests(options, cluster, network)
-        timeout_ms = options.request_timeout_ms
-        self._producer_ids = None if identity is None else ProducerIdRequests(identity, network, timeout_ms)
+        self._metadata = MetadataRequests(options, cluster, network, self._on_metadata)
+        timeout_ms, fail = options.request_timeout_ms, self._completion.fail_all
+        self._producer_ids: ProducerIdRequests | None = None
+        if identity is not None:
+            self._producer_ids = ProducerIdRequests(identity, network, timeout_ms, fail)
         self._moves = UnsentMoves(accumulator, self._completion, cluster, network, self._policy)
         self._transaction_partitions: TransactionPartitions | None = None
         if isinstance(identity, TransactionalIdentity):
-            # Loads the clients' requests of kafka-python, which other tasks do without.
+            # Other tasks do without these requests.
             from kafka_sink.sending.transaction_partitions import TransactionPartitions
 
-            self._transaction_partitions = TransactionPartitions(identity, network, timeout_ms, backoff)
+            self._transaction_partitions = TransactionPartitions(identity, network, timeout_ms, backoff, fail)
+        network.on_connected, network.on_disconnected = self._on_connected, self._on_disconnected
         self._closing = False
         self._aborting = False
         self._task_ended = False
@@ -186,6 +179,8 @@ class Sender(threading.Thread):
         self._waited = False
         # Whether the last pass sent all that may go before a deadline or a wake-up, whatever brokers respond.
         self._sent_all = False
+        # Responses that acknowledged all batches of a request.
+        self._acknowledgements = 0
         # Why the thread ends, if it fails or is aborted. It may do so before the first task begins.
         self._end_cause: Exception | None = None
 
@@ -193,13 +188,16 @@ class Sender(threading.Thread):
     def deliveries(self) -> TaskDeliveries:
         return self._completion.deliveries
 
-    def node_metrics(self, now_ms: float) -> dict[int, BrokerFigures]:
-        return self._completion.nodes.snapshot(now_ms)
+    def broker_figures(self, now_ms: float) -> dict[int, BrokerFigures]:
+        """Of the brokers that this task has sent to."""
+        found = ((broker.id, broker.figures(now_ms)) for broker in list(self._cluster.brokers.values()))
+        return {node_id: figures for node_id, figures in found if figures.requests}
 
     def begin(self) -> None:
         """A new task: its counts start at zero. It has failed already if the thread has."""
         self._completion.deliveries = TaskDeliveries()
-        self._completion.nodes = NodeMetricsRecorder()
+        for broker in list(self._cluster.brokers.values()):
+            broker.begin_task()
         # Read after the replacement: `_end_with` writes it before it looks the deliveries up, so one of the
         # two records the cause for the new task.
         if self._end_cause is not None:
@@ -239,7 +237,7 @@ class Sender(threading.Thread):
         muted = self._policy.muted(now_ms)
         self._network.avoided = self._policy.muted_brokers
         delay = min(delay, self._policy.next_change_ms(now_ms))
-        delay = min(delay, probe_brokers(self._policy, self._network, self._options, now_ms))
+        delay = min(delay, probe_brokers(self._policy, self._cluster, self._network, self._options, now_ms))
         delay = min(delay, self._metadata.refresh(now_ms))
         if self._producer_ids is not None and self._identity is not None and not self._identity.ready:
             delay = min(delay, self._producer_ids.refresh(now_ms), self._find_brokers(now_ms))
@@ -260,10 +258,10 @@ class Sender(threading.Thread):
         """
         only_acknowledged = True
         while only_acknowledged and now_ms <= until_ms:
-            events = self._network.poll(until_ms - now_ms, now_ms)
-            only_acknowledged = self._sent_all and bool(events) and not self._network.woken
-            for event in events:
-                only_acknowledged &= self._on_event(event, self._clock_ms())
+            self._acknowledgements = 0
+            happened = self._network.poll(until_ms - now_ms, now_ms)
+            only_acknowledged = self._sent_all and 0 < happened == self._acknowledgements
+            only_acknowledged = only_acknowledged and not self._network.woken
             now_ms = self._clock_ms()
             # The breaker class may have asked for a broker's response.
             only_acknowledged = only_acknowledged and not self._policy.brokers_to_probe()
@@ -320,51 +318,76 @@ class Sender(threading.Thread):
     def _refresh_nodes(self) -> None:
         if self._cluster.version != self._known_version:
             self._known_version = self._cluster.version
-            self._network.set_nodes(self._cluster.nodes().values())
+            nodes = self._cluster.nodes()
+            self._network.set_addresses(nodes.values())
+            for node in nodes.values():
+                self._broker(node.id).node = node
+
+    def _leader(self, partition: TopicPartition) -> Broker | None:
+        info = self._cluster.leader(partition)
+        return None if info is None or info.leader < 0 else self._broker(info.leader)
+
+    def _broker(self, node_id: int) -> Broker:
+        return self._cluster.broker(node_id, self._network)
 
     # -- produce ----------------------------------------------------------------------------------
 
     def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> float:
         # Read first: another thread may change what it stands for meanwhile, and raises it then.
         version = self._cluster.version
-        check = self._accumulator.ready(self._cluster.leader, now_ms, muted, version)
+        check = self._accumulator.ready(self._leader, now_ms, muted, version)
         delay = check.next_check_delay_ms
         # With one request at a time, a batch waits for a response though its queue is not ready. And what a
         # response says of a mute is seen in the next pass.
         self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
-        if not (check.nodes or check.muted or check.unknown_leaders or self._waited):
-            return min(delay, self._responses.new_partitions.next_change_ms(now_ms))
+        if not (check.brokers or check.muted or check.unknown_leaders or self._waited):
+            return min(delay, self._pause_ms(now_ms))
         self._expiry.expire_missing(check.unknown_leaders, now_ms)
-        stale = check.unknown_leaders | self._topics_of_gone(check.nodes) | self._topics_of_gone(check.muted)
+        ready, held_back = check.brokers, check.muted
+        stale = check.unknown_leaders | _topics_of_gone(ready) | _topics_of_gone(held_back)
         for topic in stale:
             self._cluster.mark_stale(topic, now_ms)
         if stale:
             # Sends the request if one is due; the delay then includes the wait for a broker to ask.
             delay = min(delay, self._metadata.refresh(now_ms))
-        accepting = {node for node in check.nodes if self._network.ready(node, now_ms)}
-        not_accepting = check.nodes.keys() - accepting
-        self.availability.observe(not_accepting, accepting, now_ms)
-        for node in not_accepting:
-            self._policy.on_waiting(queue.partition for queue in check.nodes[node])
-        # The others have a full in-flight window, or throttle.
-        unreachable = [node for node in not_accepting if not self._network.is_connected(node)]
-        failing = [node for node in unreachable if self._network.is_gone(node)]
-        self._policy.on_unreachable(unreachable, failing, now_ms)
-        self._waited = bool(not_accepting or check.unknown_leaders or self.availability.is_watching)
+        accepting = [broker for broker in ready if broker.accepts(now_ms)]
+        self._note_waits(ready, accepting, now_ms)
+        self._waited |= bool(check.unknown_leaders)
         self._sent_all &= not self._waited
-        for node, queues in check.nodes.items():
-            if node in accepting:
-                if self._produce(node, queues, now_ms):
-                    delay = min(delay, self._delay_after_request(queues, now_ms))
-                else:
-                    self._sent_all = False
+        for broker, queues in ready.items():
+            if broker not in accepting:
+                delay = min(delay, broker.delay_ms(now_ms))
+            elif self._produce(broker, queues, now_ms):
+                delay = min(delay, self._delay_after_request(queues, now_ms))
             else:
-                delay = min(delay, self._network.ready_delay_ms(node, now_ms))
-        delay = min(delay, self._responses.new_partitions.next_change_ms(now_ms))
-        for node, queues in check.muted.items():
-            delay = min(delay, self._probe(node, queues, now_ms))
-        stuck = [queue for queues in check.muted.values() for queue in queues] + check.leaderless
+                self._sent_all = False
+        delay = min(delay, self._pause_ms(now_ms))
+        for broker, queues in held_back.items():
+            delay = min(delay, self._probe(broker, queues, now_ms))
+        stuck = [queue for queues in held_back.values() for queue in queues] + check.leaderless
         return 0.0 if stuck and self._moves.move(stuck, muted) else delay
+
+    def _note_waits(
+        self, ready: Mapping[Broker, Sequence[PartitionQueue]], accepting: Collection[Broker], now_ms: float
+    ) -> None:
+        """Note which brokers batches wait for."""
+        waiting = [broker for broker in ready if broker not in accepting]
+        for broker in waiting:
+            self._policy.on_waiting(queue.partition for queue in ready[broker])
+        brokers = self._cluster.brokers.values()
+        # The others have a full in-flight window, or throttle.
+        note_waits(brokers, [broker for broker in waiting if not broker.is_connected], now_ms)
+        timeout_ms = self._availability_timeout_ms
+        if timeout_ms > 0:
+            late = unavailable(brokers, waiting, accepting, timeout_ms, now_ms)
+            if late != self.unavailable:
+                self.unavailable = late
+        self._waited = bool(waiting) or any(broker.waits_since_ms is not None for broker in brokers)
+
+    def _pause_ms(self, now_ms: float) -> float:
+        """Until a broker's slow start lets more batches go."""
+        pauses = [one.pause_ms(now_ms) for one in self._cluster.brokers.values() if one.slow_starts]
+        return min(pauses, default=math.inf)
 
     def _delay_after_request(self, queues: Sequence[PartitionQueue], now_ms: float) -> float:
         """Until the next pass, after a request with the queues' first batches was sent."""
@@ -374,50 +397,49 @@ class Sender(threading.Thread):
         # circuit breaker may have a new deadline, as it now waits for a response.
         return self._policy.next_change_ms(now_ms)
 
-    def _topics_of_gone(self, led: Mapping[int, Sequence[PartitionQueue]]) -> set[str]:
-        """Topics with rows for a broker that cannot be reached.
-
-        Other brokers lead their partitions once the cluster has noticed, and only a Metadata request shows
-        it. The metadata's backoff bounds how often that is sent.
-        """
-        gone = (queues for node, queues in led.items() if self._network.is_gone(node))
-        return {queue.partition.topic for queues in gone for queue in queues}
-
     def _find_brokers(self, now_ms: float) -> float:
         """Request metadata if no known broker can be reached, as only those are asked for an id."""
         known, muted = self._cluster.nodes(), self._policy.muted_brokers
-        if not known or not all(node in muted or self._network.is_gone(node) for node in known):
+        if not known or not all(node in muted or self._broker(node).is_gone for node in known):
             return math.inf
         for topic in self._cluster.names():
             self._cluster.mark_stale(topic, now_ms)
         return self._metadata.refresh(now_ms)
 
-    def _probe(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> float:
+    def _probe(self, broker: Broker, queues: Sequence[PartitionQueue], now_ms: float) -> float:
         """Send one batch of a muted partition that the breaker wants to probe; return the delay until
         the next look at this broker."""
         for queue in queues:
             if not self._policy.may_probe(queue.partition):
                 continue
-            if not self._network.ready(node, now_ms):
-                return self._network.ready_delay_ms(node, now_ms)
-            if self._produce(node, [queue], now_ms):
+            if not broker.accepts(now_ms):
+                return broker.delay_ms(now_ms)
+            if self._produce(broker, [queue], now_ms):
                 return 0.0
         return math.inf
 
-    def _produce(self, node: int, queues: Sequence[PartitionQueue], now_ms: float) -> bool:
+    def _produce(self, broker: Broker, queues: Sequence[PartitionQueue], now_ms: float) -> bool:
         """Send one request if there is a batch for it; return whether it did."""
-        if self._aborting:
+        connection = broker.connection
+        if self._aborting or connection is None:
             return False
         max_bytes = self._options.max_request_size
-        may_send = self._responses.new_partitions.limited(node, now_ms, self._sending_rule(now_ms))
+        may_send = broker.limited(self._sending_rule(now_ms), self._responses.served, now_ms)
         split = self._responses.splitter.split_if_too_large if self._accumulator.limits.any_learnt else None
-        taken = fill_request(self._accumulator, node, queues, max_bytes, may_send, split)
+        taken = fill_request(self._accumulator, broker, queues, max_bytes, may_send, split)
         if not taken:
             return False
         self._cluster.pinned = True
-        request = produce_request(self._options, self._cluster, self._network, self._identity, node, taken)
-        self._responses.on_sent(node, taken, now_ms)
-        self._network.send(node, request, now_ms)
+        request = produce_request(
+            self._options,
+            self._cluster,
+            connection.api_version(apis.PRODUCE),
+            self._identity,
+            taken,
+            partial(self._on_produced, broker),
+            partial(self._responses.on_failure, broker),
+        )
+        self._responses.send(broker, request, now_ms)
         return True
 
     def _sending_rule(self, now_ms: float) -> Callable[[ProducerBatch], bool]:
@@ -431,51 +453,16 @@ class Sender(threading.Thread):
 
     # -- what the network reports -------------------------------------------------------------------
 
-    def _on_event(self, event: NetworkEvent, now_ms: float) -> bool:
-        """Whether it is the acknowledgement of all batches of a request, and nothing else."""
-        match event:
-            case ResponseReceived():
-                return self._on_response(event, now_ms)
-            case RequestFailed():
-                self._on_request_failed(event, now_ms)
-            case NodeConnected():
-                self._policy.on_connected(event.node_id, event.setup_ms, now_ms)
-                if self._telemetry is not None:
-                    self._telemetry.on_connected(event.node_id, now_ms)
-            case NodeDisconnected():
-                self._on_disconnect(event)
-        return False
+    def _on_produced(self, broker: Broker, response: ProduceResponse | None, now_ms: float) -> None:
+        if not self._responses.on_response(broker, response, now_ms):
+            return
+        connection = broker.connection
+        if connection is not None and now_ms >= connection.throttled_until_ms:
+            self._acknowledgements += 1
 
-    def _on_response(self, event: ResponseReceived, now_ms: float) -> bool:
-        if throttled := self._network.throttled_ms(event.node_id, now_ms):
-            self._policy.on_throttled(event.node_id, now_ms, throttled)
-            self._completion.nodes.throttled(event.node_id, throttled, now_ms)
-        if self._telemetry is not None and event.response is not None:
-            is_produce = isinstance(event.tag, ProduceTag)
-            throttle_ms = event.response.throttle_time_ms if is_produce else None
-            self._telemetry.on_responded(event.node_id, event.latency_ms, throttle_ms)
-        match event.tag:
-            case ProduceTag():
-                return self._responses.on_response(event, event.tag, now_ms) and not throttled
-            case TelemetryTag() if self._telemetry is not None:
-                self._telemetry.on_response(event, event.tag, now_ms)
-            case BrokerProbeTag():
-                self._policy.on_probe_done(event.node_id, None, now_ms)
-            case MetadataTag():
-                self._on_metadata(event, event.tag, now_ms)
-            case ProducerIdTag() if self._producer_ids is not None:
-                self._fail_all(self._producer_ids.on_response(event, event.tag, now_ms))
-            case TransactionPartitionsTag() if self._transaction_partitions is not None:
-                self._fail_all(self._transaction_partitions.on_response(event, event.tag, now_ms))
-        return False
-
-    def _fail_all(self, failure: KafkaSinkError | None) -> None:
-        if failure is not None:
-            self._completion.fail_all(failure)
-
-    def _on_metadata(self, event: ResponseReceived, tag: MetadataTag, now_ms: float) -> None:
+    def _on_metadata(self, topics: tuple[str, ...], response: MetadataResponse, now_ms: float) -> None:
         try:
-            switched = self._metadata.on_response(event, tag, now_ms)
+            switched = self._metadata.merge(topics, response, now_ms)
         except ClusterChangedError as error:
             self._completion.fail_all(error)
             return
@@ -486,29 +473,29 @@ class Sender(threading.Thread):
             # In the cluster that responds now, another producer may have this id.
             self._identity.forget()
 
-    def _on_request_failed(self, event: RequestFailed, now_ms: float) -> None:
-        match event.tag:
-            case ProduceTag():
-                self._responses.on_failure(event, event.tag, now_ms)
-            case TelemetryTag() if self._telemetry is not None:
-                self._telemetry.on_failure(event.tag, now_ms)
-            case BrokerProbeTag():
-                self._policy.on_probe_done(event.node_id, event.cause, now_ms)
-            case MetadataTag():
-                self._cluster.on_failure(now_ms)
-            case ProducerIdTag() if self._producer_ids is not None:
-                self._producer_ids.on_failure(event, event.tag, now_ms)
-            case TransactionPartitionsTag() if self._transaction_partitions is not None:
-                self._transaction_partitions.on_failure(event, event.tag, now_ms)
-        if is_final(event.cause):
-            self._completion.fail_all(event.cause)
+    def _on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
+        broker = self._broker(node_id)
+        broker.setup_ms, broker.probed_ms = setup_ms, now_ms
+        self._policy.on_connected(broker, now_ms)
+        if self._telemetry is not None:
+            self._telemetry.on_connected(node_id, now_ms)
 
-    def _on_disconnect(self, event: NodeDisconnected) -> None:
+    def _on_disconnected(self, node_id: int, cause: Exception, was_used: bool, now_ms: float) -> None:
         """Fail the task where no address is left that could still accept this client."""
-        if not is_final(event.cause):
+        if not is_final(cause):
             return
         errors = self._network.connection_errors()
         bootstrap = [errors.get(node) for node in self._network.bootstrap_nodes()]
         others_left = any(error is None or not is_final(error) for error in bootstrap)
-        if event.node_id >= 0 or not others_left:
-            self._completion.fail_all(event.cause)
+        if node_id >= 0 or was_used or not others_left:
+            self._completion.fail_all(cause)
+
+
+def _topics_of_gone(led: Mapping[Broker, Sequence[PartitionQueue]]) -> set[str]:
+    """Topics with rows for a broker that cannot be reached.
+
+    Other brokers lead their partitions once the cluster has noticed, and only a Metadata request shows it.
+    The metadata's backoff bounds how often that is sent.
+    """
+    gone = (queues for broker, queues in led.items() if broker.is_gone)
+    return {queue.partition.topic for queues in gone for queue in queues}

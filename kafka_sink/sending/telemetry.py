@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from kafka_sink.clock import RANDOM, Clock, wall_ms
+from kafka_sink.counts import LatencyWindow
 from kafka_sink.kafka_errors import (
     TELEMETRY_TOO_LARGE,
     THROTTLING_QUOTA_EXCEEDED,
@@ -22,11 +23,14 @@ from kafka_sink.kafka_errors import (
     error_of,
 )
 from kafka_sink.model import CompressionType
-from kafka_sink.network.apis import GET_TELEMETRY_SUBSCRIPTIONS, PUSH_TELEMETRY
-from kafka_sink.network.client import NetworkClient, OutboundRequest, ResponseReceived
+from kafka_sink.network.apis import GET_TELEMETRY_SUBSCRIPTIONS, PRODUCE, PUSH_TELEMETRY
+from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.client import NetworkClient
 from kafka_sink.records.compression import BlockCodec, codec_for
 
 if TYPE_CHECKING:
+    from kafka_sink.metadata.cluster_metadata import ClusterMetadata
     from kafka_sink.network.telemetry_requests import Subscription
     from kafka_sink.sending.otlp import Metric
 
@@ -39,34 +43,13 @@ _CODECS = frozenset(map(int, CompressionType))
 _PREFIX = "org.apache.kafka.producer."
 
 
-@dataclass(frozen=True, slots=True)
-class TelemetryTag:
-    """Marks the requests. ``client``: counts the clients that one producer is, one after the other."""
-
-    api_key: int
-    client: int
-
-
-class _Window:
-    """Values since the last push."""
-
-    __slots__ = ("count", "most", "total")
-
-    def __init__(self) -> None:
-        self.count, self.total, self.most = 0, 0.0, 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.total += value
-        self.most = max(self.most, value)
-
-
 class ClientTelemetry:
     """Used by the sender's thread. ``resource`` returns the attributes of all metrics. Times are ms."""
 
     def __init__(
         self,
         network: NetworkClient,
+        cluster: ClusterMetadata,
         request_timeout_ms: float,
         resource: Callable[[], Mapping[str, str]] = dict,
         wall_clock_ms: Clock = wall_ms,
@@ -77,6 +60,7 @@ class ClientTelemetry:
         # When the last task ended; infinite while there is one. Set by the task's thread.
         self.idle_since_ms = math.inf
         self._network = network
+        self._cluster = cluster
         self._request_timeout_ms = request_timeout_ms
         self._resource = resource
         self._wall_clock_ms = wall_clock_ms
@@ -84,12 +68,13 @@ class ClientTelemetry:
         self._instance_id = bytes(16)
         self._subscription: Subscription | None = None
         self._interval_ms = _DEFAULT_INTERVAL_MS
-        # The broker of the last request; None before the first, and where none could take the next.
-        self._node: int | None = None
+        # That of the last request; None before the first, and where none could take the next.
+        self._connection: BrokerConnection | None = None
         # When to send the next request; infinite before a broker is connected, while one is in flight, and
         # when all is over.
         self._due_ms = math.inf
         self._is_off = self._is_resting = self._compresses_wrongly = False
+        # Counts the clients that one producer is, one after the other.
         self._client = 0
         self._connections = 0
         self._created_ms = wall_clock_ms()
@@ -98,17 +83,20 @@ class ClientTelemetry:
     def _begin_window(self, now_wall_ms: float) -> None:
         self._since_ms = now_wall_ms
         self._connections_before = self._connections
-        self._queued, self._throttled = _Window(), _Window()
-        self._latencies: dict[int, _Window] = {}
+        self._queued, self._throttled = LatencyWindow(), LatencyWindow()
+        for broker in self._cluster.brokers.values():
+            broker.latencies = LatencyWindow()
 
     # -- what is recorded ---------------------------------------------------------------------------
 
     def on_connected(self, node_id: int, now_ms: float) -> None:
         self._connections += 1
-        if self._network.newest_version(node_id, GET_TELEMETRY_SUBSCRIPTIONS) < 0 or self._is_off:
+        connection = self._network.connections[node_id]
+        if connection.newest_version(GET_TELEMETRY_SUBSCRIPTIONS) < 0 or self._is_off:
             return
         self.is_offered = True
-        if self._node is None and not self._is_resting:
+        self._network.on_responded = self._on_responded
+        if self._connection is None and not self._is_resting:
             self._due_ms = now_ms
 
     def on_sent(self, queue_ms: Sequence[float]) -> None:
@@ -116,11 +104,10 @@ class ClientTelemetry:
         for waited_ms in queue_ms if self.is_offered else ():
             self._queued.add(waited_ms)
 
-    def on_responded(self, node_id: int, latency_ms: float, produce_throttle_ms: float | None) -> None:
-        if self.is_offered:
-            self._latencies.setdefault(node_id, _Window()).add(latency_ms)
-            if produce_throttle_ms is not None:
-                self._throttled.add(produce_throttle_ms)
+    def _on_responded(self, node_id: int, request: Request, response: Any, now_ms: float) -> None:
+        self._cluster.broker(node_id, self._network).latencies.add(now_ms - request.sent_ms)
+        if request.api_key == PRODUCE:
+            self._throttled.add(response.throttle_time_ms)
 
     # -- requests and responses -----------------------------------------------------------------------
 
@@ -138,31 +125,34 @@ class ClientTelemetry:
         if now_ms < self._due_ms:
             return self._due_ms - now_ms
         self._due_ms = math.inf
-        node = self._find_node(now_ms)
-        if node is None:
+        connection = self._find_connection(now_ms)
+        if connection is None:
             # The next connection ends this wait. A login that is being renewed makes none.
             self._due_ms = now_ms + self._interval_ms
         elif self._subscription is None:
-            self._ask(node, now_ms)
+            self._ask(connection, now_ms)
         else:
-            self._push(node, self._subscription, now_ms)
+            self._push(connection, self._subscription, now_ms)
         return self._due_ms - now_ms
 
-    def _find_node(self, now_ms: float) -> int | None:
+    def _find_connection(self, now_ms: float) -> BrokerConnection | None:
         """The connection of the last request while it is idle, otherwise the one with the least to do: that
         of a bootstrap address, while there is one. Brokers handle the requests of a connection one after the
         other, so rows and a push would wait for each other."""
-        last = self._node
-        if last is None or not self._network.is_connected(last) or self._network.in_flight(last):
-            self._node = self._network.connected_with(GET_TELEMETRY_SUBSCRIPTIONS, now_ms)
-        return self._node
+        last = self._connection
+        if last is None or not last.is_ready or last.in_flight:
+            self._connection = self._network.connected_with(GET_TELEMETRY_SUBSCRIPTIONS, now_ms)
+        return self._connection
 
-    def _ask(self, node: int, now_ms: float) -> None:
+    def _ask(self, connection: BrokerConnection, now_ms: float) -> None:
         from kafka_sink.network.telemetry_requests import encode_get_subscription
 
-        self._send(node, GET_TELEMETRY_SUBSCRIPTIONS, encode_get_subscription(self._instance_id), now_ms)
+        body = encode_get_subscription(self._instance_id)
+        self._send(connection, GET_TELEMETRY_SUBSCRIPTIONS, body, now_ms)
 
-    def _push(self, node: int, wanted: Subscription, now_ms: float, *, terminating: bool = False) -> None:
+    def _push(
+        self, connection: BrokerConnection, wanted: Subscription, now_ms: float, *, terminating: bool = False
+    ) -> None:
         from kafka_sink.network.telemetry_requests import encode_push
 
         codec, data = self._payload(wanted)
@@ -171,22 +161,22 @@ class ClientTelemetry:
             self._due_ms = now_ms + self._interval_ms
             return
         body = encode_push(self._instance_id, wanted.subscription_id, codec, data, terminating=terminating)
-        self._send(node, PUSH_TELEMETRY, body, now_ms)
+        self._send(connection, PUSH_TELEMETRY, body, now_ms)
 
-    def _send(self, node: int, api: int, body: bytes, now_ms: float) -> None:
-        request = OutboundRequest(
-            api, 0, [body], True, self._request_timeout_ms, TelemetryTag(api, self._client)
-        )
-        self._network.send(node, request, now_ms)
+    def _send(self, connection: BrokerConnection, api: int, body: bytes, now_ms: float) -> None:
+        on_response = partial(self._on_response, self._client, api)
+        on_failure = partial(self._on_failure, self._client)
+        request = Request(api, 0, [body], self._request_timeout_ms, on_response, on_failure)
+        self._network.send(connection, request, now_ms)
 
-    def on_response(self, event: ResponseReceived, tag: TelemetryTag, now_ms: float) -> None:
-        if tag.client != self._client:
+    def _on_response(self, client: int, api: int, response: Any, now_ms: float) -> None:
+        if client != self._client:
             return
-        code = event.response.error_code
-        was_asking = tag.api_key == GET_TELEMETRY_SUBSCRIPTIONS
+        code = response.error_code
+        was_asking = api == GET_TELEMETRY_SUBSCRIPTIONS
         self._due_ms = now_ms + self._interval_ms
         if code == 0 and was_asking:
-            self._subscribe(event.response, now_ms)
+            self._subscribe(response, now_ms)
         elif code in (UNKNOWN_SUBSCRIPTION_ID, UNSUPPORTED_COMPRESSION_TYPE) and not was_asking:
             # Ask at once. The next push waits for its share of an interval again.
             self._compresses_wrongly |= code == UNSUPPORTED_COMPRESSION_TYPE
@@ -195,11 +185,11 @@ class ClientTelemetry:
         elif code not in (0, TELEMETRY_TOO_LARGE, THROTTLING_QUOTA_EXCEEDED):
             _log.info("no more metrics are pushed: a broker says %s", error_of(code).label)
             self._is_off, self.is_offered, self._due_ms = True, False, math.inf
+            self._network.on_responded = None
 
-    def on_failure(self, tag: TelemetryTag, now_ms: float) -> None:
-        if tag.client != self._client:
-            return
-        self._due_ms = now_ms + self._interval_ms
+    def _on_failure(self, client: int, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
+        if client == self._client:
+            self._due_ms = now_ms + self._interval_ms
 
     def _subscribe(self, given: Subscription, now_ms: float) -> None:
         if any(given.instance_id):
@@ -216,9 +206,9 @@ class ClientTelemetry:
 
     def terminate(self, now_ms: float) -> None:
         """The last push: it is written as far as the socket takes it at once, and not waited for."""
-        wanted, node = self._subscription, self._node
-        if wanted is not None and not self._is_off and node is not None and self._network.is_connected(node):
-            self._push(node, wanted, now_ms, terminating=True)
+        wanted, last = self._subscription, self._connection
+        if wanted is not None and not self._is_off and last is not None and last.is_ready:
+            self._push(last, wanted, now_ms, terminating=True)
         self._client += 1
         self._instance_id, self._subscription, self._due_ms = bytes(16), None, math.inf
 
@@ -251,11 +241,11 @@ class ClientTelemetry:
                 f"{_PREFIX}connection.creation.total", made if wanted.delta else self._connections, {}, True
             ),
         ]
-        windows: list[tuple[str, _Window, dict[str, str]]]
+        windows: list[tuple[str, LatencyWindow, dict[str, str]]]
         windows = [("produce.throttle.time", self._throttled, {}), ("record.queue.time", self._queued, {})]
         windows += [
-            ("node.request.latency", window, {"node_id": f"node-{node}"})
-            for node, window in self._latencies.items()
+            ("node.request.latency", broker.latencies, {"node_id": f"node-{broker.id}"})
+            for broker in self._cluster.brokers.values()
         ]
         for name, window, labels in windows:
             if window.count:

@@ -7,15 +7,18 @@ protocol 2 the first batch adds its partition.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from kafka_sink import kafka_errors
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, transaction_requests
-from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed, ResponseReceived
-from kafka_sink.sending.producer_identity import TransactionalIdentity, TransactionPartitionsTag
+from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.client import NetworkClient
+from kafka_sink.sending.producer_identity import TransactionalIdentity
 from kafka_sink.sending.response_classifier import ADVICE
 
 _MAY_PASS = frozenset(
@@ -34,7 +37,8 @@ _NOT_ATTEMPTED = kafka_errors.OPERATION_NOT_ATTEMPTED
 
 
 class TransactionPartitions:
-    """Used by the sender's thread. Times are monotonic milliseconds."""
+    """Used by the sender's thread. Times are monotonic milliseconds. ``fail`` gets an error where no retry
+    can help."""
 
     def __init__(
         self,
@@ -42,21 +46,24 @@ class TransactionPartitions:
         network: NetworkClient,
         request_timeout_ms: float,
         backoff: ExponentialBackoff,
+        fail: Callable[[KafkaSinkError], object],
     ) -> None:
         self._identity = identity
         self._network = network
         self._request_timeout_ms = request_timeout_ms
         self._backoff = backoff
+        self._fail = fail
         self._coordinator: int | None = None
         self._coordinator_of: str | None = None
-        self._waits_for: TransactionPartitionsTag | None = None
+        # The request in flight, and its transaction.
+        self._waits_for: tuple[Request, tuple[str | None, int, int]] | None = None
         self._failures = 0
         self._not_before_ms = -math.inf
 
     def refresh(self, now_ms: float) -> float:
         """Add what batches wait for; return the milliseconds until there may be something to do."""
         identity = self._identity
-        waits = self._waits_for is not None and self._waits_for.transaction == identity.transaction
+        waits = self._waits_for is not None and self._waits_for[1] == identity.transaction
         if not identity.partitions_to_add or waits:
             return math.inf
         if now_ms < self._not_before_ms:
@@ -65,102 +72,108 @@ class TransactionPartitions:
             self._coordinator, self._coordinator_of = None, identity.transactional_id
         if self._coordinator is None:
             return self._find_coordinator(now_ms)
-        if self._network.ready_for_any(self._coordinator, now_ms):
-            self._add(self._coordinator, now_ms)
+        connection = self._network.connections.get(self._coordinator)
+        if connection is not None and self._network.is_ready(connection, now_ms):
+            self._add(connection, now_ms)
             return math.inf
-        if self._network.is_gone(self._coordinator):
+        if connection is None or connection.is_gone:
             # Another broker takes over from one that is gone. Asked in intervals, as it takes a while.
             self._identity.last_error = "the transaction's coordinator cannot be reached"
             self._retry(now_ms)
             return self._not_before_ms - now_ms
-        return self._network.ready_delay_ms(self._coordinator, now_ms)
+        return connection.ready_delay_ms(now_ms)
 
     def _find_coordinator(self, now_ms: float) -> float:
-        node, delay = self._network.node_to_ask(now_ms, known_only=True)
+        connection, delay = self._network.connection_to_ask(now_ms, known_only=True)
         name = self._identity.transactional_id
-        if node is None or name is None:
+        if connection is None or name is None:
             return delay
-        version = self._network.api_version(node, apis.FIND_COORDINATOR)
+        version = connection.api_version(apis.FIND_COORDINATOR)
         body = transaction_requests.encode_find_coordinator(version, (name,), of_groups=False)
-        self._send(node, apis.FIND_COORDINATOR, version, body, (), now_ms)
+        self._send(connection, apis.FIND_COORDINATOR, version, body, (), now_ms)
         return math.inf
 
-    def _add(self, node: int, now_ms: float) -> None:
+    def _add(self, connection: BrokerConnection, now_ms: float) -> None:
         wanted = tuple(self._identity.partitions_to_add)
-        version = self._network.api_version(node, apis.ADD_PARTITIONS_TO_TXN)
+        version = connection.api_version(apis.ADD_PARTITIONS_TO_TXN)
         name, producer_id, epoch = self._identity.transaction
         body = transaction_requests.encode_add_partitions(version, name or "", producer_id, epoch, wanted)
-        self._send(node, apis.ADD_PARTITIONS_TO_TXN, version, body, wanted, now_ms)
+        self._send(connection, apis.ADD_PARTITIONS_TO_TXN, version, body, wanted, now_ms)
 
     def _send(
         self,
-        node: int,
+        connection: BrokerConnection,
         api: int,
         version: int,
         body: bytes,
         partitions: tuple[TopicPartition, ...],
         now_ms: float,
     ) -> None:
-        tag = TransactionPartitionsTag(self._identity.transaction, partitions)
-        self._waits_for = tag
-        # Each may be of a topic of its own.
-        asked = 2 * len(partitions)
-        request = OutboundRequest(api, version, [body], True, self._request_timeout_ms, tag, asked)
-        self._network.send(node, request, now_ms)
+        request = Request(
+            api,
+            version,
+            [body],
+            self._request_timeout_ms,
+            lambda response, at_ms: self._on_response(request, partitions, response, at_ms),
+            lambda cause, _, at_ms: self._on_failure(request, cause, at_ms),
+            # Each may be of a topic of its own.
+            asked=2 * len(partitions),
+        )
+        self._waits_for = request, self._identity.transaction
+        self._network.send(connection, request, now_ms)
 
     # -- responses --------------------------------------------------------------------------------
 
-    def on_response(
-        self, event: ResponseReceived, tag: TransactionPartitionsTag, now_ms: float
-    ) -> KafkaSinkError | None:
-        """Take what was added; return an error where no retry can help."""
-        if tag is not self._waits_for:
-            return None
-        self._waits_for = None
-        if tag.transaction != self._identity.transaction:
-            return None
-        if isinstance(event.response, transaction_requests.CoordinatorsResponse):
-            return self._on_coordinator(event.response, now_ms)
-        return self._on_added(tag.partitions, event.response, now_ms)
+    def _on_response(
+        self, request: Request, partitions: tuple[TopicPartition, ...], response: Any, now_ms: float
+    ) -> None:
+        """Take what was added. Any other request than the last one is of an earlier transaction."""
+        if self._waits_for is None or self._waits_for[0] is not request:
+            return
+        transaction, self._waits_for = self._waits_for[1], None
+        if transaction != self._identity.transaction:
+            return
+        if isinstance(response, transaction_requests.CoordinatorsResponse):
+            self._on_coordinator(response, now_ms)
+        else:
+            self._on_added(partitions, response, now_ms)
 
-    def on_failure(self, event: RequestFailed, tag: TransactionPartitionsTag, now_ms: float) -> None:
+    def _on_failure(self, request: Request, cause: Exception, now_ms: float) -> None:
         """The request will get no response. It may be repeated: what was added stays added."""
-        if tag is self._waits_for:
-            self._identity.last_error = str(event.cause)
+        if self._waits_for is not None and self._waits_for[0] is request:
+            self._identity.last_error = str(cause)
             self._retry(now_ms)
 
-    def _on_coordinator(
-        self, response: transaction_requests.CoordinatorsResponse, now_ms: float
-    ) -> KafkaSinkError | None:
+    def _on_coordinator(self, response: transaction_requests.CoordinatorsResponse, now_ms: float) -> None:
         found = response.found[self._identity.transactional_id or ""]
         if found.node is not None:
             self._coordinator = found.node.id
             self._failures = 0
-            return None
-        return self._judge(found.error_code, "FindCoordinator", now_ms)
+        else:
+            self._judge(found.error_code, "FindCoordinator", now_ms)
 
     def _on_added(
         self,
         partitions: Sequence[TopicPartition],
         response: transaction_requests.PartitionErrors,
         now_ms: float,
-    ) -> KafkaSinkError | None:
+    ) -> None:
         failed = [one for one in partitions if response.errors.get(one, kafka_errors.NONE)]
         self._identity.added(one for one in partitions if one not in failed)
         if not failed:
             self._failures = 0
-            return None
+            return
         told = [one for one in failed if response.errors[one] != _NOT_ATTEMPTED] or failed
-        return self._judge(response.errors[told[0]], f"AddPartitionsToTxn of {told[0]}", now_ms)
+        self._judge(response.errors[told[0]], f"AddPartitionsToTxn of {told[0]}", now_ms)
 
-    def _judge(self, code: int, what: str, now_ms: float) -> KafkaSinkError | None:
+    def _judge(self, code: int, what: str, now_ms: float) -> None:
         error = f"{what} failed: {kafka_errors.error_of(code).label}"
         if code in _MAY_PASS or code == _NOT_ATTEMPTED:
             self._identity.last_error = error
             self._retry(now_ms, elsewhere=code in _MOVED)
-            return None
+            return
         advice = ADVICE.get(code)
-        return DeliveryError(f"{error}; {advice}" if advice else error)
+        self._fail(DeliveryError(f"{error}; {advice}" if advice else error))
 
     def _retry(self, now_ms: float, *, elsewhere: bool = True) -> None:
         self._waits_for = None

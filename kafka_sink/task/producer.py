@@ -147,7 +147,7 @@ class Producer:
             found = {"client_rack": self._rack.name, "transactional_id": transactional_id}
             return {name: value for name, value in found.items() if value}
 
-        return ClientTelemetry(self.network, self.options.request_timeout_ms, resource)
+        return ClientTelemetry(self.network, self.cluster, self.options.request_timeout_ms, resource)
 
     def begin(
         self,
@@ -336,7 +336,7 @@ class Producer:
         now_ms = int(wall_ms())
         rows = extract(plan, batch, now_ms)
         topics = self._await_topics(rows)
-        unavailable = self.sender.availability.unavailable
+        unavailable = self.sender.unavailable
         muted: Container[TopicPartition] = ()
         breaker = self.breaker
         if breaker is not None:
@@ -608,10 +608,8 @@ def _breaker(options: SinkOptions, cluster: ClusterMetadata) -> ProducerBreaker 
         return None
     interval_ms = options.breaker.mute_retry_interval_ms
 
-    def describe(node_id: int) -> str:
-        return str(cluster.nodes().get(node_id, node_id))
-
-    return ProducerBreaker(breaker, CircuitBreakManager(cluster, interval_ms), describe, cluster.mark_stale)
+    manager = CircuitBreakManager(cluster, interval_ms)
+    return ProducerBreaker(breaker, manager, cluster.mark_stale)
 
 
 def _partitioner(options: SinkOptions, appender: RecordAppender) -> Partitioner:

@@ -145,7 +145,7 @@ class TaskReporter:
     def _other_rack_bytes(self) -> int:
         if not self.rack.name:
             return 0
-        sent = self.sender.node_metrics(self.clock_ms())
+        sent = self.sender.broker_figures(self.clock_ms())
         return sum(node.sent_bytes for node_id, node in sent.items() if self.rack.is_other(node_id))
 
     def _gauges(self) -> dict[str, Number]:
@@ -164,7 +164,7 @@ class TaskReporter:
     def _brokers(self, now_ms: float, *, done: bool) -> dict[int, BrokerReport]:
         addresses = self.cluster.nodes()
         found = {}
-        for node_id, one in islice(self.sender.node_metrics(now_ms).items(), MAX_BROKERS):
+        for node_id, one in islice(self.sender.broker_figures(now_ms).items(), MAX_BROKERS):
             node = addresses.get(node_id)
             found[node_id] = BrokerReport(
                 "" if node is None else cut(f"{node.host}:{node.port}"),

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from kafka_sink import kafka_errors
@@ -18,8 +19,9 @@ from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError, is_final
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import apis, requests, topic_requests, transaction_requests
-from kafka_sink.network.client import NetworkClient, OutboundRequest, RequestFailed
-from kafka_sink.network.events import NodeDisconnected, ResponseReceived
+from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import OnResponse, Request
+from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
 from kafka_sink.timing_bounds import TOPIC_PROPAGATION_MS
 from kafka_sink.transactions.operations import (
@@ -122,7 +124,7 @@ class _Call:
     take: Callable[[_Call, Any], bool]
     key: tuple[bool, str] | None = None
     node: int | None = None
-    # As in OutboundRequest.
+    # As in Request.
     asked: int = 0
     attempts: int = 0
     not_before_ms: float = 0.0
@@ -144,8 +146,6 @@ class _Step:
     calls: list[_Call] = field(default_factory=list)
 
 
-# The tag of a look-up of brokers. A look-up of coordinators has the kind of its keys for a tag.
-_NODES = object()
 _EMPTY: dict[type, Callable[[], Any]] = {
     Describe: dict,
     FetchOffsets: dict,
@@ -172,6 +172,7 @@ class TransactionClient:
         # What brokers speak, known once they were asked.
         self.protocol = PROTOCOL_2
         self._network = NetworkClient(options, monotonic_ms)
+        self._network.on_disconnected = self._on_disconnected
         backoff_ms = min(options.retry_backoff_ms, 20)
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
         self._coordinators: dict[tuple[bool, str], int] = {}
@@ -191,6 +192,7 @@ class TransactionClient:
         self.left_out: set[int] = set()
         self._failures = 0
         self._deadline_ms = 0.0
+        self._step = _Step([])
         self._last_error = "no broker responded"
 
     # -- for the caller ---------------------------------------------------------------------------
@@ -305,7 +307,8 @@ class TransactionClient:
         if self._ahead:
             now_ms = monotonic_ms()
             for node in self._nodes:
-                self._network.ready_for_any(node, now_ms)
+                self._is_ready(node, now_ms)
+        self._step = step
         while step.calls:
             now_ms = monotonic_ms()
             if now_ms > self._deadline_ms:
@@ -313,7 +316,7 @@ class TransactionClient:
             self._leave_brokers_out(step, now_ms)
             self._look_up(step, now_ms)
             wait = self._send_due(step, now_ms)
-            self._poll(step, wait)
+            self._network.poll(wait, monotonic_ms())
 
     def _give_up(self, step: _Step) -> None:
         reasons = sorted({call.last_error for call in step.calls if call.last_error}) or [self._last_error]
@@ -334,35 +337,39 @@ class TransactionClient:
                 continue
             if now_ms < call.not_before_ms:
                 wait = min(wait, call.not_before_ms - now_ms)
-            elif self._network.ready_for_any(node, now_ms):
-                version = self._version(node, call.api)
+            elif self._is_ready(node, now_ms):
+                connection = self._network.connections[node]
+                version = self._version(connection, call.api)
                 timeout = min(self._options.request_timeout_ms, max(self._deadline_ms - now_ms, 1.0))
                 if call.key is None:
                     timeout = min(timeout, _LIST_TIMEOUT_MS)
-                body = [call.encode(version)]
                 call.is_sent = True
-                self._network.send(
-                    node, OutboundRequest(call.api, version, body, True, timeout, call, call.asked), now_ms
+                request = Request(
+                    call.api,
+                    version,
+                    [call.encode(version)],
+                    timeout,
+                    partial(self._on_response, call),
+                    partial(self._on_failure, call),
+                    asked=call.asked,
                 )
-            else:
-                wait = min(wait, self._network.ready_delay_ms(node, now_ms))
+                self._network.send(connection, request, now_ms)
+            elif node in self._network.connections:
+                wait = min(wait, self._network.connections[node].ready_delay_ms(now_ms))
         return wait
 
-    def _version(self, node: int, api: int) -> int:
-        return self._network.api_version(node, api, _VERSIONS[self.protocol].get(api))
+    def _is_ready(self, node: int, now_ms: float) -> bool:
+        connection = self._network.connections.get(node)
+        return connection is not None and self._network.is_ready(connection, now_ms)
 
-    def _poll(self, step: _Step, wait_ms: float) -> None:
-        now_ms = monotonic_ms()
-        for event in self._network.poll(wait_ms, now_ms):
-            if isinstance(event, NodeDisconnected):
-                self._last_error = str(event.cause)
-                self._forget(event.node_id)
-                if is_final(event.cause):
-                    raise event.cause
-            elif isinstance(event, RequestFailed):
-                self._on_failure(event)
-            elif isinstance(event, ResponseReceived):
-                self._on_response(step, event)
+    def _version(self, connection: BrokerConnection, api: int) -> int:
+        return connection.api_version(api, _VERSIONS[self.protocol].get(api))
+
+    def _on_disconnected(self, node_id: int, cause: Exception, *_: object) -> None:
+        self._last_error = str(cause)
+        self._forget(node_id)
+        if is_final(cause):
+            raise cause
 
     def _leave_brokers_out(self, step: _Step, now_ms: float) -> None:
         """Lists do not wait for a broker that is gone or hangs: others soon list its transactions."""
@@ -375,35 +382,34 @@ class TransactionClient:
             else:
                 call.node = next(iter(self._nodes))
 
-    def _on_failure(self, event: RequestFailed) -> None:
-        self._last_error = str(event.cause)
-        if isinstance(event.tag, _Call):
-            self._again(event.tag, str(event.cause))
-        else:
-            self._asked_nodes = False
-            self._asked_coordinators.clear()
-            self._back_off()
+    def _on_failure(self, call: _Call, cause: Exception, *_: object) -> None:
+        self._last_error = str(cause)
+        self._again(call, str(cause))
 
-    def _on_response(self, step: _Step, event: ResponseReceived) -> None:
-        if isinstance(event.tag, _Call):
-            call = event.tag
-            if call not in step.calls:
-                return  # it belongs to an earlier step that timed out
-            if call.behind in step.calls:
-                self._again(call, "what it is sent behind must be sent again")
-            elif call.take(call, event.response):
-                step.calls.remove(call)
-        elif isinstance(event.response, requests.MetadataResponse):
-            self._asked_nodes = False
-            for topic in event.response.update.topics:
-                if topic.partitions:
-                    self._partitions[topic.name] = len(topic.partitions), monotonic_ms()
-            self._nodes = {node.id: node for node in event.response.update.nodes}
-            known = self._coordinators.items()
-            self._coordinators = {key: node for key, node in known if node in self._nodes}
-            self._network.set_nodes(self._nodes.values())
-        elif isinstance(event.response, transaction_requests.CoordinatorsResponse):
-            self._on_coordinators(event.tag, event.response)
+    def _on_failed_look_up(self, cause: Exception, *_: object) -> None:
+        self._last_error = str(cause)
+        self._asked_nodes = False
+        self._asked_coordinators.clear()
+        self._back_off()
+
+    def _on_response(self, call: _Call, response: Any, _: float) -> None:
+        step = self._step
+        if call not in step.calls:
+            return  # it belongs to an earlier step that timed out
+        if call.behind in step.calls:
+            self._again(call, "what it is sent behind must be sent again")
+        elif call.take(call, response):
+            step.calls.remove(call)
+
+    def _on_nodes(self, response: requests.MetadataResponse, _: float) -> None:
+        self._asked_nodes = False
+        for topic in response.update.topics:
+            if topic.partitions:
+                self._partitions[topic.name] = len(topic.partitions), monotonic_ms()
+        self._nodes = {node.id: node for node in response.update.nodes}
+        known = self._coordinators.items()
+        self._coordinators = {key: node for key, node in known if node in self._nodes}
+        self._network.set_addresses(self._nodes.values())
 
     def _again(self, call: _Call, reason: str, *, elsewhere: bool = False) -> bool:
         """To be sent once more; false, as its operation is not done."""
@@ -434,43 +440,57 @@ class TransactionClient:
 
     def _connect(self) -> None:
         """Connect to the bootstrap addresses, until a broker has said which brokers there are."""
+        self._step = _Step([])
         while not self._nodes:
             now_ms = monotonic_ms()
             if now_ms > self._deadline_ms:
                 raise DeliveryError(
                     f"no broker responded within the time allowed: {self._network.describe_brokers()}"
                 )
-            self._poll(_Step([]), self._ask_nodes(now_ms))
+            self._network.poll(self._ask_nodes(now_ms), monotonic_ms())
 
     def _ask_nodes(self, now_ms: float) -> float:
         if self._asked_nodes or now_ms < self._not_before_ms:
             return _MAX_POLL_MS
-        node = self._any_node(now_ms)
-        if node is None:
+        connection = self._any_connection(now_ms)
+        if connection is None:
             return 10.0
-        self._require_protocol(node)
-        version = self._version(node, apis.METADATA)
+        self._require_protocol(connection)
+        version = self._version(connection, apis.METADATA)
         topics = () if self._topic is None else (self._topic,)
-        body = [requests.encode_metadata(version, topics, False)]
-        timeout = self._options.request_timeout_ms
-        request = OutboundRequest(apis.METADATA, version, body, True, timeout, _NODES)
+        body = requests.encode_metadata(version, topics, False)
         self._asked_nodes = True
-        self._network.send(node, request, now_ms)
+        self._ask(connection, apis.METADATA, version, body, self._on_nodes, 0, now_ms)
         return _MAX_POLL_MS
 
-    def _any_node(self, now_ms: float) -> int | None:
+    def _ask(
+        self,
+        connection: BrokerConnection,
+        api: int,
+        version: int,
+        body: bytes,
+        on_response: OnResponse,
+        asked: int,
+        now_ms: float,
+    ) -> None:
+        """Send a look-up, of brokers or of coordinators."""
+        timeout = self._options.request_timeout_ms
+        request = Request(api, version, [body], timeout, on_response, self._on_failed_look_up, asked=asked)
+        self._network.send(connection, request, now_ms)
+
+    def _any_connection(self, now_ms: float) -> BrokerConnection | None:
         if self._distrusted:
             for other in self._nodes.keys() - self._distrusted:
-                if self._network.ready_for_any(other, now_ms):
-                    return other
-        node = self._network.least_loaded_node(now_ms)
-        return node if node is not None and self._network.ready_for_any(node, now_ms) else None
+                if self._is_ready(other, now_ms):
+                    return self._network.connections[other]
+        connection = self._network.least_loaded(now_ms)
+        return connection if connection and self._network.is_ready(connection, now_ms) else None
 
-    def _require_protocol(self, node: int) -> None:
-        if self._network.feature_level(node, _FEATURE) >= _PROTOCOL_2_LEVEL:
+    def _require_protocol(self, connection: BrokerConnection) -> None:
+        if connection.features.get(_FEATURE, 0) >= _PROTOCOL_2_LEVEL:
             self.protocol = PROTOCOL_2
             return
-        newest = self._network.newest_version(node, apis.TXN_OFFSET_COMMIT)
+        newest = connection.newest_version(apis.TXN_OFFSET_COMMIT)
         if newest < _FIRST_TXN_OFFSET_COMMIT:
             raise BrokerVersionError(
                 "delivery.guarantee=exactly-once needs brokers of Apache Kafka 3.8 or later, which reject a "
@@ -488,25 +508,24 @@ class TransactionClient:
             names = [name for kind, name in missing if kind is of_groups]
             if not names or of_groups in self._asked_coordinators or now_ms < self._not_before_ms:
                 continue
-            node = self._any_node(now_ms)
-            if node is None:
+            connection = self._any_connection(now_ms)
+            if connection is None:
                 return
             api = apis.FIND_COORDINATOR
-            version = self._version(node, api)
-            body = [transaction_requests.encode_find_coordinator(version, names, of_groups=of_groups)]
-            timeout = self._options.request_timeout_ms
+            version = self._version(connection, api)
+            body = transaction_requests.encode_find_coordinator(version, names, of_groups=of_groups)
             self._asked_coordinators.add(of_groups)
-            request = OutboundRequest(api, version, body, True, timeout, of_groups, len(names))
-            self._network.send(node, request, now_ms)
+            on_response = partial(self._on_coordinators, of_groups)
+            self._ask(connection, api, version, body, on_response, len(names), now_ms)
 
     def _on_coordinators(
-        self, of_groups: object, response: transaction_requests.CoordinatorsResponse
+        self, of_groups: bool, response: transaction_requests.CoordinatorsResponse, _: float
     ) -> None:
-        self._asked_coordinators.discard(bool(of_groups))
+        self._asked_coordinators.discard(of_groups)
         is_new = False
         for name, found in response.found.items():
             if found.node is not None:
-                self._coordinators[bool(of_groups), name] = found.node.id
+                self._coordinators[of_groups, name] = found.node.id
                 is_new |= found.node.id not in self._nodes
                 self._nodes.setdefault(found.node.id, found.node)
             elif found.error_code in _COORDINATOR_MOVED or found.error_code in _MAY_PASS:
@@ -518,7 +537,7 @@ class TransactionClient:
                 advice = _ADVICE.get(found.error_code, found.error_message or "")
                 raise ConfigurationError(f"'{name}' may not be used: {reason}; {advice}")
         if is_new:
-            self._network.set_nodes(self._nodes.values())
+            self._network.set_addresses(self._nodes.values())
 
     def _forget_coordinators(self, operations: tuple[Operation, ...]) -> None:
         """Forget coordinators that may have been replaced and not know it, so that other brokers are

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -22,7 +22,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
 from kafka_sink.rows.ordering import _view, ordered_rows_of
-from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from tests.support.queues import queues_of
 
 PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("partition", "int")], "t")
@@ -41,7 +41,7 @@ def unit(
     size: int = 100,
 ) -> OrderedRows:
     partitioner = Partitioner(
-        room=lambda *_: BatchRoom(None, 200),
+        room=lambda *_: BatchCapacity(None, 200),
         ignore_keys=False,
         adaptive=False,
         random=lambda: 0.5,

@@ -12,9 +12,11 @@ from kafka_sink.accumulator import record_accumulator
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.model import CompressionType, PartitionInfo, TopicPartition
+from kafka_sink.cluster.broker import Broker
+from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.batch_header import ProducerSequence
+from tests.support.brokers import Brokers
 from tests.support.queues import queues_of
 from tests.support.strategy import forced
 
@@ -45,6 +47,7 @@ class Bench:
     def __init__(self, **changes: object) -> None:
         self.pool = BufferPool(1 << 20, 128, clock_ms=lambda: 0.0)
         settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+        self.brokers = Brokers()
         self.accumulator = RecordAccumulator(settings, forced.allocator(self.pool, 1_000, 128))
         self.leaders: dict[TopicPartition, int] = {}
 
@@ -65,14 +68,14 @@ class Bench:
         batch.seal()
         return batch
 
-    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
+    def leader(self, partition: TopicPartition) -> Broker | None:
         node = self.leaders.get(partition, partition.partition % 2)
-        return PartitionInfo(*partition, node, 0)
+        return self.brokers.of(node) if node >= 0 else None
 
     def ready(self, now: float, muted: tuple[TopicPartition, ...] = ()) -> tuple[dict[int, set[int]], float]:
         """Partition numbers by broker, and the delay."""
         check = self.accumulator.ready(self.leader, now, muted)
-        nodes = {node: {q.partition.partition for q in queues} for node, queues in check.nodes.items()}
+        nodes = {one.id: {q.partition.partition for q in queues} for one, queues in check.brokers.items()}
         return nodes, check.next_check_delay_ms
 
     def drain(
@@ -82,8 +85,8 @@ class Bench:
         most: int = 10_000,
         may_send: Callable[[ProducerBatch], bool] = anything,
     ) -> list[ProducerBatch]:
-        queues = self.accumulator.ready(self.leader, now).nodes[node]
-        taken = self.accumulator.drain(node, queues, most, may_send)
+        queues = self.accumulator.ready(self.leader, now).brokers[self.brokers.of(node)]
+        taken = self.accumulator.drain(self.brokers.of(node), queues, most, may_send)
         for batch in taken:
             if batch.state is BatchState.CLOSED:
                 batch.seal()
@@ -137,9 +140,9 @@ def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender()
 def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() -> None:
     bench = Bench()
     batch = bench.batch(P[0])
-    queues = bench.accumulator.ready(bench.leader, 1_000).nodes[0]
+    queues = bench.accumulator.ready(bench.leader, 1_000).brokers[bench.brokers.of(0)]
     batch.leased = True
-    assert bench.accumulator.drain(0, queues, 10_000, anything) == []
+    assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == []
     assert queues_of(bench.accumulator).leased_batch_skipped
 
 
@@ -157,7 +160,7 @@ def test_a_queue_remembers_its_leader_while_the_metadata_stays_the_same() -> Non
     bench.closed(P[0])
 
     def nodes(version: int | None) -> set[int]:
-        return set(bench.accumulator.ready(bench.leader, 1_000, (), version).nodes)
+        return {one.id for one in bench.accumulator.ready(bench.leader, 1_000, (), version).brokers}
 
     assert nodes(7) == {0}
     bench.leaders[P[0]] = 1
@@ -203,8 +206,8 @@ def test_a_pass_takes_one_batch_per_partition_of_the_broker() -> None:
 def test_a_drained_batch_that_was_open_takes_no_more_rows() -> None:
     bench = Bench()
     batch = bench.batch(P[0])
-    queues = bench.accumulator.ready(bench.leader, 50).nodes[0]
-    assert bench.accumulator.drain(0, queues, 10_000, anything) == [batch]
+    queues = bench.accumulator.ready(bench.leader, 50).brokers[bench.brokers.of(0)]
+    assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == [batch]
     assert batch.state is BatchState.CLOSED
     assert batch.request_references == 1
 

@@ -12,7 +12,7 @@ import pytest
 
 from kafka_sink.accumulator import append_planner
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
-from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -28,9 +28,10 @@ from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
-from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
+from tests.support.brokers import Brokers
 from tests.support.queues import queues_of, teach_ratio
 from tests.support.strategy import forced
 
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.both_strategies
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", index, 0, 0) for index in range(4)))}
 PARTITIONER = Partitioner(
-    room=lambda *_: BatchRoom(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
+    room=lambda *_: BatchCapacity(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
 )
 BATCH_SIZE = 1_024
 
@@ -91,6 +92,7 @@ class Bench:
             buffer_memory=memory,
             compression_type=compression,
         )
+        self.brokers = Brokers()
         self.accumulator = RecordAccumulator(settings, self.allocator)
         self.wakes = 0
         self.on_wake: Callable[[], object] = lambda: None
@@ -116,12 +118,10 @@ class Bench:
 
     def answer(self) -> None:
         """The broker takes all that is ready."""
-        while ready := self.accumulator.ready(
-            lambda p: PartitionInfo("t", p.partition, p.partition, 0), 1e6
-        ).nodes:
-            for node, queues in ready.items():
+        while ready := self.accumulator.ready(self.brokers.led_by(lambda p: p.partition), 1e6).brokers:
+            for broker, queues in ready.items():
                 for batch in fill_request(
-                    self.accumulator, node, queues, 1 << 30, lambda batch: True, lambda batch: False
+                    self.accumulator, broker, queues, 1 << 30, lambda batch: True, None
                 ):
                     batch.move_to(BatchState.IN_FLIGHT)
                     self.sent.append(batch.size)
@@ -293,8 +293,8 @@ def test_a_batch_that_takes_no_further_row_does_not_wait_for_one() -> None:
     bench.append(unit(0, [0], size=BATCH_SIZE * 2))
     bench.append(unit(1, [1]))
     assert [batch.state for batch in bench.batches(0)] == [BatchState.SEALED]
-    check = bench.accumulator.ready(lambda p: PartitionInfo("t", p.partition, p.partition, 0), 0)
-    assert list(check.nodes) == [0]
+    check = bench.accumulator.ready(bench.brokers.led_by(lambda p: p.partition), 0)
+    assert [broker.id for broker in check.brokers] == [0]
 
 
 def test_rows_that_the_pool_cannot_hold_first_fill_the_batch_that_has_room() -> None:
@@ -390,10 +390,10 @@ def test_flush_closes_every_open_batch_on_the_tasks_thread() -> None:
 def refuse(bench: Bench, partition: int = 0) -> int:
     """The broker takes the head batch for too large; it is split. Returns its size."""
     accumulator = bench.accumulator
-    (queue,) = accumulator.ready(lambda p: PartitionInfo("t", p.partition, p.partition, 0), 0).nodes[
-        partition
+    (queue,) = accumulator.ready(bench.brokers.led_by(lambda p: p.partition), 0).brokers[
+        bench.brokers.of(partition)
     ]
-    (batch,) = accumulator.drain(partition, [queue], 1, lambda batch: True)
+    (batch,) = accumulator.drain(bench.brokers.of(partition), [queue], 1, lambda batch: True)
     if batch.state is BatchState.CLOSED:
         batch.seal()
     batch.move_to(BatchState.IN_FLIGHT)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kafka_sink.accumulator import chunked_buffer, memory_arena
 from kafka_sink.accumulator.batch_buffer import BufferAllocator
-from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -31,9 +31,10 @@ from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
-from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
+from tests.support.brokers import Brokers
 from tests.support.effort import tries
 from tests.support.queues import queues_of
 
@@ -160,6 +161,7 @@ class Run:
         self.shape = shape
         self.pool = BufferPool(POOL_BYTES, max(1, shape.batch_size), clock_ms=lambda: 0.0)
         self.allocator = strategy(self.pool, shape.batch_size)
+        self.brokers = Brokers()
         self.accumulator = RecordAccumulator(
             SinkOptions(
                 bootstrap_servers=(),
@@ -176,7 +178,10 @@ class Run:
         self.appender = RecordAppender(self.accumulator, estimates, lambda: 0.0, lambda: None)
         self.appender._planner._max_open_raw_bytes = open_raw_limit
         self.partitioner = Partitioner(
-            room=lambda *_: BatchRoom(None, 1000), ignore_keys=False, adaptive=True, random=self.chance.random
+            room=lambda *_: BatchCapacity(None, 1000),
+            ignore_keys=False,
+            adaptive=True,
+            random=self.chance.random,
         )
         self.sequences = dict.fromkeys(range(PARTITIONS), 0)
         self.wire: Wire = []
@@ -199,11 +204,10 @@ class Run:
 
     def drain(self) -> bool:
         """One Produce request for each broker with something ready; False where none has."""
-        check = self.accumulator.ready(lambda p: TOPICS["t"].partitions[p.partition], 1e6)
-        for node, queues in sorted(check.nodes.items()):
-            taken = fill_request(
-                self.accumulator, node, queues, 200_000, lambda batch: True, lambda batch: False
-            )
+        leader = self.brokers.led_by(lambda p: TOPICS["t"].partitions[p.partition].leader)
+        check = self.accumulator.ready(leader, 1e6)
+        for broker, queues in sorted(check.brokers.items(), key=lambda one: one[0].id):
+            taken = fill_request(self.accumulator, broker, queues, 200_000, lambda batch: True, None)
             parts = []
             for batch in taken:
                 self.batches += 1
@@ -216,7 +220,7 @@ class Run:
             self.wire.append(b"".join(produce_body(12, -1, 1000, None, [("t", None, parts)])))
             for batch in taken:
                 self.answer(batch)
-        return bool(check.nodes)
+        return bool(check.brokers)
 
     def answer(self, batch: ProducerBatch) -> None:
         every = self.shape.split_every

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.failure_rate import UsualLatency
+from kafka_sink.breaker.interface import ProducerStatusContext
 from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.outcomes import OutcomeWindows
-from kafka_sink.breaker.producer_breaker import InFlightTracker
 from kafka_sink.errors import BrokerRefusedError, ConfigurationError, RecordTooLargeError
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
+from tests.support.brokers import Brokers
 
 P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
@@ -30,12 +31,13 @@ class Bench:
         self.breaker = FailureRateCircuitBreaker()
         self.breaker.configure({name.replace("_", "."): text for name, text in configs.items()})
         self.breaker.set_circuit_break_manager(self.manager)
-        self.in_flight = InFlightTracker()
+        self.brokers = self.cluster.brokers
+        self.context = ProducerStatusContext(brokers=self.brokers)
         self.now = 0.0
 
     def at(self, now: float) -> Bench:
-        self.now = self.manager.local.now_ms = self.in_flight.context.now = now
-        self.breaker.on_tick(self.in_flight.context)
+        self.now = self.manager.local.now_ms = self.context.now = now
+        self.breaker.on_tick(self.context)
         return self
 
     def answer_probes(self, *nodes: int) -> None:
@@ -44,7 +46,7 @@ class Bench:
         for node in probes.brokers_to_probe():
             probes.broker_probe_sent(node)
             if node in nodes:
-                self.in_flight.probed(node)
+                self.brokers[node].probed_ms = self.now
                 probes.broker_probe_done(node, None)
 
     def pass_time(self, until: float, step: float = 20.0, *, others_respond: bool = True) -> None:
@@ -54,22 +56,21 @@ class Bench:
             self.at(min(max(self.now, self.now + step - 10), until))
 
     def _about(self, partition: TopicPartition, records: int) -> None:
-        context = self.in_flight.context
+        context = self.context
         context.node_id = partition.partition + 1
         context.topic_partition, context.record_count = partition, records
 
     def send(self, partition: TopicPartition, records: int = 100) -> None:
-        self.in_flight.request_sent(partition.partition + 1, self.now)
-        self.in_flight.batches_sent([(partition, 1)])
+        self.brokers.send(partition.partition + 1, [partition], self.now)
         self._about(partition, records)
-        self.breaker.on_send(self.in_flight.context)
+        self.breaker.on_send(self.context)
 
     def answer(self, partition: TopicPartition, error: Exception | None = None, records: int = 100) -> bool:
-        context = self.in_flight.context
-        context.request_sent_ms = self.in_flight.request_done(partition.partition + 1)
-        self.in_flight.batches_done([(partition, 1)])
+        broker = self.brokers[partition.partition + 1]
+        broker.responded(self.now)
+        self.context.request_sent_ms = broker.request_sent_ms
         self._about(partition, records)
-        return self.breaker.on_complete(context, partition, error)
+        return self.breaker.on_complete(self.context, partition, error)
 
     def batch(self, partition: TopicPartition, error: Exception | None = None, records: int = 100) -> bool:
         self.send(partition, records)
@@ -179,7 +180,7 @@ def test_a_silent_broker_is_muted_after_the_threshold_and_its_responses_unmute_i
     bench.answer(P0)
     bench.answer(P0)
     assert not bench.manager.is_muted(1)
-    assert bench.breaker.latency.usual_ms(1) == pytest.approx(10, abs=150), "the freeze is not usual"
+    assert bench.brokers[1].usual_ms == pytest.approx(10, abs=150), "the freeze is not usual"
 
 
 def test_a_pause_of_the_client_is_not_a_silence() -> None:
@@ -206,31 +207,31 @@ def test_slow_responses_become_usual() -> None:
 
 
 def test_slow_first_responses_are_soon_forgotten() -> None:
-    latency = UsualLatency(500.0, 5.0, 15_000.0)
-    assert latency.threshold_ms(1) == 3_000.0
-    latency.observe(1, 1_700.0)
-    assert latency.threshold_ms(1) == 3_000.0, "no more than while nothing is known"
+    latency, broker = UsualLatency(500.0, 5.0, 15_000.0), Brokers().of(1)
+    assert latency.threshold_ms(broker) == 3_000.0
+    latency.observe(broker, 1_700.0)
+    assert latency.threshold_ms(broker) == 3_000.0, "no more than while nothing is known"
     for sample in [20.0] * 5:
-        latency.observe(1, sample)
-    assert latency.threshold_ms(1) == 500.0
+        latency.observe(broker, sample)
+    assert latency.threshold_ms(broker) == 500.0
     for sample in [1_000.0] * 40:
-        latency.observe(1, sample)
-    assert latency.threshold_ms(1) > 4_500.0
+        latency.observe(broker, sample)
+    assert latency.threshold_ms(broker) > 4_500.0
 
 
 def test_a_silence_is_noticed_before_the_request_times_out() -> None:
-    latency = UsualLatency(500.0, 5.0, 1_000.0)
+    latency, brokers = UsualLatency(500.0, 5.0, 1_000.0), Brokers(1, 2)
     for _ in range(200):
-        latency.observe(1, 900.0)
-    assert latency.threshold_ms(1) == 1_000.0
-    assert latency.threshold_ms(2) == 1_000.0
+        latency.observe(brokers[1], 900.0)
+    assert latency.threshold_ms(brokers[1]) == 1_000.0
+    assert latency.threshold_ms(brokers[2]) == 1_000.0
 
 
 def test_an_unreachable_broker_is_muted() -> None:
     bench = Bench()
     bench.batch(P0)
     for _ in range(40):
-        bench.in_flight.unreachable({1}, {1}, bench.now)
+        bench.brokers.unreachable(1, bench.now, failing=True)
         bench.batch(P1)
         bench.at(bench.now + 10)
     assert bench.manager.is_muted(1)
@@ -241,7 +242,7 @@ def _muted_after_connecting_for(bench: Bench, patience: float) -> float | None:
     """Broker 2's partition is written to while broker 1 is being connected to."""
     start = bench.now
     while bench.now < start + patience:
-        bench.in_flight.unreachable({1}, (), bench.now)
+        bench.brokers.unreachable(1, bench.now, failing=False)
         bench.batch(P1)
         bench.at(bench.now + 10)
         if bench.manager.is_muted(1):
@@ -254,15 +255,15 @@ def test_a_slow_connection_setup_is_no_silence(known: dict[int, float]) -> None:
     """Catches: brokers that need 0.9 s for TLS and SASL and are muted after 0.55 s."""
     bench = Bench()
     for node, setup_ms in known.items():
-        bench.in_flight.connected(node, setup_ms)
+        bench.brokers.connected(node, setup_ms, bench.now)
     assert _muted_after_connecting_for(bench, 950.0) is None
 
 
 def test_a_connection_that_takes_far_longer_than_usual_is_a_silence() -> None:
     unknown, quick, slow = Bench(), Bench(), Bench()
-    quick.in_flight.connected(2, 8.0)
-    slow.in_flight.connected(2, 8.0)
-    slow.in_flight.connected(1, 900.0)
+    quick.brokers.connected(2, 8.0, quick.now)
+    slow.brokers.connected(2, 8.0, slow.now)
+    slow.brokers.connected(1, 900.0, slow.now)
     found = [_muted_after_connecting_for(bench, 10_000.0) for bench in (unknown, quick, slow)]
     assert found == pytest.approx([3_060, 2_060, 4_560], abs=60)
     assert "no connection to it was ready within 30" in unknown.manager.local.take_changes()[0].reason
@@ -316,17 +317,17 @@ def test_zero_switches_the_silence_off() -> None:
     bench.pass_time(20_000, 500)
     assert not bench.manager.local.take_changes()
     bench.answer(P0)
-    assert bench.breaker.next_tick_ms(bench.in_flight.context) == math.inf
+    assert bench.breaker.next_tick_ms(bench.context) == math.inf
 
 
 def test_the_next_tick_is_when_a_silence_may_be_found() -> None:
     bench = Bench()
-    assert bench.breaker.next_tick_ms(bench.in_flight.context) == math.inf
+    assert bench.breaker.next_tick_ms(bench.context) == math.inf
     bench.send(P0)
     bench.batch(P1)
     steps = 0
     while not bench.manager.is_muted(1):
-        bench.at(bench.now + bench.breaker.next_tick_ms(bench.in_flight.context))
+        bench.at(bench.now + bench.breaker.next_tick_ms(bench.context))
         bench.answer_probes(2, 3)
         steps += 1
         assert steps <= 4
@@ -347,15 +348,15 @@ def test_a_task_with_nothing_else_to_send_asks_the_other_brokers(connecting: boo
     for partition in (P0, P1, P2):
         silent.batch(partition)
     if connecting:
-        silent.in_flight.connected(2, 8.0)
-        silent.in_flight.unreachable({1}, (), silent.now)
+        silent.brokers.connected(2, 8.0, silent.now)
+        silent.brokers.unreachable(1, silent.now, failing=False)
     else:
         silent.send(P0)
     start, limit = silent.now, 2_000 if connecting else 500
     silent_until(silent, start + 5 * limit)
     assert not silent.manager.local.take_changes()
     silent.manager.probes.broker_probe_done(2, None)
-    silent.in_flight.probed(2)
+    silent.brokers[2].probed_ms = silent.now
     silent_until(silent, silent.now + 100, 2, 3)
     assert silent.manager.is_muted(1)
 
@@ -363,8 +364,8 @@ def test_a_task_with_nothing_else_to_send_asks_the_other_brokers(connecting: boo
     for partition in (P0, P1, P2):
         prompt.batch(partition)
     if connecting:
-        prompt.in_flight.connected(2, 8.0)
-        prompt.in_flight.unreachable({1}, (), prompt.now)
+        prompt.brokers.connected(2, 8.0, prompt.now)
+        prompt.brokers.unreachable(1, prompt.now, failing=False)
     else:
         prompt.send(P0)
     start = prompt.now
@@ -441,16 +442,17 @@ def test_a_slow_response_for_many_batches_is_one_response() -> None:
     bench = Bench(slow_request_min_ms="100")
     for _ in range(10):
         bench.batch(P0)
-    usual = bench.breaker.latency.usual_ms(1)
+    usual = bench.brokers[1].usual_ms
     assert usual is not None
-    bench.in_flight.request_sent(1, bench.now)
+    bench.brokers.send(1, [], bench.now)
     bench.at(bench.now + 90.0)
-    context = bench.in_flight.context
-    context.request_sent_ms = bench.in_flight.request_done(1)
+    context = bench.context
+    bench.brokers[1].responded(bench.now)
+    context.request_sent_ms = bench.brokers[1].request_sent_ms
     context.node_id = 1
     for number in range(200):
         partition = TopicPartition("t", 3 * number)
         bench.breaker.on_complete(context, partition, None)
-    after = bench.breaker.latency.usual_ms(1)
+    after = bench.brokers[1].usual_ms
     assert after is not None
     assert usual < after < usual + 0.2 * (90.0 - usual)

@@ -34,20 +34,22 @@ class Bench:
             breaker = FailureRateCircuitBreaker()
             breaker.configure({"trigger.message.count": "100"})
         self.manager = CircuitBreakManager(self.cluster, 2_000.0)
-        self.gate = ProducerBreaker(breaker, self.manager, lambda node: f"host{node}:9092 (id {node})")
+        self.brokers = self.cluster.brokers
+        self.gate = ProducerBreaker(breaker, self.manager)
         self.now = 0.0
 
     def send(self, partition: TopicPartition, records: int = 100) -> None:
         info = self.cluster.leader(partition)
         assert info is not None
-        self.gate.on_request(info.leader, self.now)
-        self.gate.on_send(info.leader, [(partition, records)], self.now)
+        self.brokers.send(info.leader, [partition], self.now)
+        self.gate.on_send(self.brokers[info.leader], [(partition, records)], self.now)
 
     def answer(self, partition: TopicPartition, cause: Exception | None = None, records: int = 100) -> None:
         info = self.cluster.leader(partition)
         assert info is not None
-        self.gate.on_request_done(info.leader, self.now)
-        self.gate.on_complete(info.leader, [(partition, records)], cause, self.now)
+        broker = self.brokers[info.leader]
+        broker.responded(self.now)
+        self.gate.on_complete(broker, [(partition, records)], cause, self.now)
 
     def pass_time(self, duration: float) -> None:
         """Passes of a sender whose other brokers answer at once."""
@@ -161,7 +163,6 @@ def test_thousands_of_batches_are_explained_by_one_look_at_the_partitions() -> N
 def test_a_broker_that_metadata_lost_keeps_its_name() -> None:
     bench = Bench()
     bench.freeze()
-    bench.gate._describe_node = str
     bench.cluster.move(P0, -1)
     bench.cluster.move(P3, -1)
     bench.gate.muted(bench.now)
@@ -291,7 +292,7 @@ class Shared:
     ) -> None:
         self.seen += [(node_id, batch, cause) for batch in batches]
 
-    def probed(self, node_id: int, now_ms: float) -> None:
+    def answered(self, node_id: int, now_ms: float) -> None:
         pass
 
     def changed(self, change: MuteChange) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
 from kafka_sink.accumulator.producer_batch import ProducerBatch
+from kafka_sink.cluster.broker import Broker
 from kafka_sink.sending.response_classifier import Verdict
 from kafka_sink.sending.response_handler import ResponseHandler
 from local_kafka import LocalBroker
@@ -125,10 +126,10 @@ def _insert_last(self: BatchQueues, queue: PartitionQueue, batch: ProducerBatch)
 
 
 def _call_it_written(
-    self: ResponseHandler, batch: ProducerBatch, node_id: int, _outcome: Verdict, now_ms: float
+    self: ResponseHandler, batch: ProducerBatch, broker: Broker, _outcome: Verdict, now_ms: float
 ) -> None:
     """The bug: whatever ends a request acknowledges its batches."""
-    self._succeed([(batch, -1, -1)], node_id, now_ms)
+    self._succeed([(batch, -1, -1)], broker, now_ms)
 
 
 @pytest.mark.parametrize("bug", ["none", "retries go last", "failures count as written"])

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
+from kafka.admin import KafkaAdminClient
 from pyspark import TaskContext
 
 from kafka_sink.coordinator.address import PlannedCoordinator
@@ -173,9 +173,11 @@ def test_an_attempt_after_the_first_takes_no_hints_of_planning(
 
 
 def add_partitions(broker: LocalBroker, topic: str, partitions: int) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    for future in admin.create_partitions([NewPartitions(topic, partitions)]).values():
-        future.result(30)
+    admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    try:
+        admin.create_partitions({topic: partitions})
+    finally:
+        admin.close()
 
 
 def test_partitions_added_on_a_real_broker_between_jobs_and_in_mid_job(broker: LocalBroker) -> None:

@@ -7,6 +7,7 @@ checking what the sink claims about them. Jars come from Maven Central through t
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from types import TracebackType
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from local_kafka.jars import cache_root, find_java, ivy_jar
+from local_kafka.jars import cache_root, find_java
 from local_kafka.node_config import HOST, TOOL_FLAGS, free_port, random_id
 from local_kafka.processes import SupervisedProcesses
 
@@ -199,6 +200,14 @@ def jars_of(release: Release) -> Path:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return final
+
+
+def ivy_jar() -> Path:
+    """The one that PySpark ships."""
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return max((Path(spec.origin).parent / "jars").glob("ivy-*.jar"))
 
 
 def _ivy_module(release: Release) -> str:

@@ -15,7 +15,7 @@ class _Silent:
     def __init__(self) -> None:
         self.rebootstraps = 0
 
-    def node_to_ask(self, now_ms: float) -> tuple[None, float]:
+    def connection_to_ask(self, now_ms: float) -> tuple[None, float]:
         return None, 100.0
 
     def rebootstrap(self) -> None:
@@ -33,7 +33,7 @@ class _Requests:
         self._cluster = ClusterMetadata(lambda: 0.0, lambda: None, lambda: "", lambda: 0.5, **bounds)
         network: Any = _Silent()
         self._network = network
-        self._requests = MetadataRequests(options, self._cluster, network)
+        self._requests = MetadataRequests(options, self._cluster, network, lambda *_: None)
 
     def wanted(self, now_ms: float) -> bool:
         """Whether brokers are given up now, as metadata is wanted."""

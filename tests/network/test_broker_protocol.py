@@ -13,8 +13,7 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 from kafka_sink.errors import BrokerVersionError, ProtocolError
 from kafka_sink.network import requests
 from kafka_sink.network.apis import APIS
-from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, Phase
-from kafka_sink.network.events import OutboundRequest
+from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, Phase, Request
 from kafka_sink.network.produce import ProduceResponse
 from tests.support.fake_replies import OK, Reply, claimed_length, trailing, wrong_correlation_id
 from tests.support.fake_state import (
@@ -26,7 +25,7 @@ from tests.support.fake_state import (
     FakeState,
     framed,
 )
-from tests.support.network_harness import batch, metadata_request, produce_request
+from tests.support.network_harness import batch, metadata_request, produce_request, request
 
 _REQUESTS: dict[int, Any] = {
     PRODUCE: ProduceRequest,
@@ -44,6 +43,11 @@ class Peer:
         self.state = FakeState([9092], {**VERSIONS, **(versions or {})}, 10**6)
         self.state.create_topic("t", 2)
         self._read = bytearray()
+        self.names: dict[Request, object] = {}
+
+    def submit(self, request: Request, now_ms: float, name: object) -> None:
+        self.names[request] = name
+        self.connection.submit(request, now_ms)
 
     def sent(self) -> list[bytes]:
         """Frames that the connection has written since the last call; all are."""
@@ -89,22 +93,22 @@ class Peer:
 
 def three_requests(peer: Peer) -> list[bytes]:
     """One of each API in flight; returns the broker's responses."""
-    peer.connection.submit(metadata_request("t", tag=1), 5.0)
-    peer.connection.submit(produce_request(batch(3), tag=2), 6.0)
+    peer.submit(metadata_request("t"), 5.0, 1)
+    peer.submit(produce_request(batch(3)), 6.0, 2)
     body = [requests.encode_init_producer_id(4, -1, -1)]
-    peer.connection.submit(OutboundRequest(INIT_PRODUCER_ID, 4, body, True, 30_000, 3), 7.0)
+    peer.submit(request(INIT_PRODUCER_ID, 4, body), 7.0, 3)
     return [peer.answer(frame) for frame in peer.sent()]
 
 
-def check_three(responses: list[CompletedRequest]) -> None:
+def check_three(peer: Peer, responses: list[CompletedRequest]) -> None:
     """In order, decoded."""
-    assert [a.entry.request.tag for a in responses] == [1, 2, 3]
+    assert [peer.names[a.request] for a in responses] == [1, 2, 3]
     assert [type(a.response) for a in responses] == [
         requests.MetadataResponse,
         ProduceResponse,
         requests.ProducerIdResponse,
     ]
-    assert [a.entry.sent_at_ms for a in responses] == [5.0, 6.0, 7.0]
+    assert [a.request.sent_ms for a in responses] == [5.0, 6.0, 7.0]
     assert responses[1].response.partitions[0].base_offset == 0
 
 
@@ -165,7 +169,7 @@ def test_requests_before_the_versions_are_known_change_nothing() -> None:
 def test_responses_whole() -> None:
     peer = Peer().ready()
     peer.connection.receive(b"".join(three_requests(peer)))
-    check_three(peer.responses())
+    check_three(peer, peer.responses())
     assert peer.connection.in_flight == 0
 
 
@@ -175,7 +179,7 @@ def test_responses_byte_by_byte() -> None:
     for byte in b"".join(three_requests(peer)):
         peer.connection.receive(bytes([byte]))
         found += peer.responses()
-    check_three(found)
+    check_three(peer, found)
 
 
 @given(cuts=st.lists(st.integers(1, 60), min_size=1, max_size=30))
@@ -189,7 +193,7 @@ def test_responses_in_any_pieces(cuts: list[int]) -> None:
         peer.connection.receive(data[at : at + step])
         found += peer.responses()
         at, turn = at + step, turn + 1
-    check_three(found)
+    check_three(peer, found)
 
 
 # -- wrong responses --------------------------------------------------------------------------------
@@ -266,20 +270,20 @@ def test_trailing_bytes_in_a_frame_are_an_error() -> None:
 
 def test_good_responses_before_a_bad_one_count_and_the_bad_one_stays_in_flight() -> None:
     peer = Peer().ready()
-    peer.connection.submit(metadata_request("t", tag="good"), 0.0)
-    peer.connection.submit(produce_request(batch(1), tag="bad"), 0.0)
-    peer.connection.submit(metadata_request("t", tag="after"), 0.0)
+    peer.submit(metadata_request("t"), 0.0, "good")
+    peer.submit(produce_request(batch(1)), 0.0, "bad")
+    peer.submit(metadata_request("t"), 0.0, "after")
     first, second, third = peer.sent()
     mangled = bytearray(peer.answer(second))
     mangled[-1] ^= 0xFF  # its tagged fields
     peer.connection.receive(peer.answer(first) + bytes(mangled) + peer.answer(third))
     answered = peer.connection.next_response(0.0)
     assert answered is not None
-    assert answered.entry.request.tag == "good"
+    assert peer.names[answered.request] == "good"
     with pytest.raises(ProtocolError, match="Produce v12"):
         peer.connection.next_response(0.0)
     lost = peer.connection.take_in_flight()
-    assert [(entry.request.tag, possibly) for entry, possibly in lost] == [("bad", True), ("after", True)]
+    assert [(peer.names[entry], possibly) for entry, possibly in lost] == [("bad", True), ("after", True)]
 
 
 # -- requests without a response -------------------------------------------------------------------
@@ -287,26 +291,26 @@ def test_good_responses_before_a_bad_one_count_and_the_bad_one_stays_in_flight()
 
 def test_requests_without_a_response_are_done_when_written() -> None:
     peer = Peer().ready()
-    peer.connection.submit(produce_request(batch(1), acks=0, tag=1), 0.0)
+    peer.submit(produce_request(batch(1), acks=0), 0.0, 1)
     assert peer.connection.written() == []
     peer.connection.send_buffer.advance(20)
     assert peer.connection.written() == []
     peer.sent()
-    assert [entry.request.tag for entry in peer.connection.written()] == [1]
+    assert [peer.names[entry] for entry in peer.connection.written()] == [1]
     assert peer.connection.in_flight == 0
 
 
 def test_requests_without_a_response_do_not_disturb_the_order_of_others() -> None:
     peer = Peer().ready()
-    peer.connection.submit(metadata_request("t", tag=1), 0.0)
-    peer.connection.submit(produce_request(batch(1), acks=0, tag=2), 0.0)
-    peer.connection.submit(metadata_request("t", tag=3), 0.0)
+    peer.submit(metadata_request("t"), 0.0, 1)
+    peer.submit(produce_request(batch(1), acks=0), 0.0, 2)
+    peer.submit(metadata_request("t"), 0.0, 3)
     frames = peer.sent()
     peer.connection.receive(peer.answer(frames[0]))
-    assert [a.entry.request.tag for a in peer.responses()] == [1]
+    assert [peer.names[a.request] for a in peer.responses()] == [1]
     peer.connection.receive(peer.answer(frames[2]))
-    assert [a.entry.request.tag for a in peer.responses()] == [3]
-    assert [entry.request.tag for entry in peer.connection.written()] == [2]
+    assert [peer.names[a.request] for a in peer.responses()] == [3]
+    assert [peer.names[entry] for entry in peer.connection.written()] == [2]
 
 
 # -- the end --------------------------------------------------------------------------------------
@@ -314,13 +318,13 @@ def test_requests_without_a_response_do_not_disturb_the_order_of_others() -> Non
 
 def test_requests_lost_with_a_connection_tell_whether_bytes_of_them_were_written() -> None:
     peer = Peer().ready()
-    peer.connection.submit(metadata_request("t", tag="sent"), 0.0)
+    peer.submit(metadata_request("t"), 0.0, "sent")
     peer.sent()
-    peer.connection.submit(produce_request(batch(1), tag="begun"), 0.0)
-    peer.connection.submit(produce_request(batch(1), acks=0, tag="unsent"), 0.0)
+    peer.submit(produce_request(batch(1)), 0.0, "begun")
+    peer.submit(produce_request(batch(1), acks=0), 0.0, "unsent")
     peer.connection.send_buffer.advance(1)
     lost = peer.connection.take_in_flight()
-    assert [(entry.request.tag, possibly) for entry, possibly in lost] == [
+    assert [(peer.names[entry], possibly) for entry, possibly in lost] == [
         ("sent", True),
         ("begun", True),
         ("unsent", False),
@@ -337,11 +341,11 @@ def test_negotiation_is_not_reported_as_lost() -> None:
 def test_the_oldest_request_is_found_over_both_kinds() -> None:
     peer = Peer().ready()
     assert peer.connection.oldest() is None
-    peer.connection.submit(produce_request(batch(1), acks=0, tag=1), 3.0)
-    peer.connection.submit(metadata_request("t", tag=2), 4.0)
+    peer.submit(produce_request(batch(1), acks=0), 3.0, 1)
+    peer.submit(metadata_request("t"), 4.0, 2)
     oldest = peer.connection.oldest()
     assert oldest is not None
-    assert oldest.request.tag == 1
+    assert peer.names[oldest] == 1
 
 
 # -- throttling (KIP-219) ---------------------------------------------------------------------------

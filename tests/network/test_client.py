@@ -11,7 +11,6 @@ import pytest
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError, ProtocolError
 from kafka_sink.model import Node
 from kafka_sink.network import apis
-from kafka_sink.network.client import NodeConnected, NodeDisconnected, RequestFailed, ResponseReceived
 from tests.support.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import (
     SWALLOWED,
@@ -24,7 +23,16 @@ from tests.support.fake_replies import (
     trailing,
     wrong_correlation_id,
 )
-from tests.support.network_harness import Driver, batch, metadata_request, produce_request
+from tests.support.network_harness import (
+    Connected,
+    Disconnected,
+    Driver,
+    Failed,
+    Responded,
+    batch,
+    metadata_request,
+    produce_request,
+)
 
 
 @pytest.fixture
@@ -46,33 +54,33 @@ def driver(cluster: FakeCluster) -> Iterator[Driver]:
 
 
 def test_connecting_is_reported_and_versions_are_known(driver: Driver) -> None:
-    assert [event.node_id for event in driver.of(NodeConnected)] == [-1]
-    assert driver.client.api_version(-1, apis.PRODUCE, (3, 13)) == 13
-    assert driver.client.api_version(-1, apis.PRODUCE, (3, 9)) == 9
+    assert [event.node_id for event in driver.of(Connected)] == [-1]
+    assert driver.connection().api_version(apis.PRODUCE, (3, 13)) == 13
+    assert driver.connection().api_version(apis.PRODUCE, (3, 9)) == 9
     with pytest.raises(BrokerVersionError, match="speaks Produce in versions 3 to 13, this sink in 14 to 15"):
-        driver.client.api_version(-1, apis.PRODUCE, (14, 15))
+        driver.connection().api_version(apis.PRODUCE, (14, 15))
     with pytest.raises(BrokerVersionError, match="speaks 99 in versions 0 to -1"):
-        driver.client.api_version(-1, 99, (0, 1))
+        driver.connection().api_version(99, (0, 1))
 
 
 def test_pipelined_requests_are_answered_with_their_latency(cluster: FakeCluster, driver: Driver) -> None:
-    driver.send(metadata_request("t", tag="m"))
+    driver.send(metadata_request("t"), name="m")
     driver.clock.now += 7
-    driver.send(produce_request(batch(3), tag="p"))
+    driver.send(produce_request(batch(3)), name="p")
     driver.clock.now += 5
-    metadata, produced = driver.event(ResponseReceived, "m"), driver.event(ResponseReceived, "p")
+    metadata, produced = driver.event(Responded, "m"), driver.event(Responded, "p")
     assert (metadata.latency_ms, produced.latency_ms) == (12.0, 5.0)
     assert metadata.response.update.nodes == (Node(0, "127.0.0.1", cluster.port(0)),)
     assert produced.response.partitions[0].error_code == 0
     assert [b.record_count for b in cluster.batches("t", 0)] == [3]
-    assert driver.client.in_flight(-1) == 0
+    assert driver.connection().in_flight == 0
 
 
 def test_a_request_without_a_response_is_done_when_written(cluster: FakeCluster, driver: Driver) -> None:
-    driver.send(produce_request(batch(2), acks=0, tag="fire"))
-    driver.send(metadata_request("t", tag="after"))
-    assert driver.event(ResponseReceived, "fire").response is None
-    driver.event(ResponseReceived, "after")
+    driver.send(produce_request(batch(2), acks=0), name="fire")
+    driver.send(metadata_request("t"), name="after")
+    assert driver.event(Responded, "fire").response is None
+    driver.event(Responded, "after")
     assert [b.record_count for b in cluster.batches("t", 0)] == [2]
 
 
@@ -80,8 +88,6 @@ def test_sending_to_a_broker_that_is_not_ready_changes_nothing(cluster: FakeClus
     with Driver(cluster.bootstrap_servers) as driver:
         with pytest.raises(ValueError, match="not ready"):
             driver.send(metadata_request("t"))
-        with pytest.raises(ValueError, match="no broker 7"):
-            driver.send(metadata_request("t"), 7)
         assert driver.poll() == []
 
 
@@ -92,13 +98,13 @@ def test_a_large_request_to_a_slow_reader_never_blocks(cluster: FakeCluster) -> 
         cluster.freeze(0)
         started = time.monotonic()
         for tag in range(5):
-            driver.send(produce_request(data, tag=tag))
+            driver.send(produce_request(data), name=tag)
         driver.poll(0.0)
         assert time.monotonic() - started < 20
-        assert driver.client.in_flight(-1) == 5
+        assert driver.connection().in_flight == 5
         cluster.thaw(0)
         for tag in range(5):
-            assert driver.event(ResponseReceived, tag).response.partitions[0].error_code == 2
+            assert driver.event(Responded, tag).response.partitions[0].error_code == 2
     assert len(cluster.received(PRODUCE)) == 5
 
 
@@ -110,35 +116,34 @@ def test_the_window_holds_produce_back_and_not_metadata(cluster: FakeCluster) ->
         driver.connect()
         cluster.freeze(0)
         for tag in range(2):
-            assert driver.client.ready(-1, driver.clock.now)
-            driver.send(produce_request(batch(1), tag=tag))
-        assert not driver.client.ready(-1, driver.clock.now)
-        assert driver.client.ready_delay_ms(-1, driver.clock.now) == math.inf
-        assert driver.client.ready_for_any(-1, driver.clock.now)
-        assert driver.client.least_loaded_node(driver.clock.now) == -1
-        driver.send(metadata_request("t", tag="m"))
+            assert driver.ready()
+            driver.send(produce_request(batch(1)), name=tag)
+        assert not driver.ready()
+        assert driver.ready_delay_ms() == math.inf
+        assert driver.ready_for_any()
+        assert driver.to_ask() == -1
+        driver.send(metadata_request("t"), name="m")
         cluster.thaw(0)
-        driver.event(ResponseReceived, "m")
-        assert driver.client.ready(-1, driver.clock.now)
+        driver.event(Responded, "m")
+        assert driver.ready()
 
 
 def test_throttling_mutes_for_as_long_as_the_broker_says(cluster: FakeCluster, driver: Driver) -> None:
     cluster.script(PRODUCE, Reply(throttle_ms=900))
-    driver.send(produce_request(batch(1), tag="p"))
-    driver.event(ResponseReceived, "p")
-    assert not driver.client.ready(-1, driver.clock.now)
-    assert driver.client.ready_delay_ms(-1, driver.clock.now) == 900
-    assert driver.client.ready_for_any(-1, driver.clock.now)
+    driver.send(produce_request(batch(1)), name="p")
+    driver.event(Responded, "p")
+    assert not driver.ready()
+    assert driver.ready_delay_ms() == 900
+    assert driver.ready_for_any()
     driver.clock.now += 899
-    assert not driver.client.ready(-1, driver.clock.now)
+    assert not driver.ready()
     driver.clock.now += 1
-    assert driver.client.ready(-1, driver.clock.now)
+    assert driver.ready()
 
 
 def test_an_unknown_broker_is_never_ready(driver: Driver) -> None:
-    assert not driver.client.ready(5, driver.clock.now)
-    assert driver.client.ready_delay_ms(5, driver.clock.now) == math.inf
-    assert driver.client.in_flight(5) == 0
+    assert not driver.ready(5)
+    assert driver.ready_delay_ms(5) == math.inf
 
 
 # -- wrong responses --------------------------------------------------------------------------------
@@ -160,36 +165,36 @@ def test_a_wrong_response_fails_what_is_in_flight_and_the_next_connection_works(
 ) -> None:
     cluster.script(PRODUCE, WRONG[kind])
     for tag in ("a", "b", "c"):
-        driver.send(produce_request(batch(1), tag=tag))
+        driver.send(produce_request(batch(1)), name=tag)
     for tag in ("a", "b", "c"):
-        failed = driver.event(RequestFailed, tag)
+        failed = driver.event(Failed, tag)
         assert isinstance(failed.cause, ProtocolError)
         assert failed.possibly_sent
         assert f"127.0.0.1:{cluster.port(0)}" in str(failed.cause)
-    assert driver.of(NodeDisconnected)[0].node_id == -1
-    assert not driver.client.ready(-1, driver.clock.now), "backing off"
-    assert driver.client.ready_delay_ms(-1, driver.clock.now) == 50
+    assert driver.of(Disconnected)[0].node_id == -1
+    assert not driver.ready(), "backing off"
+    assert driver.ready_delay_ms() == 50
     driver.clock.now += 50
     driver.connect()
-    driver.send(produce_request(batch(1), tag="again"))
-    assert driver.event(ResponseReceived, "again").response.partitions[0].error_code == 0
+    driver.send(produce_request(batch(1)), name="again")
+    assert driver.event(Responded, "again").response.partitions[0].error_code == 0
 
 
 @pytest.mark.parametrize("count", [0, 3, 4, 7, 8, 20])
 def test_a_connection_cut_inside_of_a_response(cluster: FakeCluster, driver: Driver, count: int) -> None:
     cluster.script(PRODUCE, cut_after(count))
-    driver.send(produce_request(batch(1), tag="p"))
-    failed = driver.event(RequestFailed, "p")
+    driver.send(produce_request(batch(1)), name="p")
+    failed = driver.event(Failed, "p")
     assert isinstance(failed.cause, OSError)
     assert failed.possibly_sent
 
 
 def test_responses_before_the_cut_count(cluster: FakeCluster, driver: Driver) -> None:
     cluster.script(PRODUCE, Reply(), SWALLOWED)
-    driver.send(produce_request(batch(1), tag="answered"))
-    driver.send(produce_request(batch(2), tag="swallowed"))
-    assert driver.event(ResponseReceived, "answered").response.partitions[0].base_offset == 0
-    assert driver.event(RequestFailed, "swallowed").possibly_sent
+    driver.send(produce_request(batch(1)), name="answered")
+    driver.send(produce_request(batch(2)), name="swallowed")
+    assert driver.event(Responded, "answered").response.partitions[0].base_offset == 0
+    assert driver.event(Failed, "swallowed").possibly_sent
     assert [b.record_count for b in cluster.batches("t", 0)] == [1, 2], "the broker had acted"
 
 
@@ -197,13 +202,13 @@ def test_responses_before_the_cut_count(cluster: FakeCluster, driver: Driver) ->
 def test_negotiation_that_fails_backs_off(cluster: FakeCluster, reply: Reply) -> None:
     cluster.script(API_VERSIONS, reply)
     with Driver(cluster.bootstrap_servers) as driver:
-        assert not driver.client.ready(-1, driver.clock.now)
-        lost = driver.event(NodeDisconnected)
+        assert not driver.ready()
+        lost = driver.event(Disconnected)
         assert isinstance(lost.cause, (OSError, KafkaSinkError))
         assert driver.client.connection_errors() == {Node(-1, "127.0.0.1", cluster.port(0)): lost.cause}
-        assert driver.client.ready_delay_ms(-1, driver.clock.now) == 50
+        assert driver.ready_delay_ms() == 50
         driver.clock.now += 50
-        driver.until(lambda: driver.client.ready(-1, driver.clock.now))
+        driver.until(lambda: driver.ready())
         assert driver.client.connection_errors() == {}
 
 
@@ -211,16 +216,16 @@ def test_an_old_broker_is_asked_in_version_0() -> None:
     versions = {API_VERSIONS: (0, 2), PRODUCE: (3, 7)}
     with FakeCluster({"t": 1}, versions=versions) as old, Driver(old.bootstrap_servers) as driver:
         driver.connect()
-        assert driver.client.api_version(-1, PRODUCE, (3, 13)) == 7
-        driver.send(produce_request(batch(1), version=7, tag="p"))
-        assert driver.event(ResponseReceived, "p").response.partitions[0].error_code == 0
+        assert driver.connection().api_version(PRODUCE, (3, 13)) == 7
+        driver.send(produce_request(batch(1), version=7), name="p")
+        assert driver.event(Responded, "p").response.partitions[0].error_code == 0
 
 
 def test_a_controller_is_refused_by_name() -> None:
     with FakeCluster(versions={PRODUCE: (0, -1)}) as other, Driver(other.bootstrap_servers) as driver:
         other._state.versions.pop(PRODUCE)  # type: ignore[attr-defined]  # a dict here
-        driver.client.ready(-1, driver.clock.now)
-        assert "is it a controller" in str(driver.event(NodeDisconnected).cause)
+        driver.ready()
+        assert "is it a controller" in str(driver.event(Disconnected).cause)
 
 
 def test_a_metadata_response_with_an_error_of_its_own_fails(cluster: FakeCluster, driver: Driver) -> None:
@@ -228,19 +233,19 @@ def test_a_metadata_response_with_an_error_of_its_own_fails(cluster: FakeCluster
         return frame[:-3] + (5).to_bytes(2, "big") + frame[-1:]
 
     cluster.script(METADATA, Reply(mangle=with_error))
-    driver.send(metadata_request("t", version=13, tag="m"))
-    assert "failed Metadata: LEADER_NOT_AVAILABLE (error 5)" in str(driver.event(RequestFailed, "m").cause)
-    assert driver.client.ready(-1, driver.clock.now), "the connection is good"
+    driver.send(metadata_request("t", version=13), name="m")
+    assert "failed Metadata: LEADER_NOT_AVAILABLE (error 5)" in str(driver.event(Failed, "m").cause)
+    assert driver.ready(), "the connection is good"
 
 
 def test_rebootstrap_forgets_the_known_brokers(cluster: FakeCluster, driver: Driver) -> None:
     def with_error(frame: bytes) -> bytes:
         return frame[:-3] + (129).to_bytes(2, "big") + frame[-1:]
 
-    driver.client.set_nodes([Node(0, "127.0.0.1", cluster.port(0))])
+    driver.client.set_addresses([Node(0, "127.0.0.1", cluster.port(0))])
     driver.connect(0)
-    assert driver.client.least_loaded_node(driver.clock.now) == 0
+    assert driver.to_ask() == 0
     cluster.script(METADATA, Reply(mangle=with_error))
-    driver.send(metadata_request("t", version=13, tag="m"), 0)
-    driver.event(RequestFailed, "m")
-    assert driver.client.least_loaded_node(driver.clock.now) == -1
+    driver.send(metadata_request("t", version=13), 0, name="m")
+    driver.event(Failed, "m")
+    assert driver.to_ask() == -1

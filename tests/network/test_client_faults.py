@@ -7,7 +7,6 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.network.client import RequestFailed, ResponseReceived
 from tests.support.effort import tries
 from tests.support.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import (
@@ -21,7 +20,7 @@ from tests.support.fake_replies import (
     trailing,
     wrong_correlation_id,
 )
-from tests.support.network_harness import Driver, batch, metadata_request, produce_request
+from tests.support.network_harness import Driver, Failed, Responded, batch, metadata_request, produce_request
 
 REPLIES = st.one_of(
     st.sampled_from([OK, SWALLOWED, Refuse(), Reply(silent=True), wrong_correlation_id(), trailing(b"x")]),
@@ -49,18 +48,18 @@ def test_every_request_ends_exactly_once(
         waiting = list(enumerate(kinds))
 
         def ended() -> Counter[object]:
-            found = (e for e in driver.events if isinstance(e, (ResponseReceived, RequestFailed)))
-            return Counter(event.tag for event in found)
+            found = (e for e in driver.events if isinstance(e, (Responded, Failed)))
+            return Counter(event.name for event in found)
 
         def step() -> bool:
-            while waiting and driver.client.ready(-1, driver.clock.now):
+            while waiting and driver.ready():
                 tag, kind = waiting.pop(0)
                 request = (
-                    metadata_request("t", tag=tag)
+                    metadata_request("t")
                     if kind == "metadata"
-                    else produce_request(batch(1), acks=0 if kind == "fire" else -1, tag=tag)
+                    else produce_request(batch(1), acks=0 if kind == "fire" else -1)
                 )
-                driver.send(request)
+                driver.send(request, name=tag)
             if not driver.poll(5):
                 driver.clock.now += 2_000  # silence: towards the next reconnect or timeout
             return len(ended()) == len(kinds)
@@ -69,4 +68,4 @@ def test_every_request_ends_exactly_once(
         for _ in range(3):
             driver.poll(1)
         assert ended() == Counter(range(len(kinds)))
-        assert driver.client.in_flight(-1) == 0
+        assert driver.connection().in_flight == 0

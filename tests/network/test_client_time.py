@@ -15,11 +15,19 @@ import pytest
 from kafka_sink.model import Node
 from kafka_sink.network import transport
 from kafka_sink.network.broker_connection import RequestTimeoutError
-from kafka_sink.network.client import NodeConnected, NodeDisconnected, RequestFailed, ResponseReceived
 from kafka_sink.secret import Secret
 from kafka_sink.security.preparation import Preparation, Security
 from tests.support.fake_broker import API_VERSIONS, FakeCluster
-from tests.support.network_harness import Driver, batch, metadata_request, produce_request
+from tests.support.network_harness import (
+    Connected,
+    Disconnected,
+    Driver,
+    Failed,
+    Responded,
+    batch,
+    metadata_request,
+    produce_request,
+)
 from tests.support.ports import refusing_port
 
 
@@ -43,14 +51,14 @@ def driver(cluster: FakeCluster) -> Iterator[Driver]:
 
 def test_a_silent_broker_fails_its_requests_after_their_timeout(cluster: FakeCluster, driver: Driver) -> None:
     cluster.freeze(0)
-    driver.send(produce_request(batch(1), tag="old"))
+    driver.send(produce_request(batch(1)), name="old")
     driver.clock.now += 10_000
-    driver.send(produce_request(batch(1), tag="new"))
+    driver.send(produce_request(batch(1)), name="new")
     driver.clock.now += 19_999
     assert driver.poll() == []
     driver.clock.now += 1
     for tag in ("old", "new"):
-        failed = driver.event(RequestFailed, tag)
+        failed = driver.event(Failed, tag)
         assert isinstance(failed.cause, RequestTimeoutError)
         assert failed.possibly_sent
     cluster.thaw(0)
@@ -60,11 +68,11 @@ def test_a_failure_says_whether_bytes_of_the_request_were_written(cluster: FakeC
     with Driver(cluster.bootstrap_servers, send_buffer_bytes=8192) as driver:
         driver.connect()
         cluster.freeze(0)
-        driver.send(produce_request(bytes(50_000_000), tag="begun"))
-        driver.send(produce_request(batch(1), tag="unsent"))
+        driver.send(produce_request(bytes(50_000_000)), name="begun")
+        driver.send(produce_request(batch(1)), name="unsent")
         driver.clock.now += 30_000
-        assert driver.event(RequestFailed, "begun").possibly_sent
-        assert not driver.event(RequestFailed, "unsent").possibly_sent
+        assert driver.event(Failed, "begun").possibly_sent
+        assert not driver.event(Failed, "unsent").possibly_sent
         cluster.thaw(0)
 
 
@@ -75,9 +83,10 @@ def test_poll_ends_at_the_next_deadline(cluster: FakeCluster) -> None:
         driver.connect()
         cluster.freeze(0)
         now_ms = time.monotonic() * 1000
-        driver.client.send(-1, dataclasses.replace(produce_request(batch(1)), timeout_ms=200), now_ms)
-        events = driver.client.poll(60_000, now_ms)
-        assert [type(event) for event in events] == [RequestFailed, NodeDisconnected]
+        driver.clock.now, driver.events = now_ms, []
+        driver.send(dataclasses.replace(produce_request(batch(1)), timeout_ms=200))
+        events = driver.poll(60_000)
+        assert [type(event) for event in events] == [Failed, Disconnected]
         assert time.monotonic() - clock_started < 20
         cluster.thaw(0)
 
@@ -85,32 +94,32 @@ def test_poll_ends_at_the_next_deadline(cluster: FakeCluster) -> None:
 def test_a_broker_that_accepts_and_says_nothing_is_given_up(cluster: FakeCluster) -> None:
     cluster.freeze(0)
     with Driver(cluster.bootstrap_servers) as driver:
-        driver.client.ready(-1, driver.clock.now)
+        driver.ready()
         driver.until(lambda: cluster.connections())
         driver.poll(20)
-        assert driver.of(NodeDisconnected) == []
+        assert driver.of(Disconnected) == []
         driver.clock.now += 10_000
-        assert "connection.setup.timeout.ms" in str(driver.event(NodeDisconnected).cause)
+        assert "connection.setup.timeout.ms" in str(driver.event(Disconnected).cause)
         cluster.thaw(0)
 
 
 def test_an_idle_connection_is_closed_without_a_fuss(driver: Driver) -> None:
     driver.clock.now += 540_000
     driver.poll()
-    assert driver.of(NodeDisconnected) == []
+    assert driver.of(Disconnected) == []
     assert driver.client.connection_errors() == {}
     driver.connect()
-    assert len(driver.of(NodeConnected)) == 2
+    assert len(driver.of(Connected)) == 2
 
 
 def test_reconnects_wait_longer_each_time(cluster: FakeCluster) -> None:
     cluster.stop(0)
     with Driver(cluster.bootstrap_servers) as driver:
         for attempt, wait in enumerate((50, 100, 200, 400, 800, 1000, 1000), 1):
-            driver.client.ready(-1, driver.clock.now)
-            driver.until(lambda n=attempt: len(driver.of(NodeDisconnected)) == n)  # type: ignore[misc]
+            driver.ready()
+            driver.until(lambda n=attempt: len(driver.of(Disconnected)) == n)  # type: ignore[misc]
             assert driver.client.connect_delay_ms(driver.clock.now) == wait
-            assert driver.client.least_loaded_node(driver.clock.now) is None
+            assert driver.to_ask() is None
             driver.clock.now += wait
         cluster.start(0)
         driver.connect()
@@ -123,14 +132,14 @@ def test_dead_bootstrap_addresses_are_skipped(cluster: FakeCluster) -> None:
     with refusing_port() as port, Driver(f"127.0.0.1:{port},{cluster.bootstrap_servers}") as driver:
 
         def ready() -> bool:
-            node = driver.client.least_loaded_node(driver.clock.now)
+            node = driver.to_ask()
             driver.clock.now += 10
-            return node is not None and driver.client.ready_for_any(node, driver.clock.now)
+            return node is not None and driver.ready_for_any(node)
 
         driver.until(ready)
         assert [type(event) for event in driver.events] in (
-            [NodeConnected],
-            [NodeDisconnected, NodeConnected],
+            [Connected],
+            [Disconnected, Connected],
         )
 
 
@@ -138,49 +147,51 @@ def test_an_attempt_that_hangs_does_not_hold_the_others_up() -> None:
     """A firewall that drops packets: another broker is tried after a second, not after the setup timeout."""
     with FakeCluster(brokers=2) as cluster, Driver(cluster.bootstrap_servers) as driver:
         cluster.freeze(0)
-        driver.client.ready_for_any(-1, driver.clock.now)
-        assert driver.client.least_loaded_node(driver.clock.now + 999) == -1
-        assert driver.client.least_loaded_node(driver.clock.now + 1000) == -2
+        driver.ready_for_any()
+        driver.clock.now += 999
+        assert driver.to_ask() == -1
+        driver.clock.now += 1
+        assert driver.to_ask() == -2
         cluster.thaw(0)
 
 
 def test_metadata_is_not_asked_of_a_muted_broker_while_there_are_others() -> None:
     """Catches: a second that every third new producer loses on a broker that the job knows to be dead."""
     with FakeCluster({"t": 1}, brokers=2) as cluster, Driver(cluster.bootstrap_servers) as driver:
-        driver.client.set_nodes(Node(i, "127.0.0.1", cluster.port(i)) for i in range(2))
+        driver.client.set_addresses(Node(i, "127.0.0.1", cluster.port(i)) for i in range(2))
         driver.client.avoided = frozenset({0})
-        assert driver.client.least_loaded_node(driver.clock.now) == 1
+        assert driver.to_ask() == 1
         driver.client.avoided = frozenset({1})
-        assert driver.client.least_loaded_node(driver.clock.now) == 0
+        assert driver.to_ask() == 0
         driver.client.avoided = frozenset({0, 1})
-        assert driver.client.least_loaded_node(driver.clock.now) in {0, 1}
+        assert driver.to_ask() in {0, 1}
 
 
 def test_metadata_goes_to_the_least_loaded_and_not_to_the_silent() -> None:
     with FakeCluster({"t": 1}, brokers=2) as cluster, Driver(cluster.bootstrap_servers) as driver:
-        driver.client.set_nodes(Node(i, "127.0.0.1", cluster.port(i)) for i in range(2))
+        driver.client.set_addresses(Node(i, "127.0.0.1", cluster.port(i)) for i in range(2))
         driver.connect(0)
         driver.connect(1)
         cluster.freeze(0)
         cluster.freeze(1)
         driver.send(metadata_request("t"), 0)
-        assert driver.client.least_loaded_node(driver.clock.now) == 1
+        assert driver.to_ask() == 1
         driver.clock.now += 2000
         for _ in range(3):
             driver.send(metadata_request("t"), 1)
-        assert driver.client.least_loaded_node(driver.clock.now) == 1, "0 has been silent for two seconds"
+        assert driver.to_ask() == 1, "0 has been silent for two seconds"
         cluster.thaw(0)
         cluster.thaw(1)
 
 
 def test_a_broker_that_moved_is_connected_to_anew(cluster: FakeCluster, driver: Driver) -> None:
-    driver.client.set_nodes([Node(0, "127.0.0.1", cluster.port(0))])
+    driver.client.set_addresses([Node(0, "127.0.0.1", cluster.port(0))])
     driver.connect(0)
     cluster.freeze(0)
-    driver.send(metadata_request("t", tag="m"), 0)
+    driver.send(metadata_request("t"), 0, name="m")
     with FakeCluster() as other:
-        driver.client.set_nodes([Node(0, "127.0.0.1", other.port(0))])
-        assert "moved to" in str(driver.event(RequestFailed, "m").cause)
+        driver.client.set_addresses([Node(0, "127.0.0.1", other.port(0))])
+        assert "moved to" in str(driver.event(Failed, "m").cause)
         driver.connect(0)
         assert len(other.received(API_VERSIONS)) == 1
     cluster.thaw(0)
@@ -190,17 +201,17 @@ def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done(
     cluster: FakeCluster, driver: Driver
 ) -> None:
     here = Node(0, "127.0.0.1", cluster.port(0))
-    driver.client.set_nodes([here])
+    driver.client.set_addresses([here])
     driver.connect(0)
     cluster.freeze(0)
-    driver.send(metadata_request("t", tag="m"), 0)
-    driver.client.set_nodes([])
-    assert driver.client.in_flight(0) == 1
+    driver.send(metadata_request("t"), 0, name="m")
+    driver.client.set_addresses([])
+    assert driver.connection(0).in_flight == 1
     cluster.thaw(0)
-    driver.event(ResponseReceived, "m")
-    driver.client.set_nodes([])
-    assert not driver.client.ready_for_any(0, driver.clock.now)
-    assert driver.client.ready_for_any(-1, driver.clock.now), "bootstrap addresses stay"
+    driver.event(Responded, "m")
+    driver.client.set_addresses([])
+    assert not driver.ready_for_any(0)
+    assert driver.ready_for_any(), "bootstrap addresses stay"
 
 
 def test_all_addresses_of_a_name_are_tried(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +219,7 @@ def test_all_addresses_of_a_name_are_tried(cluster: FakeCluster, monkeypatch: py
         places = [(socket.AF_INET, ("127.0.0.1", port)) for port in (refused, cluster.port(0))]
         monkeypatch.setattr(transport, "_resolve", lambda host, port, flags: list(places))
         driver.connect()
-        assert [type(event) for event in driver.events] == [NodeDisconnected, NodeConnected]
+        assert [type(event) for event in driver.events] == [Disconnected, Connected]
         assert driver.clock.now == 1_000_000.0, "no backoff between addresses"
 
 
@@ -227,19 +238,19 @@ def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster, monkeypatch: py
     monkeypatch.setattr(transport, "_resolve", slow)
     with Driver(f"slow.example:9092,{cluster.bootstrap_servers}") as driver:
         started = time.monotonic()
-        assert not driver.client.ready_for_any(-1, driver.clock.now)
+        assert not driver.ready_for_any()
         driver.connect(-2)
         assert time.monotonic() - started < 40
         for _ in range(3):
             driver.clock.now += 40_000
             driver.poll()
-            driver.client.ready_for_any(-1, driver.clock.now)
+            driver.ready_for_any()
         mine = [t for t in threading.enumerate() if t.name == "kafka-chunked-dns-slow.example"]
         assert len(mine) == 1, "one thread, however often it is tried"
         release.set()
         driver.clock.now += 2_000
-        driver.client.ready_for_any(-1, driver.clock.now)
-        driver.until(lambda: any("late" in str(e.cause) for e in driver.of(NodeDisconnected)))
+        driver.ready_for_any()
+        driver.until(lambda: any("late" in str(e.cause) for e in driver.of(Disconnected)))
     mine[0].join(10)
     assert not mine[0].is_alive()
 
@@ -313,8 +324,8 @@ def test_opening_and_closing_leaves_no_socket_and_no_thread(cluster: FakeCluster
     def round_trip() -> None:
         with Driver(cluster.bootstrap_servers) as driver:
             driver.connect()
-            driver.send(metadata_request("t", tag="m"))
-            driver.event(ResponseReceived, "m")
+            driver.send(metadata_request("t"), name="m")
+            driver.event(Responded, "m")
 
     round_trip()
     with socket.socket() as probe:
@@ -337,9 +348,9 @@ def test_a_login_that_another_thread_has_prepared_is_used_at_once(monkeypatch: p
     monkeypatch.setattr(Security, "begin", begin)
     login: dict[str, Any] = {"sasl_mechanism": "PLAIN", "sasl_username": "user", "sasl_password": Secret("x")}
     with Driver("127.0.0.1:1", security_protocol="SASL_PLAINTEXT", **login) as driver:
-        driver.client.ready(-1, driver.clock.now)
+        driver.ready()
         driver.until(lambda: begun)
-        assert driver.of(NodeDisconnected) == []
+        assert driver.of(Disconnected) == []
         begun[0].error, begun[0].done = OSError("no token"), True
         driver.client.wakeup()
-        assert "no token" in str(driver.event(NodeDisconnected).cause)
+        assert "no token" in str(driver.event(Disconnected).cause)

@@ -15,10 +15,10 @@ from kafka.protocol.metadata import ApiVersionsResponse
 from kafka_sink.errors import ProtocolError
 from kafka_sink.network import apis, requests
 from kafka_sink.network.broker_protocol import BrokerProtocol
-from kafka_sink.network.events import OutboundRequest
 from kafka_sink.records.encoder import MAX_RECORDS_PER_BATCH
 from tests.support.effort import tries
 from tests.support.fake_state import framed
+from tests.support.network_harness import request
 from tests.support.response_checks import CASES, GIVEN
 from tests.support.schema_responses import FloodWriter, list_names, uvarint
 
@@ -123,7 +123,7 @@ def test_the_connection_expects_no_more_topics_than_were_asked_for() -> None:
     protocol.receive(framed(versions, 0))
     assert protocol.next_response(0.0) is None
     body = [requests.encode_metadata(12, ("t",), False)]
-    protocol.submit(OutboundRequest(apis.METADATA, 12, body, True, 1000.0, "tag", 1), 0.0)
+    protocol.submit(request(apis.METADATA, 12, body, asked=1), 0.0)
     protocol.send_buffer.advance(protocol.send_buffer.queued_bytes - protocol.send_buffer.written_bytes)
     payload = of_nameless_topics()
     protocol.receive(struct.pack(">i", len(payload)) + struct.pack(">i", 1) + payload[4:])

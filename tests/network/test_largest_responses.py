@@ -13,10 +13,10 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, requests, topic_requests
 from kafka_sink.network import transaction_requests as transactions
 from kafka_sink.network.broker_protocol import BrokerProtocol
-from kafka_sink.network.events import OutboundRequest
 from kafka_sink.network.produce import produce_body
 from kafka_sink.records.encoder import MAX_RECORDS_PER_BATCH
 from tests.support.fake_state import framed
+from tests.support.network_harness import request
 from tests.support.schema_responses import uvarint
 
 # As long as topics' names, host names, a committed offset's metadata and Kafka's texts may be.
@@ -49,7 +49,7 @@ def response(api: int, version: int, body: list[Any], answer: bytes, asked: int 
     protocol.send_buffer.advance(protocol.send_buffer.queued_bytes)
     protocol.receive(framed(ApiVersionsResponse(version=4, error_code=0, api_keys=ours), 0))
     assert protocol.next_response(0.0) is None
-    protocol.submit(OutboundRequest(api, version, body, True, 1000.0, "tag", asked, records), 0.0)
+    protocol.submit(request(api, version, body, asked=asked, records=records), 0.0)
     protocol.send_buffer.advance(protocol.send_buffer.queued_bytes - protocol.send_buffer.written_bytes)
     header = struct.pack(">i", 1) + (b"\0" if version >= apis.APIS[api].first_flexible else b"")
     protocol.receive(struct.pack(">i", len(header) + len(answer)) + header + answer)

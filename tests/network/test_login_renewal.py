@@ -11,7 +11,7 @@ from kafka_sink.errors import AuthenticationError
 from kafka_sink.model import Node
 from kafka_sink.network import broker_connection
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState
-from kafka_sink.network.events import Buffer
+from kafka_sink.network.wire import Buffer
 from kafka_sink.secret import Secret
 from kafka_sink.security import sasl
 from kafka_sink.security.preparation import Preparation, Security

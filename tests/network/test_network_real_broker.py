@@ -10,9 +10,8 @@ import pytest
 
 from kafka_sink.model import TopicMetadata
 from kafka_sink.network import apis, produce, requests
-from kafka_sink.network.client import OutboundRequest, RequestFailed, ResponseReceived
 from local_kafka import LocalBroker
-from tests.support.network_harness import Driver, batch
+from tests.support.network_harness import Driver, Failed, Responded, batch, request
 from tests.support.proxy import METADATA, PRODUCE, ProxyCluster
 from tests.support.response_checks import every_version
 
@@ -33,10 +32,10 @@ def topic_on(driver: Driver, node_id: int = -1) -> TopicMetadata:
     while time.monotonic() < deadline:
         body = [requests.encode_metadata(12, (TOPIC,), True)]
         driver.events.clear()
-        driver.send(OutboundRequest(apis.METADATA, 12, body, True, 30_000, "topic"), node_id)
-        update = driver.event(ResponseReceived, "topic").response.update
+        driver.send(request(apis.METADATA, 12, body), node_id, name="topic")
+        update = driver.event(Responded, "topic").response.update
         if update.topics and all(p.leader >= 0 for p in update.topics[0].partitions):
-            driver.client.set_nodes(update.nodes)
+            driver.client.set_addresses(update.nodes)
             found: TopicMetadata = update.topics[0]
             return found
         time.sleep(0.1)
@@ -48,8 +47,8 @@ def appended(driver: Driver, version: int, body: list[bytes | memoryview], node_
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         driver.events.clear()
-        driver.send(OutboundRequest(apis.PRODUCE, version, body, True, 30_000, "p"), node_id)
-        (partition,) = driver.event(ResponseReceived, "p").response.partitions
+        driver.send(request(apis.PRODUCE, version, body), node_id, name="p")
+        (partition,) = driver.event(Responded, "p").response.partitions
         if partition.error_code not in (3, 6, 100):
             return partition
         time.sleep(0.1)
@@ -75,8 +74,8 @@ def test_produce_in_every_version(driver: Driver, version: int) -> None:
 def test_metadata_in_every_version(driver: Driver, broker: LocalBroker, version: int) -> None:
     known = topic_on(driver)
     body = [requests.encode_metadata(version, (TOPIC, "not-there"), False)]
-    driver.send(OutboundRequest(apis.METADATA, version, body, True, 30_000, "m"))
-    update = driver.event(ResponseReceived, "m").response.update
+    driver.send(request(apis.METADATA, version, body), name="m")
+    update = driver.event(Responded, "m").response.update
     assert [f"{node.host}:{node.port}" for node in update.nodes] == [broker.bootstrap_servers]
     assert update.errors == {"not-there": 3}
     assert [len(topic.partitions) for topic in update.topics] == [len(known.partitions)]
@@ -85,15 +84,15 @@ def test_metadata_in_every_version(driver: Driver, broker: LocalBroker, version:
 
 
 def test_producer_ids_in_every_version_that_the_broker_takes(driver: Driver) -> None:
-    newest = driver.client.api_version(-1, apis.INIT_PRODUCER_ID)
+    newest = driver.connection().api_version(apis.INIT_PRODUCER_ID)
     for version in range(newest + 1):
         deadline = time.monotonic() + 30
         code = -1
         while code and time.monotonic() < deadline:
             driver.events.clear()
             body = [requests.encode_init_producer_id(version, -1, -1)]
-            driver.send(OutboundRequest(apis.INIT_PRODUCER_ID, version, body, True, 30_000, "i"))
-            response = driver.event(ResponseReceived, "i").response
+            driver.send(request(apis.INIT_PRODUCER_ID, version, body), name="i")
+            response = driver.event(Responded, "i").response
             code = response.error_code  # 14 and 15 while the coordinator loads
         assert (code, response.producer_epoch) == (0, 0)
         assert response.producer_id >= 0
@@ -121,13 +120,13 @@ def test_through_the_proxies_of_a_cluster(broker: LocalBroker) -> None:
         offset = appended(driver, 12, body, 0).base_offset
         before = proxies.requests[PRODUCE]
         proxies[0].swallow(PRODUCE)
-        driver.send(OutboundRequest(apis.PRODUCE, 12, body, True, 30_000, "lost"), 0)
-        assert driver.event(RequestFailed, "lost").possibly_sent
+        driver.send(request(apis.PRODUCE, 12, body), 0, name="lost")
+        assert driver.event(Failed, "lost").possibly_sent
         driver.clock.now += 1_000
         driver.connect(0)
-        driver.send(OutboundRequest(apis.PRODUCE, 12, body, True, 30_000, "next"), 0)
-        assert driver.event(ResponseReceived, "next").response.partitions[0].base_offset == offset + 2
+        driver.send(request(apis.PRODUCE, 12, body), 0, name="next")
+        assert driver.event(Responded, "next").response.partitions[0].base_offset == offset + 2
         assert len(topic.partitions) > 1
         assert proxies.requests[PRODUCE] == before + 2
         assert proxies.requests[METADATA] >= 1
-        assert driver.client._connections[0].node.port == proxies[0].port
+        assert driver.client.connections[0].node.port == proxies[0].port

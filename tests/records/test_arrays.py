@@ -60,7 +60,7 @@ from kafka_sink.records import encoder
 from kafka_sink.records.encoder import Run
 from kafka_sink.rows import columns, ordering, rebatching
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.accumulator.batch_limits import BatchRoom
+from kafka_sink.rows.partitioner import BatchCapacity
 from kafka_sink.rows.partitioner import Partitioner
 import numpy as np
 
@@ -74,7 +74,7 @@ reader = pa.ipc.open_stream(sys.stdin.buffer)
 plan = ColumnPlan.of([(f.name, t) for f, t in zip(reader.schema, (
     'string', 'binary', 'string', 'array<struct<key:string,value:binary>>', 'timestamp'))], None)
 builder = rebatching.Rebatcher(plan.sized, linger_ms=0)
-room = BatchRoom(None, 99)
+room = BatchCapacity(None, 99)
 partitioner = Partitioner(room=lambda *_: room, ignore_keys=False, adaptive=True, random=lambda: 0.5)
 for batch in reader:
     for unit_rows in [*builder.offer(batch, 0.0), *builder.drain()]:

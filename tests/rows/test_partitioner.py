@@ -12,14 +12,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.errors import InvalidRowError
 from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
 from kafka_sink.rows.ordering import ordered_rows_of
-from kafka_sink.rows.partitioner import Partitioner, TopicView
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner, TopicView
 
 SIZES = np.full(1000, 100, dtype=np.int64)
 
@@ -31,9 +30,9 @@ class Batches:
         self.size = size
         self.open: dict[int, float] = {}
 
-    def room(self, partition: TopicPartition, row_bytes: float) -> BatchRoom:
+    def room(self, partition: TopicPartition, row_bytes: float) -> BatchCapacity:
         held = self.open.get(partition.partition)
-        return BatchRoom(None if held is None else self.size - held, self.size)
+        return BatchCapacity(None if held is None else self.size - held, self.size)
 
     def append(self, partitions: Iterable[int], row_bytes: float) -> None:
         for partition in partitions:

@@ -8,7 +8,6 @@ import logging
 import pyarrow as pa
 import pytest
 
-from kafka_sink.accumulator.batch_limits import BatchRoom
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.metadata.cluster_metadata import ClientRack
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
@@ -16,7 +15,7 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
-from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.task.producer import Producer
 from local_kafka import LocalBroker
 
@@ -31,7 +30,7 @@ def partitions(
 ) -> set[int]:
     chosen = iter(range(1_000_000))
     partitioner = Partitioner(
-        room=lambda *_: BatchRoom(None, 5000),
+        room=lambda *_: BatchCapacity(None, 5000),
         ignore_keys=False,
         adaptive=True,
         random=lambda: next(chosen) * 0.317 % 1,

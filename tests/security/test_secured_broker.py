@@ -463,7 +463,7 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
         producer.begin()
 
         def made() -> set[float]:
-            links = producer.network._connections.values()
+            links = producer.network.connections.values()
             return {link.connecting_since_ms for link in links if link.is_made}
 
         producer.send(pa.record_batch([pa.array(["x"])], names=["value"]), plan=plan)

@@ -7,11 +7,12 @@ import random
 import pyarrow as pa
 import pytest
 
-from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
+from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import encoder
@@ -19,8 +20,9 @@ from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
-from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.requests import fill_request
+from tests.support.brokers import Brokers
 from tests.support.queues import queues_of, teach_ratio
 from tests.support.strategy import forced
 
@@ -30,7 +32,7 @@ PARTITIONS = 400
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", p, 0, 0) for p in range(PARTITIONS)))}
 PARTITIONER = Partitioner(
-    room=lambda *_: BatchRoom(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
+    room=lambda *_: BatchCapacity(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
 )
 MAX_REQUEST_BYTES = 1 << 20
 COMPRESSED = [codec for codec in CompressionType if codec is not CompressionType.NONE]
@@ -51,6 +53,7 @@ class Bench:
             buffer_memory=memory,
             compression_type=compression,
         )
+        self.broker: Broker = Brokers().of(0)
         self.accumulator = RecordAccumulator(settings, forced.allocator(pool, 512 << 10, 4_096))
         codec = codec_for(compression, None)
         self.estimates = SizeEstimates(self.accumulator.options, codec, self.accumulator.limits)
@@ -71,11 +74,16 @@ class Bench:
         self.append([values[at % len(values)] for at in range(len(partitions))], partitions)
 
     def request(self) -> list[ProducerBatch]:
-        check = self.accumulator.ready(lambda p: TOPICS["t"].partitions[p.partition], 1_000)
-        if not check.nodes:
+        check = self.accumulator.ready(lambda _: self.broker, 1_000)
+        if not check.brokers:
             return []
         taken = fill_request(
-            self.accumulator, 0, check.nodes[0], MAX_REQUEST_BYTES, lambda batch: True, lambda batch: False
+            self.accumulator,
+            self.broker,
+            check.brokers[self.broker],
+            MAX_REQUEST_BYTES,
+            lambda batch: True,
+            lambda batch: False,
         )
         for batch in taken:
             batch.move_to(BatchState.IN_FLIGHT)

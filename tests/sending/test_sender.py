@@ -8,9 +8,11 @@ from collections.abc import Mapping
 import pytest
 
 from kafka_sink.breaker import CircuitBreakManager, PartitionCircuitBreaker, ProducerStatusContext
+from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.model import TopicPartition
-from kafka_sink.network.client import NetworkClient, NetworkEvent, OutboundRequest, ResponseReceived
-from kafka_sink.sending.requests import ProduceTag
+from kafka_sink.network.client import NetworkClient
+from kafka_sink.network.produce import ProduceResponse
+from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.sender import Sender
 from tests.support.fake_broker import FakeCluster
 from tests.support.scripted_cluster import rows, task, until, written
@@ -91,16 +93,16 @@ def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(
     """Catches: a further pass after each request, which finds nothing to send."""
     passes = count_passes(monkeypatch)
     sent: list[tuple[int, float]] = []
-    send = NetworkClient.send
+    send = Broker.send
 
-    def noted(network: NetworkClient, node_id: int, request: OutboundRequest, now_ms: float) -> None:
+    def noted(broker: Broker, request: SentRequest, now_ms: float) -> None:
         sent.append((len(passes), now_ms))
-        send(network, node_id, request, now_ms)
+        send(broker, request, now_ms)
 
     with FakeCluster({"t": 1}) as cluster, task(cluster) as producer:
         producer.send(rows(0, 1))
         until(lambda: producer.acknowledged == producer.rows, "the first response")
-        monkeypatch.setattr(NetworkClient, "send", noted)
+        monkeypatch.setattr(Broker, "send", noted)
         cluster.freeze(0)
         producer.send(rows(1, 1))
         until(lambda: sent, "the second request")
@@ -147,14 +149,17 @@ def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_p
     """Catches: a second pass for each request, which costs nearly as much as the request; a request that the
     breaker class wants at once, which waits for up to a second."""
     log: list[str] = []
-    poll, run_once = NetworkClient.poll, Sender.run_once
+    poll, run_once, on_response = NetworkClient.poll, Sender.run_once, ResponseHandler.on_response
 
-    def logged_poll(network: NetworkClient, timeout_ms: float, now_ms: float) -> list[NetworkEvent]:
+    def logged_poll(network: NetworkClient, timeout_ms: float, now_ms: float) -> int:
         log.append("poll")
-        events = poll(network, timeout_ms, now_ms)
-        responses = [event for event in events if isinstance(event, ResponseReceived)]
-        log.extend("acknowledged" for event in responses if isinstance(event.tag, ProduceTag))
-        return events
+        return poll(network, timeout_ms, now_ms)
+
+    def logged_response(
+        handler: ResponseHandler, broker: Broker, response: ProduceResponse, now_ms: float
+    ) -> bool:
+        log.append("acknowledged")
+        return on_response(handler, broker, response, now_ms)
 
     def logged_pass(sender: Sender, now_ms: float) -> None:
         log.append("pass")
@@ -164,6 +169,7 @@ def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_p
         producer.send(rows(0, 1))
         until(lambda: producer.acknowledged == 1, "the first response")
         monkeypatch.setattr(NetworkClient, "poll", logged_poll)
+        monkeypatch.setattr(ResponseHandler, "on_response", logged_response)
         monkeypatch.setattr(Sender, "run_once", logged_pass)
         producer.send(rows(1, 1))
         until(lambda: log[-1:] == ["poll"] and "acknowledged" in log, "the next poll")

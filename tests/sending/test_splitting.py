@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from kafka.record.default_records import DefaultRecordBatch
 
-from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -22,7 +22,7 @@ from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
-from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.splitting import _records, split_batch, take_out
 from tests.support.queues import queues_of
 from tests.support.strategy import forced
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.both_strategies
 BATCH_SIZE = 1_000
 TOPICS = {"t": TopicMetadata.of("t", None, (PartitionInfo("t", 0, 0, 0),))}
 PARTITIONER = Partitioner(
-    room=lambda *_: BatchRoom(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
+    room=lambda *_: BatchCapacity(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
 )
 
 

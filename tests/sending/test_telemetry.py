@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +19,12 @@ from kafka_sink.kafka_errors import (
     UNSUPPORTED_VERSION,
 )
 from kafka_sink.model import CompressionType
-from kafka_sink.network.client import OutboundRequest, ResponseReceived
+from kafka_sink.network.apis import METADATA, PRODUCE
+from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.telemetry_requests import PushResponse, Subscription
 from kafka_sink.records.compression import decompressed
-from kafka_sink.sending.telemetry import ClientTelemetry, TelemetryTag
+from kafka_sink.sending.telemetry import ClientTelemetry
+from tests.support.brokers import Brokers
 from tests.support.telemetry import Pushed, read
 
 GET, PUSH = 71, 72
@@ -44,28 +47,40 @@ class Push:
         return read(self.data)
 
 
+class Connection:
+    """To a broker; it ``offers`` the APIs or not."""
+
+    def __init__(self, network: Network, node_id: int, *, offers: bool) -> None:
+        self.node_id, self.offers, self._network = node_id, offers, network
+
+    def newest_version(self, api_key: int) -> int:
+        return 0 if self.offers else -1
+
+    @property
+    def is_ready(self) -> bool:
+        return self.node_id in self._network.connected
+
+    @property
+    def in_flight(self) -> int:
+        return int(self.node_id in self._network.busy)
+
+
 class Network:
     """Brokers by id; those in ``offering`` have the APIs."""
 
     def __init__(self, *offering: int) -> None:
-        self.offering, self.connected = set(offering), set(offering)
-        self.requests: list[tuple[int, OutboundRequest]] = []
+        self.connected = set(offering)
+        self.requests: list[tuple[int, Request]] = []
         self.busy: set[int] = set()
+        self.connections = {node: Connection(self, node, offers=node in offering) for node in (1, 2, 3)}
+        self.on_responded: Any = None
 
-    def newest_version(self, node_id: int, api_key: int) -> int:
-        return 0 if node_id in self.offering else -1
+    def connected_with(self, api_key: int, now_ms: float) -> Connection | None:
+        usable = [one for one in self.connections.values() if one.is_ready and one.offers]
+        return min(usable, key=lambda one: (one.in_flight, one.node_id), default=None)
 
-    def is_connected(self, node_id: int) -> bool:
-        return node_id in self.connected
-
-    def connected_with(self, api_key: int, now_ms: float) -> int | None:
-        return min(self.connected & self.offering, key=lambda node: (node in self.busy, node), default=None)
-
-    def in_flight(self, node_id: int) -> int:
-        return int(node_id in self.busy)
-
-    def send(self, node_id: int, request: OutboundRequest, now_ms: float) -> None:
-        self.requests.append((node_id, request))
+    def send(self, connection: Connection, request: Request, now_ms: float) -> None:
+        self.requests.append((connection.node_id, request))
 
 
 class Client:
@@ -75,7 +90,9 @@ class Client:
         self.network, self.now, self.draw = Network(*offering), 0.0, draw
         clock = lambda: 1e12 + self.now  # noqa: E731
         network: Any = self.network
-        self.telemetry = ClientTelemetry(network, 30_000, lambda: resource, clock, lambda: self.draw)
+        self.brokers = Brokers()
+        cluster: Any = SimpleNamespace(brokers=self.brokers, broker=self.brokers.broker)
+        self.telemetry = ClientTelemetry(network, cluster, 30_000, lambda: resource, clock, lambda: self.draw)
         for node in sorted(offering):
             self.telemetry.on_connected(node, self.now)
 
@@ -105,15 +122,26 @@ class Client:
         return Push(instance, subscription, terminating, codec, body[at : at + size - 1])
 
     def answered(self, response: Any) -> Client:
-        self.telemetry.on_response(ResponseReceived(1, self.tag, response, 1.0), self.tag, self.now)
+        self.request.on_response(response, self.now)
         return self
 
+    def failed(self) -> None:
+        self.request.on_failure(ConnectionResetError("cut"), True, self.now)
+
     @property
-    def tag(self) -> TelemetryTag:
-        """Of the last request."""
-        found = self.network.requests[-1][1].tag
-        assert isinstance(found, TelemetryTag)
-        return found
+    def request(self) -> Request:
+        """The last one."""
+        return self.network.requests[-1][1]
+
+    def responded(self, node_id: int, latency_ms: float, throttle_ms: float | None) -> None:
+        """A broker has responded, to a Produce request if there is a time of throttling."""
+        if self.network.on_responded is not None:
+            api = METADATA if throttle_ms is None else PRODUCE
+            request = Request(
+                api, 12, [], 1.0, lambda *_: None, lambda *_: None, sent_ms=self.now - latency_ms
+            )
+            response = SimpleNamespace(throttle_time_ms=throttle_ms)
+            self.network.on_responded(node_id, request, response, self.now)
 
     def subscribed(self, **changes: Any) -> Client:
         """Has pushed once, a whole interval after it asked."""
@@ -125,11 +153,11 @@ def test_brokers_that_do_not_offer_it_are_asked_nothing_and_nothing_is_recorded(
     client = Client()
     client.telemetry.on_connected(1, 0.0)
     client.telemetry.on_sent([5.0])
-    client.telemetry.on_responded(1, 5.0, 0.0)
+    client.responded(1, 5.0, 0.0)
     assert client.at(1e9).due == math.inf
     client.telemetry.terminate(1e9)
     assert not client.network.requests
-    assert not client.telemetry._latencies
+    assert not client.brokers
     assert not client.telemetry._queued.count
 
 
@@ -156,9 +184,9 @@ def test_the_required_metrics_are_those_since_the_last_push() -> None:
     client = Client(1, 2, client_rack="a", transactional_id="x").at(0).answered(WANTED)
     client.telemetry.on_sent([2.0, 6.0])
     client.telemetry.on_sent([])
-    client.telemetry.on_responded(1, 10.0, 0.0)
-    client.telemetry.on_responded(1, 30.0, 5.0)
-    client.telemetry.on_responded(2, 7.0, None)
+    client.responded(1, 10.0, 0.0)
+    client.responded(1, 30.0, 5.0)
+    client.responded(2, 7.0, None)
     pushed = client.at(INTERVAL).push.metrics
     assert pushed.resource == {"client_rack": "a", "transactional_id": "x"}
     assert pushed.values == {
@@ -294,7 +322,7 @@ def test_a_lost_connection_drops_the_push_and_the_next_goes_elsewhere() -> None:
     client = Client(1, 2).subscribed()
     assert client.network.requests[-1][0] == 1
     client.network.connected = {2}
-    client.telemetry.on_failure(client.tag, client.now)
+    client.failed()
     client.telemetry.on_connected(2, client.now)
     assert client.at(client.now).due == INTERVAL
     client.at(client.now + INTERVAL)
@@ -361,7 +389,7 @@ def test_a_client_that_had_no_task_for_long_ends_and_the_next_task_is_another_on
     client.at(ended)
     assert client.push.terminating
     assert client.push.metrics.values["record.queue.time.max"] == 3
-    last = client.tag
+    last = client.request
     assert client.at(ended + 1e6).due == math.inf
     client.telemetry.on_connected(1, client.now)
     assert client.at(client.now).due == math.inf
@@ -370,8 +398,8 @@ def test_a_client_that_had_no_task_for_long_ends_and_the_next_task_is_another_on
     client.at(client.now)
     assert client.last == (GET, NEW + b"\0")
     # What is late says nothing of the client that there is now.
-    client.telemetry.on_response(ResponseReceived(1, last, PushResponse(0), 1.0), last, client.now)
-    client.telemetry.on_failure(last, client.now)
+    last.on_response(PushResponse(0), client.now)
+    last.on_failure(ConnectionResetError("cut"), True, client.now)
     assert client.at(client.now).due == math.inf
     client.answered(replace(WANTED, instance_id=ID[::-1]))
     assert client.at(client.now + INTERVAL).push.instance_id == ID[::-1]
@@ -380,7 +408,7 @@ def test_a_client_that_had_no_task_for_long_ends_and_the_next_task_is_another_on
 def test_a_connection_that_is_made_while_there_is_no_task_is_asked_nothing() -> None:
     client = Client(1).subscribed()
     client.network.connected = set()
-    client.telemetry.on_failure(client.tag, client.now)
+    client.failed()
     client.telemetry.idle_since_ms = client.now
     client.at(client.now + 50_001)
     client.network.connected = {1}

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
 
-from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -31,10 +31,11 @@ from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
-from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import BatchSplitter, take_out
+from tests.support.brokers import Brokers
 from tests.support.effort import tries
 from tests.support.queues import queues_of
 from tests.support.taken_records import values_of
@@ -43,7 +44,7 @@ PARTITIONS = 5
 TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", p, p % 2, 0) for p in range(PARTITIONS)))}
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 PARTITIONER = Partitioner(
-    room=lambda *_: BatchRoom(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
+    room=lambda *_: BatchCapacity(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
 )
 BAD = b"refused"
 CODECS = list(CompressionType)
@@ -109,7 +110,8 @@ class Task:
             self.accumulator.options, codec_for(shape.codec, None), self.accumulator.limits
         )
         self.appender = RecordAppender(self.accumulator, estimates, lambda: 0.0, lambda: None)
-        self.completion = BatchCompletion(self.accumulator)
+        self.brokers = Brokers()
+        self.completion = BatchCompletion(self.accumulator, {})
         self.splitter = BatchSplitter(self.completion, self.accumulator, None)
         self.written: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
         self.letters: list[bytes] = []
@@ -168,11 +170,12 @@ class Task:
 
     def answer(self) -> None:
         """Takes, or refuses, whatever may be sent."""
-        while nodes := self.accumulator.ready(lambda p: TOPICS["t"].partitions[p.partition], 0.0).nodes:
-            for node, queues in nodes.items():
+        leader = self.brokers.led_by(lambda p: p.partition % 2)
+        while brokers := self.accumulator.ready(leader, 0.0).brokers:
+            for broker, queues in brokers.items():
                 for batch in fill_request(
                     self.accumulator,
-                    node,
+                    broker,
                     queues,
                     200_000,
                     lambda batch: True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
+from tests.support.brokers import Brokers
 
 A0, A1, A2 = (TopicPartition("a", number) for number in range(3))
 B0 = TopicPartition("b", 0)
@@ -20,6 +21,7 @@ class Cluster:
 
     def __init__(self, **leaders: list[int]) -> None:
         self.leaders = leaders
+        self.brokers = Brokers(*sorted({node for led in leaders.values() for node in led if node >= 0}))
         self.version = self.looks = 0
 
     def move(self, partition: TopicPartition, node: int) -> None:

@@ -135,9 +135,11 @@ def address_at(port: int, identity: ServerIdentity, group: str = GROUP) -> Coord
 class Serving:
     """What the tests see of a running server."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, listening: socket.socket) -> None:
         self.echoes: list[Echo] = []
-        self.port = port
+        self.listening = listening
+        self.port = int(listening.getsockname()[1])
+        self.is_dead = False
         self.server: CoordinatorServer | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
 
@@ -157,6 +159,13 @@ class Serving:
             yield
         finally:
             over.set()
+
+    def die(self) -> None:
+        """On the server's loop: as a process that is killed."""
+        assert self.server is not None
+        self.is_dead = True
+        self.server.close()
+        self.listening.close()
 
     @property
     def address(self) -> CoordinatorAddress:
@@ -179,7 +188,7 @@ def serving(
 ) -> Iterator[Serving]:
     """A server on a thread. It reads ``clock`` (milliseconds), by real time."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    found = Serving(listening.getsockname()[1])
+    found = Serving(listening)
     started, stop = threading.Event(), threading.Event()
     watch = LoopWatch(watch_clock or clock)
 
@@ -191,7 +200,8 @@ def serving(
         started.set()
         while not stop.is_set():
             await asyncio.sleep(0.01)
-        found.server.close()
+        if not found.is_dead:
+            found.server.close()
         await asyncio.sleep(0.01)
 
     def run() -> None:

@@ -79,7 +79,7 @@ class Received:
 
 
 @dataclass
-class _Node:
+class _Listener:
     id: int
     held: HeldPort
     listener: socket.socket
@@ -218,8 +218,8 @@ class FakeCluster:
 
     # -- sockets --------------------------------------------------------------------------------------
 
-    def _listen(self, node_id: int, held: HeldPort) -> _Node:
-        node = _Node(node_id, held, held.listen())
+    def _listen(self, node_id: int, held: HeldPort) -> _Listener:
+        node = _Listener(node_id, held, held.listen())
         node.thawed.set()
         self._spawn(self._accept, node)
         return node
@@ -229,7 +229,7 @@ class FakeCluster:
         self._threads.append(thread)
         thread.start()
 
-    def _accept(self, node: _Node) -> None:
+    def _accept(self, node: _Listener) -> None:
         while True:
             try:
                 connection, _ = node.listener.accept()
@@ -243,7 +243,7 @@ class FakeCluster:
                 node.connections.add(connection)
             self._spawn(self._serve, node, connection)
 
-    def _serve(self, node: _Node, connection: socket.socket) -> None:
+    def _serve(self, node: _Listener, connection: socket.socket) -> None:
         try:
             while not self._closed.is_set():
                 payload = _read_frame(connection)
@@ -259,7 +259,7 @@ class FakeCluster:
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def _handle(self, node: _Node, connection: socket.socket, payload: bytes) -> bool:
+    def _handle(self, node: _Listener, connection: socket.socket, payload: bytes) -> bool:
         """False if the connection must be closed."""
         api_key, version, correlation = struct.unpack_from(">hhi", payload)
         low, high = self._state.versions.get(api_key, (0, -1))

@@ -15,6 +15,7 @@ from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from tests.support.breaker_cluster import Cluster
+from tests.support.brokers import Brokers
 from tests.support.fake_outbox import FakeOutbox
 
 INTERVAL = 2_000.0
@@ -47,7 +48,10 @@ class Task:
         breaker = FailureRateCircuitBreaker()
         breaker.configure({"trigger.message.count": "100"})
         self.manager = CircuitBreakManager(job.cluster, INTERVAL)
-        self.gate = ProducerBreaker(breaker, self.manager, str)
+        # Each task knows its own.
+        self.brokers = Brokers(*job.cluster.brokers)
+        self.manager.probes._brokers = self.brokers
+        self.gate = ProducerBreaker(breaker, self.manager)
         self.exchange = BreakerChannel(lambda: None, 500.0, lambda: "kafka", job.random.random)
         self.gate.share(self.exchange)
         self.waiting: set[TopicPartition] = set()
@@ -63,13 +67,14 @@ class Task:
     def send(self, partition: TopicPartition, records: int = 100) -> None:
         now = self.job.now
         self.sent.append((now, partition))
-        self.gate.on_request(self.node(partition), now)
-        self.gate.on_send(self.node(partition), [(partition, records)], now)
+        self.brokers.send(self.node(partition), [partition], now)
+        self.gate.on_send(self.brokers[self.node(partition)], [(partition, records)], now)
 
     def answer(self, partition: TopicPartition, cause: Exception | None = None, records: int = 100) -> None:
         now = self.job.now
-        self.gate.on_request_done(self.node(partition), now)
-        self.gate.on_complete(self.node(partition), [(partition, records)], cause, now)
+        broker = self.brokers[self.node(partition)]
+        broker.responded(now)
+        self.gate.on_complete(broker, [(partition, records)], cause, now)
 
     def batch(self, partition: TopicPartition, cause: Exception | None = None) -> None:
         self.send(partition)

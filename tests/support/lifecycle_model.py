@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from kafka_sink.accumulator.batch_buffer import PieceBuffer
-from kafka_sink.accumulator.batch_limits import BatchRoom, SizeEstimates
+from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator, WrittenBatch
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.model import NO_RECORD_ERRORS, CompressionType, PartitionInfo, TopicMetadata, TopicPartition
-from kafka_sink.network.client import RequestFailed, ResponseReceived
 from kafka_sink.network.produce import ProducePartitionResponse, ProduceResponse
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import encoder
@@ -31,11 +32,12 @@ from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
-from kafka_sink.rows.partitioner import Partitioner
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion, BatchExpiry, restart_sequences
 from kafka_sink.sending.producer_identity import ProducerIdentity
-from kafka_sink.sending.requests import ProduceTag, fill_request, produce_request
+from kafka_sink.sending.requests import fill_request, produce_request
 from kafka_sink.sending.response_handler import ResponseHandler
+from tests.support.brokers import Brokers
 from tests.support.fake_log import PartitionLog, numbers_in, parse_batch
 from tests.support.queues import queues_of
 from tests.support.strategy import forced
@@ -75,19 +77,12 @@ class Metadata:
     def mark_stale(self, topic: str, now_ms: float) -> None: ...
 
 
-class Versions:
-    """What the sender asks of NetworkClient while it builds a request."""
-
-    def api_version(self, node_id: int, api_key: int) -> int:
-        return 12
-
-
 @dataclass
 class Pending:
     """A request on its way. ``response`` is set once the broker has handled it."""
 
     node: int
-    tag: ProduceTag
+    sent: SentRequest
     views: dict[TopicPartition, list[memoryview]]
     response: ProduceResponse | None = None
 
@@ -130,7 +125,8 @@ class Model:
         self.identity.producer_id, self.identity.producer_epoch = 7, 0
         self.metadata = Metadata()
         policy = SendPolicy()
-        self.completion = BatchCompletion(self.accumulator)
+        self.brokers = Brokers(*range(NODES))
+        self.completion = BatchCompletion(self.accumulator, self.brokers)
         self.expiry = BatchExpiry(
             self.completion,
             self.accumulator,
@@ -150,7 +146,7 @@ class Model:
         )
         self.options = options
         self.partitioner = Partitioner(
-            room=lambda *_: BatchRoom(None, _BATCH_SIZE),
+            room=lambda *_: BatchCapacity(None, _BATCH_SIZE),
             ignore_keys=False,
             adaptive=False,
             random=lambda: 0.5,
@@ -207,6 +203,9 @@ class Model:
         self.appender.flush()
         queues_of(self.accumulator).flushing = False
 
+    def leader(self, partition: TopicPartition) -> Broker:
+        return self.brokers[self.metadata.leaders[partition.partition]]
+
     # -- the sender -----------------------------------------------------------------------------------
 
     def send(self) -> None:
@@ -214,13 +213,14 @@ class Model:
         restart_sequences(self.identity, self.completion)
         if self.completion.deliveries.has_failed:
             return
-        check = self.accumulator.ready(self.metadata.leader, self.now, self.muted)
-        for node, queues in check.nodes.items():
+        check = self.accumulator.ready(self.leader, self.now, self.muted)
+        for broker, queues in check.brokers.items():
+            node = broker.id
             if sum(request.node == node for request in self.pending) >= 5:
                 continue
             taken = fill_request(
                 self.accumulator,
-                node,
+                broker,
                 queues,
                 4_000,
                 lambda batch: self.identity.may_send(batch, self.now),
@@ -229,12 +229,12 @@ class Model:
             if not taken:
                 continue
             assert not {batch.partition for batch in taken} & self.muted
-            request = produce_request(self.options, self.metadata, Versions(), self.identity, node, taken)  # type: ignore[arg-type]
-            tag = request.tag
-            assert isinstance(tag, ProduceTag)
-            self.responses.on_sent(node, taken, self.now)
+            ignored: Any = None
+            metadata: Any = self.metadata
+            sent = produce_request(self.options, metadata, 12, self.identity, taken, ignored, ignored)
+            self.responses.send(broker, sent, self.now)
             views = {batch.partition: batch.buffer.views() for batch in taken}
-            self.pending.append(Pending(node, tag, views))
+            self.pending.append(Pending(node, sent, views))
 
     def move_unsent(self, source: TopicPartition) -> None:
         """What was never sent to a partition goes to those that are not muted, as if no row had a key."""
@@ -319,9 +319,8 @@ class Model:
         if request is None or request.response is None:
             return
         self.pending.remove(request)
-        self.responses.on_response(
-            ResponseReceived(node, request.tag, request.response, 1.0), request.tag, self.now
-        )
+        assert self.brokers[node].sent[0] is request.sent
+        self.responses.on_response(self.brokers[node], request.response, self.now)
 
     def disconnect(self, node: int, *, unread: str) -> None:
         """All of a broker's requests fail. Those it has not read are ``lost``, or read ``late``."""
@@ -331,12 +330,9 @@ class Model:
             if request.response is None and unread == "late":
                 for partition, views in request.views.items():
                     self.zombies.append((partition, b"".join(views)))
-            event = RequestFailed(
-                node, request.tag, ConnectionResetError("cut"), possibly_sent=unread != "unsent"
-            )
-            if request.response is not None:
-                event = RequestFailed(node, request.tag, ConnectionResetError("cut"), possibly_sent=True)
-            self.responses.on_failure(event, request.tag, self.now)
+            possibly_sent = unread != "unsent" or request.response is not None
+            cause = ConnectionResetError("cut")
+            self.responses.on_failure(self.brokers[node], cause, possibly_sent, self.now)
 
     def zombie(self) -> None:
         """A broker at last handles a request whose connection is long gone."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from kafka_sink.network import apis, produce, requests
-from kafka_sink.network.client import NetworkClient, NetworkEvent, OutboundRequest
+from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
 
 OPTIONS = SinkOptions(
@@ -21,6 +25,53 @@ OPTIONS = SinkOptions(
     receive_buffer_bytes=-1,
 )
 PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Responded:
+    """A request that the tests call ``name`` has its response."""
+
+    node_id: int
+    name: object
+    response: Any
+    latency_ms: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """It gets none."""
+
+    node_id: int
+    name: object
+    cause: Exception
+    possibly_sent: bool
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A connection is ready."""
+
+    node_id: int
+    setup_ms: float
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """A connection, or an attempt, has ended."""
+
+    node_id: int
+    cause: Exception
+
+
+Event = Responded | Failed | Connected | Disconnected
+
+
+def _nothing(*_: object) -> None: ...
+
+
+def request(api_key: int, version: int, body: list[Any], **more: Any) -> Request:
+    """Nobody hears of its end, until ``Driver.send`` does."""
+    return Request(api_key, version, body, 30_000, _nothing, _nothing, **more)
 
 
 class Clock:
@@ -62,19 +113,18 @@ def produce_request(
     partition: int = 0,
     version: int = 12,
     acks: int = -1,
-    tag: object = "produce",
-) -> OutboundRequest:
+) -> Request:
     """One batch for one partition."""
     body = produce.produce_body(
         version, acks, 30_000, None, [(topic, None, [(partition, [memoryview(data)], len(data))])]
     )
-    return OutboundRequest(apis.PRODUCE, version, body, acks != 0, 30_000, tag)
+    return request(apis.PRODUCE, version, list(body), expects_response=acks != 0)
 
 
-def metadata_request(*topics: str, version: int = 12, tag: object = "metadata") -> OutboundRequest:
+def metadata_request(*topics: str, version: int = 12) -> Request:
     """Metadata of these topics."""
     body = [requests.encode_metadata(version, topics, False)]
-    return OutboundRequest(apis.METADATA, version, body, True, 30_000, tag)
+    return request(apis.METADATA, version, body)
 
 
 class Driver:
@@ -86,7 +136,9 @@ class Driver:
         options = dataclasses.replace(OPTIONS, bootstrap_servers=addresses(bootstrap_servers), **changes)
         self.clock = Clock()
         self.client = NetworkClient(options, clock or self.clock, random=lambda: 0.5)
-        self.events: list[NetworkEvent] = []
+        self.events: list[Event] = []
+        self.client.on_connected = lambda node, setup_ms, _: self.events.append(Connected(node, setup_ms))
+        self.client.on_disconnected = lambda node, cause, *_: self.events.append(Disconnected(node, cause))
 
     def __enter__(self) -> Driver:
         return self
@@ -94,11 +146,11 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self.client.close()
 
-    def poll(self, wait_ms: float = 0.0) -> list[NetworkEvent]:
+    def poll(self, wait_ms: float = 0.0) -> list[Event]:
         """One poll; the events are kept as well."""
-        events = self.client.poll(wait_ms, self.clock.now)
-        self.events += events
-        return events
+        before = len(self.events)
+        assert self.client.poll(wait_ms, self.clock.now) == len(self.events) - before
+        return self.events[before:]
 
     def until(self, condition: Callable[[], Any], what: str = "") -> Any:
         """Polls until the condition holds; fails the test after PATIENCE_S."""
@@ -111,18 +163,49 @@ class Driver:
 
     def connect(self, node_id: int = -1) -> int:
         """Until the broker takes requests."""
-        self.until(lambda: self.client.ready_for_any(node_id, self.clock.now), "connected")
+        self.until(lambda: self.ready_for_any(node_id), "connected")
         return node_id
 
-    def send(self, request: OutboundRequest, node_id: int = -1) -> None:
-        """At the clock's time."""
-        self.client.send(node_id, request, self.clock.now)
+    def connection(self, node_id: int = -1) -> BrokerConnection:
+        """To a broker that the client knows."""
+        return self.client.connections[node_id]
 
-    def of(self, kind: type, tag: object = None) -> list[Any]:
-        """Events of this class so far, of one request where a tag is given."""
+    def ready_for_any(self, node_id: int = -1) -> bool:
+        """At the clock's time; starts to connect."""
+        connection = self.client.connections.get(node_id)
+        return connection is not None and self.client.is_ready(connection, self.clock.now)
+
+    def ready(self, node_id: int = -1) -> bool:
+        """As for a Produce request."""
+        return self.ready_for_any(node_id) and self.connection(node_id).accepts(self.clock.now)
+
+    def ready_delay_ms(self, node_id: int = -1) -> float:
+        """Until that may change by time alone."""
+        connection = self.client.connections.get(node_id)
+        return math.inf if connection is None else connection.ready_delay_ms(self.clock.now)
+
+    def to_ask(self) -> int | None:
+        """The broker that the client would ask for metadata."""
+        connection = self.client.least_loaded(self.clock.now)
+        return None if connection is None else connection.node.id
+
+    def send(self, request: Request, node_id: int = -1, name: object = "a request") -> None:
+        """At the clock's time. The events of its end have this name."""
+
+        def on_response(response: Any, now_ms: float) -> None:
+            self.events.append(Responded(node_id, name, response, now_ms - request.sent_ms))
+
+        def on_failure(cause: Exception, possibly_sent: bool, _: float) -> None:
+            self.events.append(Failed(node_id, name, cause, possibly_sent))
+
+        request.on_response, request.on_failure = on_response, on_failure
+        self.client.send(self.connection(node_id), request, self.clock.now)
+
+    def of(self, kind: type, name: object = None) -> list[Any]:
+        """Events of this class so far, of one request where a name is given."""
         found = [event for event in self.events if isinstance(event, kind)]
-        return [event for event in found if tag is None or getattr(event, "tag", None) == tag]
+        return [event for event in found if name is None or getattr(event, "name", None) == name]
 
-    def event(self, kind: type, tag: object = None) -> Any:
+    def event(self, kind: type, name: object = None) -> Any:
         """The first such event; waits for it."""
-        return self.until(lambda: self.of(kind, tag), f"{kind.__name__} {tag}")[0]
+        return self.until(lambda: self.of(kind, name), f"{kind.__name__} {name}")[0]

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.network.client import RequestFailed, ResponseReceived
 from tests.support.fake_broker import FakeCluster
-from tests.support.network_harness import Driver, batch, metadata_request, produce_request
+from tests.support.network_harness import Driver, Failed, Responded, batch, metadata_request, produce_request
 from tests.support.ports import free_port
 from tests.support.proxy import (
     API_VERSIONS,
@@ -69,11 +68,11 @@ def test_requests_are_found_in_any_pieces(bodies: list[bytes], cuts: list[int]) 
 
 
 def test_without_faults_all_passes_and_is_counted(proxies: ProxyCluster, driver: Driver) -> None:
-    driver.send(metadata_request("t", tag="m"))
-    driver.send(produce_request(batch(3), tag="p"))
-    update = driver.event(ResponseReceived, "m").response.update
+    driver.send(metadata_request("t"), name="m")
+    driver.send(produce_request(batch(3)), name="p")
+    update = driver.event(Responded, "m").response.update
     assert [node.port for node in update.nodes] == [proxy.port for proxy in proxies]
-    assert driver.event(ResponseReceived, "p").response.partitions[0].base_offset == 0
+    assert driver.event(Responded, "p").response.partitions[0].base_offset == 0
     assert proxies.requests == {API_VERSIONS: 1, METADATA: 1, PRODUCE: 1}
     assert proxies[1].requests == {}
     assert proxies[0].connections == 1
@@ -85,8 +84,8 @@ def test_without_faults_all_passes_and_is_counted(proxies: ProxyCluster, driver:
 def test_addresses_are_rewritten_in_every_version(
     proxies: ProxyCluster, driver: Driver, version: int
 ) -> None:
-    driver.send(metadata_request("t", version=version, tag="m"))
-    update = driver.event(ResponseReceived, "m").response.update
+    driver.send(metadata_request("t", version=version), name="m")
+    update = driver.event(Responded, "m").response.update
     assert [(node.host, node.port) for node in update.nodes] == [
         ("127.0.0.1", proxy.port) for proxy in proxies
     ]
@@ -94,30 +93,30 @@ def test_addresses_are_rewritten_in_every_version(
 
 
 def test_leaders_in_produce_responses_are_rewritten(proxies: ProxyCluster, driver: Driver) -> None:
-    driver.send(produce_request(batch(1), partition=1, tag="p"))
-    response = driver.event(ResponseReceived, "p").response
+    driver.send(produce_request(batch(1), partition=1), name="p")
+    response = driver.event(Responded, "p").response
     assert response.partitions[0].current_leader == (1, 0)
     assert [node.port for node in response.node_endpoints] == [proxies[1].port]
 
 
 def test_swallowed_responses(cluster: FakeCluster, proxies: ProxyCluster, driver: Driver) -> None:
     proxies[0].swallow(PRODUCE)
-    driver.send(metadata_request("t", tag="m"))
-    driver.send(produce_request(batch(3), tag="p"))
-    driver.event(ResponseReceived, "m")
-    assert driver.event(RequestFailed, "p").possibly_sent
+    driver.send(metadata_request("t"), name="m")
+    driver.send(produce_request(batch(3)), name="p")
+    driver.event(Responded, "m")
+    assert driver.event(Failed, "p").possibly_sent
     assert [b.record_count for b in cluster.batches("t", 0)] == [3]
     driver.clock.now += 1_000
     driver.connect()
-    driver.send(produce_request(batch(1), tag="again"))
-    driver.event(ResponseReceived, "again")
+    driver.send(produce_request(batch(1)), name="again")
+    driver.event(Responded, "again")
 
 
 def test_cut(proxies: ProxyCluster, driver: Driver) -> None:
     proxies[0].freeze()
-    driver.send(metadata_request("t", tag="m"))
+    driver.send(metadata_request("t"), name="m")
     proxies[0].cut()
-    driver.event(RequestFailed, "m")
+    driver.event(Failed, "m")
     proxies[0].thaw()
     driver.clock.now += 1_000
     driver.connect()
@@ -128,13 +127,13 @@ def test_a_request_cut_in_the_middle_is_not_acted_on(
     cluster: FakeCluster, proxies: ProxyCluster, driver: Driver, count: int
 ) -> None:
     proxies[0].cut_after(count)
-    driver.send(produce_request(batch(1, value=bytes(6_000)), tag="p"))
-    driver.event(RequestFailed, "p")
+    driver.send(produce_request(batch(1, value=bytes(6_000))), name="p")
+    driver.event(Failed, "p")
     assert cluster.received(PRODUCE) == []
     driver.clock.now += 1_000
     driver.connect()
-    driver.send(produce_request(batch(1), tag="once only"))
-    driver.event(ResponseReceived, "once only")
+    driver.send(produce_request(batch(1)), name="once only")
+    driver.event(Responded, "once only")
 
 
 def test_bytes_count_over_requests_before_the_cut(
@@ -142,8 +141,8 @@ def test_bytes_count_over_requests_before_the_cut(
 ) -> None:
     proxies[0].cut_after(10_000, REQUEST)
     for tag in range(3):
-        driver.send(produce_request(batch(1, value=bytes(4_000)), tag=tag))
-    driver.event(RequestFailed, 2)
+        driver.send(produce_request(batch(1, value=bytes(4_000))), name=tag)
+    driver.event(Failed, 2)
     assert len(cluster.batches("t", 0)) == 2
 
 
@@ -152,40 +151,40 @@ def test_a_response_cut_in_the_middle(
     cluster: FakeCluster, proxies: ProxyCluster, driver: Driver, count: int
 ) -> None:
     proxies[0].cut_after(count, RESPONSE)
-    driver.send(produce_request(batch(1), tag="p"))
-    driver.event(RequestFailed, "p")
+    driver.send(produce_request(batch(1)), name="p")
+    driver.event(Failed, "p")
     assert len(cluster.batches("t", 0)) == 1
 
 
 def test_delay_and_trickle(proxies: ProxyCluster, driver: Driver) -> None:
     proxies[0].slow(delay_ms=60)
     started = time.monotonic()
-    driver.send(metadata_request("t", tag="slow"))
-    driver.event(ResponseReceived, "slow")
+    driver.send(metadata_request("t"), name="slow")
+    driver.event(Responded, "slow")
     assert time.monotonic() - started > 0.11, "both directions"
     proxies[0].slow(trickle_bytes=7, trickle_ms=1)
-    driver.send(produce_request(batch(1), tag="trickled"))
-    assert driver.event(ResponseReceived, "trickled").response.partitions[0].error_code == 0
+    driver.send(produce_request(batch(1)), name="trickled")
+    assert driver.event(Responded, "trickled").response.partitions[0].error_code == 0
     proxies[0].slow()
-    driver.send(metadata_request("t", tag="fast"))
-    driver.event(ResponseReceived, "fast")
+    driver.send(metadata_request("t"), name="fast")
+    driver.event(Responded, "fast")
 
 
 def test_freeze_and_thaw(cluster: FakeCluster, proxies: ProxyCluster, driver: Driver) -> None:
     proxies[0].freeze()
-    driver.send(produce_request(batch(1), tag="p"))
+    driver.send(produce_request(batch(1)), name="p")
     driver.poll(50)
     assert cluster.received(PRODUCE) == []
-    assert driver.of(ResponseReceived, "p") == []
+    assert driver.of(Responded, "p") == []
     proxies[0].thaw()
-    driver.event(ResponseReceived, "p")
+    driver.event(Responded, "p")
 
 
 def test_refuse_and_accept(proxies: ProxyCluster, driver: Driver) -> None:
     port = proxies[0].port
     proxies[0].refuse()
-    driver.send(metadata_request("t", tag="open"))
-    driver.event(ResponseReceived, "open")
+    driver.send(metadata_request("t"), name="open")
+    driver.event(Responded, "open")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port)).close()
     proxies[0].accept()

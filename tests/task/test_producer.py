@@ -486,8 +486,8 @@ def test_keyless_rows_avoid_a_broker_that_has_taken_nothing_for_long(cluster: Fa
         until(lambda: producer.acknowledged == producer.rows, "a healthy start")
         cluster.stop(0)
         producer.send(rows(400, 5))
-        availability = producer.sender.availability
-        until(lambda: availability.unavailable == {0}, "the broker's absence to be noticed")
+        sender = producer.sender
+        until(lambda: sender.unavailable == {0}, "the broker's absence to be noticed")
         before = {partition: len(written(cluster, partition)) for partition in range(4)}
         producer.send(keyless(405, 400))
         until(
@@ -495,7 +495,7 @@ def test_keyless_rows_avoid_a_broker_that_has_taken_nothing_for_long(cluster: Fa
         )
         cluster.start(0)
         producer.finish()
-        assert availability.unavailable == set()
+        assert sender.unavailable == set()
     assert len(written(cluster, 0)) == before[0] + 5
     assert len(written(cluster, 2)) == before[2]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -12,7 +12,6 @@ from kafka_sink import kafka_errors
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network import apis
-from kafka_sink.network.events import NodeDisconnected, RequestFailed, ResponseReceived
 from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.network.transaction_requests import (
     CommittedOffset,
@@ -45,6 +44,21 @@ from kafka_sink.transactions.operations import (
 NODES = (Node(1, "a", 1, None), Node(2, "b", 2, None), Node(3, "c", 3, None))
 
 
+class Connection:
+    """Speaks all that this sink does."""
+
+    features: ClassVar = {"transaction.version": 2}
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+
+    def ready_delay_ms(self, _now_ms: float) -> float:
+        return 50.0
+
+    def api_version(self, api: int, versions: tuple[int, int] | None = None) -> int:
+        return (versions or apis.APIS[api].versions)[1]
+
+
 class Network:
     """Brokers that answer at once; ``dead`` refuse connections, ``silent`` never answer. Time is scripted."""
 
@@ -57,67 +71,72 @@ class Network:
         self.partitions = 1
         self.unknown_until_ms = 0.0
         self.nodes = {node.id: node for node in NODES}
-        self._events: list[Any] = []
+        self.on_disconnected: Any = None
+        self._happened: list[Callable[[], object]] = []
         self._waiting: list[tuple[float, Any, int]] = []
 
-    def ready_for_any(self, node: int, _now_ms: float) -> bool:
-        if node not in self.nodes:
-            return False
+    @property
+    def connections(self) -> dict[int, Connection]:
+        return {node: Connection(node) for node in self.nodes}
+
+    def is_ready(self, connection: Connection, _now_ms: float) -> bool:
+        node = connection.node_id
         if node in self.dead:
-            self._events.append(NodeDisconnected(node, ConnectionRefusedError("refused")))
+            self._happened.append(
+                lambda: self.on_disconnected(node, ConnectionRefusedError("refused"), False, 0)
+            )
             return False
         return True
 
-    def ready_delay_ms(self, _node: int, _now_ms: float) -> float:
-        return 50.0
-
-    def least_loaded_node(self, _now_ms: float) -> int | None:
-        return next((node for node in self.nodes if node not in self.dead | self.silent), None)
-
-    def feature_level(self, _node: int, _name: str) -> int:
-        return 2
-
-    def api_version(self, _node: int, api: int, versions: tuple[int, int] | None = None) -> int:
-        return (versions or apis.APIS[api].versions)[1]
+    def least_loaded(self, _now_ms: float) -> Connection | None:
+        usable = (node for node in self.nodes if node not in self.dead | self.silent)
+        return next((Connection(node) for node in usable), None)
 
     def describe_brokers(self) -> str:
         return "scripted"
 
-    def set_nodes(self, nodes: Iterable[Node]) -> None:
+    def set_addresses(self, nodes: Iterable[Node]) -> None:
         self.nodes = {node.id: node for node in nodes}
 
-    def send(self, node: int, request: Any, now_ms: float) -> None:
+    def send(self, connection: Connection, request: Any, now_ms: float) -> None:
+        node = connection.node_id
         if node in self.silent:
-            self._waiting.append((now_ms + request.timeout_ms, request.tag, node))
+            self._waiting.append((now_ms + request.timeout_ms, request, node))
         elif request.api_key == apis.METADATA:
             alive = tuple(one for one in NODES if one.id not in self.dead)
             partitions = tuple(PartitionInfo("t", number) for number in range(self.partitions))
             update = MetadataUpdate(alive, (TopicMetadata.of("t", None, partitions),))
             if self.now_ms < self.unknown_until_ms:
                 update = MetadataUpdate(alive, (), {"t": kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
-            self._answer(node, request.tag, MetadataResponse(update))
+            self._answer(request, MetadataResponse(update))
         elif request.api_key != apis.LIST_TRANSACTIONS:
-            self._answer(node, request.tag, self.of_groups(node, request.api_key))
+            self._answer(request, self.of_groups(node, request.api_key))
         else:
             self.listed.append(node)
-            self._answer(node, request.tag, ListTransactionsResponse(0, [f"p-task-{node}-0"]))
+            self._answer(request, ListTransactionsResponse(0, [f"p-task-{node}-0"]))
 
     def of_groups(self, node: int, api: int) -> Any:
         """What groups' coordinators answer."""
         raise AssertionError(f"API {api} of broker {node}")
 
-    def _answer(self, node: int, tag: Any, response: Any) -> None:
-        self._events.append(ResponseReceived(node, tag, response, 0.0))
+    def _answer(self, request: Any, response: Any) -> None:
+        self._happened.append(lambda: request.on_response(response, self.now_ms))
 
-    def poll(self, wait_ms: float, _now_ms: float) -> list[Any]:
-        events, self._events = self._events, []
-        if not events:
+    def _time_out(self, request: Any, node: int) -> None:
+        cause = TimeoutError("no response")
+        request.on_failure(cause, True, self.now_ms)
+        self.on_disconnected(node, cause, True, self.now_ms)
+
+    def poll(self, wait_ms: float, _now_ms: float) -> int:
+        happened, self._happened = self._happened, []
+        if not happened:
             self.now_ms += max(wait_ms, 1.0)
-        for due, tag, node in [one for one in self._waiting if one[0] <= self.now_ms]:
-            self._waiting.remove((due, tag, node))
-            events += [RequestFailed(node, tag, TimeoutError("no response"), True)]
-            events += [NodeDisconnected(node, TimeoutError("no response"))]
-        return events
+        for call in happened:
+            call()
+        for due, request, node in [one for one in self._waiting if one[0] <= self.now_ms]:
+            self._waiting.remove((due, request, node))
+            self._time_out(request, node)
+        return len(happened)
 
 
 @pytest.fixture

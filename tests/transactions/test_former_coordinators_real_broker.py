@@ -87,7 +87,7 @@ class Thawing:
             if ends and not ends[0].afresh:
                 client = self.run.client
                 client._nodes[self.node.id] = self.node
-                client._network.set_nodes(client._nodes.values())
+                client._network.set_addresses(client._nodes.values())
                 client._coordinators[_OF_IDS, name] = self.node.id
                 self.cluster.thaw(self.node.id)
             answers = yield wanted

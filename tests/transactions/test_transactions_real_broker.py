@@ -22,6 +22,7 @@ from kafka_sink.errors import (
     TransactionError,
 )
 from kafka_sink.model import TopicPartition
+from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
@@ -354,8 +355,8 @@ def test_brokers_that_do_not_verify_writes_of_a_transaction_are_refused_saying_s
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = job()
-    monkeypatch.setattr(run.client._network, "feature_level", lambda node, name: 1)
-    monkeypatch.setattr(run.client._network, "newest_version", lambda node, api: 3)
+    monkeypatch.setattr(BrokerConnection, "features", {})
+    monkeypatch.setattr(BrokerConnection, "newest_version", lambda connection, api: 3)
     with pytest.raises(BrokerVersionError, match=r"needs brokers of Apache Kafka 3\.8 or later"):
         run.take_over()
 

@@ -1,4 +1,4 @@
-"""A real Apache Kafka without Docker. PySpark's Ivy downloads it once; it runs as KRaft brokers.
+"""A real Apache Kafka without Docker. It is downloaded once, from Maven Central, and runs as KRaft brokers.
 
     with LocalBroker() as broker:
         print(broker.bootstrap_servers)
@@ -10,6 +10,6 @@ from __future__ import annotations
 
 from local_kafka.broker import LocalBroker
 from local_kafka.errors import LocalBrokerError
-from local_kafka.jars import IVY_SETTINGS_ENV, KAFKA_HOME_ENV, KAFKA_VERSION
+from local_kafka.jars import KAFKA_HOME_ENV, KAFKA_VERSION
 
-__all__ = ["IVY_SETTINGS_ENV", "KAFKA_HOME_ENV", "KAFKA_VERSION", "LocalBroker", "LocalBrokerError"]
+__all__ = ["KAFKA_HOME_ENV", "KAFKA_VERSION", "LocalBroker", "LocalBrokerError"]

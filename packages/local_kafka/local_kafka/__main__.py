@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from local_kafka import IVY_SETTINGS_ENV, KAFKA_HOME_ENV, KAFKA_VERSION, LocalBroker
-from local_kafka.jars import find_jars, find_java
+from local_kafka import KAFKA_HOME_ENV, KAFKA_VERSION, LocalBroker
+from local_kafka.jars import find_jars
 from local_kafka.processes import announce, run_until_stopped
 
 
@@ -43,11 +43,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help=f"an unpacked Kafka instead of the download (or {KAFKA_HOME_ENV})",
     )
-    parser.add_argument(
-        "--ivy-settings",
-        metavar="FILE",
-        help=f"an Ivy settings file for the download (or {IVY_SETTINGS_ENV})",
-    )
     parser.add_argument("--heap", default="512m", metavar="SIZE", help="each broker's heap (default 512m)")
     parser.add_argument(
         "--download-only",
@@ -63,14 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     def run() -> None:
         if args.download_only:
-            print(find_jars(find_java(), kafka_home=args.kafka_home, ivy_settings=args.ivy_settings))
+            print(find_jars(kafka_home=args.kafka_home))
             return
         with LocalBroker(
             args.brokers,
             args.port,
             dict(args.property),
             kafka_home=args.kafka_home,
-            ivy_settings=args.ivy_settings,
             auto_create_topics=not args.no_auto_create,
             heap=args.heap,
         ) as broker:

@@ -69,7 +69,6 @@ class LocalBroker:
         properties: Mapping[str, object] | None = None,
         *,
         kafka_home: str | os.PathLike[str] | None = None,
-        ivy_settings: str | os.PathLike[str] | None = None,
         auto_create_topics: bool = True,
         extra_listeners: Mapping[str, str] | None = None,
         heap: str = "512m",
@@ -85,7 +84,6 @@ class LocalBroker:
         self._port = port
         self._properties = {name: str(value) for name, value in (properties or {}).items()}
         self._kafka_home = kafka_home
-        self._ivy_settings = ivy_settings
         self._auto_create_topics = auto_create_topics
         self._extra_listeners = dict(extra_listeners or {})
         self._jvm_flags = [f"-Xmx{heap}", *JVM_FLAGS, *java_options]
@@ -113,9 +111,7 @@ class LocalBroker:
         if self._processes is not None:
             raise LocalBrokerError("this LocalBroker is already running")
         self._java = find_java()
-        self._jars = find_jars(
-            self._java, kafka_home=self._kafka_home, ivy_settings=self._ivy_settings, progress=self._progress
-        )
+        self._jars = find_jars(kafka_home=self._kafka_home, progress=self._progress)
         self._starts = StartCache.of(self._java, self._jars)
         for attempt in range(1, _START_TRIES + 1):
             try:

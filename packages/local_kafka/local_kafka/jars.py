@@ -1,4 +1,4 @@
-"""Finds Java, and Kafka's jars: in a folder that the user names, in the cache, or by a download with Ivy."""
+"""Finds Java, and Kafka's jars: in a folder that the user names, in the cache, or by a download."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import hashlib
 import hmac
-import importlib.util
 import os
 import platform
 import re
@@ -15,10 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 from local_kafka.errors import LocalBrokerError
 
@@ -108,34 +110,16 @@ def find_java(environ: Mapping[str, str] | None = None, *, search_installed: boo
 
 KAFKA_VERSION = "4.3.0"
 SCALA_VERSION = "2.13"
-# Kafka 4 logs through SLF4J 1.7, and its server module declares no binding. Without one it logs nothing.
-LOG4J_VERSION = "2.25.4"
 
 KAFKA_HOME_ENV = "KAFKA_CHUNKED_KAFKA_HOME"
-IVY_SETTINGS_ENV = "KAFKA_CHUNKED_IVY_SETTINGS"
+REPOSITORY_ENV = "KAFKA_CHUNKED_MAVEN_REPOSITORY"
+_MAVEN_CENTRAL = "https://repo1.maven.org/maven2"
+_AT_ONCE = 4
+_TRIES = 3
+_TIMEOUT_S = 60.0
+_PIECE = 1 << 18
 
 Progress = Callable[[str], None]
-
-# kafka-tools has DumpLogSegments and other classes for run_tool. They do not need its other dependencies,
-# Connect and Jetty: 45 jars.
-_KAFKA_MODULE = f"""<ivy-module version="2.0">
-  <info organisation="kafka-chunked" module="local-broker"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies>
-    <dependency org="org.apache.kafka" name="kafka_{SCALA_VERSION}" rev="{KAFKA_VERSION}"
-      conf="default->default"/>
-    <dependency org="org.apache.kafka" name="kafka-tools" rev="{KAFKA_VERSION}" transitive="false"
-      conf="default->default"/>
-    <dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="{LOG4J_VERSION}"
-      conf="default->default"/>
-  </dependencies>
-</ivy-module>
-"""
-_DOWNLOADED = re.compile(r"\[SUCCESSFUL \] [^#]*#([^;]+);([^!]+)!.*\((\d+)ms\)")
-_FOUND = re.compile(r"^\s+found (\S+)")
-_TROUBLE = re.compile(
-    r"UNRESOLVED|not found|FAILED|Exception|ERROR|Host .*|Server access|refused|timed? ?out", re.IGNORECASE
-)
 
 
 def print_progress(line: str) -> None:
@@ -165,52 +149,59 @@ def jars_of(home: Path) -> Path:
 
 
 def find_jars(
-    java: Java,
     *,
     kafka_home: str | os.PathLike[str] | None = None,
-    ivy_settings: str | os.PathLike[str] | None = None,
     cache: Path | None = None,
     progress: Progress = print_progress,
 ) -> Path:
     """The folder with Kafka's jars; downloads them once per user and version if no other folder is named.
-
-    The download goes to a folder beside its final place, and is renamed when it is complete. A lock makes
-    parallel callers wait for one download. An interrupted download leaves no incomplete cache.
 
     Raises LocalBrokerError.
     """
     named = kafka_home or os.environ.get(KAFKA_HOME_ENV)
     if named:
         return jars_of(Path(named).expanduser())
-    settings = ivy_settings_file(ivy_settings)
+    pinned = pinned_checksums()
+    what = f"Apache Kafka {KAFKA_VERSION} ({len(pinned)} jars, 46 MB)"
+    return downloaded(f"kafka-{KAFKA_VERSION}", what, pinned, cache, progress)
+
+
+def pinned_checksums() -> dict[str, str]:
+    """SHA-256 by path in a Maven repository of every jar of this version: all that Kafka's server declares,
+    and log4j-slf4j-impl, without which it logs nothing. Of kafka-tools only the jar: for ``run_tool``.
+    """
+    lines = (Path(__file__).parent / "jars.sha256").read_text(encoding="ascii").splitlines()
+    return {path: digest for digest, path in (line.split() for line in lines)}
+
+
+def downloaded(
+    name: str,
+    what: str,
+    files: Mapping[str, str],
+    cache: Path | None = None,
+    progress: Progress = print_progress,
+    then: Callable[[Path], Path] = lambda folder: folder,
+) -> Path:
+    """The folder ``name`` of the cache with these files, SHA-256 by path in a Maven repository.
+
+    The download goes to a folder beside its final place, and is renamed when it is complete; ``then`` may
+    return another folder within it. A lock makes parallel callers wait for one download. An interrupted
+    download leaves no incomplete cache. Raises LocalBrokerError.
+    """
     try:
         cache = cache_root() if cache is None else cache
-        final = cache / f"kafka-{KAFKA_VERSION}"
+        final = cache / name
         if final.is_dir():
             return final
         cache.mkdir(parents=True, exist_ok=True)
-        with only_one(cache / f"kafka-{KAFKA_VERSION}.lock", progress):
+        with only_one(cache / f"{name}.lock", progress):
             if not final.is_dir():  # another process may have downloaded it
-                what = f"Kafka {KAFKA_VERSION}"
-                progress(f"Downloading Apache {what} (47 jars, 46 MB, about a minute; once per user) ...")
-                with download(what, final, _KAFKA_MODULE, java, settings, progress) as jars:
-                    _check(jars, pinned_checksums())
-                    jars.rename(final)
+                _download(final, what, files, progress, then)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         raise LocalBrokerError(
             f"cannot use the cache folder {cache or 'in your home'}: {error}; XDG_CACHE_HOME names another"
         ) from error
     return final
-
-
-def ivy_settings_file(named: str | os.PathLike[str] | None = None) -> str | os.PathLike[str] | None:
-    """The Ivy settings file that the caller or the environment names. Raises LocalBrokerError."""
-    settings = named or os.environ.get(IVY_SETTINGS_ENV)
-    if settings and not Path(settings).is_file():
-        raise LocalBrokerError(
-            f"the Ivy settings file {settings} does not exist (ivy_settings or {IVY_SETTINGS_ENV})"
-        )
-    return settings
 
 
 @contextlib.contextmanager
@@ -220,159 +211,66 @@ def only_one(lock: Path, progress: Progress) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            progress(f"Waiting for another process that downloads Kafka {KAFKA_VERSION} ...")
+            progress("Waiting for another process that downloads the same ...")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
-@contextlib.contextmanager
-def download(
-    what: str,
-    final: Path,
-    module: str,
-    java: Java,
-    settings: str | os.PathLike[str] | None,
-    progress: Progress,
-) -> Iterator[Path]:
-    """The folder with what Ivy downloads for a module, beside its ``final`` place, for the block. The caller
-    holds the lock of that place. Raises LocalBrokerError."""
-    for leftover in final.parent.glob(
-        f"{final.name}.part-*"
-    ):  # of killed downloads, as this process has the lock
+def _download(
+    final: Path, what: str, files: Mapping[str, str], progress: Progress, then: Callable[[Path], Path]
+) -> None:
+    """Of killed downloads nothing is left either: the caller holds the lock of the place."""
+    for leftover in final.parent.glob(f"{final.name}.part-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    staging = Path(tempfile.mkdtemp(prefix=f"{final.name}.part-", dir=final.parent))
+    repository = os.environ.get(REPOSITORY_ENV, _MAVEN_CENTRAL).rstrip("/")
+    if not repository.startswith(("https://", "http://")) or "@" in repository:
+        raise LocalBrokerError(f"{REPOSITORY_ENV} must be an http or https address without a login")
+    progress(f"Downloading {what}; once per user ...")
     started = time.monotonic()
+    staging = Path(tempfile.mkdtemp(prefix=f"{final.name}.part-", dir=final.parent))
+    folder = staging / "files"
+    folder.mkdir()
+    workers = ThreadPoolExecutor(_AT_ONCE)
     try:
-        jars = staging / "jars"
-        problem = _run_ivy(java, staging, jars, module, settings, progress)
-        if problem:
-            raise LocalBrokerError(f"{what} could not be downloaded {problem}")
-        yield jars
+        fetched = [
+            workers.submit(_fetch, f"{repository}/{path}", digest, folder) for path, digest in files.items()
+        ]
+        for count, one in enumerate(as_completed(fetched), 1):
+            progress(f"  {count}/{len(files)} {one.result()}")
+        then(folder).rename(final)
     finally:
+        workers.shutdown(cancel_futures=True)
         shutil.rmtree(staging, ignore_errors=True)
-    progress(f"{what} is in {final} ({time.monotonic() - started:.0f} s).")
+    progress(f"It is in {final} ({time.monotonic() - started:.0f} s).")
 
 
-def _check(jars: Path, pinned: Mapping[str, str]) -> None:
-    """Compare with pinned digests: the digests that Ivy checks come from the same repository as the jars."""
-    brought = {jar.name: jar for jar in jars.glob("*.jar")}
-    missing = sorted(pinned.keys() - brought.keys())
-    if missing:
-        raise LocalBrokerError(f"the download of Kafka {KAFKA_VERSION} lacks {', '.join(missing)}")
-    for name, jar in sorted(brought.items()):
-        if name not in pinned:
+def _fetch(address: str, digest: str, folder: Path) -> str:
+    """The name of the file. Raises LocalBrokerError."""
+    target = folder / address.rpartition("/")[2]
+    for attempt in range(1, _TRIES + 1):
+        found = hashlib.sha256()
+        try:
+            # Http or https: the caller has checked.
+            with urlopen(address, timeout=_TIMEOUT_S) as response, target.open("wb") as file:  # noqa: S310
+                while piece := response.read(_PIECE):
+                    found.update(piece)
+                    file.write(piece)
+                if response.length:
+                    raise ConnectionError("the connection ended early")
+        except (URLError, HTTPException, TimeoutError, ConnectionError) as error:
+            if isinstance(error, HTTPError):
+                error.close()
+            if attempt < _TRIES and not (isinstance(error, HTTPError) and error.code < 500):
+                time.sleep(attempt)
+                continue
             raise LocalBrokerError(
-                f"the download of Kafka {KAFKA_VERSION} contains {name}, which is not part of it"
-            )
-        found = hashlib.sha256(jar.read_bytes()).hexdigest()
-        if not hmac.compare_digest(found, pinned[name]):
-            raise LocalBrokerError(
-                f"the downloaded {name} has another content (SHA-256 {found}, "
-                f"expected {pinned[name]}): try again, or use another repository"
-            )
-
-
-def pinned_checksums() -> dict[str, str]:
-    """SHA-256 by name of every jar of this version, as ``sha256sum`` writes them."""
-    lines = (Path(__file__).parent / "jars.sha256").read_text(encoding="ascii").splitlines()
-    return {name: digest for digest, name in (line.split() for line in lines)}
-
-
-def ivy_jar() -> Path:
-    """The Ivy jar that PySpark ships. Raises LocalBrokerError without a full PySpark."""
-    spec = importlib.util.find_spec("pyspark")
-    folders = (
-        [Path(place) / "jars" for place in (spec.submodule_search_locations or ()) if spec] if spec else []
-    )
-    if os.environ.get("SPARK_HOME"):
-        folders.append(Path(os.environ["SPARK_HOME"]) / "jars")
-    for folder in folders:
-        for jar in sorted(folder.glob("ivy-*.jar"), reverse=True):
-            return jar
-    raise LocalBrokerError(
-        "no Ivy found: the download of Kafka uses the one inside pyspark's jars (pip install pyspark). "
-        f"Or set {KAFKA_HOME_ENV} to an unpacked Kafka."
-    )
-
-
-def _proxy_flags(environ: Mapping[str, str]) -> list[str]:
-    """Translate https_proxy, which Java does not read."""
-    flags = []
-    for scheme in ("http", "https"):
-        value = environ.get(f"{scheme}_proxy") or environ.get(f"{scheme.upper()}_PROXY")
-        found = re.match(r"(?:\w+://)?(?:[^@/]*@)?([^:/]+):(\d+)", value or "")
-        if found:
-            flags += [f"-D{scheme}.proxyHost={found.group(1)}", f"-D{scheme}.proxyPort={found.group(2)}"]
-    return flags
-
-
-def _run_ivy(
-    java: Java,
-    staging: Path,
-    jars: Path,
-    module_text: str,
-    settings: str | os.PathLike[str] | None,
-    progress: Progress,
-) -> str:
-    """Why it failed; empty if it did not."""
-    module = staging / "ivy.xml"
-    module.write_text(module_text, encoding="utf-8")
-    # The classifier belongs in the pattern: without it two artifacts of one module would share a file.
-    pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
-    command = [
-        *(java.path, "-XX:TieredStopAtLevel=1", *_proxy_flags(os.environ), "-jar", str(ivy_jar())),
-        *(["-settings", os.fspath(settings)] if settings else []),
-        *("-ivy", str(module), "-confs", "default"),
-        *("-retrieve", pattern, "-cache", str(staging / "ivy-cache")),
-    ]
-    tail: deque[str] = deque(maxlen=200)
-    ivy = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-    )
-    try:
-        _follow(ivy.stdout or (), tail, progress)
-        code = ivy.wait()
-    finally:
-        if ivy.poll() is None:
-            ivy.kill()
-        ivy.wait()
-        if ivy.stdout:
-            ivy.stdout.close()
-    return _failure(code, list(tail)) if code != 0 or not jars.is_dir() else ""
-
-
-def _follow(lines: Iterable[str], tail: deque[str], progress: Progress) -> None:
-    """Turn Ivy's output into progress lines: modules found while it resolves, then jars as they come."""
-    found = brought = 0
-    reported = time.monotonic()
-    for line in lines:
-        if line.strip(". \n"):
-            tail.append(line.rstrip())
-        if _FOUND.match(line):
-            found += 1
-            if time.monotonic() - reported >= 2:
-                reported = time.monotonic()
-                progress(f"  resolving: {found} modules found")
-        done = _DOWNLOADED.search(line)
-        if done:
-            brought += 1
-            progress(f"  {brought}/{max(found, brought)} {done.group(1)} {done.group(2)}")
-
-
-def _failure(code: int, tail: list[str]) -> str:
-    """A short message from Ivy's warnings, with what to do."""
-    seen: dict[str, None] = {}
-    for line in tail:
-        if _TROUBLE.search(line):
-            seen.setdefault(line.strip().strip(":").strip(), None)
-    causes = list(seen)[:4] or tail[-3:]
-    return (
-        f"(Ivy ended with {code}): {' | '.join(causes)}. Check the network (https_proxy is used), set "
-        f"{IVY_SETTINGS_ENV} to an Ivy settings file with your repository, or name a folder that has it "
-        f"({KAFKA_HOME_ENV} for Kafka)."
-    )
+                f"{address} could not be downloaded: {error}. Check the network (https_proxy is used), name "
+                f"another Maven repository in {REPOSITORY_ENV}, or an unpacked Kafka in {KAFKA_HOME_ENV}"
+            ) from error
+        break
+    if not hmac.compare_digest(found.hexdigest(), digest):
+        raise LocalBrokerError(
+            f"the downloaded {target.name} has another content (SHA-256 {found.hexdigest()}, expected "
+            f"{digest}): try again, or use another repository"
+        )
+    return target.name

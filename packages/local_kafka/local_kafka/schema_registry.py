@@ -6,8 +6,6 @@ For examples and tests. It is Apicurio Registry, which has Confluent's API, too.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import hmac
 import sys
 import tarfile
 import tempfile
@@ -17,35 +15,20 @@ from pathlib import Path
 from types import TracebackType
 
 from local_kafka.errors import LocalBrokerError
-from local_kafka.jars import (
-    Java,
-    Progress,
-    cache_root,
-    download,
-    find_java,
-    ivy_settings_file,
-    only_one,
-    print_progress,
-)
+from local_kafka.jars import Progress, downloaded, find_java, print_progress
 from local_kafka.node_config import HOST, free_port
 from local_kafka.processes import SupervisedProcesses, announce, run_until_stopped
 
 # The last version for Java 17.
 VERSION = "2.6.13.Final"
-_SHA256 = "3cda1b34aa020fb4ac4dd6a66018d757e81e437f97e20a1f92d366b70091c6ba"
+_APP = "apicurio-registry-app"
+_ARCHIVE = {
+    f"io/apicurio/{_APP}/{VERSION}/{_APP}-{VERSION}-all.tar.gz": (
+        "3cda1b34aa020fb4ac4dd6a66018d757e81e437f97e20a1f92d366b70091c6ba"
+    )
+}
 _POLL_S = 0.1
 _START_S = 180.0
-_MODULE = f"""<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
-  <info organisation="kafka-chunked" module="local-registry"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies>
-    <dependency org="io.apicurio" name="apicurio-registry-app" rev="{VERSION}" transitive="false"
-      conf="default->default">
-      <artifact name="apicurio-registry-app" type="tar.gz" ext="tar.gz" m:classifier="all"/>
-    </dependency>
-  </dependencies>
-</ivy-module>
-"""
 
 
 class LocalRegistry:
@@ -62,7 +45,7 @@ class LocalRegistry:
 
     def __enter__(self) -> LocalRegistry:
         java = find_java()
-        home = _unpacked(java, self._progress)
+        home = _unpacked(self._progress)
         self._port = self._port or free_port(set())
         folder = Path(tempfile.mkdtemp(prefix="kafka-chunked-registry-"))
         self._processes = SupervisedProcesses(folder)
@@ -70,7 +53,7 @@ class LocalRegistry:
             argv = [
                 *(java.path, "-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Dquarkus.http.host={HOST}"),
                 *(f"-Dquarkus.http.port={self._port}", "-jar"),
-                str(home / f"apicurio-registry-app-{VERSION}-runner.jar"),
+                str(home / f"{_APP}-{VERSION}-runner.jar"),
             ]
             self._processes.start("registry", argv, log=folder / "log", cwd=folder)
             self._await_start(self._processes, folder / "log")
@@ -117,37 +100,18 @@ def _last_lines(log: Path) -> str:
     return " | ".join(log.read_text(errors="replace").splitlines()[-5:])
 
 
-def _unpacked(java: Java, progress: Progress) -> Path:
+def _unpacked(progress: Progress) -> Path:
     """The folder with the registry; downloaded once per user."""
-    cache = cache_root()
-    final = cache / f"apicurio-registry-{VERSION}"
-    if final.is_dir():
-        return final
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with only_one(cache / f"{final.name}.lock", progress):
-            if not final.is_dir():
-                _download(final, java, progress)
-    except OSError as error:
-        raise LocalBrokerError(
-            f"cannot use the cache folder {cache}: {error}; XDG_CACHE_HOME names another"
-        ) from error
-    return final
+    what = f"Apicurio Registry {VERSION} (142 MB)"
+    return downloaded(f"apicurio-registry-{VERSION}", what, _ARCHIVE, None, progress, _unpack)
 
 
-def _download(final: Path, java: Java, progress: Progress) -> None:
-    what = f"Apicurio Registry {VERSION}"
-    progress(f"Downloading {what} (142 MB; once per user) ...")
-    with download(what, final, _MODULE, java, ivy_settings_file(), progress) as folder:
-        archive = next(folder.iterdir())
-        if not hmac.compare_digest(hashlib.sha256(archive.read_bytes()).hexdigest(), _SHA256):
-            raise LocalBrokerError(
-                f"the downloaded {archive.name} has another content: use another repository"
-            )
-        unpacked = folder / "unpacked"
-        with tarfile.open(archive) as packed:
-            packed.extractall(unpacked, filter="data")
-        unpacked.rename(final)
+def _unpack(folder: Path) -> Path:
+    (archive,) = folder.iterdir()
+    unpacked = folder / "unpacked"
+    with tarfile.open(archive) as packed:
+        packed.extractall(unpacked, filter="data")
+    return unpacked
 
 
 def main(arguments: list[str] | None = None) -> int:

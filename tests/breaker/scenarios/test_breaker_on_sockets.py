@@ -160,7 +160,7 @@ def test_a_throttled_broker_is_not_muted_for_delayed_requests(cluster: FakeClust
         for number in itertools.count(3):
             producer.send(rows(number, 1, partition=1 + number % 2))
             time.sleep(0.002)
-            if len(written(cluster)) == 3 and not producer.network.in_flight(0):
+            if len(written(cluster)) == 3 and not producer.network.connections[0].in_flight:
                 break
         result = producer.finish()
     assert result.breaker_trips == 0

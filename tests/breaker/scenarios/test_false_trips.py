@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
@@ -17,9 +19,10 @@ from kafka_sink.errors import (
     ProtocolError,
 )
 from kafka_sink.model import TopicPartition
-from kafka_sink.network.client import RequestTimeoutError
+from kafka_sink.network.broker_connection import RequestTimeoutError
 from kafka_sink.sending.response_classifier import RULES
 from tests.support.breaker_cluster import Cluster
+from tests.support.brokers import Brokers
 
 P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
 
@@ -31,16 +34,18 @@ class Bench:
         breaker = FailureRateCircuitBreaker()
         breaker.configure({})
         self.manager = CircuitBreakManager(Cluster(t=[1, 2, 3]), 2_000.0)
-        self.gate = ProducerBreaker(breaker, self.manager, str)
+        self.brokers = cast(Brokers, self.manager.brokers)
+        self.gate = ProducerBreaker(breaker, self.manager)
         self.now = 0.0
 
     def send(self, partition: TopicPartition) -> None:
-        self.gate.on_request(partition.partition + 1, self.now)
-        self.gate.on_send(partition.partition + 1, [(partition, 100)], self.now)
+        self.brokers.send(partition.partition + 1, [partition], self.now)
+        self.gate.on_send(self.brokers[partition.partition + 1], [(partition, 100)], self.now)
 
-    def answer(self, partition: TopicPartition) -> None:
-        self.gate.on_request_done(partition.partition + 1, self.now)
-        self.gate.on_complete(partition.partition + 1, [(partition, 100)], None, self.now)
+    def answer(self, partition: TopicPartition, cause: Exception | None = None, rows: int = 100) -> None:
+        broker = self.brokers[partition.partition + 1]
+        broker.responded(self.now)
+        self.gate.on_complete(broker, [(partition, rows)], cause, self.now)
 
     def batch(self, partition: TopicPartition, latency: float = 10.0) -> None:
         self.send(partition)
@@ -65,7 +70,7 @@ def test_requests_that_a_quota_holds_back_are_no_silence() -> None:
         bench.send(P0)
     bench.now += 10
     bench.answer(P0)
-    bench.gate.on_throttled(1, bench.now, 3_000.0)
+    bench.brokers.throttle(1, bench.now + 3_000.0)
     assert bench.until_muted(1, 3_300) >= 3_300
     bench.answer(P0)
     bench.answer(P0)
@@ -82,7 +87,7 @@ def test_others_are_watched_while_one_is_throttled() -> None:
     bench.send(P1)
     bench.send(P1)
     bench.answer(P1)
-    bench.gate.on_throttled(2, bench.now, 60_000.0)
+    bench.brokers.throttle(2, bench.now + 60_000.0)
     bench.gate.muted(bench.now)
     bench.now += 1
     bench.send(P0)
@@ -91,7 +96,7 @@ def test_others_are_watched_while_one_is_throttled() -> None:
         assert bench.now < start + 1_000
         bench.batch(P2)
         bench.gate.muted(bench.now)
-    bench.gate.on_throttled(3, bench.now, 5.0)
+    bench.brokers.throttle(3, bench.now + 5.0)
 
 
 def test_a_broker_without_a_first_response_is_judged_by_the_others_first_ones() -> None:
@@ -107,16 +112,16 @@ def test_where_first_responses_are_slow_a_slow_first_response_is_none() -> None:
     bench.batch(P1, 450.0)
     bench.send(P0)
     assert bench.until_muted(1, 1_900) >= 1_900
-    latency = UsualLatency(500.0, 5.0, 15_000.0)
-    assert latency.threshold_ms(1) == 3_000.0, "nobody has answered yet"
-    latency.observe(1, 20.0)
-    assert latency.threshold_ms(2) == 1_000.0
-    latency.observe(3, 400.0)
-    assert latency.threshold_ms(2) == 2_000.0
-    latency.observe(1, 2_900.0)
-    assert latency.threshold_ms(2) == 2_000.0, "not a first response"
-    latency.observe(4, 1_900.0)
-    assert latency.threshold_ms(2) == 3_000.0, "as while nothing is known"
+    latency, brokers = UsualLatency(500.0, 5.0, 15_000.0), Brokers(1, 2, 3, 4)
+    assert latency.threshold_ms(brokers[1]) == 3_000.0, "nobody has answered yet"
+    latency.observe(brokers[1], 20.0)
+    assert latency.threshold_ms(brokers[2]) == 1_000.0
+    latency.observe(brokers[3], 400.0)
+    assert latency.threshold_ms(brokers[2]) == 2_000.0
+    latency.observe(brokers[1], 2_900.0)
+    assert latency.threshold_ms(brokers[2]) == 2_000.0, "not a first response"
+    latency.observe(brokers[4], 1_900.0)
+    assert latency.threshold_ms(brokers[2]) == 3_000.0, "as while nothing is known"
 
 
 @pytest.mark.parametrize("pause", [600.0, 5_000.0, 60_000.0])
@@ -157,10 +162,11 @@ def test_each_request_counts_from_its_own_time() -> None:
 def test_a_cluster_of_one_broker_is_never_muted() -> None:
     breaker = FailureRateCircuitBreaker()
     breaker.configure({})
-    manager = CircuitBreakManager(Cluster(t=[1, 1]), 2_000.0)
-    gate = ProducerBreaker(breaker, manager, str)
-    gate.on_request(1, 0.0)
-    gate.on_send(1, [(P0, 100)], 0.0)
+    cluster = Cluster(t=[1, 1])
+    manager, brokers = CircuitBreakManager(cluster, 2_000.0), cluster.brokers
+    gate = ProducerBreaker(breaker, manager)
+    brokers.send(1, [P0], 0.0)
+    gate.on_send(brokers[1], [(P0, 100)], 0.0)
     for now in range(0, 20_000, 50):
         gate.muted(float(now))
     assert not manager.local.mutes
@@ -172,13 +178,11 @@ def test_what_failed_in_a_silence_mutes_nothing_that_is_back() -> None:
     bench.send(P0)
     bench.send(P0)
     bench.until_muted(1, 1_000)
-    bench.gate.on_request_done(1, bench.now)
-    bench.gate.on_complete(1, [(P0, 5_000)], ConnectionResetError("x"), bench.now)
+    bench.answer(P0, ConnectionResetError("x"), 5_000)
     bench.answer(P0)
     assert not bench.gate.muted(bench.now)
     bench.send(P0)
-    bench.gate.on_request_done(1, bench.now)
-    bench.gate.on_complete(1, [(P0, 100)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19), bench.now)
+    bench.answer(P0, BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
     assert not bench.gate.muted(bench.now), "one batch of a hundred rows is too little"
 
 
@@ -234,8 +238,7 @@ def test_there_is_no_trial_while_a_response_is_awaited() -> None:
     for _ in range(20):
         bench.now += 500
         assert P0 in bench.gate.muted(bench.now)
-    bench.gate.on_request_done(1, bench.now)
-    bench.gate.on_complete(1, [(P0, 100)], RequestTimeoutError("x"), bench.now)
+    bench.answer(P0, RequestTimeoutError("x"))
     bench.manager.unmute(1)
     assert P0 not in bench.gate.muted(bench.now)
 

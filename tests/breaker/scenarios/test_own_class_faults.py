@@ -70,17 +70,19 @@ class Own(PartitionCircuitBreaker):
 
 def one_batch(breaker: PartitionCircuitBreaker) -> tuple[ProducerBreaker, BreakerChannel]:
     """A batch's way, with the coordinator's side, and the end of the producer."""
-    gate = ProducerBreaker(breaker, CircuitBreakManager(Cluster(t=[1, 2]), 2_000.0), str)
+    cluster = Cluster(t=[1, 2])
+    brokers = cluster.brokers
+    gate = ProducerBreaker(breaker, CircuitBreakManager(cluster, 2_000.0))
     exchange = BreakerChannel(lambda: None, 500.0, lambda: "kafka")
     exchange.on_connected(0.0)
     gate.share(exchange)
     gate.muted(0.0)
-    gate.on_request(1, 1.0)
-    gate.on_send(1, [(P0, 10)], 1.0)
+    brokers.send(1, [P0], 1.0)
+    gate.on_send(brokers[1], [(P0, 10)], 1.0)
     gate.next_change_ms(1.0)
     gate.muted(2.0)
-    gate.on_request_done(1, 3.0)
-    gate.on_complete(1, [(P0, 10)], None, 3.0)
+    brokers[1].responded(3.0)
+    gate.on_complete(brokers[1], [(P0, 10)], None, 3.0)
     gate.muted(4.0)
     gate.next_change_ms(4.0)
     return gate, exchange
@@ -232,11 +234,13 @@ def test_congestion_ends_with_the_class_that_reported_it() -> None:
     breaker.configure(
         {"enable.mute.inflight.full": "true", "max.in.flight.requests.per.connection": "1"},
     )
-    gate = ProducerBreaker(breaker, CircuitBreakManager(Cluster(t=[1, 2]), 2_000.0), str)
-    gate.on_request(1, 1.0)
-    gate.on_send(1, [(P0, 10)], 1.0)
+    cluster = Cluster(t=[1, 2])
+    brokers = cluster.brokers
+    gate = ProducerBreaker(breaker, CircuitBreakManager(cluster, 2_000.0))
+    brokers.send(1, [P0], 1.0)
+    gate.on_send(brokers[1], [(P0, 10)], 1.0)
     assert gate.congested == {1}
     breaker.broken = True
-    gate.on_request_done(1, 3.0)
-    gate.on_complete(1, [(P0, 10)], None, 3.0)
+    brokers[1].responded(3.0)
+    gate.on_complete(brokers[1], [(P0, 10)], None, 3.0)
     assert not gate.congested

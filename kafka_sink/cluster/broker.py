@@ -1,0 +1,366 @@
+"""All that a producer knows of one broker: its requests in flight, latency, availability and slow start.
+
+The sender's thread writes it. Other threads may read the counts, each number by itself. Times are monotonic
+milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kafka_sink import kafka_errors
+from kafka_sink.counts import LATENCY_BOUNDS_MS, BrokerFigures, LatencyWindow
+
+if TYPE_CHECKING:
+    from kafka_sink.accumulator.producer_batch import ProducerBatch
+    from kafka_sink.model import Node, TopicPartition
+    from kafka_sink.network.broker_connection import BrokerConnection
+    from kafka_sink.network.broker_protocol import Request
+    from kafka_sink.network.client import NetworkClient
+
+
+@dataclass(slots=True, eq=False)
+class SentRequest:
+    """A Produce request with its batches. ``names`` maps the ids of topics that were sent by id (from v13
+    on)."""
+
+    request: Request
+    batches: dict[TopicPartition, ProducerBatch]
+    names: dict[bytes, str]
+
+
+class BrokerCounts:
+    """Of one task's Produce requests to one broker."""
+
+    __slots__ = ("buckets", "failures", "latency_ms", "max_latency_ms", "requests", "sent_bytes")
+
+    def __init__(self) -> None:
+        self.requests = self.failures = self.sent_bytes = 0
+        self.latency_ms = self.max_latency_ms = 0.0
+        self.buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+
+
+class Broker:
+    """``node_id`` is below zero for a bootstrap address, which gets no Produce requests."""
+
+    __slots__ = (
+        *("_network", "_throttled_before_ms", "awaits_probe", "counts", "forgiven_ms", "id"),
+        *("is_asked", "is_failing", "is_silent", "is_to_be_asked", "last_response_ms", "latencies"),
+        *("node", "partitions_text", "probed_ms", "request_sent_ms", "responses", "rotation", "sent"),
+        *("setup_ms", "slow_starts", "suspect_since_ms", "unreachable_since_ms", "usual_ms"),
+        *("waits_since_ms", "waits_until_ms"),
+    )
+
+    def __init__(self, node_id: int, network: NetworkClient) -> None:
+        self.id = node_id
+        self._network = network
+        # As last listed by the cluster, which omits a broker that is gone for long.
+        self.node: Node | None = None
+        # Produce requests without a response, oldest first. Brokers respond in order.
+        self.sent: deque[SentRequest] = deque()
+        # When the request was sent whose response is being handled, or when the throttling ended that delayed
+        # it (KIP-219).
+        self.request_sent_ms = 0.0
+        # Replaced when a task begins.
+        self.counts = BrokerCounts()
+        self._throttled_before_ms = 0.0
+        # Of all requests since the last push of metrics (KIP-714).
+        self.latencies = LatencyWindow()
+        # Where a drain begins among the partitions, so that none starves.
+        self.rotation = 0
+        # By topic, how little goes to partitions that have taken no batch yet.
+        self.slow_starts: dict[str, SlowStart] = {}
+        # Since when batches have waited for it to accept a request, and when they last did (KIP-794).
+        self.waits_since_ms: float | None = None
+        self.waits_until_ms = 0.0
+        # Since when batches have waited for a connection, and whether the last one was refused or lost.
+        self.unreachable_since_ms: float | None = None
+        self.is_failing = False
+        # How long its last connection took from its start to its first response.
+        self.setup_ms: float | None = None
+        # When it last responded to a request without rows, or to the first request of a connection.
+        self.probed_ms: float | None = None
+        # The mean latency; None before the first response. ``responses`` counts the first few, which say
+        # little.
+        self.usual_ms: float | None = None
+        self.responses = 0
+        # What messages say of its partitions, and for which versions of mutes and metadata: thousands of
+        # batches may expire at once.
+        self.partitions_text: tuple[tuple[int, int], str] | None = None
+        # What the breaker has found: since when a silence is suspicious, and whether it is certain; when it
+        # last responded with a batch's outcome; when its mute for silence ended.
+        self.suspect_since_ms: float | None = None
+        self.is_silent = False
+        # Whether a request without rows is wanted of it, or is under way for one that wanted it; and whether
+        # any is under way.
+        self.is_to_be_asked = self.is_asked = self.awaits_probe = False
+        self.last_response_ms = -math.inf
+        self.forgiven_ms = -math.inf
+
+    # -- its connection -----------------------------------------------------------------------------
+
+    @property
+    def connection(self) -> BrokerConnection | None:
+        """None while its address is unknown."""
+        return self._network.connections.get(self.id)
+
+    def is_ready(self, now_ms: float) -> bool:
+        """Whether it is connected, whatever is in flight. Starts to connect where it is not."""
+        connection = self.connection
+        return connection is not None and self._network.is_ready(connection, now_ms)
+
+    def accepts(self, now_ms: float) -> bool:
+        """As is_ready, with room in the in-flight window and no throttling (KIP-219)."""
+        connection = self.connection
+        return (
+            connection is not None
+            and self._network.is_ready(connection, now_ms)
+            and connection.accepts(now_ms)
+        )
+
+    @property
+    def is_connected(self) -> bool:
+        connection = self.connection
+        return connection is not None and connection.is_ready
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the last attempt to connect failed, or the address is unknown."""
+        connection = self.connection
+        return connection is None or connection.is_gone
+
+    def delay_ms(self, now_ms: float) -> float:
+        """Until ``accepts`` may change by time alone; infinite where an event must come first."""
+        connection = self.connection
+        return math.inf if connection is None else connection.ready_delay_ms(now_ms)
+
+    # -- Produce requests ---------------------------------------------------------------------------
+
+    def send(self, sent: SentRequest, now_ms: float) -> None:
+        """Send a request with batches. Raises ValueError, and changes nothing, without a ready connection."""
+        connection = self.connection
+        if connection is None:
+            raise ValueError(f"the address of broker {self.id} is unknown")
+        self._network.send(connection, sent.request, now_ms)
+        self.sent.append(sent)
+        self.unreachable_since_ms = None
+        counts = self.counts
+        counts.requests += 1
+        counts.sent_bytes += sum([batch.buffer.size for batch in sent.batches.values()])
+
+    def responded(self, now_ms: float) -> SentRequest:
+        """The oldest request has its response; with acks=0, it is written to the socket."""
+        sent = self._ended()
+        latency_ms = max(0.0, now_ms - sent.request.sent_ms)
+        counts = self.counts
+        counts.latency_ms += latency_ms
+        counts.max_latency_ms = max(counts.max_latency_ms, latency_ms)
+        counts.buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
+        return sent
+
+    def failed(self) -> SentRequest:
+        """The oldest request will get no response."""
+        self.counts.failures += 1
+        return self._ended()
+
+    def _ended(self) -> SentRequest:
+        sent = self.sent.popleft()
+        self.request_sent_ms = self._counts_from_ms(sent)
+        return sent
+
+    def _counts_from_ms(self, sent: SentRequest) -> float:
+        """A request that a throttling broker delays counts from the end of the throttling, which may lie
+        ahead."""
+        connection = self.connection
+        until_ms = -math.inf if connection is None else connection.throttled_until_ms
+        return max(sent.request.sent_ms, until_ms)
+
+    @property
+    def oldest_request_ms(self) -> float | None:
+        """When the oldest request without a response was sent."""
+        return self._counts_from_ms(self.sent[0]) if self.sent else None
+
+    def batches(self) -> Iterator[ProducerBatch]:
+        """Those in flight."""
+        for sent in self.sent:
+            yield from sent.batches.values()
+
+    # -- slow start: see SlowStart --------------------------------------------------------------------
+
+    def limited(
+        self, may_send: Callable[[ProducerBatch], bool], served: Container[TopicPartition], now_ms: float
+    ) -> Callable[[ProducerBatch], bool]:
+        """``may_send`` with this broker's limits, for filling one request.
+
+        ``served``: partitions that have taken a batch from this producer.
+        """
+        if not self.slow_starts:
+            return may_send
+        starts = self.slow_starts.items()
+        left = {topic: 0 if now_ms < start.not_before_ms else start.limit for topic, start in starts}
+        for batch in self.batches():
+            if batch.partition.topic in left and batch.partition not in served:
+                left[batch.partition.topic] -= 1
+
+        def may_send_within_limits(batch: ProducerBatch) -> bool:
+            topic = batch.partition.topic
+            if topic not in left or batch.partition in served:
+                return may_send(batch)
+            if left[topic] <= 0 or not may_send(batch):
+                return False
+            left[topic] -= 1
+            return True
+
+        return may_send_within_limits
+
+    def pause_ms(self, now_ms: float) -> float:
+        """Until a pause ends; infinite if only a response can change a limit."""
+        pauses = (start.not_before_ms - now_ms for start in self.slow_starts.values())
+        return min((pause for pause in pauses if pause > 0), default=math.inf)
+
+    def took(self, batches: Iterable[ProducerBatch]) -> None:
+        """The broker has these batches."""
+        for batch in batches if self.slow_starts else ():
+            topic = batch.partition.topic
+            start = self.slow_starts.get(topic)
+            if start is not None and start.grow() >= _UNLIMITED:
+                del self.slow_starts[topic]
+
+    def refused(
+        self, batch: ProducerBatch, error_code: int, served: Container[TopicPartition], now_ms: float
+    ) -> None:
+        """It has responded with an error for the batch."""
+        if error_code not in _NOT_READY or batch.partition in served:
+            return
+        topic = batch.partition.topic
+        start = self.slow_starts.get(topic)
+        if start is None:
+            start = self.slow_starts[topic] = SlowStart()
+        start.shrink(now_ms)
+
+    # -- a task's counts ----------------------------------------------------------------------------
+
+    def begin_task(self) -> None:
+        """Counts start at zero. The task's thread calls it when nothing is in flight."""
+        self.counts = BrokerCounts()
+        connection = self.connection
+        self._throttled_before_ms = 0.0 if connection is None else connection.throttled_total_ms
+
+    def figures(self, now_ms: float) -> BrokerFigures:
+        """Of the present task, without an address. Any thread."""
+        counts, connection = self.counts, self.connection
+        throttled_ms = 0.0 if connection is None else connection.throttled_total_ms
+        try:
+            oldest_ms = max(0.0, now_ms - self.sent[0].request.sent_ms)
+        except IndexError:  # the sender's thread may have taken it just now
+            oldest_ms = 0.0
+        return BrokerFigures(
+            "",
+            counts.requests,
+            counts.failures,
+            len(self.sent),
+            counts.latency_ms,
+            counts.max_latency_ms,
+            tuple(counts.buckets),
+            # A connection to another address starts at zero.
+            max(0.0, throttled_ms - self._throttled_before_ms),
+            oldest_ms,
+            counts.sent_bytes,
+        )
+
+
+def note_waits(brokers: Iterable[Broker], waiting: Collection[Broker], now_ms: float) -> None:
+    """``waiting`` brokers have ready batches and are not connected: none of the others is unreachable."""
+    for broker in brokers:
+        if broker not in waiting:
+            broker.unreachable_since_ms = None
+            broker.is_failing = False
+    for broker in waiting:
+        if broker.unreachable_since_ms is None:
+            broker.unreachable_since_ms = now_ms
+        broker.is_failing = broker.is_gone
+
+
+# A batch that backs off after a failed attempt still waits for its broker, but is not ready for a while.
+_GRACE_MS = 5_000.0
+
+
+def unavailable(
+    brokers: Iterable[Broker],
+    waiting: Iterable[Broker],
+    accepting: Iterable[Broker],
+    timeout_ms: float,
+    now_ms: float,
+) -> frozenset[int]:
+    """The ids of brokers that keyless rows are to avoid, as batches have waited for longer (KIP-794).
+
+    ``waiting`` brokers have ready batches and accept no request now; ``accepting`` ones accept them.
+    """
+    for broker in accepting:
+        broker.waits_since_ms = None
+    for broker in waiting:
+        if broker.waits_since_ms is None:
+            broker.waits_since_ms = now_ms
+        broker.waits_until_ms = now_ms
+    late = []
+    for broker in brokers:
+        since_ms = broker.waits_since_ms
+        if since_ms is None:
+            continue
+        # No batch waits for it any more, so nothing would ever show that it is back.
+        if now_ms - broker.waits_until_ms > timeout_ms + _GRACE_MS:
+            broker.waits_since_ms = None
+        elif broker.waits_until_ms - since_ms > timeout_ms:
+            late.append(broker.id)
+    return frozenset(late)
+
+
+# -- slow start: little is sent to partitions that their broker does not serve yet --------------------------
+#
+# A broker announces the partitions of a new topic before it has created their logs, which takes seconds for a
+# thousand. Until then it rejects every batch with NOT_LEADER_OR_FOLLOWER or UNKNOWN_TOPIC_OR_PARTITION, after
+# it has received all of it. New metadata does not help: it names the same broker. So after such an error few
+# batches are sent to partitions that have not taken one yet: one at a time, and more with each that is taken,
+# as in TCP's slow start. Partitions that have taken a batch are not affected, nor is another topic or broker.
+
+
+_NOT_READY = frozenset({kafka_errors.NOT_LEADER_OR_FOLLOWER, kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
+# The wait after such an error while one batch is sent at a time. It doubles up to the second of these.
+_PAUSE_MS, _MAX_PAUSE_MS = 10.0, 80.0
+# A limit that has grown to this limits nothing.
+_UNLIMITED = 256
+
+
+@dataclass(slots=True)
+class SlowStart:
+    """Of one topic at one broker. ``limit``: how many batches may be in flight to partitions that took none.
+
+    None is sent before ``not_before_ms``. Errors before ``counted_ms`` belong to one burst, which counts
+    once.
+    """
+
+    limit: int = 1
+    pause_ms: float = _PAUSE_MS
+    not_before_ms: float = 0.0
+    counted_ms: float = -math.inf
+
+    def grow(self) -> int:
+        """A batch was taken."""
+        self.limit += 1
+        self.pause_ms, self.not_before_ms = _PAUSE_MS, 0.0
+        return self.limit
+
+    def shrink(self, now_ms: float) -> None:
+        """A batch was refused."""
+        if now_ms < self.counted_ms:
+            return
+        self.limit = max(1, self.limit // 2)
+        self.counted_ms = now_ms + self.pause_ms
+        if self.limit == 1:
+            self.not_before_ms = self.counted_ms
+            self.pause_ms = min(2 * self.pause_ms, _MAX_PAUSE_MS)

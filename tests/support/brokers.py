@@ -1,0 +1,114 @@
+"""Brokers at exact times: real ones, whose connections are what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import cast
+
+from kafka_sink.accumulator.producer_batch import ProducerBatch
+from kafka_sink.cluster.broker import Broker, SentRequest, note_waits
+from kafka_sink.model import Node, TopicPartition
+from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.client import NetworkClient
+
+
+class Connection:
+    """Ready, unless a test says otherwise."""
+
+    def __init__(self, node_id: int) -> None:
+        self.node = Node(node_id, f"host{node_id}", 9092)
+        self.is_ready, self.is_gone = True, False
+        self.in_flight = 0
+        self.throttled_until_ms = self.throttled_total_ms = 0.0
+
+    def accepts(self, now_ms: float) -> bool:
+        return now_ms >= self.throttled_until_ms
+
+    def api_version(self, api_key: int) -> int:
+        return 12
+
+
+class Network:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.connections: dict[int, BrokerConnection] = {}
+        self.sent: list[Request] = []
+
+    def is_ready(self, connection: BrokerConnection, now_ms: float) -> bool:
+        return connection.is_ready
+
+    def send(self, connection: BrokerConnection, request: Request, now_ms: float) -> None:
+        request.sent_ms = now_ms
+        self.sent.append(request)
+
+
+class _Batch:
+    """All that a broker looks at of a batch."""
+
+    def __init__(self, partition: TopicPartition) -> None:
+        self.partition = partition
+        self.buffer = SimpleNamespace(size=100)
+
+
+def batch(partition: TopicPartition) -> ProducerBatch:
+    """Of a hundred bytes."""
+    return cast(ProducerBatch, _Batch(partition))
+
+
+def _nothing(*_: object) -> None: ...
+
+
+class Brokers(dict[int, Broker]):
+    """By id, made at first use."""
+
+    def __init__(self, *ids: int) -> None:
+        super().__init__()
+        self.network = Network()
+        for node_id in ids:
+            self.of(node_id)
+
+    def of(self, node_id: int) -> Broker:
+        if node_id not in self:
+            made = Connection(node_id)
+            self.network.connections[node_id] = cast(BrokerConnection, made)
+            self[node_id] = Broker(node_id, cast(NetworkClient, self.network))
+            self[node_id].node = made.node
+        return self[node_id]
+
+    def led_by(self, leader: Callable[[TopicPartition], int]) -> Callable[[TopicPartition], Broker]:
+        """Partitions' leaders, as RecordAccumulator.ready looks them up."""
+        return lambda partition: self.of(leader(partition))
+
+    def broker(self, node_id: int, _: object = None) -> Broker:
+        """As ClusterMetadata has it."""
+        return self.of(node_id)
+
+    def send(self, node_id: int, partitions: Iterable[TopicPartition], now_ms: float) -> SentRequest:
+        """A Produce request with a batch for each of these partitions."""
+        return self.send_batches(node_id, [batch(partition) for partition in partitions], now_ms)
+
+    def send_batches(self, node_id: int, batches: Iterable[ProducerBatch], now_ms: float) -> SentRequest:
+        """A Produce request with these."""
+        request = Request(0, 12, [], 30_000, _nothing, _nothing)
+        sent = SentRequest(request, {one.partition: one for one in batches}, {})
+        self.of(node_id).send(sent, now_ms)
+        return sent
+
+    def throttle(self, node_id: int, until_ms: float) -> None:
+        """The broker wants no requests."""
+        connection = self.of(node_id).connection
+        assert connection is not None
+        connection.throttled_until_ms = until_ms
+
+    def connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
+        """A connection is ready."""
+        self.of(node_id).setup_ms, self.of(node_id).probed_ms = setup_ms, now_ms
+
+    def unreachable(self, node_id: int, now_ms: float, *, failing: bool) -> None:
+        """Batches wait for a connection to this one, and to no other."""
+        connection = cast(Connection, self.of(node_id).connection)
+        connection.is_gone = failing
+        note_waits(self.values(), [self.of(node_id)], now_ms)
