@@ -249,8 +249,9 @@ def measure(tasks: int, partitions: int, seconds: float) -> dict[str, Any]:
     with running(max(10, tasks // 10), partitions, seconds) as wide:
         wide.partitions()
     conditions = (
-        f"{tasks:,} modelled tasks, a connection each, and {tasks // 10:,} where partitions fail; live view read "
-        f"twice a second; {os.cpu_count()} cores shared with the model, Python {platform.python_version()}"
+        f"{tasks:,} modelled tasks, a connection each, and {tasks // 10:,} where partitions fail; live view "
+        f"read twice a second; {os.cpu_count()} cores shared with the model (load {os.getloadavg()[1]:.0f}), "
+        f"Python {platform.python_version()}"
     )
     events = [asdict(one) for one in (*run.events, *wide.events)]
     return {"conditions": conditions, "tasks": tasks, "peak_mib": peak_mib, "events": events}
