@@ -30,7 +30,6 @@ OF_DRIVER = {
 # Modules that pip installs for an extra only. A cluster brings its PySpark itself.
 OF_EXTRAS = {
     "pyspark": "pyspark",
-    "confluent_kafka": "confluent-kafka",  # a schema registry's client
 }
 
 

@@ -46,12 +46,10 @@ def test_a_missing_library_has_an_explanation_with_all_that_are_missing(
     assert text is not None
     assert text.startswith("No module named 'kafka.protocol': ")
     assert text.endswith(f"{sys.executable} -m pip install kafka-python zlib-ng")
-    miss("confluent_kafka")
-    text = libraries.explanation(
-        ModuleNotFoundError("No module named 'confluent_kafka'", name="confluent_kafka")
-    )
+    miss("pyspark")
+    text = libraries.explanation(ModuleNotFoundError("No module named 'pyspark'", name="pyspark"))
     assert text is not None
-    assert text.endswith("pip install confluent-kafka")
+    assert text.endswith("pip install pyspark")
 
 
 def test_a_library_that_is_there_and_too_old_is_to_be_upgraded(miss: Callable[..., None]) -> None:
