@@ -16,7 +16,6 @@ from importlib.util import find_spec
 OF_TASKS = {
     "pyarrow": "pyarrow",
     "numpy": "numpy",
-    "kafka": "kafka-python",
     "lz4": "lz4",
     "zstandard": "zstandard",
     "zlib_ng": "zlib-ng",
