@@ -25,6 +25,7 @@ from kafka_sink.transactions.operations import (
     EndTransaction,
     Failed,
     FetchOffsets,
+    FetchStableOffsets,
     InitProducer,
     ListOpen,
     OffsetKey,
@@ -84,13 +85,19 @@ def take_over(scope: Scope, now_ms: float) -> Steps[Ownership]:
 
 def _settle(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownership]:
     """Complete what was decided and abort everything else, as the owner of the prefix."""
-    # Both at once, for every micro-batch waits for it; where nothing is left open, this is all.
-    seen, names = yield (FetchOffsets(take_over_groups(scope)), ListOpen(scope.prefix))
+    key = scope.decision_key(0)
+    read: tuple[Operation, ...] = FetchOffsets(take_over_groups(scope)), FetchStableOffsets((key,))
+    # All at once, for every micro-batch waits for it; where nothing is left open, this is all.
+    names, *offsets = yield (ListOpen(scope.prefix), *read)
     left = proof.LeftOpen(claim, {})
     if names:
         # Of these, what a former coordinator does not know to be decided would be aborted.
-        left = yield from proof.look_at(scope, claim, names, scope.decision_key(0), scope.mark_key(0))
-        seen = yield from fetch_offsets(*take_over_groups(scope))
+        left = yield from proof.look_at(scope, claim, names, key, scope.mark_key(0))
+        offsets = list((yield read))
+    # Brokers of Kafka 3 tell offsets some time after their transaction is over.
+    while offsets[0].get(key, "") != offsets[1].get(key, ""):
+        offsets = list((yield read))
+    seen: Mapping[OffsetKey, str] = offsets[0]
     decision = yield from _decision_in(scope, seen)
     decided = () if decision is None else decision.parts
     undone: tuple[Part, ...] = ()
@@ -215,10 +222,7 @@ def take_over_groups(scope: Scope) -> tuple[str, ...]:
 
 
 def read_decision(scope: Scope) -> Steps[Decision | None]:
-    """The latest decision under the prefix. Raises ProtocolError for one that cannot be read.
-
-    No decision is pending after the driver's id was taken over, as that waits for its transaction's markers.
-    """
+    """The latest decision that is told by now. Raises ProtocolError for one that cannot be read."""
     return (yield from _decision_in(scope, (yield from fetch_offsets(_first_decision_group(scope)))))
 
 
