@@ -221,7 +221,13 @@ class TransactionClient:
         try:
             wanted = next(steps)
             while True:
-                wanted = steps.send(self._execute(wanted))
+                try:
+                    results = self._execute(wanted)
+                except DeliveryError as error:
+                    # Steps know what it means for the batch.
+                    wanted = steps.throw(error)
+                else:
+                    wanted = steps.send(results)
         except StopIteration as stop:
             result: Result = stop.value
             return result
@@ -320,10 +326,14 @@ class TransactionClient:
 
     def _give_up(self, step: _Step) -> None:
         reasons = sorted({call.last_error for call in step.calls if call.last_error}) or [self._last_error]
-        what = apis.APIS[step.calls[0].api].name
-        raise DeliveryError(
-            f"{what} did not succeed within the time allowed: {'; '.join(reasons)} (brokers: "
-            f"{self._network.describe_brokers()})"
+        what = f"{apis.APIS[step.calls[0].api].name} did not succeed"
+        raise self._out_of_time(what, f"{'; '.join(reasons)} (brokers: {self._network.describe_brokers()})")
+
+    @staticmethod
+    def _out_of_time(what: str, why: str) -> DeliveryError:
+        return DeliveryError(
+            f"{what} within the time allowed by kafka.delivery.timeout.ms (for a commit) or "
+            f"kafka.max.block.ms (for all else): {why}"
         )
 
     def _send_due(self, step: _Step, now_ms: float) -> float:
@@ -444,9 +454,7 @@ class TransactionClient:
         while not self._nodes:
             now_ms = monotonic_ms()
             if now_ms > self._deadline_ms:
-                raise DeliveryError(
-                    f"no broker responded within the time allowed: {self._network.describe_brokers()}"
-                )
+                raise self._out_of_time("no broker responded", self._network.describe_brokers())
             self._network.poll(self._ask_nodes(now_ms), monotonic_ms())
 
     def _ask_nodes(self, now_ms: float) -> float:

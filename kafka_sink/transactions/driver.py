@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kafka_sink.errors import IncompleteBatchError, TransactionError
+from kafka_sink.errors import DeliveryError, IncompleteBatchError, TransactionError
 from kafka_sink.model import TopicPartition
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import proof
@@ -285,14 +285,28 @@ def decide(
 ) -> Steps[Committed]:
     """Record a decision and commit those of its parts that are written now.
 
-    ``found`` describes their transactions. Raises TransactionError where nothing was decided or nobody knows,
-    or another driver completes it, IncompleteBatchError where it was and some transactions had ended by then.
+    ``found`` describes their transactions. Raises TransactionError where nothing was decided or another
+    driver completes it, IncompleteBatchError where it was and some transactions had ended by then,
+    DeliveryError where this was not learnt in time.
     """
     found = yield from _require_open(scope, decision.batch, parts, found)
     began = tuple(one for one in (_began_ms(scope, part, found) for part in parts) if one is not None)
     earliest = min((one for one in (*began, decision.began_ms) if one >= 0), default=-1)
     decision = replace(decision, began_ms=earliest)
-    claim = yield from _decided(scope, claim, decision)
+    try:
+        claim = yield from _decided(scope, claim, decision)
+        aborted = yield from _carried_out(scope, claim, decision, parts)
+    except TransactionError:
+        raise
+    except DeliveryError as error:
+        raise DeliveryError(proof.unfinished(scope, decision, error)) from error
+    return Committed(began, aborted)
+
+
+def _carried_out(
+    scope: Scope, claim: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
+) -> Steps[BeganMs]:
+    """Commit what was decided just now; returns when what was aborted beside it began."""
     # The list first: a broker handles requests of one connection in order, and commits wait for its log.
     names, *results = yield (ListOpen(scope.prefix), *proof.ends_of(scope, parts))
     failed = proof.failed_of(parts, results)
@@ -306,7 +320,7 @@ def decide(
     lost = [part.task for part in (*judgement.lost, *judgement.unknown)]
     if lost:
         raise IncompleteBatchError(proof.incomplete(scope, decision, lost))
-    return Committed(began, aborted + judgement.aborted)
+    return aborted + judgement.aborted
 
 
 def _require_open(

@@ -194,8 +194,25 @@ def test_without_any_broker_a_step_ends_with_its_time(network: Network) -> None:
     client = connected(network)
     network.silent = {1, 2, 3}
 
-    with pytest.raises(DeliveryError, match="within the time allowed"):
+    with pytest.raises(
+        DeliveryError, match=r"time allowed by kafka\.delivery\.timeout\.ms .* kafka\.max\.block"
+    ):
         client.run(fetch_offsets("p-decision"), 20_000)
+
+
+def test_steps_are_told_that_a_step_has_failed(network: Network) -> None:
+    """Only they know what it means for a batch."""
+
+    def steps() -> Steps[str]:
+        try:
+            yield from fetch_offsets("p-decision")
+        except DeliveryError as error:
+            return f"the batch may be there: {error}"
+        raise AssertionError
+
+    client = connected(network)
+    network.silent = {1, 2, 3}
+    assert client.run(steps(), 20_000).startswith("the batch may be there: ")
 
 
 class WithoutGroups(Network):
