@@ -24,7 +24,6 @@ from kafka_sink.errors import DeliveryError
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network import transaction_requests as responses
-from kafka_sink.network.events import NodeDisconnected, RequestFailed, ResponseReceived
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.options import parse
 from kafka_sink.transactions import batch as batches
@@ -62,6 +61,23 @@ def code_of(result: Any) -> int:
     return getattr(kafka_errors, result.error) if isinstance(result, Failed) else kafka_errors.NONE
 
 
+class Connection:
+    """Speaks all that this sink does."""
+
+    def __init__(self, node_id: int, protocol: int) -> None:
+        self.node_id = node_id
+        self.features = {"transaction.version": protocol}
+
+    def ready_delay_ms(self, _now_ms: float) -> float:
+        return 50.0
+
+    def newest_version(self, _api: int) -> int:
+        return 4
+
+    def api_version(self, api: int, versions: tuple[int, int] | None = None) -> int:
+        return (versions or apis.APIS[api].versions)[1]
+
+
 class Brokers:
     """In a client's network's place. ``faults`` and ``deaths`` may still happen."""
 
@@ -72,39 +88,30 @@ class Brokers:
         self._protocol = protocol
         self._chance = chance
         self._moved: dict[tuple[bool, str], int] = {}
-        self._events: list[Any] = []
+        self.connections = {node: Connection(node, protocol) for node in NODES}
+        self.on_disconnected: Callable[..., None] = lambda *_: None
+        self._happened: list[Callable[[], object]] = []
         # Requests whose sender has given them up.
         self._late: list[tuple[int, int, bytes, int]] = []
 
     # -- what a client calls ------------------------------------------------------------------------
 
-    def ready_for_any(self, node: int, _now_ms: float) -> bool:
-        return node in NODES
+    def is_ready(self, _connection: Connection, _now_ms: float) -> bool:
+        return True
 
-    def ready_delay_ms(self, _node: int, _now_ms: float) -> float:
-        return 50.0
-
-    def least_loaded_node(self, _now_ms: float) -> int:
-        return self._chance.choice(list(NODES))
-
-    def feature_level(self, _node: int, _name: str) -> int:
-        return self._protocol
-
-    def newest_version(self, _node: int, _api: int) -> int:
-        return 4
-
-    def api_version(self, _node: int, api: int, versions: tuple[int, int] | None = None) -> int:
-        return (versions or apis.APIS[api].versions)[1]
+    def least_loaded(self, _now_ms: float) -> Connection:
+        return self._chance.choice(list(self.connections.values()))
 
     def describe_brokers(self) -> str:
         return "of the model"
 
-    def set_nodes(self, nodes: Iterable[Node]) -> None: ...
+    def set_addresses(self, nodes: Iterable[Node]) -> None: ...
 
     def close(self) -> None:
-        self._events = []
+        self._happened = []
 
-    def send(self, node: int, request: Any, _now_ms: float) -> None:
+    def send(self, connection: Connection, request: Any, _now_ms: float) -> None:
+        node = connection.node_id
         body = b"".join(request.body)
         if self.deaths and self._chance.random() < 0.02:
             self.deaths -= 1
@@ -124,10 +131,10 @@ class Brokers:
         if fault == 3:
             self._lose(node, request)
             return
-        self._events.append(ResponseReceived(node, request.tag, response, 0.0))
+        self._happened.append(lambda: request.on_response(response, 0.0))
 
-    def poll(self, wait_ms: float, _now_ms: float) -> list[Any]:
-        if not self._events:
+    def poll(self, wait_ms: float, _now_ms: float) -> int:
+        if not self._happened:
             self.now_ms += max(wait_ms, 1.0)
         for name in self.kafka.pending_markers():
             if self._chance.random() < 0.5:
@@ -137,9 +144,11 @@ class Brokers:
                 self.kafka.tell_offsets(name)
         if self._late and self._chance.random() < 0.1:
             self._handle(*self._late.pop(0))
-        self._chance.shuffle(self._events)
-        events, self._events = self._events, []
-        return events
+        self._chance.shuffle(self._happened)
+        happened, self._happened = self._happened, []
+        for one in happened:
+            one()
+        return len(happened)
 
     # -- brokers ------------------------------------------------------------------------------------
 
@@ -154,7 +163,8 @@ class Brokers:
     def _lose(self, node: int, request: Any) -> None:
         self.faults -= 1
         lost = TimeoutError("no response")
-        self._events += [RequestFailed(node, request.tag, lost, True), NodeDisconnected(node, lost)]
+        self._happened.append(lambda: request.on_failure(lost, True, 0.0))
+        self._happened.append(lambda: self.on_disconnected(node, lost, True, 0.0))
 
     def coordinator(self, of_group: bool, name: str) -> int:
         return self._moved.get((of_group, name), 1 + zlib.crc32(name.encode()) % 3)

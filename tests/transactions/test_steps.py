@@ -419,7 +419,10 @@ def test_a_version_is_written_once_whether_its_first_job_was_aborted_before_or_a
 
 @pytest.mark.parametrize(
     ("app", "who"),
-    [("nightly", "The next run of it, or 'python"), (None, "No other job, as it has no txnAppId, but")],
+    [
+        ("nightly", "The next run of it, or 'kafka-chunked-transactions"),
+        (None, "No other job, as it has no txnAppId, but"),
+    ],
 )
 def test_a_driver_that_does_not_learn_what_became_of_a_decision_says_what_readers_see(
     app: str | None, who: str
