@@ -62,8 +62,6 @@ class ResponseHandler:
         self._backoff = backoff
         self._policy = policy
         self._dead_letters = dead_letters
-        # Partitions that have taken a batch from this producer.
-        self.served: set[TopicPartition] = set()
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
         # Rejected batches that wait in their queues until there is room for their dead letters.
@@ -180,7 +178,8 @@ class ResponseHandler:
         taken = [batch for batch, _, _ in batches]
         ended = [(batch.partition, batch.record_count) for batch in taken]
         self._policy.on_complete(broker, ended, None, now_ms)
-        self.served.update([batch.partition for batch in taken])
+        for batch in taken:
+            batch.home.has_taken = True
         broker.took(taken)
         if self._unauthorized_topics:
             for batch in taken:
@@ -217,7 +216,7 @@ class ResponseHandler:
     ) -> None:
         self._policy.on_complete(broker, [(batch.partition, batch.record_count)], cause, now_ms)
         error_code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
-        broker.refused(batch, error_code, self.served, now_ms)
+        broker.refused(batch, error_code, now_ms)
         if verdict.possibly_written:
             batch.set_possibly_written()
         batch.last_error = verdict.cause

@@ -246,7 +246,7 @@ class _Piece:
         self._parent_base = parent.base_timestamp
         self.scratch = _ScratchBuffer()
         self.batch = ProducerBatch(
-            parent.partition,
+            parent.home,
             self.scratch,
             parent.codec,
             parent.compression,

@@ -23,10 +23,11 @@ from hypothesis.stateful import (
 )
 
 from kafka_sink.accumulator import producer_batch, record_accumulator
-from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
+from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.buffer_pool import LentChunks
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header
@@ -349,9 +350,9 @@ def _leases_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def _retries_go_to_the_end(patch: pytest.MonkeyPatch) -> None:
-    def insert(self: BatchQueues, queue: PartitionQueue, batch: ProducerBatch) -> None:
+    def insert(self: BatchQueues, queue: Partition, batch: ProducerBatch) -> None:
         queue.batches.append(batch)
-        self.waiting[queue.partition] = queue
+        self.waiting[queue.id] = queue
 
     patch.setattr(BatchQueues, "insert", insert)
 

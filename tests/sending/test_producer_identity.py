@@ -12,6 +12,7 @@ from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.network.requests import ProducerIdResponse
@@ -31,7 +32,7 @@ def identity(epoch: int = 0) -> ProducerIdentity:
 def batch(records: int = 1, partition: TopicPartition = P0) -> ProducerBatch:
     buffer = ALLOCATOR.try_open(100)
     assert buffer is not None
-    made = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    made = ProducerBatch(Partition(partition), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
     made.record_count = records
     return made
 

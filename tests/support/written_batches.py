@@ -6,6 +6,7 @@ from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import WrittenBatch
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import CompressionType, TopicPartition
 
 
@@ -16,7 +17,7 @@ def written_batch(
     buffer = IncrementalAllocator(BufferPool(sent_bytes + 128, 128, clock_ms=lambda: 0.0)).open(
         sent_bytes, 0.0
     )
-    batch = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    batch = ProducerBatch(Partition(partition), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
     buffer.write(bytes(sent_bytes - buffer.size))
     batch.record_count, batch.raw_bytes = records, raw_bytes
     return batch, base_offset, -1
