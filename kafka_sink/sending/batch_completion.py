@@ -214,14 +214,14 @@ def restart_sequences(identity: ProducerIdentity, completion: BatchCompletion) -
     A batch that may have been written fails: under a new sequence it could be written twice.
     """
     for partition in identity.restarts_due():
-        unresolved = identity.unresolved(partition)
+        unresolved = partition.unresolved
         for batch in unresolved:
             last = f"{batch.last_error}; " if batch.last_error is not None else ""
             reason = "the leader lost its state of this producer, and the batch may have been written"
-            completion.fail(batch, DeliveryError(f"{last}{partition}: {reason}"))
+            completion.fail(batch, DeliveryError(f"{last}{partition.id}: {reason}"))
         if not unresolved:
             identity.restart(partition)
-            _log.warning("the sequences of %s restart, because its leader rejected them", partition)
+            _log.warning("the sequences of %s restart, because its leader rejected them", partition.id)
 
 
 def close_sequence_gaps(identity: ProducerIdentity, completion: BatchCompletion) -> None:
@@ -230,10 +230,10 @@ def close_sequence_gaps(identity: ProducerIdentity, completion: BatchCompletion)
     A batch that may have been written fails: under a new sequence it could be written twice.
     """
     for partition in identity.gaps_due():
-        unresolved = [batch for batch in identity.after_gap(partition) if batch.possibly_written]
+        unresolved = [batch for batch in partition.after_gap if batch.possibly_written]
         for batch in unresolved:
             last = f"{batch.last_error}; " if batch.last_error is not None else ""
             reason = "records before this batch were rejected, and the batch may have been written"
-            completion.fail(batch, DeliveryError(f"{last}{partition}: {reason}"))
+            completion.fail(batch, DeliveryError(f"{last}{partition.id}: {reason}"))
         if not unresolved:
             identity.close_gap(partition)

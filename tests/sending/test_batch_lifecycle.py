@@ -376,7 +376,7 @@ def _each_attempt_gets_a_new_sequence(patch: pytest.MonkeyPatch) -> None:
 
     def anew(self: ProducerIdentity, batch: ProducerBatch) -> None:
         if batch.attempts:
-            self._sequences[batch.partition].unacknowledged.remove(batch)
+            batch.home.unacknowledged.remove(batch)
             batch._sequence = batch_header.NO_SEQUENCE
         assign(self, batch)
 
@@ -386,21 +386,21 @@ def _each_attempt_gets_a_new_sequence(patch: pytest.MonkeyPatch) -> None:
 def _no_sequences_at_all(patch: pytest.MonkeyPatch) -> None:
     """Idempotence off: the fake log takes every batch, also twice."""
     patch.setattr(ProducerIdentity, "assign", lambda self, batch: None)
-    patch.setattr(ProducerIdentity, "acknowledged", lambda *arguments: None)
-    patch.setattr(ProducerIdentity, "attempt_failed", lambda *arguments: None)
+    patch.setattr(Partition, "acknowledged", lambda *arguments: None)
+    patch.setattr(Partition, "attempt_failed", lambda *arguments: None)
 
 
 def _restarts_renumber_everything(patch: pytest.MonkeyPatch) -> None:
     """As Kafka's own client does: also what may have been written gets a new sequence."""
-    patch.setattr(ProducerIdentity, "unresolved", lambda *arguments: [])
-    restart = ProducerIdentity.restart
+    patch.setattr(Partition, "unresolved", [])
+    restart = Partition.restart
 
-    def forced(self: ProducerIdentity, partition: TopicPartition) -> None:
-        for batch in self._sequences[partition].unacknowledged:
+    def forced(self: Partition) -> None:
+        for batch in self.unacknowledged:
             batch._possibly_written = False
-        restart(self, partition)
+        restart(self)
 
-    patch.setattr(ProducerIdentity, "restart", forced)
+    patch.setattr(Partition, "restart", forced)
 
 
 def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -416,10 +416,10 @@ def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 def _pieces_get_no_sequence(patch: pytest.MonkeyPatch) -> None:
     """The pieces of a split batch are numbered after what was sent behind it."""
 
-    def replaced(self: ProducerIdentity, batch: ProducerBatch, _pieces: list[ProducerBatch]) -> None:
-        self._sequences[batch.partition].unacknowledged.remove(batch)
+    def replaced(self: Partition, batch: ProducerBatch, _pieces: list[ProducerBatch]) -> None:
+        self.unacknowledged.remove(batch)
 
-    patch.setattr(ProducerIdentity, "replaced", replaced)
+    patch.setattr(Partition, "replaced", replaced)
 
 
 def _split_parents_keep_their_memory(patch: pytest.MonkeyPatch) -> None:
