@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from kafka_sink.activity import ROWS, TaskActivity
 from kafka_sink.clock import monotonic_ms
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
 from kafka_sink.coordinator.figures.channel import FiguresChannel
 from kafka_sink.coordinator.figures.handler import FiguresHandler
@@ -40,7 +41,7 @@ def busy_producer() -> Producer:
     producer = Producer(parse({"kafka.bootstrap.servers": "127.0.0.1:1"}).options)
     producer.begin()
     for number in range(20 * TOPICS):
-        place = TopicPartition(f"orders-of-region-{number % TOPICS}", number // TOPICS)
+        place = Partition(TopicPartition(f"orders-of-region-{number % TOPICS}", number // TOPICS))
         producer.sender.deliveries.acknowledged([written_batch(place, 1000, 100_000, 30_000, number)])
         counts = producer.cluster.broker(number % BROKERS, producer.network).counts
         counts.requests += 1

@@ -1,4 +1,4 @@
-"""All that a producer knows of one partition: its batches, its leader and its sequences (KIP-98, KIP-360).
+"""All that a producer knows of one partition: batches, leader, sequences (KIP-98, KIP-360) and counts.
 
 The accumulator's lock guards its batches, which the task's thread and the sender's share. The sender's thread
 writes all else. Times are monotonic milliseconds.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import NO_TIMESTAMP, TopicPartition
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerSequence
 
 if TYPE_CHECKING:
@@ -27,6 +27,29 @@ _SEQUENCE_RANGE = 1 << 31
 _ESTABLISHED_MS = 300_000.0
 
 
+# The first and the last offset.
+Range = tuple[int, int]
+
+
+class PartitionCounts:
+    """Of a task's acknowledged batches. ``ranges`` are their offsets, in the order of responses."""
+
+    __slots__ = ("batches", "log_append_time_ms", "ranges", "raw_bytes", "records", "sent_bytes")
+
+    def __init__(self) -> None:
+        self.records = self.batches = self.sent_bytes = self.raw_bytes = 0
+        self.log_append_time_ms = NO_TIMESTAMP
+        self.ranges: list[Range] = []
+
+    def extend(self, first: int, last: int) -> None:
+        """Batches of one writer are neighbours mostly: a producer that runs for months has few ranges."""
+        ranges = self.ranges
+        if ranges and ranges[-1][1] + 1 == first:
+            ranges[-1] = (ranges[-1][0], last)
+        else:
+            ranges.append((first, last))
+
+
 class Partition:
     """One for each partition that a producer has written to.
 
@@ -36,7 +59,17 @@ class Partition:
     """
 
     __slots__ = (
-        *("_numbers", "_started", "batches", "established_until_ms", "gap", "has_taken", "id", "in_flight"),
+        *(
+            "_numbers",
+            "_started",
+            "batches",
+            "counts",
+            "established_until_ms",
+            "gap",
+            "has_taken",
+            "id",
+            "in_flight",
+        ),
         *("last_offset", "leader", "metadata_version", "needs_restart", "next_sequence", "producer"),
         *("restarts", "retry_at_ms", "unacknowledged"),
     )
@@ -52,6 +85,8 @@ class Partition:
         self.metadata_version: int | None = None
         # Whether a broker has taken a batch of this producer.
         self.has_taken = False
+        # Of the present task; None before its first acknowledgement.
+        self.counts: PartitionCounts | None = None
         self.forget_sequences()
 
     def forget_sequences(self) -> None:

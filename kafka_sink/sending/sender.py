@@ -195,6 +195,7 @@ class Sender(threading.Thread):
 
     def begin(self) -> None:
         """A new task: its counts start at zero. It has failed already if the thread has."""
+        self.deliveries.end_task()
         self._completion.deliveries = TaskDeliveries()
         for broker in list(self._cluster.brokers.values()):
             broker.begin_task()

@@ -7,17 +7,17 @@ from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import WrittenBatch
 from kafka_sink.cluster.partition import Partition
-from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.model import CompressionType
 
 
 def written_batch(
-    partition: TopicPartition, records: int, raw_bytes: int, sent_bytes: int, base_offset: int
+    partition: Partition, records: int, raw_bytes: int, sent_bytes: int, base_offset: int
 ) -> WrittenBatch:
     """A batch of so many records, whose ``sent_bytes`` include its header."""
     buffer = IncrementalAllocator(BufferPool(sent_bytes + 128, 128, clock_ms=lambda: 0.0)).open(
         sent_bytes, 0.0
     )
-    batch = ProducerBatch(Partition(partition), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    batch = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
     buffer.write(bytes(sent_bytes - buffer.size))
     batch.record_count, batch.raw_bytes = records, raw_bytes
     return batch, base_offset, -1
