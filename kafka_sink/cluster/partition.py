@@ -59,19 +59,9 @@ class Partition:
     """
 
     __slots__ = (
-        *(
-            "_numbers",
-            "_started",
-            "batches",
-            "counts",
-            "established_until_ms",
-            "gap",
-            "has_taken",
-            "id",
-            "in_flight",
-        ),
-        *("last_offset", "leader", "metadata_version", "needs_restart", "next_sequence", "producer"),
-        *("restarts", "retry_at_ms", "unacknowledged"),
+        *("_numbers", "_started", "batches", "counts", "established_until_ms", "gap", "has_taken"),
+        *("id", "in_flight", "last_offset", "leader", "metadata_version", "missing_since_ms"),
+        *("needs_restart", "next_sequence", "producer", "restarts", "retry_at_ms", "unacknowledged"),
     )
 
     def __init__(self, partition: TopicPartition) -> None:
@@ -85,6 +75,8 @@ class Partition:
         self.metadata_version: int | None = None
         # Whether a broker has taken a batch of this producer.
         self.has_taken = False
+        # Since when rows have waited for it though its topic has no such partition.
+        self.missing_since_ms: float | None = None
         # Of the present task; None before its first acknowledgement.
         self.counts: PartitionCounts | None = None
         self.forget_sequences()
