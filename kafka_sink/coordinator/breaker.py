@@ -239,7 +239,6 @@ class BreakerChannel(Channel):
         self._answers: dict[int, float] = {}
         self._watched: list[TopicPartition] = []
         self._changes: dict[Target, MuteChange] = {}
-        self._failures: dict[Target, str] = {}
         self._outcomes_ms = self._checked_ms = -math.inf
         self._report_ms = math.inf
         # As reported: held and acceptable partitions. When that may be said anew.
