@@ -1,6 +1,6 @@
 """The coordinator at scale: 10,000 tasks at rest, with a frozen broker, after a stall and a kill.
 
-    python -m benchmarks.coordinator [--tasks N] [--partitions N] [--smoke]
+    python -m benchmarks.coordinator [--tasks N] [--smoke]
 
 The coordinator's own process with its default bounds, and modelled tasks (``modelled_tasks``) on another
 core, each with a connection of its own. The live view is read twice a second. One thing follows another:
@@ -9,9 +9,10 @@ core, each with a connection of its own. The live view is read twice a second. O
 - a broker freezes, and 40 % of the tasks mute it by themselves within 2 s
 - the network drops all connections at once, while the broker is muted
 - the broker responds again
-- all partitions fail for all tasks at once, and are written again
 - the process stalls for 5 s (SIGSTOP) while a broker is muted: tasks give it up, and all come back at once
 - it is killed (SIGKILL) while the broker is muted; the next write starts another, and all its tasks connect
+
+Then with a tenth of the tasks: 5,000 partitions fail for all of them at once, and are written again.
 
 Of each: seconds until the last task has been told of the change, and until all are connected and answered;
 the slowest reply, attempts to connect that took too long, tasks that gave up waiting for a reply, connections
@@ -33,8 +34,8 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ from kafka_sink.coordinator.live.view import OpenView, ViewOpened
 from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator
 from kafka_sink.driver import driver_process
 
-OWN_EVIDENCE = 0.4
+OWN_EVIDENCE, FEW, MANY = 0.4, 12, 5_000
 STALL_S, LOOK_S, START_S, NEXT_WRITE_S = 5.0, 0.5, 10.0, 2.0
 
 
@@ -118,17 +119,13 @@ class Looker(threading.Thread):
         super().__init__(name="benchmark-looker", daemon=True)
         self._server = server
         self._done = threading.Event()
-        self.last: dict[str, Any] = {}
 
     def run(self) -> None:
         while not self._done.wait(LOOK_S):
             with suppress(OSError, ValueError):
-                self.last = json.loads(self._get("metrics.json"))
-                self._get("metrics")
-
-    def _get(self, path: str) -> bytes:
-        with urllib.request.urlopen(self._server.view + path, timeout=5) as response:
-            return bytes(response.read())
+                for path in ("metrics.json", "metrics"):
+                    with urllib.request.urlopen(self._server.view + path, timeout=5) as response:
+                        response.read()
 
     def close(self) -> None:
         self._done.set()
@@ -192,20 +189,26 @@ class Run:
         self.events.append(found)
         print(json.dumps(asdict(found)), flush=True)
 
-    def all(self) -> None:
+    def brokers(self) -> None:
         crowd = self.crowd
         self.event("all start", crowd.connect_all, brings_back=True)
         self.event("at rest", lambda: None)
         self.event("a broker freezes", lambda: crowd.freeze(OWN_EVIDENCE), tells=True)
         self.event("all reconnect, while muted", crowd.cut, brings_back=True)
         self.event("the broker responds again", crowd.thaw, tells=True)
-        self.event("all partitions fail", crowd.fail, tells=True)
-        self.event("they stay muted", lambda: None)
-        self.event("they are written again", crowd.recover, tells=True)
         crowd.freeze(OWN_EVIDENCE)
         crowd.run_until(lambda: crowd.are_told, 30.0)
         self.event("stalls for 5 s, while muted", self.stall, brings_back=True)
         self.event("killed, while muted", self.kill, tells=True, brings_back=True)
+
+    def partitions(self) -> None:
+        crowd = self.crowd
+        count = f"{len(crowd.partitions):,} partitions"
+        crowd.connect_all()
+        crowd.run_until(lambda: crowd.is_back, 60.0)
+        self.event(f"{count} fail", crowd.fail, tells=True)
+        self.event("they stay muted", lambda: None)
+        self.event("they are written again", crowd.recover, tells=True)
 
     def stall(self) -> None:
         os.kill(self.server.process.pid, signal.SIGSTOP)
@@ -221,7 +224,9 @@ class Run:
         self.crowd.connect_all(NEXT_WRITE_S)
 
 
-def measure(tasks: int, partitions: int, seconds: float) -> dict[str, Any]:
+@contextmanager
+def running(tasks: int, partitions: int, seconds: float) -> Iterator[Run]:
+    """A coordinator with its tasks. ``seconds``: how long an event is watched at least."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     with tempfile.TemporaryDirectory(prefix="kafka-chunked-bench-") as folder:
@@ -229,26 +234,27 @@ def measure(tasks: int, partitions: int, seconds: float) -> dict[str, Any]:
         looker = Looker(server)
         looker.start()
         crowd = Crowd(lambda: server.found, tasks, partitions)
-        run = Run(server, crowd, seconds)
         try:
-            run.all()
-            peak_mib = round(server.peak_mib(), 1)
+            yield Run(server, crowd, seconds)
         finally:
             looker.close()
             crowd.leave()
             server.kill()
+
+
+def measure(tasks: int, partitions: int, seconds: float) -> dict[str, Any]:
+    with running(tasks, FEW, seconds) as run:
+        run.brokers()
+        peak_mib = round(run.server.peak_mib(), 1)
+    with running(max(10, tasks // 10), partitions, seconds) as wide:
+        wide.partitions()
     conditions = (
-        f"{tasks:,} modelled tasks, a connection each, {partitions:,} partitions, live view read twice a "
-        f"second; {os.cpu_count()} cores shared with the model, Python {platform.python_version()}"
+        f"{tasks:,} modelled tasks, a connection each, and {tasks // 10:,} where partitions fail; live view "
+        f"read twice a second; {os.cpu_count()} cores shared with the model (load {os.getloadavg()[1]:.0f}), "
+        f"Python {platform.python_version()}"
     )
-    return {
-        "conditions": conditions,
-        "tasks": tasks,
-        "partitions": partitions,
-        "peak_mib": peak_mib,
-        "server": looker.last.get("coordinator", {}),
-        "events": [asdict(one) for one in run.events],
-    }
+    events = [asdict(one) for one in (*run.events, *wide.events)]
+    return {"conditions": conditions, "tasks": tasks, "peak_mib": peak_mib, "events": events}
 
 
 def plot(kept: dict[str, Any], file: Path) -> None:
@@ -273,13 +279,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tasks", type=int, default=10_000)
-    parser.add_argument("--partitions", type=int, default=5_000)
     parser.add_argument("--smoke", action="store_true", help="few tasks, no files: does it run at all")
     options = parser.parse_args()
     if options.smoke:
         measure(20, 50, 1.0)
         return
-    found = measure(options.tasks, options.partitions, 10.0)
+    found = measure(options.tasks, MANY, 10.0)
     file = RESULTS / "coordinator.json"
     file.write_text(json.dumps(found, indent=1) + "\n")
     plot(found, file.with_suffix(".png"))

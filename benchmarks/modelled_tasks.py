@@ -61,7 +61,7 @@ BACKOFF_MS, BACKOFF_MAX_MS, AT_ONCE_S = 1000.0, 30_000.0, 0.1
 CONNECT_S, GIVE_UP_S, GIVE_UP_MUTED_S = 10.0, 6.0, COORDINATOR_SILENCE_MS / 1000
 # How soon tasks with requests at a frozen broker notice, how long such a probe takes, and one that succeeds.
 SILENCE_S, NOTICE_S, PROBE_S, BACK_S = 0.5, 2.0, 1.0, 0.01
-OUTCOMES_S, WAITING_S = OPTIONS.coordinator_report_interval_ms / 1000, 0.25
+OUTCOMES_S = WAITING_S = OPTIONS.coordinator_report_interval_ms / 1000
 STALLED_S = 0.5
 FIRST_REPORT_S, USE_S = 0.3, 60.0
 CONNECTS_PER_S = 500
@@ -98,6 +98,7 @@ class Task:
     report_at: float = 0.0
     has_muted_broker: bool = False
     muted_partitions: int = 0
+    says_waiting: bool = False
 
     @property
     def is_waiting(self) -> bool:
@@ -299,7 +300,7 @@ class Crowd:
         found = self.find()
         hello = Hello(found.group_of(OPTIONS.identity_of_cluster()), CLUSTER_ID, OPTIONS.group_settings())
         proof = framed_bytes(bytes((VERSION,)) + bytes.fromhex(found.token))
-        task.stage, task.failures, task.report_s = 2, 0, 1.0
+        task.stage, task.failures = 2, 0
         self._write(task, proof + framed(hello) + self._uses + self._writing + self._alive)
         task.alive_at = self.clock()
         self._beat_after(task, ALIVE_S * self.chance.random())
@@ -484,12 +485,14 @@ class Crowd:
         all_muted = len(self.partitions) if self.fails else 0
         if task.muted_partitions == all_muted and task.has_muted_broker is not self.responds:
             self.told.setdefault(task.number, time.monotonic())
-        if partitions > 0:
+        if partitions > 0 and not task.says_waiting:
+            task.says_waiting = True
             self.after(self.chance.random() * WAITING_S, partial(self._say_waiting, task))
         if task.is_waiting and not was_waiting:
             self._beat_after(task, ALIVE_MUTED_S * self.chance.random())
 
     def _say_waiting(self, task: Task) -> None:
+        task.says_waiting = False
         if self._muted and task.stage == 2:
             some = self.chance.sample(tuple(self._muted), min(MAX_WAITING, len(self._muted)))
             self._say(task, framed(Waiting(together(some), Targets())))

@@ -1,5 +1,6 @@
 """Show the last rows of a topic in the terminal, or those from the beginning or an offset, or as they come.
 
+    pip install kafka-python
     python examples/peek.py localhost:9092 orders
     python examples/peek.py localhost:9092 orders-dead-letters --from beginning --count 1000000 --json > file
     python examples/peek.py localhost:9092 orders --write-back file

@@ -16,7 +16,6 @@ from importlib.util import find_spec
 OF_TASKS = {
     "pyarrow": "pyarrow",
     "numpy": "numpy",
-    "kafka": "kafka-python",
     "lz4": "lz4",
     "zstandard": "zstandard",
     "zlib_ng": "zlib-ng",
@@ -30,7 +29,6 @@ OF_DRIVER = {
 # Modules that pip installs for an extra only. A cluster brings its PySpark itself.
 OF_EXTRAS = {
     "pyspark": "pyspark",
-    "confluent_kafka": "confluent-kafka",  # a schema registry's client
 }
 
 

@@ -91,7 +91,7 @@ def test_the_workers_python_is_looked_at(tmp_path: Path) -> None:
     for answer, text in (
         ([[3, 9], pyspark, []], "PYTHON_VERSION_MISMATCH"),
         ([version, pyspark, ["kafka_sink", "numpy"]], "DATA_SOURCE_NOT_FOUND"),
-        ([version, pyspark, ["lz4", "kafka"]], "python -m pip install lz4 kafka-python"),
+        ([version, pyspark, ["lz4", "zlib_ng"]], "python -m pip install lz4 zlib-ng"),
         ([version, None, ["kafka_sink", "lz4"]], "-m pip install lz4"),
         ([version, "4.0.0", []], "has PySpark 4.0.0, and the driver"),
     ):

@@ -232,7 +232,7 @@ def _further() -> Iterator[str]:
     )
     yield (
         "- When a write is planned, the driver tests the connection and the login; see "
-        "[troubleshooting.md](troubleshooting.md)."
+        "[runbook.md](runbook.md)."
     )
 
 

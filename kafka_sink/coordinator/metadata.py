@@ -280,30 +280,21 @@ class MemoryBudget:
 
 
 @dataclass(slots=True)
-class _Response:
-    """Brokers' response to a fetch, as far as it has come."""
+class _Fetch:
+    """A request of the view. ``messages``: those that are not answered, the one on its way first, which
+    ``asked`` got. What has come so far follows, from whichever of them."""
 
+    requested: tuple[str, ...]
+    messages: deque[Fetch]
+    asked: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    turns: int = 0
+    silent_at_ms: float = math.inf
     topics: dict[str, TopicMetadata] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     nodes: tuple[Node, ...] = ()
     cluster_id: str | None = None
     partitions: int = 0
-
-
-@dataclass(slots=True)
-class _Fetch:
-    """A request of the view. ``messages``: those that are not answered, the one on its way first.
-
-    ``asked``: who got that one, with what they have answered of it. ``response``: to those before it.
-    """
-
-    topics: tuple[str, ...]
-    messages: deque[Fetch]
-    asked: dict[int, _Response] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
-    response: _Response = field(default_factory=_Response)
-    turns: int = 0
-    silent_at_ms: float = math.inf
 
 
 @dataclass(eq=False, slots=True)
@@ -312,14 +303,6 @@ class _Users:
 
     topics: frozenset[str]
     tasks: dict[int, None] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _ReportedLeader:
-    """A leader epoch that a task reported. ``responses_left`` more responses without it refute it."""
-
-    epoch: int
-    responses_left: int = _REFUTING_RESPONSES
 
 
 class MetadataService(Service):
@@ -362,7 +345,8 @@ class MetadataService(Service):
         self._number = 0
         # Brokers could not be reached, as the last tasks say that were asked.
         self._is_failing = False
-        self._reported: dict[TopicPartition, _ReportedLeader] = {}
+        # Leader epochs that tasks reported, and how many responses without it refute each.
+        self._reported: dict[TopicPartition, tuple[int, int]] = {}
         # Topics, and with None the cluster's id, of which the last fetch contradicted what is known.
         self._contradicted: set[str | None] = set()
         # What changed, for the sets that have not been told yet.
@@ -383,9 +367,9 @@ class MetadataService(Service):
         self._leave(peer)
         fetch = self._fetch
         if fetch is not None and peer in fetch.asked:
-            del fetch.asked[peer]
+            fetch.asked.discard(peer)
             fetch.failed.discard(peer)
-            if fetch.asked.keys() <= fetch.failed:
+            if fetch.asked <= fetch.failed:
                 self._ask_another(fetch, now_ms)
 
     def close(self) -> None:
@@ -487,18 +471,18 @@ class MetadataService(Service):
         peer = next((one for one in self._tasks if one not in fetch.asked), None)
         fetch.turns += 1
         fetch.silent_at_ms = now_ms + FETCH_SILENCE_MS
-        if fetch.turns > _MAX_ASKED or (peer is None and fetch.asked.keys() <= fetch.failed):
+        if fetch.turns > _MAX_ASKED or (peer is None and fetch.asked <= fetch.failed):
             self._fail(now_ms)
         elif peer is not None:
             self._tasks.move_to_end(peer)
             if fetch.asked:
                 self.out.broadcast(list(self._tasks), Topics(pending=True))
-            fetch.asked[peer] = _Response()
+            fetch.asked.add(peer)
             self.out.send(peer, fetch.messages[0])
 
     def _fail(self, now_ms: float) -> None:
         """Nobody who was asked could reach brokers: after the backoff another task is asked."""
-        self._fetch, self._is_failing = None, True
+        self._fetch, self._is_failing = None, bool(self._tasks)
         self.view.on_failure(now_ms)
         self._tell((), list(self._needed_ms))
 
@@ -509,53 +493,43 @@ class MetadataService(Service):
             return
         if message.failed:
             fetch.failed.add(peer)
-            if fetch.asked.keys() <= fetch.failed:
+            if fetch.asked <= fetch.failed:
                 self._fail(now_ms)
             return
-        snapshot, asked, answer = snapshot_of(message.part), set(fetch.messages[0].topics), fetch.asked[peer]
-        found = [one.metadata for one in snapshot.topics if one.metadata.name in asked]
-        answer.partitions += sum(len(one.partitions) for one in found)
-        if fetch.response.partitions + answer.partitions > _MAX_FETCHED_PARTITIONS:
+        snapshot, names = snapshot_of(message.part), set(fetch.messages[0].topics)
+        found = [one.metadata for one in snapshot.topics if one.metadata.name in names]
+        fetch.partitions += sum(len(one.partitions) for one in found)
+        if fetch.partitions > _MAX_FETCHED_PARTITIONS:
             raise ProtocolError(f"more than {_MAX_FETCHED_PARTITIONS} partitions in a response")
-        answer.topics.update((one.name, one) for one in found)
-        answer.errors.update((name, code) for name, code in message.errors.items() if name in asked)
-        answer.nodes, answer.cluster_id = answer.nodes or snapshot.nodes, snapshot.cluster_id
-        if not message.more:
-            self._answered(fetch, answer, now_ms)
-
-    def _answered(self, fetch: _Fetch, answer: _Response, now_ms: float) -> None:
-        """The message on its way has been answered; another task gets the next one."""
-        response = fetch.response
-        response.topics.update(answer.topics)
-        response.errors.update(answer.errors)
-        response.partitions += answer.partitions
-        response.nodes, response.cluster_id = answer.nodes or response.nodes, answer.cluster_id
+        fetch.topics.update((one.name, one) for one in found)
+        fetch.errors.update((name, code) for name, code in message.errors.items() if name in names)
+        fetch.nodes, fetch.cluster_id = snapshot.nodes or fetch.nodes, snapshot.cluster_id
+        if message.more:
+            return
         fetch.messages.popleft()
         if fetch.messages:
-            fetch.asked, fetch.failed, fetch.turns = {}, set(), 0
+            fetch.asked, fetch.failed, fetch.turns = set(), set(), 0
             self._ask_another(fetch, now_ms)
         else:
-            self._merge(fetch.topics, response, now_ms)
+            self._merge(fetch, now_ms)
 
-    def _merge(self, requested: tuple[str, ...], response: _Response, now_ms: float) -> None:
+    def _merge(self, fetch: _Fetch, now_ms: float) -> None:
         self._fetch = None
-        if self._is_doubtful(None, is_contradicted=self.view.is_other_cluster(response.cluster_id)):
+        if self._is_doubtful(None, is_contradicted=self.view.is_other_cluster(fetch.cluster_id)):
             self.view.on_failure(now_ms)
             return
         self._is_failing = False
-        doubtful = [name for name, topic in response.topics.items() if self._doubts(topic, now_ms)]
-        topics, nodes = tuple(response.topics.values()), response.nodes
-        self.view.on_response(
-            MetadataUpdate(nodes, topics, response.errors, response.cluster_id), requested, now_ms
-        )
-        self._cost_more(8 * response.partitions + _NODE_BYTES * len(nodes))
+        doubtful = [name for name, topic in fetch.topics.items() if self._doubts(topic, now_ms)]
+        update = MetadataUpdate(fetch.nodes, tuple(fetch.topics.values()), fetch.errors, fetch.cluster_id)
+        self.view.on_response(update, fetch.requested, now_ms)
+        self._cost_more(8 * fetch.partitions + _NODE_BYTES * len(fetch.nodes))
         for name in doubtful:
             self.view.mark_stale(name, now_ms)
-        self._check_reported(frozenset(requested) if self._reported else frozenset(), now_ms)
-        known = [name for name in requested if self.view.topic(name) is not None]
+        requested = frozenset(fetch.requested)
+        self._check_reported(requested, now_ms)
+        known = {name for name in requested if self.view.topic(name) is not None}
         passing = {*self._transient, None}
-        lacking = set(requested).difference(known)
-        self._tell(known, [name for name in lacking if self.view.topic_error(name) not in passing])
+        self._tell(known, [one for one in requested - known if self.view.topic_error(one) not in passing])
         self._measure(now_ms)
         self._fetch_due(now_ms)
 
@@ -607,9 +581,9 @@ class MetadataService(Service):
         reported = self._reported.get(partition)
         if other_topic or (reported is None and len(self._reported) >= _MAX_REPORTED):
             return
-        if reported is None or one.epoch > reported.epoch:
+        if reported is None or one.epoch > reported[0]:
             self._cost_more(_REPORTED_BYTES * (reported is None))
-            self._reported[partition] = _ReportedLeader(one.epoch)
+            self._reported[partition] = one.epoch, _REFUTING_RESPONSES
         self.view.mark_stale(one.topic, now_ms)
 
     def _check_reported(self, responded: Collection[str], now_ms: float) -> None:
@@ -617,14 +591,14 @@ class MetadataService(Service):
 
         The broker that responded may lag behind the broker that named the leader. Each retry waits longer.
         """
-        for partition, reported in list(self._reported.items()):
+        for partition, (epoch, left) in list(self._reported.items()):
             if partition.topic not in responded:
                 continue
             known = self.view.leader(partition)
-            reported.responses_left -= 1
-            if known is None or known.leader_epoch >= reported.epoch or not reported.responses_left:
+            if known is None or known.leader_epoch >= epoch or left <= 1:
                 del self._reported[partition]
             else:
+                self._reported[partition] = epoch, left - 1
                 self.view.mark_stale(partition.topic, now_ms)
 
     # -- what tasks are told ------------------------------------------------------------------------

@@ -415,7 +415,7 @@ class CoordinatorServer:
         when = loop.time() + delay_ms / 1000
         if timer is not None:
             # One that comes sooner than needed sets the next: cheaper than a new timer for each message.
-            if loop.time() < timer.when() <= when and not at_least_ms:
+            if timer.when() <= when and not at_least_ms:
                 return
             timer.cancel()
         instance.timer = loop.call_at(when, self._on_time, instance)

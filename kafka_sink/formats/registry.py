@@ -1,130 +1,145 @@
-"""What planning asks a schema registry, through confluent-kafka's client."""
+"""What planning asks a schema registry, by Confluent's REST API."""
 
 from __future__ import annotations
 
+import base64
+import http.client
+import json
+import random
+import re
+import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+from urllib.parse import quote
 
-from kafka_sink.errors import ConfigurationError, RegistryError
+from kafka_sink.errors import ConfigurationError, KafkaSinkError, RegistryError
 from kafka_sink.formats.registered import RegisteredSchema, Schema
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
-
-if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import SchemaRegistryClient
+from kafka_sink.secret import HiddenValues, Secret
+from kafka_sink.security.http import HttpClient
+from kafka_sink.security.settings import TokenSettings
 
 # A schema is stored for the micro-batches of a query, with others.
 MAX_SCHEMA = 256 << 10
+# A response has a schema as a JSON text, which may take six characters for one, and little beside it.
+_MAX_RESPONSE = 2 << 20
 _MAX_REFERENCES = 200
 _MAX_REASON = 1000
-_INSTALL = "pip install 'kafka-chunked[registry]'"
-_NOT_FOUND, _CONFLICT = 404, 409
+_OK, _NOT_FOUND, _CONFLICT = 200, 404, 409
 _SERVER_ERROR = 500
+_MAY_PASS = frozenset({408, 429, 500, 502, 503, 504})
+_TRIES = 4
+# Of what may pass. The first waits are short, as the whole has a bound.
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 2.0
+_CONTENT = "application/vnd.schemaregistry.v1+json"
+_BOUND = "schema.registry.timeout.ms"
+_GUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _T = TypeVar("_T")
+Found = dict[str, Any]
+
+
+class _RefusedError(Exception):
+    """The registry's status of 400 and above, and what it says."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status = status
 
 
 class Registry:
-    """One connection to a registry. Calls raise RegistryError once it is schema.registry.timeout.ms old."""
+    """A registry. Calls raise RegistryError once it is schema.registry.timeout.ms old."""
 
     def __init__(self, options: SinkOptions, format_name: str = "") -> None:
         self._url = options.schema_registry_url
         self._timeout_s = options.schema_registry_timeout_ms / 1000
         self._deadline_s = time.monotonic() + self._timeout_s
-        self._normalize = options.normalize_schemas
+        self._normalize = "true" if options.normalize_schemas else "false"
         # Confluent's registry gives Protobuf schemas as text otherwise.
-        self._fmt = "serialized" if format_name == "protobuf" else None
-        self._client = _client(options)
+        self._format = "?format=serialized" if format_name == "protobuf" else ""
+        self._options = options
+        self._headers: HiddenValues | None = None
+        # Known as long as this lives: what the registry says may repeat it.
+        user_info = options.schema_registry_basic_auth_user_info
+        self._password = None if user_info is None else Secret.known(user_info.reveal().partition(":")[2])
+        context = _context(options)
+        self._clients = [
+            HttpClient(url.strip().rstrip("/"), lambda: context, self._timeout_s, _BOUND)
+            for url in self._url.split(",")
+        ]
 
     def __enter__(self) -> Registry:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        for client in self._clients:
+            client.close()
 
     def register(self, subject: str, schema: Schema) -> RegisteredSchema:
         """The schema's id, under which it is registered now if it was not before."""
-        found = self._ask(
-            f"register a schema under the subject '{subject}'",
-            lambda: self._client.register_schema_full_response(subject, _sent(schema), self._normalize),
-        )
-        return self._with_version(subject, schema, found)
+        path = f"{_subject(subject)}/versions?normalize={self._normalize}"
+        found = self._ask(f"register a schema under the subject '{subject}'", path, schema)
+        if not isinstance(found.get("version"), int):
+            # Registries before Confluent Platform 8 say only the id.
+            found = self._looked_up(f"look up a schema under the subject '{subject}'", subject, schema)
+        return _registered(schema, found, subject)
 
     def look_up(self, subject: str, schema: Schema) -> RegisteredSchema:
         """The schema's id. A schema that is not registered is an error."""
-        found: Any = self._ask(
-            f"look up a schema under the subject '{subject}' (auto.register.schemas=false)",
-            lambda: self._client.lookup_schema(subject, _sent(schema), self._normalize),
-        )
-        return RegisteredSchema(schema, found.schema_id, found.guid or "", subject, found.version or -1)
+        what = f"look up a schema under the subject '{subject}' (auto.register.schemas=false)"
+        return _registered(schema, self._looked_up(what, subject, schema), subject)
 
-    def _with_version(self, subject: str, schema: Schema, found: Any) -> RegisteredSchema:
-        if found.version is None:
-            # Registries before Confluent Platform 8 say only the id.
-            found = self._ask(
-                f"look up a schema under the subject '{subject}'",
-                lambda: self._client.lookup_schema(subject, _sent(schema), self._normalize),
-            )
-        return RegisteredSchema(schema, found.schema_id, found.guid or "", subject, found.version or -1)
+    def _looked_up(self, what: str, subject: str, schema: Schema) -> Found:
+        return self._ask(what, f"{_subject(subject)}?normalize={self._normalize}&deleted=false", schema)
 
     def latest(self, subject: str) -> RegisteredSchema:
-        return self._registered(
-            subject,
-            self._ask(
-                f"read the latest version of the subject '{subject}'",
-                partial(self._client.get_latest_version, subject, self._fmt),
-            ),
-        )
+        path = f"{_subject(subject)}/versions/latest{self._format}"
+        found = self._ask(f"read the latest version of the subject '{subject}'", path)
+        return _registered(self._read(found), found, subject)
 
     def version(self, subject: str, version: int) -> RegisteredSchema:
-        return self._registered(
-            subject,
-            self._ask(
-                f"read version {version} of the subject '{subject}'",
-                partial(self._client.get_version, subject, version, fmt=self._fmt),
-            ),
-        )
+        path = f"{_subject(subject)}/versions/{version}{self._format}"
+        found = self._ask(f"read version {version} of the subject '{subject}'", path)
+        return _registered(self._read(found), found, subject)
 
     def by_id(self, schema_id: int) -> RegisteredSchema:
-        found = self._ask(
-            f"read the schema with id {schema_id}",
-            partial(self._client.get_schema, schema_id, None, self._fmt),
-        )
-        return RegisteredSchema(self._read(found), schema_id, getattr(found, "guid", None) or "")
+        found = self._ask(f"read the schema with id {schema_id}", f"/schemas/ids/{schema_id}{self._format}")
+        return _registered(self._read(found), {**found, "id": schema_id, "version": -1})
 
-    def _registered(self, subject: str, found: Any) -> RegisteredSchema:
-        return RegisteredSchema(
-            self._read(found.schema), found.schema_id, found.guid or "", subject, found.version or -1
-        )
-
-    def _read(self, found: Any) -> Schema:
+    def _read(self, found: Found) -> Schema:
         references: dict[str, str] = {}
         self._add_references(found, references)
-        return Schema(found.schema_type or "AVRO", _checked(found.schema_str), tuple(references.items()))
+        kind = found.get("schemaType") or "AVRO"
+        return Schema(printable(str(kind)), _checked(found.get("schema")), tuple(references.items()))
 
-    def _add_references(self, found: Any, into: dict[str, str]) -> None:
-        for reference in found.references or ():
-            if reference.name in into:
+    def _add_references(self, found: Found, into: dict[str, str]) -> None:
+        for reference in found.get("references") or ():
+            name, subject, version = (reference.get(one) for one in ("name", "subject", "version"))
+            if not isinstance(name, str) or not isinstance(subject, str) or not isinstance(version, int):
+                raise RegistryError("a schema's references cannot be read")
+            if name in into:
                 continue
             if len(into) >= _MAX_REFERENCES:
                 raise RegistryError(f"a schema has more than {_MAX_REFERENCES} references")
             used = self._ask(
-                f"read version {reference.version} of the subject '{reference.subject}', which a schema uses",
-                partial(self._client.get_version, reference.subject, reference.version, fmt=self._fmt),
-            ).schema
+                f"read version {version} of the subject '{printable(subject)}', which a schema uses",
+                f"{_subject(subject)}/versions/{version}{self._format}",
+            )
             self._add_references(used, into)
-            into[reference.name] = _checked(used.schema_str)
+            into[name] = _checked(used.get("schema"))
 
-    def _ask(self, what: str, call: Callable[[], _T]) -> _T:
-        """Run a call on a thread of its own: the client bounds each step, not all of them together."""
-        answer: list[_T] = []
+    # -- requests -------------------------------------------------------------------------------------
+
+    def _ask(self, what: str, path: str, schema: Schema | None = None) -> Found:
+        """The response to a GET, or to a POST of a schema. Runs on a thread of its own, as nothing else
+        bounds a look-up of names."""
+        answer: list[Found] = []
         failures: list[BaseException] = []
 
         def run() -> None:
             try:
-                answer.append(call())
+                answer.append(self._tried(path, schema))
             except BaseException as failure:  # noqa: BLE001 - raised again below
                 failures.append(failure)
 
@@ -136,103 +151,153 @@ class Registry:
         if failures:
             raise self._explained(what, failures[0]) from None
         raise RegistryError(
-            f"the schema registry at {self._url} did not respond within schema.registry.timeout.ms = "
+            f"the schema registry at {self._url} did not respond within {_BOUND} = "
             f"{self._timeout_s * 1000:.0f} ms. The attempt was to {what}",
             is_temporary=True,
         )
 
-    def _explained(self, what: str, failure: BaseException) -> RegistryError | BaseException:
-        from confluent_kafka.schema_registry.error import SchemaRegistryError
+    def _tried(self, path: str, schema: Schema | None) -> Found:
+        """By each address, several times where the failure may pass."""
+        headers = self._login()
+        body = None if schema is None else _body(schema)
+        last: Exception = OSError("there is no address")
+        for client in self._clients:
+            for number in range(_TRIES):
+                try:
+                    return self._once(client, path, headers, body)
+                except _RefusedError as error:
+                    if error.status not in _MAY_PASS:
+                        raise
+                    last = error
+                except ssl.SSLCertVerificationError:
+                    raise
+                except (OSError, http.client.HTTPException) as error:
+                    last = error
+                if number < _TRIES - 1:
+                    longest = min(_FIRST_WAIT_S * 2**number, _LONGEST_WAIT_S)
+                    time.sleep(random.random() * longest)  # noqa: S311 - no secret depends on it
+        raise last
 
+    def _once(self, client: HttpClient, path: str, headers: HiddenValues, body: str | None) -> Found:
+        left_s = max(0.001, self._deadline_s - time.monotonic())
+        method = "GET" if body is None else "POST"
+        status, content = client.request(
+            method, path, headers, body, timeout_s=left_s, max_bytes=_MAX_RESPONSE
+        )
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError):
+            found = None
+        if status == _OK and isinstance(found, dict):
+            return found
+        said = found.get("message") if isinstance(found, dict) else None
+        raise _RefusedError(status, str(said) if said else "its response is not one of a schema registry")
+
+    def _login(self) -> HiddenValues:
+        """Headers, made once: a token lasts longer than planning."""
+        if self._headers is None:
+            options = self._options
+            headers = HiddenValues({"Accept": f"{_CONTENT}, application/json", "Content-Type": _CONTENT})
+            if user_info := options.schema_registry_basic_auth_user_info:
+                pair = base64.b64encode(user_info.reveal().encode()).decode("ascii")
+                headers["Authorization"] = f"Basic {pair}"
+            elif token := options.schema_registry_bearer_auth_token or self._token():
+                headers["Authorization"] = f"Bearer {token.reveal()}"
+                if cluster := options.schema_registry_bearer_auth_logical_cluster:
+                    headers["target-sr-cluster"] = cluster
+                if pool := options.schema_registry_bearer_auth_identity_pool_id:
+                    headers["Confluent-Identity-Pool-Id"] = pool
+            self._headers = headers
+        return self._headers
+
+    def _token(self) -> Secret | None:
+        options = self._options
+        url = options.schema_registry_bearer_auth_issuer_endpoint_url
+        if not url:
+            return None
+        from kafka_sink.security.token import TokenEndpoint, TokenSource
+
+        settings = TokenSettings(
+            url=url,
+            client_id=options.schema_registry_bearer_auth_client_id,
+            client_secret=options.schema_registry_bearer_auth_client_secret,
+            scope=options.schema_registry_bearer_auth_scope,
+            connect_timeout_s=self._timeout_s,
+            read_timeout_s=self._timeout_s,
+        )
+        return TokenSource(settings, TokenEndpoint(settings, _BOUND).fetch).get().text
+
+    def _explained(self, what: str, failure: BaseException) -> BaseException:
+        where = f"the schema registry at {self._url}"
         if isinstance(failure, RegistryError) or not isinstance(failure, Exception):
             return failure
-        where = f"the schema registry at {self._url}"
-        if not isinstance(failure, SchemaRegistryError):
+        if not isinstance(failure, _RefusedError):
+            # What this package says is printable. Libraries may quote headers.
+            own = isinstance(failure, KafkaSinkError)
+            reason = str(failure) if own else printable(str(failure) or type(failure).__name__, _MAX_REASON)
             return RegistryError(
-                f"{where} cannot be reached: {_reason(failure)}. The attempt was to {what}", is_temporary=True
+                f"{where} cannot be reached: {reason}. The attempt was to {what}", is_temporary=True
             )
-        said = printable(str(failure.error_message), _MAX_REASON)
-        if failure.http_status_code in (401, 403):
+        status, said = failure.status, printable(str(failure), _MAX_REASON)
+        if status in (401, 403):
             return RegistryError(
-                f"{where} refuses the login (HTTP {failure.http_status_code}: {said}): check "
+                f"{where} refuses the login (HTTP {status}: {said}): check "
                 "schema.registry.basic.auth.user.info or schema.registry.bearer.auth.*, and that its user "
                 f"may {what}"
             )
-        if failure.http_status_code == _CONFLICT:
+        if status == _CONFLICT:
             return RegistryError(
                 f"{where} refuses to {what}, because the subject's compatibility rule forbids the change: "
                 f"{said}. Change the columns so that the schema stays compatible, or write with the "
                 "registered schema (use.latest.version=true)"
             )
         return RegistryError(
-            f"{where} does not {what}: {said} (HTTP {failure.http_status_code})",
-            is_temporary=failure.http_status_code >= _SERVER_ERROR,
-            is_missing=failure.http_status_code == _NOT_FOUND,
+            f"{where} does not {what}: {said} (HTTP {status})",
+            is_temporary=status >= _SERVER_ERROR,
+            is_missing=status == _NOT_FOUND,
         )
 
 
-def _reason(failure: Exception) -> str:
-    """What failed, with the error below it (of TLS, say): httpx says little itself."""
-    return printable(str(failure) or type(failure).__name__, _MAX_REASON)
+def _subject(name: str) -> str:
+    return f"/subjects/{quote(name, safe='')}"
 
 
-def _checked(text: str | None) -> str:
-    if not text or len(text) > MAX_SCHEMA:
-        raise RegistryError(
-            f"a schema of {len(text or ''):,} characters is not supported: 1 to {MAX_SCHEMA:,}"
-        )
+def _body(schema: Schema) -> str:
+    # Registries that know nothing but Avro refuse the name of a kind.
+    kind = {} if schema.kind == "AVRO" else {"schemaType": schema.kind}
+    return json.dumps({"schema": schema.text, **kind})
+
+
+def _registered(schema: Schema, found: Found, subject: str = "") -> RegisteredSchema:
+    number, version, guid = found.get("id"), found.get("version"), found.get("guid")
+    if not isinstance(number, int):
+        raise RegistryError("the schema registry's response names no id")
+    guid = guid if isinstance(guid, str) and _GUID.fullmatch(guid) else ""
+    return RegisteredSchema(schema, number, guid, subject, version if isinstance(version, int) else -1)
+
+
+def _checked(text: object) -> str:
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_SCHEMA:
+        size = len(text) if isinstance(text, str) else 0
+        raise RegistryError(f"a schema of {size:,} characters is not supported: 1 to {MAX_SCHEMA:,}")
     return text
 
 
-def _sent(schema: Schema) -> Any:
-    from confluent_kafka.schema_registry import Schema as Sent
-
-    return Sent(schema.text, schema.kind)
-
-
-def _client(options: SinkOptions) -> SchemaRegistryClient:
-    try:
-        from confluent_kafka.schema_registry import SchemaRegistryClient
-    except ImportError as error:
-        raise ConfigurationError(
-            f"a format with a schema registry needs the registry's client on the driver ({error}): {_INSTALL}"
-        ) from None
-    try:
-        return SchemaRegistryClient(_settings(options))
-    except (OSError, ValueError) as error:
-        # Of its files; the values of logins are not in these texts.
-        raise ConfigurationError(f"the options schema.registry.* are invalid: {error}") from None
-
-
-def _settings(options: SinkOptions) -> dict[str, Any]:
-    seconds = options.schema_registry_timeout_ms / 1000
-    settings: dict[str, Any] = {
-        "url": options.schema_registry_url,
-        "timeout": seconds,
-        # Of what is temporary. The first waits are short, as the whole has a bound.
-        "retries.wait.ms": 200,
-        "retries.max.wait.ms": 2000,
-    }
-    named: Sequence[str] = (
-        *("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.key.password"),
-        "basic.auth.user.info",
+def _context(options: SinkOptions) -> ssl.SSLContext:
+    """Trusts the system's authorities where no file is named."""
+    certificate, key = (
+        options.schema_registry_ssl_certificate_location,
+        options.schema_registry_ssl_key_location,
     )
-    settings |= {name: text for name in named if (text := _text(options, name))}
-    if _text(options, "bearer.auth.token"):
-        settings["bearer.auth.credentials.source"] = "STATIC_TOKEN"
-    elif _text(options, "bearer.auth.issuer.endpoint.url"):
-        settings["bearer.auth.credentials.source"] = "OAUTHBEARER"
-    else:
-        return settings
-    for name in (
-        *("token", "logical.cluster", "identity.pool.id", "issuer.endpoint.url", "client.id"),
-        *("client.secret", "scope"),
-    ):
-        if text := _text(options, f"bearer.auth.{name}"):
-            settings[f"bearer.auth.{name}"] = text
-    return settings
-
-
-def _text(options: SinkOptions, name: str) -> str:
-    value = getattr(options, f"schema_registry_{name.replace('.', '_')}")
-    return value if isinstance(value, str) else value.reveal() if value else ""
+    password = options.schema_registry_ssl_key_password
+    try:
+        context = ssl.create_default_context(cafile=options.schema_registry_ssl_ca_location or None)
+        if certificate:
+            # OpenSSL asks on the terminal where nothing gives it a password.
+            context.load_cert_chain(
+                certificate, key or None, lambda: "" if password is None else password.reveal()
+            )
+        return context
+    except (OSError, ValueError) as error:
+        problem = printable(str(error))
+    raise ConfigurationError(f"the options schema.registry.ssl.* are invalid: {problem}")

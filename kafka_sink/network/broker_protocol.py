@@ -268,7 +268,7 @@ class BrokerProtocol:
         self._begin_login(exchange, now_ms)
 
     def _begin_login(self, exchange: SaslExchange, now_ms: float) -> None:
-        # Most clusters need no login, and kafka-python's mechanisms are slow to import.
+        # Most clusters need no login.
         from kafka_sink.network.authentication import Login
 
         self._login = Login(exchange, self._name, self.api_versions)

@@ -1,4 +1,4 @@
-"""The requests of client metrics (KIP-714), which kafka-python does not have."""
+"""The requests of client metrics (KIP-714)."""
 
 from __future__ import annotations
 

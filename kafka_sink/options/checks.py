@@ -253,8 +253,7 @@ def _formats(values: Values, given: Mapping[str, Any]) -> list[str]:
         )
     for part in encoded:
         _schema_source(values, part)
-    _schema_login(values)
-    return []
+    return _schema_login(values)
 
 
 def _schema_source(values: Values, part: str) -> None:
@@ -287,7 +286,7 @@ def _schema_source(values: Values, part: str) -> None:
         )
 
 
-def _schema_login(values: Values) -> None:
+def _schema_login(values: Values) -> list[str]:
     logins = [
         name
         for name in ("basic.auth.user.info", "bearer.auth.token", "bearer.auth.issuer.endpoint.url")
@@ -301,6 +300,14 @@ def _schema_login(values: Values) -> None:
     user = _get(values, "schema_registry_basic_auth_user_info")
     if user and ":" not in user.reveal():
         raise ConfigurationError("Option 'schema.registry.basic.auth.user.info' is not user:password")
+    issuer = "schema.registry.bearer.auth.issuer.endpoint.url"
+    urls = {"schema.registry.url": _get(values, "schema_registry_url")} if logins else {}
+    urls |= {issuer: _get(values, issuer.replace(".", "_"))}
+    return [
+        f"{name} begins with http://: the login is sent unencrypted; use https://"
+        for name, addresses in urls.items()
+        if any(one.strip().lower().startswith("http://") for one in addresses.split(","))
+    ]
 
 
 _EVENT_HUBS = ".servicebus.windows.net"

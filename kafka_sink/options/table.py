@@ -848,7 +848,7 @@ class SinkOptions:
     schema_registry_ssl_ca_location: str = _option(
         "schema.registry.ssl.ca.location", values.text(), "", FORMATS, "medium",
         """PEM file on the driver with the certificates that the registry's is checked against. If empty,
-        the common authorities (certifi).""",
+        the system's authorities.""",
     )
     schema_registry_ssl_certificate_location: str = _option(
         "schema.registry.ssl.certificate.location", values.text(), "", FORMATS, "low",

@@ -1,22 +1,27 @@
-"""Amazon MSK's IAM login: credentials by botocore, signature by kafka-python."""
+"""Amazon MSK's IAM login: credentials and signature by botocore."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import threading
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.printable import printable
-from kafka_sink.security.sasl import MechanismExchange, SaslExchange
+from kafka_sink.security.sasl import MechanismExchange, SaslExchange, Steps
 from kafka_sink.security.settings import IamSettings
 from kafka_sink.security.token import TokenUnavailableError
 
 # b-1.name.abc123.c2.kafka.eu-west-1.amazonaws.com, boot-x.c1.kafka-serverless.eu-west-1.amazonaws.com
 _REGION = re.compile(r"\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
 _SESSION_NAME = "kafka-chunked"
+_SERVICE, _ACTION = "kafka-cluster", "kafka-cluster:Connect"
+# How long a signature is valid, as in AWS's own logins.
+_EXPIRES_S = 900
 # Each request to AWS; botocore's defaults are 60 s, five times.
 _CONNECT_S, _READ_S, _ATTEMPTS = 5, 10, 2
 # For the whole look for credentials. botocore tries one place after the other, and among them is a program of
@@ -52,23 +57,14 @@ class IamLogin:
             raise AuthenticationError(
                 "AWS_MSK_IAM needs the package botocore: pip install botocore on driver and executors"
             )
-        from kafka.net.sasl.msk import AwsMskIamClient
-
         frozen = self._looked_up()
         region = region_of(host) or self._default_region
         if not region:
             raise AuthenticationError(
                 f"AWS_MSK_IAM: the AWS region of {host} is not known: set AWS_DEFAULT_REGION"
             )
-        client = AwsMskIamClient(
-            host=host,
-            access_key=frozen.access_key,
-            secret_key=frozen.secret_key,
-            region=region,
-            token=frozen.token,
-        )
         remedy = "check that the role may kafka-cluster:Connect to this cluster"
-        return MechanismExchange("AWS_MSK_IAM", _Iam(client), remedy)
+        return MechanismExchange("AWS_MSK_IAM", _iam(_signed(host, region, frozen)), remedy)
 
     def _looked_up(self) -> Any:
         """Credentials of one moment. Logins that wait at the same time share a look for them."""
@@ -147,24 +143,23 @@ class IamLogin:
         return DeferredRefreshableCredentials(refresh_using=fetcher.fetch_credentials, method="assume-role")
 
 
-class _Iam:
-    """kafka-python's mechanism finds credentials by itself when it is asked for bytes; this has them."""
+def _signed(host: str, region: str, credentials: Any) -> bytes:
+    """The message of the login: a request that is signed and never sent, as JSON."""
+    from botocore.auth import SigV4QueryAuth
+    from botocore.awsrequest import AWSRequest
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._broker_message: bytes | None = None
+    request = AWSRequest("GET", f"https://{host}/", params={"Action": _ACTION})
+    SigV4QueryAuth(credentials, _SERVICE, region, expires=_EXPIRES_S).add_auth(request)
+    signed = {name.lower(): value for name, value in parse_qsl(urlsplit(request.url).query)}
+    head = {"version": "2020_10_22", "host": host, "user-agent": "kafka-chunked"}
+    return json.dumps({**head, **signed}, separators=(",", ":")).encode()
 
-    def auth_bytes(self) -> bytes:
-        return bytes(self._client.first_message())
 
-    def receive(self, challenge: bytes) -> None:
-        self._broker_message = challenge
-
-    def is_done(self) -> bool:
-        return self._broker_message is not None
-
-    def is_authenticated(self) -> bool:
-        return bool(self._broker_message)
+def _iam(message: bytes) -> Steps:
+    challenge = yield message
+    # The broker names the session.
+    if not challenge:
+        raise ValueError
 
 
 def region_of(host: str) -> str:

@@ -1,17 +1,18 @@
-"""SASL exchanges as bytes in, bytes out, through kafka-python's mechanisms.
+"""SASL exchanges as bytes in, bytes out.
 
 A mechanism is made with all it needs, off the sender's thread; from then on nothing in it blocks.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import operator
 import re
-from collections.abc import Callable, Iterable
+import secrets
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
-
-from kafka.net.sasl.abc import SaslMechanism
-from kafka.net.sasl.plain import SaslMechanismPlain
-from kafka.net.sasl.scram import SaslMechanismScram
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.printable import printable
@@ -24,12 +25,13 @@ _MIN_ITERATIONS = 4096
 # They are computed on the sender's thread, which takes some 60 ms. Kafka lets nobody set more than 16,384
 # (KIP-554).
 _MAX_ITERATIONS = 131_072
-# The server's first message, as strict as Java's. kafka-python takes the last of doubled attributes, and
-# numbers such as " 1" and "1_0": what is checked must be what it uses.
+# The server's first message, as strict as Java's: Python takes numbers such as " 1" and "1_0".
 _SERVER_FIRST = re.compile(
-    rb"r=[\x21-\x2b\x2d-\x7e]+,s=[A-Za-z0-9+/]+={0,2},i=(?P<iterations>[0-9]{1,9})"
+    rb"r=(?P<nonce>[\x21-\x2b\x2d-\x7e]+),s=(?P<salt>[A-Za-z0-9+/]+={0,2}),i=(?P<iterations>[0-9]{1,9})"
     rb"(?:,[a-hj-ln-qt-zA-Z]=[\x21-\x2b\x2d-\x7e]+)*"
 )
+# GSSAPI without a layer for integrity or confidentiality.
+_NO_LAYER = 1
 
 
 class SaslExchange(Protocol):
@@ -46,76 +48,52 @@ class SaslExchange(Protocol):
         """The response to a broker's challenge; None where the exchange is over."""
 
 
+# Yields what the client sends, gets what the broker responds, and ends once the login is through.
+Steps = Generator[bytes, bytes, None]
+
+
 class MechanismExchange:
-    """By a mechanism with kafka-python's interface."""
+    """By the steps of a mechanism, which may raise anything for a message that is not one of it."""
 
     def __init__(
-        self, mechanism: str, driven: SaslMechanism, remedy: str = "check the user name and the password"
+        self, mechanism: str, steps: Steps, remedy: str = "check the user name and the password"
     ) -> None:
         self.mechanism = mechanism
         self.remedy = remedy
-        self._driven = driven
+        self._steps = steps
+        self._is_over = False
 
     def __repr__(self) -> str:
         return f"MechanismExchange({self.mechanism})"
 
     def first(self) -> bytes:
         try:
-            return bytes(self._driven.auth_bytes())
+            return next(self._steps)
         except Exception as error:  # noqa: BLE001 - a UnicodeEncodeError holds the password that it is about
             problem = type(error).__name__
         raise AuthenticationError(f"SASL {self.mechanism}: the login cannot be encoded ({problem})")
 
     def respond(self, challenge: bytes) -> bytes | None:
-        try:
-            self._driven.receive(challenge)
-            if not self._driven.is_done():
-                return bytes(self._driven.auth_bytes())
-            is_authenticated = bool(self._driven.is_authenticated())
-        except Exception as error:  # noqa: BLE001 - KeyError, ValueError, binascii.Error ... of a wrong message
-            problem = type(error).__name__
-        else:
-            if is_authenticated:
+        problem = "the login is over"
+        # Steps that have failed end at once when they are asked again, as those do that are through.
+        if not self._is_over:
+            self._is_over = True
+            try:
+                following = self._steps.send(challenge)
+            except StopIteration:
                 return None
-            problem = "not authenticated"
+            except AuthenticationError:
+                raise
+            except Exception as error:  # noqa: BLE001 - binascii.Error, IndexError ... of a wrong message
+                problem = type(error).__name__
+            else:
+                self._is_over = False
+                return following
         # Raised outside of the handler: the cause's frames hold passwords.
         raise AuthenticationError(
             f"SASL {self.mechanism}: the broker's message is not one of this mechanism ({problem}); it does "
             "not know the password, or is no Kafka broker"
         )
-
-
-class ScramExchange(MechanismExchange):
-    """As kafka-python's, with bounds for the number of iterations."""
-
-    def __init__(self, mechanism: str, driven: SaslMechanism) -> None:
-        super().__init__(mechanism, driven)
-        self._is_first = True
-
-    def respond(self, challenge: bytes) -> bytes | None:
-        if self._is_first:
-            self._check_iterations(challenge)
-            self._is_first = False
-        return super().respond(challenge)
-
-    def _check_iterations(self, challenge: bytes) -> None:
-        match = _SERVER_FIRST.fullmatch(challenge)
-        if match is None:
-            raise AuthenticationError(
-                f"SASL {self.mechanism}: the broker's message is not one of this mechanism (RFC 5802)"
-            )
-        iterations = int(match["iterations"])
-        if iterations < _MIN_ITERATIONS:
-            raise AuthenticationError(
-                f"SASL {self.mechanism}: the broker asks for {iterations} iterations; fewer than "
-                f"{_MIN_ITERATIONS} are not safe"
-            )
-        if iterations > _MAX_ITERATIONS:
-            raise AuthenticationError(
-                f"SASL {self.mechanism}: the broker asks for {iterations} iterations, and at most "
-                f"{_MAX_ITERATIONS} are computed: set this user's password again with fewer (Kafka's maximum "
-                "is 16384)"
-            )
 
 
 def exchange(settings: SaslSettings, host: str, iam: Callable[[str], SaslExchange] | None) -> SaslExchange:
@@ -140,50 +118,83 @@ def exchange(settings: SaslSettings, host: str, iam: Callable[[str], SaslExchang
 
 
 def plain(username: str, password: Secret) -> SaslExchange:
-    driven = SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=password.reveal())
-    return MechanismExchange("PLAIN", driven)
+    """RFC 4616."""
+    return MechanismExchange("PLAIN", _plain(username, password))
+
+
+def _plain(username: str, password: Secret) -> Steps:
+    challenge = yield f"{username}\0{username}\0{password.reveal()}".encode()
+    _require_silence(challenge)
+
+
+def _require_silence(challenge: bytes) -> None:
+    """A broker has nothing to say at the end of most mechanisms. Raises ValueError."""
+    if challenge:
+        raise ValueError
 
 
 def scram(mechanism: str, username: str, password: Secret) -> SaslExchange:
     """RFC 5802, without its preparation of strings, as in Java's client."""
-    driven = SaslMechanismScram(
-        # kafka-python leaves this to its callers.
-        sasl_plain_username=username.replace("=", "=3D").replace(",", "=2C"),
-        sasl_plain_password=password.reveal(),
-        sasl_mechanism=mechanism,
-    )
-    return ScramExchange(mechanism, driven)
+    return MechanismExchange(mechanism, _scram(mechanism, username, password))
 
 
-class _Bearer:
-    """RFC 7628, with SASL extensions as names and values. kafka-python's logs what the broker responds."""
+def _scram(mechanism: str, username: str, password: Secret) -> Steps:
+    algorithm = mechanism.removeprefix("SCRAM-").replace("-", "").lower()
 
-    def __init__(self, token: Secret, extensions: Iterable[tuple[str, str]]) -> None:
-        self._token = token
-        self._extensions = tuple(extensions)
-        self._challenge: bytes | None = None
+    def mac(key: bytes, message: bytes) -> bytes:
+        return hmac.digest(key, message, algorithm)
 
-    def auth_bytes(self) -> bytes:
-        if self._challenge:
-            # The broker has refused the token, and says so once it has this.
-            return b"\1"
-        extensions = "".join(f"\1{name}={value}" for name, value in self._extensions)
-        return f"n,,\1auth=Bearer {self._token.reveal()}{extensions}\1\1".encode()
+    nonce = secrets.token_hex(16).encode()
+    bare = b"n=" + username.replace("=", "=3D").replace(",", "=2C").encode() + b",r=" + nonce
+    challenge = yield b"n,," + bare
+    server_nonce, salt, iterations = _server_first(mechanism, challenge)
+    if not server_nonce.startswith(nonce):
+        raise ValueError
+    salted = hashlib.pbkdf2_hmac(algorithm, password.reveal().encode(), salt, iterations)
+    final = b"c=biws,r=" + server_nonce
+    signed = b",".join((bare, challenge, final))
+    key = mac(salted, b"Client Key")
+    proof = map(operator.xor, key, mac(hashlib.new(algorithm, key).digest(), signed))
+    challenge = yield final + b",p=" + base64.b64encode(bytes(proof))
+    # Only who knows the password, or what brokers store of it, can make this.
+    expected = b"v=" + base64.b64encode(mac(mac(salted, b"Server Key"), signed))
+    if not hmac.compare_digest(challenge.partition(b",")[0], expected):
+        raise ValueError
 
-    def receive(self, challenge: bytes) -> None:
-        self._challenge = challenge
 
-    def is_done(self) -> bool:
-        return self._challenge == b""
-
-    def is_authenticated(self) -> bool:
-        return self._challenge == b""
+def _server_first(mechanism: str, challenge: bytes) -> tuple[bytes, bytes, int]:
+    """Nonce, salt and number of iterations. Raises AuthenticationError."""
+    match = _SERVER_FIRST.fullmatch(challenge)
+    if match is None:
+        raise AuthenticationError(
+            f"SASL {mechanism}: the broker's message is not one of this mechanism (RFC 5802)"
+        )
+    iterations = int(match["iterations"])
+    if iterations < _MIN_ITERATIONS:
+        raise AuthenticationError(
+            f"SASL {mechanism}: the broker asks for {iterations} iterations; fewer than {_MIN_ITERATIONS} "
+            "are not safe"
+        )
+    if iterations > _MAX_ITERATIONS:
+        raise AuthenticationError(
+            f"SASL {mechanism}: the broker asks for {iterations} iterations, and at most {_MAX_ITERATIONS} "
+            "are computed: set this user's password again with fewer (Kafka's maximum is 16384)"
+        )
+    return match["nonce"], base64.b64decode(match["salt"]), iterations
 
 
 def oauthbearer(token: Secret, extensions: Iterable[tuple[str, str]]) -> SaslExchange:
-    """RFC 7628 with a token that was fetched before."""
+    """RFC 7628 with a token that was fetched before, and SASL extensions as names and values."""
     remedy = "check the token's issuer, audience and lifetime"
-    return MechanismExchange("OAUTHBEARER", _Bearer(token, extensions), remedy)
+    return MechanismExchange("OAUTHBEARER", _bearer(token, tuple(extensions)), remedy)
+
+
+def _bearer(token: Secret, extensions: Iterable[tuple[str, str]]) -> Steps:
+    named = "".join(f"\1{name}={value}" for name, value in extensions)
+    challenge = yield f"n,,\1auth=Bearer {token.reveal()}{named}\1\1".encode()
+    while challenge:
+        # The broker has refused the token, and says so once it has this.
+        challenge = yield b"\1"
 
 
 def kerberos(settings: KerberosSettings, host: str) -> SaslExchange:
@@ -195,30 +206,35 @@ def kerberos(settings: KerberosSettings, host: str) -> SaslExchange:
             "SASL GSSAPI needs the package gssapi and the system's Kerberos library: pip install "
             "gssapi on driver and executors"
         ) from None
-    from kafka.net.sasl.gssapi import SaslMechanismGSSAPI
-
-    class Mechanism(SaslMechanismGSSAPI):  # type: ignore[misc]  # kafka-python has no annotations
-        """With credentials of a keytab where one is named."""
-
-        def __init__(self) -> None:
-            self._is_done = self._is_authenticated = False
-            self.auth_id = f"{settings.service_name}@{host}"
-            name = gssapi.Name(self.auth_id, name_type=gssapi.NameType.hostbased_service)
-            self.gssapi_name = name.canonicalize(gssapi.MechType.kerberos)
-            self._client_ctx = gssapi.SecurityContext(
-                name=self.gssapi_name, usage="initiate", creds=_kerberos_credentials(gssapi, settings)
-            )
-            self._next_token = self._client_ctx.step(None)
-
+    target = f"{settings.service_name}@{host}"
     try:
-        remedy = "check the principal, and kafka.sasl.kerberos.service.name"
-        return MechanismExchange("GSSAPI", Mechanism(), remedy)
+        name = gssapi.Name(target, name_type=gssapi.NameType.hostbased_service)
+        context = gssapi.SecurityContext(
+            name=name.canonicalize(gssapi.MechType.kerberos),
+            usage="initiate",
+            creds=_kerberos_credentials(gssapi, settings),
+        )
+        steps = _gssapi(context, context.step(None), target)
+        return MechanismExchange("GSSAPI", steps, "check the principal, and kafka.sasl.kerberos.service.name")
     except gssapi.exceptions.GSSError as error:
         problem = printable(" ".join(str(error).split()))
     raise AuthenticationError(
-        f"SASL GSSAPI: no ticket for {settings.service_name}@{host}: {problem}; kinit on every host, or "
+        f"SASL GSSAPI: no ticket for {target}: {problem}; kinit on every host, or "
         "name a keytab in kafka.sasl.jaas.config (useKeyTab=true keyTab=... principal=...)"
     )
+
+
+def _gssapi(context: Any, token: bytes | None, target: str) -> Steps:
+    """RFC 4752. ``token``: the first of the context's."""
+    while not context.complete:
+        challenge = yield token or b""
+        token = context.step(challenge)
+    challenge = yield token or b""
+    # The layers that the broker offers, of which Kafka has none, and the largest message, which is repeated.
+    offered = context.unwrap(challenge).message
+    chosen = bytes([offered[0] & _NO_LAYER]) + offered[1:] + target.encode()
+    challenge = yield context.wrap(chosen, False).message
+    _require_silence(challenge)
 
 
 def _kerberos_credentials(gssapi: Any, settings: KerberosSettings) -> Any:

@@ -10,7 +10,6 @@ import http.client
 import importlib
 import json
 import os
-import socket
 import ssl
 import threading
 import time
@@ -23,6 +22,7 @@ from kafka_sink.clock import RANDOM
 from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.printable import printable
 from kafka_sink.secret import HiddenValues, Secret
+from kafka_sink.security.http import HttpClient
 from kafka_sink.security.key_material import content_of
 from kafka_sink.security.settings import Store, TokenSettings
 from kafka_sink.security.tls_context import TlsContexts, explain
@@ -115,51 +115,14 @@ _REFUSALS = (400, 401, 403, 404, 405)
 _MAX_LIFETIME_S = 100 * 365 * 86_400
 
 
-class _Deadline:
-    """Ends an exchange on a socket. The socket's own timeout starts again with each byte, and http.client
-    reads any number of '100 Continue'. Raises TimeoutError at its end where it was exceeded."""
-
-    def __init__(self, sock: socket.socket, seconds: float) -> None:
-        self._sock = sock
-        self._seconds = seconds
-        self._exceeded = threading.Event()
-        self._timer = threading.Timer(seconds, self._cut)
-        self._timer.daemon = True
-
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def _cut(self) -> None:
-        self._exceeded.set()
-        try:
-            # Not SSLSocket's, which takes the TLS state away from the thread that reads.
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
-        except OSError:
-            pass  # it is closed already
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        if self._exceeded.is_set():
-            raise TimeoutError(
-                f"no response within {self._seconds:.0f} s; kafka.sasl.login.read.timeout.ms sets this bound"
-            ) from None
-
-
 class TokenEndpoint:
-    """Asks with a connection of its own each time: it happens once in a token's life.
+    """Asks with a connection of its own each time: it happens once in a token's life."""
 
-    Redirections are not followed, as the secret would go along, nor are proxies of the environment used.
-    """
-
-    def __init__(self, settings: TokenSettings) -> None:
+    def __init__(self, settings: TokenSettings, bound: str = "kafka.sasl.login.read.timeout.ms") -> None:
         self._settings = settings
-        self._contexts = TlsContexts(settings.tls)
-        parts = urlsplit(settings.url)
-        self._secure = parts.scheme.lower() == "https"
-        self._host = parts.hostname or ""
-        self._port = parts.port or (443 if self._secure else 80)
-        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._shown = f"{self._host}:{self._port}{parts.path}"
+        contexts = TlsContexts(settings.tls)
+        self._http = HttpClient(settings.url, contexts.current, settings.connect_timeout_s, bound)
+        self._shown = self._http.shown
 
     def fetch(self) -> Token:
         """Fetch a token. Raises AuthenticationError where the endpoint grants none, ConfigurationError where
@@ -174,8 +137,9 @@ class TokenEndpoint:
         try:
             status, body = self._ask(proof)
         except ssl.SSLError as error:
+            why = explain(error, self._http.host)
             problem: Exception = AuthenticationError(
-                f"OAUTHBEARER: TLS with the token endpoint {self._shown} failed: {explain(error, self._host)}"
+                f"OAUTHBEARER: TLS with the token endpoint {self._shown} failed: {why}"
             )
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = str(error) or type(error).__name__
@@ -188,31 +152,22 @@ class TokenEndpoint:
 
     def _ask(self, proof: Secret) -> tuple[int, bytes]:
         settings = self._settings
-        if self._secure:
-            context = self._contexts.current()
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=settings.connect_timeout_s, context=context
-            )
-        else:
-            connection = http.client.HTTPConnection(
-                self._host, self._port, timeout=settings.connect_timeout_s
-            )
-        try:
-            connection.connect()
-            connection.sock.settimeout(settings.read_timeout_s)
-            headers = {
+        headers = HiddenValues(
+            {
                 "Accept": "application/json",
                 "Cache-Control": "no-cache",
                 "Content-Type": "application/x-www-form-urlencoded",
             }
-            if settings.assertion is None:
-                headers["Authorization"] = f"Basic {self._credentials(proof)}"
-            with _Deadline(connection.sock, settings.read_timeout_s):
-                connection.request("POST", self._path, urlencode(self._form(proof)), headers)
-                response = connection.getresponse()
-                return response.status, response.read(_MAX_BYTES)
+        )
+        if settings.assertion is None:
+            headers["Authorization"] = f"Basic {self._credentials(proof)}"
+        body = urlencode(self._form(proof))
+        try:
+            return self._http.request(
+                "POST", "", headers, body, timeout_s=settings.read_timeout_s, max_bytes=_MAX_BYTES
+            )
         finally:
-            connection.close()
+            self._http.close()
 
     def _form(self, proof: Secret) -> dict[str, str]:
         settings = self._settings

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -526,6 +527,53 @@ def test_a_service_that_fails_at_its_time_gets_it_again_later(caplog: pytest.Log
         found.server.wake(Timed)
         eventually(lambda: made[0].times == 3)
     assert caplog.text.count("a service failed") == 1
+
+
+class Punctual(Service):
+    """Due with each message. ``heard_before``: messages before its first time."""
+
+    scope = Scope.APPLICATION
+
+    def __init__(self, out: Outbox) -> None:
+        super().__init__(out)
+        self.may_go_on = threading.Event()
+        self.heard = 0
+        self.heard_before: int | None = None
+
+    @receives(Shout)
+    def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
+        self.may_go_on.wait(30)
+        self.heard += 1
+
+    def on_time(self, now_ms: float) -> None:
+        if self.heard_before is None:
+            self.heard_before = self.heard
+
+    def next_change_ms(self, now_ms: float) -> float:
+        return 0.0 if self.heard and self.heard_before is None else float("inf")
+
+
+def test_a_service_gets_its_time_however_many_messages_come() -> None:
+    """Each message of an iteration set a timer anew that was due, and timers come last in an iteration."""
+    made: list[Punctual] = []
+
+    def make(out: Outbox) -> Punctual:
+        made.append(Punctual(out))
+        return made[0]
+
+    bounds = replace(PATIENT, messages_at_once=1)
+    with contextlib.ExitStack() as ends, serving(bounds, services={Punctual: make}) as found:
+        tasks = [ends.enter_context(task(found, None)) for _ in range(20)]
+        for one in tasks:
+            assert asked(one, Alive()) == Alive()
+        for one in tasks:
+            one.send(Shout(1))
+        eventually(lambda: made)
+        made[0].may_go_on.set()
+        eventually(lambda: made[0].heard == len(tasks))
+        eventually(lambda: made[0].heard_before is not None)
+        assert made[0].heard_before is not None
+        assert made[0].heard_before <= 3
 
 
 def test_instances_end_with_the_server() -> None:

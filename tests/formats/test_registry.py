@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import io
+import json
 import socket
 import time
 import uuid
@@ -27,7 +30,9 @@ from kafka_sink.formats.row_encoding import PartFormat, RowEncoding
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from local_kafka.schema_registry import LocalRegistry
+from tests.support.http_server import Server, served
 from tests.support.registry_gate import PASSWORD, USER, RegistryGate
+from tests.support.security.token_server import TokenServer
 
 COLUMNS = [("id", "bigint"), ("name", "string")]
 KINDS = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -235,3 +240,111 @@ def _values(encoding: RowEncoding, rows: list[dict[str, Any]]) -> list[bytes]:
     found: list[bytes] = encoded.column("value").to_pylist()
     assert io.BytesIO(found[0]).read(1) == b"\0"
     return found
+
+
+# -- registries that are not what they should be ----------------------------------------------------------
+
+SECRET = "s3cret/+ of the registry"
+LOGINS = {
+    "basic": {"schema__registry__basic__auth__user__info": f"somebody:{SECRET}"},
+    "token": {"schema__registry__bearer__auth__token": SECRET},
+}
+
+
+@pytest.fixture
+def fake() -> Iterator[Server]:
+    with served() as running:
+        yield running
+
+
+def says(fake: Server, body: object, status: int = 200) -> None:
+    fake.respond = lambda _: (status, {}, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("login", LOGINS)
+def test_a_registry_that_repeats_the_login_does_not_show_it(fake: Server, login: str) -> None:
+    def echo(handler: Any) -> tuple[int, dict[str, str], bytes]:
+        return 400, {}, json.dumps({"message": f"bad header: {handler.headers['Authorization']}"}).encode()
+
+    fake.respond = echo
+    with pytest.raises(RegistryError, match=r"hidden: it repeats a secret.*HTTP 400") as caught:
+        planned(options(schema__registry__url=fake.url, **LOGINS[login]))
+    assert SECRET not in str(caught.value)
+    pair = base64.b64encode(f"somebody:{SECRET}".encode()).decode()
+    assert pair not in str(caught.value)
+    sent = fake.requests[0][2]["Authorization"]
+    assert sent == (f"Basic {pair}" if login == "basic" else f"Bearer {SECRET}")
+
+
+@pytest.mark.parametrize("login", LOGINS)
+def test_a_login_in_clear_is_warned_of(login: str) -> None:
+    given = {"schema.registry.url": "https://a,http://b", "value.format": "avro", "topic": "t"}
+    given |= {name.replace("__", "."): value for name, value in LOGINS[login].items()}
+    warnings = parse({"kafka.bootstrap.servers": "b:1", **given}).warnings
+    assert [one for one in warnings if "schema.registry.url begins with http://" in one]
+    given["schema.registry.url"] = "https://a"
+    assert not [
+        one for one in parse({"kafka.bootstrap.servers": "b:1", **given}).warnings if "http://" in one
+    ]
+
+
+def test_tokens_are_asked_for_with_client_credentials(fake: Server) -> None:
+    says(fake, {"id": 5, "version": 1})
+    with TokenServer() as issuer:
+        issuer.gives(lambda: "a-token")
+        client = {"client__id": "me", "client__secret": SECRET, "issuer__endpoint__url": issuer.url}
+        more = {"logical__cluster": "lsrc-1", "identity__pool__id": "pool-1"}
+        given = {f"schema__registry__bearer__auth__{name}": value for name, value in (client | more).items()}
+        planned(options(schema__registry__url=fake.url, **given))
+        assert len(issuer.requests) == 1
+    headers = fake.requests[0][2]
+    assert headers["Authorization"] == "Bearer a-token"
+    assert (headers["target-sr-cluster"], headers["Confluent-Identity-Pool-Id"]) == ("lsrc-1", "pool-1")
+
+
+def test_what_may_pass_is_tried_again_and_other_addresses_are_tried(fake: Server) -> None:
+    answers = iter([503, 500, 200])
+    fake.respond = lambda _: (next(answers), {}, b'{"id": 7, "version": 2}')
+    with socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{refusing.getsockname()[1]}"
+        (part,) = planned(options(schema__registry__url=f"{dead},{fake.url}")).parts
+    assert part.schemas[0][1].id == 7
+    assert len(fake.requests) == 3
+    assert json.loads(fake.requests[0][3]).keys() == {"schema"}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"<html>", "not one of a schema registry"),
+        (b"[" * 100_000, "not one of a schema registry"),
+        (b"[]", "not one of a schema registry"),
+        (b'{"id": "5", "version": 1}', "names no id"),
+        (gzip.compress(b'{"id": 5}'), "not one of a schema registry"),
+        (b'{"id": 5, "x": "' + b"x" * (3 << 20) + b'"}', "a response of more than 2097152 bytes"),
+    ],
+)
+def test_responses_that_are_none(fake: Server, body: bytes, said: str) -> None:
+    fake.respond = lambda _: (200, {}, body)
+    with pytest.raises(RegistryError, match=said):
+        planned(options(schema__registry__url=fake.url))
+
+
+def test_references_that_are_none(fake: Server) -> None:
+    reference = {"name": "n", "subject": "\x1b[2Jforged\n", "version": 1}
+    says(
+        fake, {"id": 5, "version": 1, "schema": '"string"', "references": [{**reference, "version": "../1"}]}
+    )
+    given = options(schema__registry__url=fake.url, use__latest__version="true")
+    with pytest.raises(RegistryError, match="references cannot be read"):
+        planned(given)
+    answers = iter([{"id": 5, "version": 1, "schema": '"string"', "references": [reference]}])
+    fake.respond = lambda _: (200, {}, json.dumps(next(answers, {"schema": 5})).encode())
+    with pytest.raises(RegistryError, match="a schema of 0 characters"):
+        planned(given)
+    assert fake.requests[-1][1].startswith("/subjects/%1B%5B2Jforged%0A/versions/1")
+    fake.respond = lambda _: (404, {}, b'{"message": "no\\nERROR forged"}')
+    with pytest.raises(RegistryError) as caught:
+        planned(given)
+    assert str(caught.value).isprintable()

@@ -1,1 +1,1 @@
-"""Live figures: messages, the coordinator's handler, a task's channel, the live view."""
+"""The live view and /metrics: what tasks and the driver report, its sums, and the pages."""

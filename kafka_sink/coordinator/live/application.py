@@ -73,8 +73,8 @@ class _Cluster:
     counters: Counter[str] = field(default_factory=Counter)
     # By topic and reason.
     dead_letters: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # By outcome, how many, and for how long they had been open, added up.
     transactions: Counter[str] = field(default_factory=Counter)
-    # For how long they had been open, added up.
     transactions_ms: Counter[str] = field(default_factory=Counter)
 
 
@@ -117,17 +117,6 @@ class _Write:
     open_since_ms: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class _LastBatch:
-    """The micro-batch that ended last."""
-
-    number: int
-    outcome: str
-    rows: int
-    took_ms: float
-    ended_ms: float
-
-
 @dataclass(slots=True)
 class _Job:
     """A batch write, or all micro-batches of a query."""
@@ -148,7 +137,8 @@ class _Job:
     cause: str = ""
     # When brokers last acknowledged rows of it.
     acknowledged_ms: float = -math.inf
-    last_batch: _LastBatch | None = None
+    # The micro-batch that ended last, as it is shown, and when it ended.
+    last_batch: tuple[dict[str, Any], float] | None = None
     # What the driver does with a write that is over, and since when.
     ending: tuple[str, float] | None = None
     counters: Counter[str] = field(default_factory=Counter)
@@ -175,10 +165,8 @@ class ApplicationMetrics:
         # Of one that has ended only its number is kept, with its write.
         self._attempts = RunningTasks(max_attempts)
         self._sampled_ms = -_SAMPLE_MS
-        # What the reports of the last seconds ask for: short tasks come and go between two samples.
-        self._pace_ms, self._came_before = MIN_INTERVAL_MS, 0
-        # How many more may be taken at once, as of then.
-        self._admitted, self._admitted_ms, self._skipped = _REPORTS_PER_S, -math.inf, 0
+        # How often a task is to report.
+        self.interval_ms = MIN_INTERVAL_MS
         self._records, self._sent_bytes = RateWindow(), RateWindow()
         self._events = EventLog()
         # Time, rows and bytes per second, latency.
@@ -190,28 +178,6 @@ class ApplicationMetrics:
         self.spark_ui: int | None = None
         # What the coordinator says of itself.
         self.coordinator: Callable[[], Mapping[str, Any]] = dict
-
-    @property
-    def interval_ms(self) -> float:
-        """How often a task is to report."""
-        wanted = max(self._pace_ms, len(self._attempts) / _REPORTS_PER_S * 1000)
-        return min(max(MIN_INTERVAL_MS, wanted), _LONGEST_INTERVAL_MS)
-
-    def takes_report(self, now_ms: float) -> bool:
-        """Whether there is capacity for another report of a task that runs. If not, it comes again an
-        interval later, which grows with those that come."""
-        refill = _REPORTS_PER_S * (now_ms - self._admitted_ms) / 1000
-        self._admitted, self._admitted_ms = min(_REPORTS_PER_S, self._admitted + refill), now_ms
-        if self._admitted >= 1:
-            self._admitted -= 1
-            return True
-        self._skipped += 1
-        self._pace_ms = max(self._pace_ms, (self._came - self._came_before) / _REPORTS_PER_S * 1000)
-        return False
-
-    @property
-    def _came(self) -> int:
-        return self.reports + self._skipped
 
     @property
     def _silent_ms(self) -> float:
@@ -389,9 +355,9 @@ class ApplicationMetrics:
             job.counters[counter] += missing  # type: ignore[assignment]
             cluster.counters[counter] += max(0, missing)  # type: ignore[assignment]
         cluster.counters["uncommitted"] += max(0, _rows(write.counters) - _rows(ended.counters))
-        for topic, rows in ended.topics.items():
+        for topic, sums in ended.topics.items():
             shown, before = self._topic(name, topic), write.topics.get(topic, _NO_ROWS)
-            missing_rows = [max(0, now - old) for now, old in zip(rows, before, strict=False)]
+            missing_rows = [max(0, now - old) for now, old in zip(sums, before, strict=False)]
             shown.totals = _sum(shown.totals, missing_rows)
             if len(job.topics) < MAX_TOPICS:
                 job.topics.add(topic)
@@ -404,17 +370,19 @@ class ApplicationMetrics:
         job.cause = ended.cause or (job.cause if ended.outcome == "aborted" else "")
         if job.query:
             took_ms = max(0.0, now_ms - write.began_ms)
-            job.last_batch = _LastBatch(ended.batch, ended.outcome, _rows(ended.counters), took_ms, now_ms)
+            rows = _rows(ended.counters)
+            last = {"batch": ended.batch, "outcome": ended.outcome, "rows": rows, "seconds": took_ms / 1000}
+            job.last_batch = last, now_ms
         job.schemas = ended.schemas or job.schemas
         # The last reports of some tasks may come later, or never.
         job.tasks_done += ended.tasks - write.done
         if not job.query:
             job.state, job.ended_s = ended.outcome, self._wall_s()
             self._forget_jobs(now_ms)
-        last = max(ended.last_task, write.last_task)
+        last_task = max(ended.last_task, write.last_task)
         # Of an aborted micro-batch nothing may be known, and its next run has the same name.
-        is_final = last < 0 and (ended.outcome == "committed" or ended.batch < 0)
-        self._forget_write(ended.write, math.inf if is_final else last)
+        is_final = last_task < 0 and (ended.outcome == "committed" or ended.batch < 0)
+        self._forget_write(ended.write, math.inf if is_final else last_task)
         self.writes_ended += 1
 
     def _forget_write(self, name: str, last_task: float = math.inf) -> None:
@@ -434,13 +402,9 @@ class ApplicationMetrics:
         """Once a second: take the totals from which rates are computed."""
         if now_ms - self._sampled_ms < _SAMPLE_MS * 0.9:
             return
-        passed_s = (now_ms - self._sampled_ms) / 1000
         self._sampled_ms = now_ms
         if not self._clusters:
             return
-        rate, self._came_before = (self._came - self._came_before) / passed_s, self._came
-        # Only half of the way at once: tasks learn of it an interval later.
-        self._pace_ms = max(MIN_INTERVAL_MS, self.interval_ms * (1 + rate / _REPORTS_PER_S) / 2)
         self._forget_jobs(now_ms)
         for topic in self._topics.values():
             topic.records.add(now_ms, topic.totals.records)
@@ -571,7 +535,7 @@ class ApplicationMetrics:
             "open": number,
             "open_seconds": (now_ms - since_ms) / 1000,
             "acknowledged": _age_s(job.acknowledged_ms, now_ms),
-            "last_batch": _shown_batch(job.last_batch, now_ms),
+            "last_batch": job.last_batch and {**job.last_batch[0], "age": _age_s(job.last_batch[1], now_ms)},
             "started": job.started_s,
             "seconds": (job.ended_s or self._wall_s()) - job.started_s,
             "writes": job.writes,
@@ -659,18 +623,6 @@ def _label(key: str, job: _Job) -> str:
 
 def _age_s(since_ms: float, now_ms: float) -> float | None:
     return (now_ms - since_ms) / 1000 if since_ms > -math.inf else None
-
-
-def _shown_batch(batch: _LastBatch | None, now_ms: float) -> dict[str, Any] | None:
-    if batch is None:
-        return None
-    return {
-        "batch": batch.number,
-        "outcome": batch.outcome,
-        "rows": batch.rows,
-        "seconds": batch.took_ms / 1000,
-        "age": _age_s(batch.ended_ms, now_ms),
-    }
 
 
 def _recent_latency_s(broker: _Broker) -> float | None:
@@ -765,19 +717,35 @@ class ReportService(Service):
         self._metrics = metrics
         # By task, the interval that it was told.
         self._told: dict[int, float] = {}
+        # How many reports may be taken at once, as of then.
+        self._admitted, self._admitted_ms = _REPORTS_PER_S, -math.inf
 
     @receives(TaskReport)
     def on_task_report(self, peer: int, message: TaskReport, now_ms: float) -> None:
         if message.state not in STATES:
             raise ProtocolError(f"unknown state of a task {printable(repr(message.state), 60)}")
+        known_ms = self._told.setdefault(peer, MIN_INTERVAL_MS)
+        self._set_interval()
         # After a stall or a restart thousands come together. They are totals: the next one has it all.
-        is_taken = message.done or self._metrics.takes_report(now_ms)
+        is_taken = message.done or self._admits(now_ms)
         if is_taken:
             self._metrics.report(message, now_ms)
-        interval_ms, known_ms = self._metrics.interval_ms, self._told.get(peer, MIN_INTERVAL_MS)
+        interval_ms = self._metrics.interval_ms
         if not is_taken or abs(interval_ms - known_ms) > _NEWS * known_ms:
             self._told[peer] = interval_ms
             self.out.send(peer, ReportEvery(interval_ms, again=not is_taken))
+
+    def _set_interval(self) -> None:
+        """However short its tasks are, a worker sends about one report in an interval."""
+        wanted_ms = len(self._told) / _REPORTS_PER_S * 1000
+        self._metrics.interval_ms = min(max(MIN_INTERVAL_MS, wanted_ms), _LONGEST_INTERVAL_MS)
+
+    def _admits(self, now_ms: float) -> bool:
+        refill = _REPORTS_PER_S * (now_ms - self._admitted_ms) / 1000
+        self._admitted, self._admitted_ms = min(_REPORTS_PER_S, self._admitted + refill), now_ms
+        is_admitted = self._admitted >= 1
+        self._admitted -= is_admitted
+        return is_admitted
 
     @receives(WriteEnded)
     def on_write_ended(self, peer: int, message: WriteEnded, now_ms: float) -> None:
@@ -788,3 +756,4 @@ class ReportService(Service):
 
     def on_gone(self, peer: int, now_ms: float) -> None:
         self._told.pop(peer, None)
+        self._set_interval()

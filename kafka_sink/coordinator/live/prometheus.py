@@ -102,7 +102,12 @@ OF_COORDINATOR: tuple[MetricSpec, ...] = tuple(
         ("messages", "counter", "messages", "Messages of tasks that it has handled"),
         ("late_replies", "counter", "late", "Messages that may have waited for more than a second"),
         ("busy_seconds", "counter", "busy", "Time for which its loop was at work"),
-        ("longest_turn_seconds", "gauge", "longest_turn", "Longest turn of its loop in the last minutes"),
+        (
+            "longest_turn_seconds",
+            "gauge",
+            "longest_turn",
+            "Longest iteration of its loop in the last minutes",
+        ),
     )
 )
 CONNECTIONS = MetricSpec("coordinator_connections", "gauge", "Connections to the coordinator", ("kind",))

@@ -111,9 +111,9 @@ class LivePages:
         self._made: dict[str, tuple[_Snapshot, Response]] = {}
         self.by_path: dict[str, Callable[[], Awaitable[Response]]] = {
             "/": self._page,
-            "/metrics.json": lambda: self._shared("json", _as_json),
+            "/metrics.json": lambda: self._shared("json", as_json),
             # The path of 0.1, for one release.
-            "/figures.json": lambda: self._shared("json", _as_json),
+            "/figures.json": lambda: self._shared("json", as_json),
             "/metrics": lambda: self._shared("metrics", _metrics),
         }
 
@@ -159,7 +159,7 @@ async def _snapshot_of(metrics: ApplicationMetrics) -> _Snapshot:
     return _Snapshot(now_ms, metrics.writes_ended, metrics.snapshot(now_ms))
 
 
-def _as_json(snapshot: Mapping[str, Any]) -> Response:
+def as_json(snapshot: Mapping[str, Any]) -> Response:
     """What the page reads."""
     body = json.dumps({**snapshot, "version": __version__}, separators=(",", ":")).encode()
     return Response(body, "application/json")
