@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any, cast
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.manager import CircuitBreakManager
@@ -36,6 +37,17 @@ def service(
     return BreakerService(parsed, out, stalled_ms, Random(1))
 
 
+class _OfTask:
+    """The job's cluster, with a task's own connections."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.brokers = Brokers(*cluster.brokers)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+
 class Task:
     """One task's breaker and channel. ``waiting``: partitions with a queued batch.
 
@@ -47,10 +59,9 @@ class Task:
         self.number = number
         breaker = FailureRateCircuitBreaker()
         breaker.configure({"trigger.message.count": "100"})
-        self.manager = CircuitBreakManager(job.cluster, INTERVAL)
-        # Each task knows its own.
-        self.brokers = Brokers(*job.cluster.brokers)
-        self.manager.probes._brokers = self.brokers
+        cluster = _OfTask(job.cluster)
+        self.brokers = cluster.brokers
+        self.manager = CircuitBreakManager(cast(Cluster, cluster), INTERVAL)
         self.gate = ProducerBreaker(breaker, self.manager)
         self.exchange = BreakerChannel(lambda: None, 500.0, lambda: "kafka", job.random.random)
         self.gate.share(self.exchange)
