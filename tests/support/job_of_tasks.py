@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any, cast
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.manager import CircuitBreakManager
@@ -16,7 +15,6 @@ from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from tests.support.breaker_cluster import Cluster
-from tests.support.brokers import Brokers
 from tests.support.fake_outbox import FakeOutbox
 
 INTERVAL = 2_000.0
@@ -37,17 +35,6 @@ def service(
     return BreakerService(parsed, out, stalled_ms, Random(1))
 
 
-class _OfTask:
-    """The job's cluster, with a task's own connections."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self.brokers = Brokers(*cluster.brokers)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cluster, name)
-
-
 class Task:
     """One task's breaker and channel. ``waiting``: partitions with a queued batch.
 
@@ -59,9 +46,10 @@ class Task:
         self.number = number
         breaker = FailureRateCircuitBreaker()
         breaker.configure({"trigger.message.count": "100"})
-        cluster = _OfTask(job.cluster)
-        self.brokers = cluster.brokers
-        self.manager = CircuitBreakManager(cast(Cluster, cluster), INTERVAL)
+        # The same leaders for all, but each task's own connections to them.
+        cluster = Cluster(**job.cluster.leaders)
+        cluster.leaders, self.brokers = job.cluster.leaders, cluster.brokers
+        self.manager = CircuitBreakManager(cluster, INTERVAL)
         self.gate = ProducerBreaker(breaker, self.manager)
         self.exchange = BreakerChannel(lambda: None, 500.0, lambda: "kafka", job.random.random)
         self.gate.share(self.exchange)
