@@ -28,7 +28,6 @@ from kafka_sink.coordinator.schema import (
     Scope,
     Text,
     Topic,
-    Within,
     cut,
     message,
     receives,
@@ -43,8 +42,10 @@ MAX_TARGETS = 400
 # Muted partitions for which a task says that it has rows. Others name others.
 MAX_WAITING = 100
 # After a mute one task sends again, a step later two more, then four, and so on.
-RAMP_STEP_MS = 100.0
-MAX_RAMP_MS = 2_000
+_RAMP_STEP_MS = 100.0
+# Thousands of tasks do not report at once, but within so long for each of them: what the first ones say is
+# enough, and what is muted meanwhile needs no report.
+_SPREAD_MS = 0.3
 # How often a task looks for which muted partitions it has rows.
 _CHECK_MS = 100.0
 # What lay there for longer says nothing of the present: the task did not run.
@@ -121,13 +122,13 @@ class Waiting:
 
 @message
 class Mutes:
-    """``whole``: ``added`` is all that is muted for all. After ``removed``, each task waits for a part of
-    ``ramp_ms`` of its own before its rows go there again."""
+    """``whole``: ``added`` is all that is muted for all ``tasks``, of which one after the other sends to what
+    is ``removed``."""
 
     whole: bool
     added: _Reasons
     removed: Targets
-    ramp_ms: Annotated[float, Within(0, MAX_RAMP_MS)]
+    tasks: Count
 
 
 @message
@@ -212,6 +213,8 @@ class BreakerChannel(Channel):
         self._interval_ms = report_interval_ms
         self._cluster_id = cluster_id
         self._random = random
+        # How many tasks share the coordinator's mutes.
+        self._tasks = 1
         # The cluster of this connection; whether all its mutes have come, or no coordinator can be reached.
         self._joined: str | None = None
         self._is_told, self._is_alone = False, True
@@ -236,8 +239,8 @@ class BreakerChannel(Channel):
         self._answers: dict[int, float] = {}
         self._watched: list[TopicPartition] = []
         self._changes: dict[Target, MuteChange] = {}
-        self._failures: dict[Target, str] = {}
         self._outcomes_ms = self._checked_ms = -math.inf
+        self._report_ms = math.inf
         # As reported: held and acceptable partitions. When that may be said anew.
         self._waits: tuple[list[Target], list[Target]] = [], []
         self._waits_ms = math.inf
@@ -295,9 +298,14 @@ class BreakerChannel(Channel):
         while self._watched:
             part, self._watched = self._watched[:MAX_TARGETS], self._watched[MAX_TARGETS:]
             self._say_outcomes(manager, part)
-        if self._unreported and now_ms >= self._outcomes_ms + self._interval_ms:
-            # Where thousands fail, each task begins elsewhere. What is muted meanwhile needs no report.
-            self._outcomes_ms = now_ms
+        if not self._unreported:
+            self._report_ms = math.inf
+        elif math.isinf(self._report_ms):
+            due_ms = max(now_ms, self._outcomes_ms + self._interval_ms)
+            self._report_ms = due_ms + self._random() * _SPREAD_MS * (self._tasks - 1)
+        if now_ms >= self._report_ms:
+            self._outcomes_ms, self._report_ms = now_ms, math.inf
+            # Where thousands fail, each task begins elsewhere.
             self._say_outcomes(manager, self._some(sorted(self._unreported), MAX_TARGETS))
         if now_ms >= self._checked_ms + _CHECK_MS:
             self._check_waits(manager)
@@ -307,8 +315,9 @@ class BreakerChannel(Channel):
             return math.inf
         if self._changes or self._answers or self._watched:
             return 0.0
-        report_ms = self._outcomes_ms + self._interval_ms if self._unreported else math.inf
-        return max(0.0, min([report_ms, self._waits_ms, *self._release_ms.values()]) - now_ms)
+        if self._unreported and math.isinf(self._report_ms):
+            return 0.0
+        return max(0.0, min([self._report_ms, self._waits_ms, *self._release_ms.values()]) - now_ms)
 
     def _say(self, said: Message, until_ms: float = math.inf) -> None:
         self._outbox.append((until_ms, said))
@@ -361,7 +370,7 @@ class BreakerChannel(Channel):
         elif math.isinf(self._waits_ms):
             # Not all tasks at once: the first probe follows an interval after a mute.
             most_ms = min(self._interval_ms, manager.local.retry_interval_ms / 4)
-            self._waits_ms = now_ms + self._random() * most_ms
+            self._waits_ms = now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
 
     def _release(self, manager: CircuitBreakManager) -> None:
         """Unmute targets that the coordinator has unmuted, once their delay in this task is over."""
@@ -396,9 +405,9 @@ class BreakerChannel(Channel):
         self._unreported.difference_update(added)
         for target in added:
             self._release_ms.pop(target, None)
-        # In each step of the ramp twice as many tasks as in the one before.
-        steps = math.log2(1.0 + self._random() * (2.0 ** (told.ramp_ms / RAMP_STEP_MS) - 1.0))
-        at_ms = manager.local.now_ms + steps * RAMP_STEP_MS
+        self._tasks = max(1, told.tasks)
+        delay_ms = _RAMP_STEP_MS * math.log2(1.0 + self._random() * (self._tasks - 1))
+        at_ms = manager.local.now_ms + min(delay_ms, manager.local.retry_interval_ms)
         self._release_ms |= dict.fromkeys((one for one in removed if one in self._muted), at_ms)
         self._release(manager)
         manager.apply_shared(self._muted, {})

@@ -25,10 +25,8 @@ from kafka_sink.breaker.states import BreakerState, Mute, MuteTable, Target
 from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.breaker import (
     MAX_MUTES,
-    MAX_RAMP_MS,
     MAX_TARGETS,
     MAX_WAITING,
-    RAMP_STEP_MS,
     Answer,
     MuteChanges,
     Mutes,
@@ -286,11 +284,11 @@ class BreakerService(Service):
         self._reason_bytes = self._waits = 0
         # By partition, until when no mute of it may rest on the word of one task.
         self._paused_ms: dict[Target, float] = {}
-        # What tasks have not been told yet; what those that come are told, for which version of the table.
+        # What tasks have not been told yet; what those that come are told, for which mutes and tasks.
         self._added: dict[Target, str] = {}
         self._removed: set[Target] = set()
         self._told_ms = -math.inf
-        self._whole = -1, Mutes(True, (), Targets(), 0.0)
+        self._whole = (-1, 0), Mutes(True, (), Targets(), 0)
         self._probe_ms = math.inf
 
     def _at(self, now_ms: float) -> float:
@@ -300,9 +298,10 @@ class BreakerService(Service):
 
     def on_joined(self, peer: int, now_ms: float) -> None:
         self._tasks[peer] = _Task()
-        if self._whole[0] != self.table.version:
+        version = self.table.version, len(self._tasks).bit_length()
+        if self._whole[0] != version:
             reasons = by_reason({target: mute.reason for target, mute in self.table.mutes.items()})
-            self._whole = self.table.version, Mutes(True, reasons, Targets(), 0.0)
+            self._whole = version, Mutes(True, reasons, Targets(), len(self._tasks))
         self.out.send(peer, self._whole[1])
 
     def on_gone(self, peer: int, now_ms: float) -> None:
@@ -522,9 +521,7 @@ class BreakerService(Service):
         if now_ms >= self._tell_ms():
             added, removed = by_reason(self._added), together(self._removed)
             self._added, self._removed, self._told_ms = {}, set(), now_ms
-            ramp_ms = RAMP_STEP_MS * math.log2(max(1, len(self._tasks)))
-            ramp_ms = min(ramp_ms, MAX_RAMP_MS, self._interval_ms)
-            self.out.broadcast(list(self._tasks), Mutes(False, added, removed, ramp_ms))
+            self.out.broadcast(list(self._tasks), Mutes(False, added, removed, len(self._tasks)))
 
     def on_time(self, now_ms: float) -> None:
         now_ms = self._at(now_ms)

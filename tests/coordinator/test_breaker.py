@@ -42,7 +42,7 @@ class Bench:
         self.task: Task = self.job.tasks[0]
         self.channel = self.task.exchange
         self.task.run_pass()
-        self.tell(Mutes(True, (), together(()), 0.0))
+        self.tell(Mutes(True, (), together(()), 1))
         assert self.said() == []
 
     def tell(self, message: Message) -> None:
@@ -50,7 +50,7 @@ class Bench:
         self.task.run_pass()
 
     def mute(self, *targets: Target) -> None:
-        self.tell(Mutes(False, by_reason(dict.fromkeys(targets, "x")), together(()), 0.0))
+        self.tell(Mutes(False, by_reason(dict.fromkeys(targets, "x")), together(()), 1))
 
     def said(self, ms: float = 0.0) -> list[Message]:
         """Within so long."""
@@ -95,6 +95,23 @@ def test_failures_are_reported_at_once_and_then_once_an_interval() -> None:
         times += [bench.job.now] * len([one for one in found if isinstance(one, Outcomes)])
     assert len(times) in (2, 3)
     assert times[1] - times[0] >= 500.0
+
+
+def test_of_thousands_of_tasks_few_report_at_first() -> None:
+    """Catches: 10,000 tasks that report thousands of partitions within half a second, some seconds of the
+    coordinator's work, while they give it up after two."""
+    times = []
+    for number in range(100):
+        bench = Bench()
+        bench.tell(Mutes(False, (), together(()), 10_000))
+        bench.channel._random = lambda number=number: number / 100  # type: ignore[misc]
+        bench.task.batch(P0, REPLICAS)
+        is_said = bool(bench.said())
+        times.append(0.0 if is_said else bench.channel.next_change_ms(bench.job.now))
+    assert sum(at < 600.0 for at in times) == pytest.approx(20, abs=1)
+    assert max(times) < 3_000.0
+    bench.mute(P0)
+    assert bench.said(5_000.0) == [], "what is muted meanwhile needs no report"
 
 
 def test_rows_count_since_the_producer_began() -> None:
@@ -232,7 +249,7 @@ def test_rows_come_back_in_each_step_from_twice_as_many_tasks() -> None:
         bench = Bench()
         bench.channel._random = lambda number=number: number / 1_000  # type: ignore[misc]
         bench.mute(1)
-        bench.tell(Mutes(False, (), together([1]), 997.0))
+        bench.tell(Mutes(False, (), together([1]), 1_000))
         delays.append(0.0 if not bench.task.muted() else bench.channel.next_change_ms(bench.job.now))
     for step in range(1, 10):
         assert sum(delay <= 100.0 * step for delay in delays) == pytest.approx(2**step, abs=2)
@@ -244,7 +261,7 @@ def test_only_the_mutes_of_the_cluster_that_a_task_writes_to_are_current() -> No
     task, channel = job.tasks[0], job.tasks[0].exchange
     known: list[str | None] = [None]
     channel._cluster_id = lambda: known[0]
-    whole = Mutes(True, by_reason({1: "x"}), together(()), 0.0)
+    whole = Mutes(True, by_reason({1: "x"}), together(()), 1)
     channel.expect()
     assert not channel.is_current
     channel.on_connected(job.now)
@@ -273,7 +290,7 @@ def test_a_task_whose_bootstrap_name_moves_leaves_the_mutes_behind() -> None:
     assert bench.task.muted() == set()
     assert bench.said() == []
     bench.channel.on_connected(bench.job.now)
-    bench.tell(Mutes(True, (), together(()), 0.0))
+    bench.tell(Mutes(True, (), together(()), 1))
     assert bench.said() == []
 
 

@@ -15,7 +15,6 @@ from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from tests.support.breaker_cluster import Cluster
-from tests.support.brokers import Brokers
 from tests.support.fake_outbox import FakeOutbox
 
 INTERVAL = 2_000.0
@@ -47,10 +46,10 @@ class Task:
         self.number = number
         breaker = FailureRateCircuitBreaker()
         breaker.configure({"trigger.message.count": "100"})
-        self.manager = CircuitBreakManager(job.cluster, INTERVAL)
-        # Each task knows its own.
-        self.brokers = Brokers(*job.cluster.brokers)
-        self.manager.probes._brokers = self.brokers
+        # The same leaders for all, but each task's own connections to them.
+        cluster = Cluster(**job.cluster.leaders)
+        cluster.leaders, self.brokers = job.cluster.leaders, cluster.brokers
+        self.manager = CircuitBreakManager(cluster, INTERVAL)
         self.gate = ProducerBreaker(breaker, self.manager)
         self.exchange = BreakerChannel(lambda: None, 500.0, lambda: "kafka", job.random.random)
         self.gate.share(self.exchange)

@@ -25,7 +25,7 @@ def tell(
     removed: Iterable[Target] = (),
 ) -> None:
     """The coordinator says so to a task."""
-    deliver(task.exchange, Mutes(whole, by_reason(added or {}), together(removed), 0.0), task.job.now)
+    deliver(task.exchange, Mutes(whole, by_reason(added or {}), together(removed), 1), task.job.now)
 
 
 def test_a_late_answer_says_nothing() -> None:
