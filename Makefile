@@ -34,7 +34,7 @@ PYTHONS ?= 3.10 3.13
 # Steps of tools/house.json that are done: make check holds the code to their budgets.
 STEPS_DONE = 0
 
-.PHONY: help venv java chromium screenshots demo test full chaos exactly-once fuzz smoke faults matrix engines endurance check check-types check-pythons pins format audit bench plots scale docs site broker clean
+.PHONY: help venv java chromium screenshots demo test full chaos exactly-once fuzz smoke faults matrix engines endurance check check-types check-pythons pins format audit bench plots docs site broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,10 +130,6 @@ bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (
 
 plots: $(STAMP)  ## draw the benchmarks' plots again from benchmarks/results (ARGS="throughput" picks one)
 	@$(BIN)/python -m benchmarks --redraw $(ARGS)
-
-scale: $(STAMP)  ## what the coordinator costs with up to 10,000 modelled tasks, and plots of it (ARGS="1000x12" picks a case)
-	@$(BIN)/python -m benchmarks.coordinator_scale $(ARGS)
-	@[ -n "$(ARGS)" ] || $(BIN)/python -m benchmarks.coordinator_storms
 
 docs: $(STAMP)  ## generate docs/options.md and docs/migration.md from the options table
 	$(BIN)/python -m tools.options_page > docs/options.md.part

@@ -113,7 +113,7 @@ def _no_connection_outlives_its_test() -> Iterator[None]:
     cache = sys.modules.get("kafka_sink.task.producer_cache")
     if cache is not None:
         cache.PRODUCERS.close()
-    channel = sys.modules.get("kafka_sink.coordinator.writes.channel")
+    channel = sys.modules.get("kafka_sink.coordinator.writes")
     if channel is not None:
         channel._KEPT.close()
 

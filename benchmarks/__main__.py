@@ -32,6 +32,7 @@ class Benchmark:
 BENCHMARKS = {
     "mixed_memory": Benchmark(is_drawn=True),
     "partition_growth": Benchmark(is_drawn=True),
+    "coordinator": Benchmark(is_drawn=True),
     "many_topics": Benchmark(with_jvm_sink=True, is_drawn=True),
     "many_partitions": Benchmark(with_jvm_sink=True, is_drawn=True),
     "throughput": Benchmark(with_jvm_sink=True, with_beside=True, is_drawn=True),
@@ -43,8 +44,7 @@ BENCHMARKS = {
     "exactly_once": Benchmark(is_drawn=True),
     "arrow_clients": Benchmark(is_drawn=True),
 }
-# coordinator_scale is run by ``make scale``.
-DRAWN = (*(name for name, one in BENCHMARKS.items() if one.is_drawn), "coordinator_scale")
+DRAWN = tuple(name for name, one in BENCHMARKS.items() if one.is_drawn)
 
 
 def redraw(names: Sequence[str]) -> None:

@@ -2,23 +2,21 @@
 
     python -m benchmarks.live_view_cost
 
-A task reports once a second. The figures are for a task that has written to 100 topics over 20 brokers, and
+A task reports once a second. The numbers are for a task that has written to 100 topics over 20 brokers, and
 for an application with 100 such tasks.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 
 from kafka_sink.activity import ROWS, TaskActivity
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
-from kafka_sink.coordinator.figures.channel import FiguresChannel
-from kafka_sink.coordinator.figures.handler import FiguresHandler
-from kafka_sink.coordinator.figures.messages import TaskIdentity
-from kafka_sink.coordinator.figures.metrics import exposition
+from kafka_sink.coordinator.live.application import ApplicationMetrics
+from kafka_sink.coordinator.live.messages import ReportChannel, TaskIdentity, TaskReport
+from kafka_sink.coordinator.live.prometheus import exposition
+from kafka_sink.coordinator.schema import decode, encode
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.task.producer import Producer
@@ -53,21 +51,30 @@ def measure() -> dict[str, float]:
     """Processor time in microseconds, and its share of one core's second."""
     producer = busy_producer()
     try:
-        channel = FiguresChannel(producer._figures.read, lambda: 0.0, interval_ms=0.0)
-        bodies = []
+        channel = ReportChannel(producer._reporter.read, lambda: 0.0, interval_ms=0.0)
+
+        def report() -> bytes:
+            message = channel.next_message(1000.0)
+            assert message is not None
+            return encode(message)
+
+        reports = []
         for task in range(TASKS):
             channel.begin(TaskIdentity("write", task, host="host"))
-            bodies.append(json.dumps(channel.next_message(1000.0)))
+            reports.append(report())
         channel.begin(TaskIdentity("write", 0, host="host"))
-        report_us = processor_us(lambda: json.dumps(channel.next_message(1000.0)))
+        report_us = processor_us(report)
     finally:
         producer.close(abort=True)
-    figures = ApplicationFigures()
-    handler = FiguresHandler("cluster", figures)
-    turn = iter(range(1_000_000))
-    receive_us = processor_us(
-        lambda: handler.on_message(1, 1, json.loads(bodies[next(turn) % TASKS]), monotonic_ms())
-    )
+    metrics = ApplicationMetrics()
+    numbers = iter(range(1_000_000))
+
+    def receive() -> None:
+        message = decode(reports[next(numbers) % TASKS])
+        assert isinstance(message, TaskReport)
+        metrics.report(message, monotonic_ms())
+
+    receive_us = processor_us(receive)
     activity = TaskActivity(monotonic_ms)
 
     def wait() -> None:
@@ -77,11 +84,11 @@ def measure() -> dict[str, float]:
     seconds = iter(range(1, 1_000_000))
     found = {
         "report_us": report_us,
-        "report_bytes": float(len(bodies[0])),
+        "report_bytes": float(len(reports[0])),
         "receive_us": receive_us,
-        "sample_us": processor_us(lambda: figures.sample(next(seconds) * 1_000.0), 50),
-        "snapshot_us": processor_us(lambda: figures.snapshot(monotonic_ms()), 50),
-        "metrics_us": processor_us(lambda: exposition(figures.snapshot(monotonic_ms())), 20),
+        "sample_us": processor_us(lambda: metrics.sample(next(seconds) * 1_000.0), 50),
+        "snapshot_us": processor_us(lambda: metrics.snapshot(monotonic_ms()), 50),
+        "metrics_us": processor_us(lambda: exposition(metrics.snapshot(monotonic_ms())), 20),
         "activity_us": processor_us(wait, 20_000),
     }
     found["task_core_share"] = report_us / 1e6

@@ -34,7 +34,7 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 def figures() -> dict[str, Any]:
     """What the page shows, as JSON; nothing until the job serves it."""
     try:
-        with urllib.request.urlopen(f"{page}/figures.json", timeout=5) as response:
+        with urllib.request.urlopen(f"{page}/metrics.json", timeout=5) as response:
             found: dict[str, Any] = json.load(response)
     except OSError:
         return {"jobs": [], "brokers": []}

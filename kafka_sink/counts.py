@@ -1,7 +1,7 @@
 """What a task counts, from its producer to the summary, the live view and /metrics.
 
 A count is named here once, with its unit and its texts. It takes the line that counts it, in
-``DeliveryCounts`` under the same name or in ``TaskFiguresReader.counts``, and its line in docs/metrics.md.
+``DeliveryCounts`` under the same name or in ``TaskReporter.counts``, and its line in docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class TaskCounts:
     buffer_exhausted: int = _count("buffer_exhausted", "Waits for memory that ended after max.block.ms")
     metadata_requests: int = _count()
     metadata_avoided: int = _count()
+    metadata_fetches: int = _count()
     transactions_begun: int = _count()
 
     def by_name(self) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 Spark starts one daemon for each executor, and the daemon forks a worker for each task that runs at once.
 PySpark's own daemon imports little, so each worker imports PySpark, Arrow, numpy, pandas and this package for
 itself. PySpark's archives contain no bytecode, so each worker even compiles what it imports from them. This
-daemon imports everything once. Workers share it with the daemon, memory included. It also forks one process
-that holds the executor's connection to the coordinator for all workers (coordinator/client/relay_host).
+daemon imports everything once. Workers share it with the daemon, memory included.
 
 A fork copies only the calling thread. If an import starts a thread, or if the check for threads is not
 possible, this module runs PySpark's daemon in its place.
@@ -12,7 +11,6 @@ possible, this module runs PySpark's daemon in its place.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import importlib
@@ -89,24 +87,6 @@ def _run_unchanged(reason: str) -> None:
     os.execv(sys.executable, [sys.executable, "-m", _UNCHANGED, *sys.argv[1:]])  # noqa: S606 - the same program
 
 
-def _run_relays() -> None:
-    """In a process of its own; where that cannot be, in the workers."""
-    from kafka_sink.clock import monotonic_ms
-    from kafka_sink.coordinator.client import relay_host
-    from kafka_sink.coordinator.client.executor_relay import ExecutorRelay
-    from kafka_sink.coordinator.process.relay_groups import RELAY_GROUPS
-    from kafka_sink.coordinator.transport.address import CoordinatorAddress
-    from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
-
-    def become_relay(address: CoordinatorAddress) -> None:
-        ExecutorRelay(address, COORDINATOR_SILENCE_MS, monotonic_ms, RELAY_GROUPS).become_relay()
-
-    # PySpark's daemon ends its group, and makes itself the first of one.
-    with contextlib.suppress(OSError):
-        os.setpgid(0, 0)
-        relay_host.start(become_relay)
-
-
 def main() -> None:
     """What Spark runs, with the name of the worker's module as argument."""
     if not is_single_threaded():
@@ -121,7 +101,6 @@ def main() -> None:
     # Collections in the workers would also copy the pages of all objects that they look at.
     gc.collect()
     gc.freeze()
-    _run_relays()
     importlib.import_module(_UNCHANGED).manager()
 
 

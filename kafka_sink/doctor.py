@@ -329,7 +329,7 @@ def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> 
         return
     yield from (note(warning) for warning in parsed.warnings)
     if spark is not None:
-        from kafka_sink.coordinator.process.placement import ADMINISTERED
+        from kafka_sink.coordinator.placement import ADMINISTERED
 
         yield from of_session(spark, options, parsed.options, environ, ADMINISTERED)
     try:

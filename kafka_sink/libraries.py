@@ -75,10 +75,21 @@ def anybody_may_write(folder: str) -> bool:
     return stat.S_ISDIR(mode) and bool(mode & stat.S_IWOTH)
 
 
+def is_ours(folder: str) -> bool:
+    """Whether only this user and root may create files there."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        # An archive of Spark's, say, that is not there yet.
+        return not os.path.lexists(folder)
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def path_for_child(path: Sequence[str]) -> str:
     """PYTHONPATH for a process in another folder that imports what this one can, by absolute paths.
 
-    Folders that anybody may write to are left out, except for the one that holds this package.
+    Folders of others, and those that a group may write to, are left out, except for the one that holds this
+    package. What comes with Python itself is on the child's path without it.
     """
     folders = dict.fromkeys(map(os.path.abspath, path))
-    return os.pathsep.join(one for one in folders if one == _PACKAGE_ROOT or not anybody_may_write(one))
+    return os.pathsep.join(one for one in folders if one == _PACKAGE_ROOT or is_ours(one))

@@ -135,29 +135,13 @@ NO_RECORD_ERRORS = RecordErrors()
 
 
 @dataclass(frozen=True, slots=True)
-class WriteTransactions:
-    """What ends the transactions of a write that nobody commits any more.
-
-    ``execution`` is the number of Spark's SQL execution that writes and commits. The rest is the write's
-    scope and the driver's claim: see transactions/.
-    """
-
-    execution: int
-    prefix: str
-    topic: str
-    partitions: int
-    producer_id: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
 class SparkTask:
     """Which task a producer works for.
 
     ``write`` is the Spark write that it belongs to, and ``stage`` the number of its stage: the coordinator
     reports when either is over. ``number`` is the task's number in the write. All tasks with the same
     ``job`` share a rate limit; without a coordinator, ``tasks_at_once`` do, the number of tasks that may run
-    at the same time. ``transactions``: with delivery.guarantee=exactly-once.
+    at the same time.
     """
 
     write: str | None = None
@@ -165,7 +149,6 @@ class SparkTask:
     job: str = ""
     tasks_at_once: int = 1
     stage: int | None = None
-    transactions: WriteTransactions | None = None
 
 
 class PartitionResult(NamedTuple):

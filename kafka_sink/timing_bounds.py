@@ -9,20 +9,18 @@ import math
 
 # -- metadata by way of the coordinator: each waits a little longer than the one it waits for ----------------
 
-# The coordinator gathers leaders that moved, and reminds tasks of requests that are still pending, at this
-# interval.
+# Tasks gather leaders that moved for so long.
 GATHER_STALE_MS = 100.0
-PENDING_MS = 100.0
-# A task does not ask brokers while the coordinator may be about to bring the topic. Shorter than
-# COORDINATOR_SILENCE_MS: no task waits for a coordinator that has stopped responding.
-HINT_WAIT_MS = 1000.0
+# The coordinator asks another task to fetch metadata when one has been silent for so long.
+FETCH_SILENCE_MS = 1000.0
+# A task does not ask brokers while the coordinator may be about to bring the topic. The time begins again
+# when another task is asked. Shorter than COORDINATOR_SILENCE_MS: no task waits for a coordinator that has
+# stopped responding.
+HINT_WAIT_MS = 1100.0
 # After this the coordinator gives a topic up, and the task asks brokers itself.
 GIVE_UP_MS = 2000.0
-# A task takes a coordinator without a first or next reply for gone. While it fetches, the coordinator replies
-# every PENDING_MS.
+# A task takes a coordinator that does not answer a sign of life for gone.
 COORDINATOR_SILENCE_MS = 2000.0
-# The driver's one question while it plans a write. Longer than GIVE_UP_MS, so that it hears of giving up.
-PLANNING_RESPONSE_MS = 3000.0
 
 # After this time every broker knows a new topic, and one that is unknown is missing.
 TOPIC_PROPAGATION_MS = 5000.0

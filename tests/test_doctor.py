@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_sink import doctor
-from kafka_sink.coordinator.process.placement import ADMINISTERED
+from kafka_sink.coordinator.placement import ADMINISTERED
 from kafka_sink.doctor import examine, main, of_session
 from kafka_sink.driver import planning_client
 from kafka_sink.driver.command_line import Finding, Level

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # In Spark they come with every query. Here they can only be meant for something that is missing.
 _OF_SPARK = ("checkpointlocation", "queryname")
-_OF_LIVE_VIEW = ("ui_port", "ui_bind_address", "ui_history_path")
+_OF_LIVE_VIEW = ("ui_port", "ui_bind_address")
 
 
 @dataclass(frozen=True, slots=True)

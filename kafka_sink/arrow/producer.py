@@ -24,7 +24,7 @@ import pyarrow as pa
 from kafka_sink.arrow.columns import ArrowColumns, EncodedColumns, columns_of
 from kafka_sink.arrow.planning import ArrowWrite, checked, plan
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.process.planning import PlannedCoordinator
+from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, ProducerClosedError, SchemaError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult

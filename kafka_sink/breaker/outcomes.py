@@ -80,6 +80,13 @@ class _Window:
             self.failed += 1
 
 
+def reaches(failed: float, total: float, trigger_perc: int) -> bool:
+    """Whether the failure rate reaches trigger.failure.perc: of a partition's batches in a task, or of the
+    tasks that write to it."""
+    # Sums of fractions are not exact.
+    return failed * 100 >= trigger_perc * total - 1e-6
+
+
 class OutcomeWindows:
     """``trigger_count`` and ``trigger_perc`` are the KIP's trigger.message.count and trigger.failure.perc."""
 
@@ -106,7 +113,7 @@ class OutcomeWindows:
         window.fail(sent_ms, now_ms)
         failures, total = self.counts(partition)
         enough = self._rows >= self._trigger_count and failures >= MIN_FAILURES
-        return enough and failures * 100 >= self._trigger_perc * total
+        return enough and reaches(failures, total, self._trigger_perc)
 
     def counts(self, partition: TopicPartition) -> tuple[int, int]:
         """Failures of the last seconds, and failures and successes together."""

@@ -44,7 +44,7 @@ class SharedState(Protocol):
     ) -> None:
         """Attempts that were sent at ``sent_ms`` have ended."""
 
-    def probed(self, node_id: int, now_ms: float) -> None:
+    def answered(self, node_id: int, now_ms: float) -> None:
         """A broker that the coordinator asked about responded to a request without rows."""
 
     def changed(self, change: MuteChange) -> None:
@@ -275,7 +275,7 @@ class ProducerBreaker(SendPolicy):
         if has_response(cause) and node_id in self._brokers:
             self._brokers[node_id].probed_ms = now_ms
         if self._probes.broker_probe_done(node_id, cause) and self._shared is not None:
-            self._shared.probed(node_id, now_ms)
+            self._shared.answered(node_id, now_ms)
         # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid
         # partitions without a leader, so nothing else would have that metadata fetched again.
         for topic in self.manager.leaderless_topics():

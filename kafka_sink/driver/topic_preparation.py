@@ -19,6 +19,7 @@ from kafka_sink.kafka_errors import (
     UNKNOWN_TOPIC_OR_PARTITION,
     error_of,
 )
+from kafka_sink.model import MetadataUpdate
 from kafka_sink.network import apis, requests, topic_requests
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.network.topic_requests import BrokerConfigs, CreateTopicResponse
@@ -48,11 +49,11 @@ class TopicPreparation:
         self._missing: str | None = None
         self._controller = -1
 
-    def run(self) -> None:
-        """Return once the topics can be written to. Raises as ``prepare_topic``."""
-        response: MetadataResponse | None = self._metadata()
-        if response is not None:
-            self._client.use_advertised(response.update.nodes)
+    def run(self) -> MetadataUpdate:
+        """Return once the topics can be written to, with the first look-up. Raises as ``prepare_topic``."""
+        first = self._metadata()
+        self._client.use_advertised(first.update.nodes)
+        response: MetadataResponse | None = first
         while True:
             last = {topic: self._settle(topic, response) for topic in self._waiting}
             self._waiting = {topic: self._waiting[topic] for topic, code in last.items() if code}
@@ -67,6 +68,7 @@ class TopicPreparation:
             time.sleep(_RETRY_PAUSE_S)
             response = self._request_metadata()
         self._check_idempotence()
+        return first.update
 
     def _settle(self, topic: str, response: MetadataResponse | None) -> int:
         """0 if the topic exists; else the error code of a look-up that has to be repeated."""

@@ -31,6 +31,9 @@ from kafka_sink.metadata.topic_state import (
 )
 from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 
+# A snapshot's age does not count the time for which it was on its way.
+_ON_THE_WAY_MS = 50.0
+
 
 class MetadataCache:
     """Topics with their age and last use.
@@ -56,6 +59,8 @@ class MetadataCache:
         self.version = 0
         # Requests that were sent, and snapshots with news, each of which spared one.
         self.requests = self.imports = 0
+        # Requests that included topics for others, see ``fetch``.
+        self.fetches = 0
         self.cluster_id: str | None = None
         # Once rows have been sent, a response of another cluster is an error.
         self.pinned = False
@@ -71,6 +76,9 @@ class MetadataCache:
         # time comes.
         self._idle = DeadlineHeap()
         self._in_flight: frozenset[str] | None = None
+        # What others need: to be requested, and in the request in flight.
+        self._for_others: dict[str, None] = {}
+        self._fetching: tuple[str, ...] = ()
         self._marked_in_flight: set[str] = set()
         self._failures = 0
         self._response_ms = -math.inf
@@ -112,6 +120,12 @@ class MetadataCache:
     def nodes(self) -> Mapping[int, Node]:
         """Brokers by id; each response replaces them."""
         return self._nodes
+
+    def sizes(self) -> tuple[int, int]:
+        """How many topics are kept, and how many partitions they have."""
+        with self._lock:
+            known = [one.metadata.partitions for one in self._topics.values() if one.metadata is not None]
+            return len(self._topics), sum(map(len, known))
 
     def age_ms(self, now_ms: float) -> float:
         """How long ago brokers last listed themselves, to this cache or to one whose snapshot came; 0
@@ -256,7 +270,8 @@ class MetadataCache:
                 self._topics[topic.name] = found
                 self._idle.put(topic.name, now_ms + self._idle_ms)
             changed = found.metadata != known
-            if found.stale and (changed or observed_ms > found.stale_ms):
+            is_later = observed_ms > found.stale_ms + _ON_THE_WAY_MS
+            if found.stale and (changed or (is_later and found.agrees_with(topic))):
                 # Without a change, but observed after the mark: an own response would have said the same.
                 found.stale = lacks_leader(found.metadata or topic, self._nodes)
                 found.unhelpful = 0 if changed else found.unhelpful + 1
@@ -316,6 +331,14 @@ class MetadataCache:
         with self._lock:
             self._schedule.shared = shared
 
+    def fetch(self, topics: Iterable[str]) -> None:
+        """Request these topics at once, or with the next request: others need them.
+
+        They enter neither the topics in use nor the target size of a request.
+        """
+        with self._lock:
+            self._for_others.update(dict.fromkeys(topics))
+
     def forget_nodes(self) -> None:
         """Forget the brokers (re-bootstrap): no partition has a leader until the next response."""
         with self._lock:
@@ -339,19 +362,25 @@ class MetadataCache:
         """
         with self._lock:
             self._forget_idle(now_ms)
-            if self._in_flight is not None or now_ms < max(self._not_before_ms, self._deferred_until_ms):
+            if self._in_flight is not None:
                 return None
-            chosen = self._schedule.choose(self._response_ms, now_ms)
-            if not chosen:
+            chosen: tuple[str, ...] = ()
+            if now_ms >= max(self._not_before_ms, self._deferred_until_ms):
+                chosen = self._schedule.choose(self._response_ms, now_ms)
+            self._fetching, self._for_others = tuple(self._for_others), {}
+            if not chosen and not self._fetching:
                 return None
             self._in_flight = frozenset(chosen)
-            self.requests += 1
-            return chosen
+            self.requests += bool(chosen)
+            self.fetches += bool(self._fetching)
+            return tuple(dict.fromkeys((*chosen, *self._fetching)))
 
     def is_wanting(self, now_ms: float) -> bool:
         """Whether a request is in flight, is due, or would be due without the backoff."""
         with self._lock:
-            return self._in_flight is not None or self._schedule.due_ms(self._response_ms) <= now_ms
+            if self._in_flight is not None or self._for_others:
+                return True
+            return self._schedule.due_ms(self._response_ms) <= now_ms
 
     def next_request_delay_ms(self, now_ms: float) -> float:
         """Until next_request may have something; infinite while a request is in flight.
@@ -362,6 +391,8 @@ class MetadataCache:
             self._forget_idle(now_ms)
             if self._in_flight is not None:
                 return math.inf
+            if self._for_others:
+                return 0.0
             due = min(self._schedule.due_ms(self._response_ms), self._idle.earliest_ms())
             return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._deferred_until_ms - now_ms)
 

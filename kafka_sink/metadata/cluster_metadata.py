@@ -60,6 +60,9 @@ class HintSource:
     ) -> None:
         """A response showed that a partition's leader is old, and named the new one."""
 
+    def fetched(self, topics: tuple[str, ...], update: MetadataUpdate | None) -> None:
+        """The response to a request that included these topics for others; None if there was none."""
+
 
 class ClusterMetadata(MetadataCache):
     """A MetadataCache that can be waited for, and that exchanges what it knows with ``hints``.
@@ -211,6 +214,10 @@ class ClusterMetadata(MetadataCache):
             self._wake_sender()
         return news
 
+    def fetch(self, topics: Iterable[str]) -> None:
+        super().fetch(topics)
+        self._wake_sender()
+
     def hold(self, until_ms: float) -> None:
         """Send no request before this time, but wait no longer than half of the task's timeout."""
         self.defer_requests(min(until_ms, self._held_until_max_ms))
@@ -243,11 +250,21 @@ class ClusterMetadata(MetadataCache):
         """As MetadataCache's. Wakes the waiting task."""
         with self._lock:
             known = self.cluster_id
+            fetched, self._fetching = self._fetching, ()
             switched = super().on_response(update, requested, now_ms)
             self._updated.notify_all()
+        if fetched:
+            self.hints.fetched(fetched, update)
         if switched:
             _log.warning("brokers of cluster %s respond, instead of %s", update.cluster_id, known)
         return switched
+
+    def on_failure(self, now_ms: float) -> None:
+        with self._lock:
+            fetched, self._fetching = self._fetching, ()
+            super().on_failure(now_ms)
+        if fetched:
+            self.hints.fetched(fetched, None)
 
     def mark_stale(self, topic: str, now_ms: float) -> None:
         super().mark_stale(topic, now_ms)

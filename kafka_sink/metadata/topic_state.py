@@ -16,7 +16,7 @@ from enum import Enum, auto
 
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, error_of
-from kafka_sink.model import UNKNOWN_EPOCH, Node, Partitions, TopicMetadata
+from kafka_sink.model import UNKNOWN_EPOCH, MetadataUpdate, Node, Partitions, TopicMetadata
 
 # How often a topic is requested again only because a partition has no leader. An election takes seconds; a
 # partition without a leader for longer is offline, and is requested again when rows wait for it.
@@ -58,6 +58,14 @@ class TopicIdHistory:
 
     former: tuple[bytes, ...] = ()
     ignored: int = 0
+
+    def replace(self, known: bytes | None, current: bytes | None) -> None:
+        """``current`` is right, whatever was known before."""
+        self.ignored = 0
+        former = [one for one in self.former if one != current]
+        if known is not None and known != current:
+            former.append(known)
+        self.former = tuple(former[-_MAX_FORMER_IDS:])
 
     def judge(self, known: bytes | None, incoming: bytes | None, *, goes_back: bool = False) -> TopicIdentity:
         """Classify a response and remember it.
@@ -124,6 +132,8 @@ class TopicState:
     in_use: bool = True
     metadata: TopicMetadata | None = None
     observed_ms: float = -math.inf
+    # Whether the metadata is, in part, what another cache said, and no broker has confirmed here.
+    hinted: bool = False
     # Reported as out of date, or not helped by the last response: urgent although there is metadata.
     stale: bool = False
     stale_ms: float = -math.inf
@@ -150,9 +160,13 @@ class TopicState:
         return self.metadata is None and error_of(self.error).final_for_topic
 
     def merge_response(self, incoming: TopicMetadata, now_ms: float) -> bool:
-        """Merge a broker's response; False where it is, or may be, about a former topic of this name."""
+        """Merge a broker's response; False where it is, or may be, about a former topic of this name.
+
+        It replaces what others said, whatever their epochs and ids: who errs misleads until then only.
+        """
         known = self.metadata
-        if known is None:
+        if known is None or self.hinted:
+            self.topic_ids.replace(None if known is None else known.topic_id, incoming.topic_id)
             self.metadata = incoming
         else:
             back = goes_back(known, incoming)
@@ -165,6 +179,7 @@ class TopicState:
             self.metadata = merge(known, incoming, later=True) if identity is TopicIdentity.SAME else incoming
             if back:
                 self.replaced_ms = now_ms
+        self.hinted = False
         self._observed(now_ms)
         return True
 
@@ -189,9 +204,15 @@ class TopicState:
                 return False
             self.topic_ids.judge(known.topic_id, incoming.topic_id)
             self.metadata = incoming
+        self.hinted |= self.metadata != known
         self.replaced_ms = max(self.replaced_ms, replaced_ms)
         self._observed(max(self.observed_ms, observed_ms))
         return True
+
+    def agrees_with(self, other: TopicMetadata) -> bool:
+        """Whether another cache's leaders are those that are known here."""
+        known = self.metadata
+        return known is not None and known.partitions == other.partitions and known.topic_id == other.topic_id
 
     def _observed(self, at_ms: float) -> None:
         self.observed_ms = at_ms
@@ -309,3 +330,11 @@ class MetadataSnapshot:
         """The same, ``by_ms`` later."""
         topics = tuple(one.aged(by_ms) for one in self.topics)
         return MetadataSnapshot(topics, self.nodes, self.nodes_age_ms + by_ms, self.cluster_id)
+
+
+def snapshot_of(update: MetadataUpdate, topic: str) -> MetadataSnapshot | None:
+    """What a Metadata response that has just come says of this topic. None where it names no leaders."""
+    found = next((one for one in update.topics if one.name == topic), None)
+    if found is None:
+        return None
+    return MetadataSnapshot((TopicSnapshot(found, 0.0),), update.nodes, 0.0, update.cluster_id)

@@ -13,7 +13,7 @@ from typing import Any
 
 from kafka_sink.model import CompressionType
 from kafka_sink.options import values
-from kafka_sink.options.breaker import BreakerSettings
+from kafka_sink.options.breaker import BREAKER_OPTIONS, BreakerSettings
 from kafka_sink.options.values import (
     BREAKER_PREFIX,
     INT_MAX,
@@ -46,8 +46,7 @@ class OptionSpec:
     """One row of the table. ``name`` is as users write it, ``kafka.`` included where it has it.
 
     ``needs``: another option and its value, as users write them, without which this one has no effect.
-    ``planning_only``: no task reads it. ``coordinator_reads``: the coordinator's own requests use it, or its
-    watch over tasks, although its group is about what a write does with its rows.
+    ``planning_only``: no task reads it.
     """
 
     name: str
@@ -63,7 +62,6 @@ class OptionSpec:
     required: bool
     needs: str
     planning_only: bool
-    coordinator_reads: bool
 
     @property
     def differs(self) -> bool:
@@ -90,7 +88,6 @@ def _option(  # noqa: PLR0913 - a row of the table, most by name
     required: bool = False,
     needs: str = "",
     planning_only: bool = False,
-    coordinator_reads: bool = False,
 ) -> Any:
     spec = OptionSpec(
         name,
@@ -106,7 +103,6 @@ def _option(  # noqa: PLR0913 - a row of the table, most by name
         required,
         needs,
         planning_only,
-        coordinator_reads,
     )
     if required:
         return dataclasses.field(metadata={"spec": spec})
@@ -177,7 +173,6 @@ class SinkOptions:
     client_id: str = _option(
         "kafka.client.id", values.string(), "", TARGET, "medium",
         """Client name. Brokers log it and apply quotas to it.""",
-        coordinator_reads=True,
     )
 
     client_rack: str = _option(
@@ -217,18 +212,15 @@ class SinkOptions:
     request_timeout_ms: int = _option(
         "kafka.request.timeout.ms", values.integer(0), 30_000, DELIVERY, "medium",
         """How long to wait for a broker's response before the request counts as failed.""",
-        coordinator_reads=True,
     )
     retry_backoff_ms: int = _option(
         "kafka.retry.backoff.ms", values.integer(0, LONG_MAX), 100, DELIVERY, "low",
         """Wait before the first retry of a failed request. It doubles with each retry, with 20 % jitter.""",
-        coordinator_reads=True,
     )
     retry_backoff_max_ms: int = _option(
         "kafka.retry.backoff.max.ms", values.integer(0, LONG_MAX), 1_000, DELIVERY, "low",
         """Maximum wait between retries. If it is below `kafka.retry.backoff.ms`, every wait has this
         length.""",
-        coordinator_reads=True,
     )
     max_block_ms: int = _option(
         "kafka.max.block.ms", values.integer(0, LONG_MAX), 60_000, DELIVERY, "medium",
@@ -896,29 +888,6 @@ class SinkOptions:
     coordinator_report_interval_ms: int = _option(
         "coordinator.report.interval.ms", values.integer(50, 60_000), 500, COORDINATOR, "low",
         """How often a task reports to the coordinator. Leader changes are reported at once.""",
-        coordinator_reads=True,
-    )
-
-    coordinator_max_connections: int = _option(
-        "coordinator.max.connections", values.integer(1, 100_000), 20_000, COORDINATOR, "low",
-        """Maximum number of connections to the coordinator. Each executor has one, or each Python worker
-        where an executor's workers share no folder. Tasks beyond the limit work without the coordinator,
-        which logs this. The process's limit of open files applies, too. The first write of an application
-        sets this option and the next two.""",
-        planning_only=True,
-    )
-    coordinator_buffer_memory: int = _option(
-        "coordinator.buffer.memory", values.integer(1_048_576, LONG_MAX), 33_554_432, COORDINATOR, "low",
-        """Maximum number of bytes that the coordinator buffers of incomplete incoming messages, and the same
-        number again of outgoing messages that tasks have not read yet. Beyond it, the connection that holds
-        the most bytes is closed. A message to many tasks counts once.""",
-        planning_only=True,
-    )
-    coordinator_max_messages_per_second: int = _option(
-        "coordinator.max.messages.per.second", values.integer(10, 1_000_000), 500, COORDINATOR, "low",
-        """Maximum number of messages per second of one task. The tasks of an executor share their allowances.
-        The coordinator reads further messages later.""",
-        planning_only=True,
     )
 
     ui_port: int = _option(
@@ -934,14 +903,6 @@ class SinkOptions:
         """Address on which the live view listens. Anyone who can connect sees names of topics, brokers and
         hosts, and figures, but no rows and no secrets. There is no login. `KAFKA_CHUNKED_UI_BIND_ADDRESS` and
         `spark.kafka-chunked.ui.bind.address` override it.""",
-        planning_only=True,
-    )
-    ui_history_path: str = _option(
-        "ui.history.path", values.text(), "", LIVE_VIEW, "medium",
-        """Absolute path of an existing folder on the driver's host, where the live view keeps what it showed:
-        a file for each application, of 32 MiB at most, and those of the last 20. `python -m kafka_sink.view
-        FOLDER` opens the last one's page. Needs `ui.port`. `KAFKA_CHUNKED_UI_HISTORY_PATH` and
-        `spark.kafka-chunked.ui.history.path` override it.""",
         planning_only=True,
     )
     delivery_report_path: str = _option(
@@ -994,22 +955,24 @@ class SinkOptions:
             and (value := getattr(self, spec.attribute)) != spec.default
         }
 
-    def of_cluster(self) -> dict[str, str]:
-        """The options that describe the cluster, its connections, its security and its breaker, as users
-        write them. Secrets are included. A process that works with the same cluster passes them to ``parse``.
-        """
-        written = self._written(is_of_cluster)
+    def identity_of_cluster(self) -> dict[str, str]:
+        """The options that say which cluster it is, as whom the sink connects, and what tasks share, as users
+        write them. Writes for which they are equal share the coordinator's knowledge of the cluster: those
+        that only name or time a client do not matter. Secrets are included."""
+        addresses = dataclasses.replace(self, bootstrap_servers=tuple(sorted(set(self.bootstrap_servers))))
+        written = addresses._written(
+            lambda spec: is_of_cluster(spec) and not _NAMES_OR_TIMES.match(spec.name)
+        )
         written.update((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", text) for name, text in self.breaker.given)
         return written
 
-    def identity_of_cluster(self) -> dict[str, str]:
-        """Of these options those that say which cluster it is, as whom the sink connects, and what tasks
-        share. Writes for which they are equal share the coordinator's knowledge of the cluster: those that
-        only name or time a client do not matter. Secrets are included."""
-        addresses = dataclasses.replace(self, bootstrap_servers=tuple(sorted(set(self.bootstrap_servers))))
-        return HiddenValues(
-            (name, text) for name, text in addresses.of_cluster().items() if not _NAMES_OR_TIMES.match(name)
-        )
+    def group_settings(self) -> dict[str, str]:
+        """The options that the coordinator reads, as users write them: for ``parse``. None is secret."""
+        written = self._written(lambda spec: spec.name in GROUP_OPTIONS)
+        del written["kafka.bootstrap.servers"]
+        given = ((f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}", text) for name, text in self.breaker.given)
+        written.update((name, text) for name, text in given if name in GROUP_OPTIONS)
+        return written
 
     def principal(self) -> dict[str, str]:
         """As whom the sink connects, and how: its security options. Secrets are included."""
@@ -1059,6 +1022,20 @@ _GROUPS_OF_WRITES = (
 )
 
 
+# What tasks that share the coordinator's knowledge tell it of their options. A user's breaker class may have
+# others, which stay in the tasks: they may be secrets.
+GROUP_OPTIONS = (
+    "kafka.request.timeout.ms",
+    "kafka.retry.backoff.ms",
+    "kafka.retry.backoff.max.ms",
+    "kafka.metadata.max.age.ms",
+    "kafka.metadata.max.idle.ms",
+    "kafka.allow.auto.create.topics",
+    "coordinator.report.interval.ms",
+    *(f"{KAFKA_PREFIX}{BREAKER_PREFIX}{option.name}" for option in BREAKER_OPTIONS),
+)
+
+
 # Options that only name the client or say how long it waits: the first write's hold for all.
 _NAMES_OR_TIMES = re.compile(
     r"kafka\.(client\.id|request\.|retry\.|reconnect\.|connections\.|socket\.|send\.|receive\."
@@ -1066,7 +1043,11 @@ _NAMES_OR_TIMES = re.compile(
 )
 
 
+# Of GROUP_OPTIONS, those that must be equal.
+SHARED_OPTIONS = tuple(name for name in GROUP_OPTIONS if not _NAMES_OR_TIMES.match(name))
+
+
 def is_of_cluster(spec: OptionSpec) -> bool:
     if spec.group == FORMATS:
         return False
-    return spec.secret or spec.coordinator_reads or spec.group not in _GROUPS_OF_WRITES
+    return spec.secret or spec.name in GROUP_OPTIONS or spec.group not in _GROUPS_OF_WRITES

@@ -76,8 +76,14 @@ _LINEAGE = (
     "set delivery.report.path and send its lines, as docs/how-to.md shows under 'Send lineage to a catalogue'"
 )
 
+_BOUND = "the coordinator's bounds are fixed (docs/scale.md), so leave it out"
+
 # Options that this sink once had, with what to use instead. Setting one is an error, whatever its value.
 REMOVED: Mapping[str, str] = {
+    "coordinator.max.connections": _BOUND,
+    "coordinator.buffer.memory": _BOUND,
+    "coordinator.max.messages.per.second": _BOUND,
+    "ui.history.path": "set delivery.report.path, or let Prometheus read /metrics: both outlive the page",
     "openlineage.job.name": _LINEAGE,
     "openlineage.job.namespace": _LINEAGE,
     "openlineage.timeout.ms": _LINEAGE,

@@ -8,12 +8,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from kafka_sink import spark_application
-from kafka_sink.coordinator.figures.messages import FinalFigures
-from kafka_sink.coordinator.process.planning import PlannedCoordinator
+from kafka_sink.coordinator.address import PlannedCoordinator
+from kafka_sink.coordinator.live.messages import (
+    MAX_CAUSE,
+    MAX_FINAL_TOPICS,
+    MAX_SCHEMAS,
+    WriteEnded,
+    cluster_name,
+    report_end,
+)
+from kafka_sink.coordinator.schema import cut
 from kafka_sink.counts import TopicFigures, total
 from kafka_sink.driver import driver_log
 from kafka_sink.model import TaskResult
 from kafka_sink.options import SinkOptions
+from kafka_sink.printable import printable
 from kafka_sink.reports import summary
 from kafka_sink.reports.delivery_report import EndedWrite, append, partitions_of
 from kafka_sink.reports.summary import about_empty_tasks, about_large_arrow_batches, summarise, summary_fields
@@ -23,7 +32,7 @@ def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWr
     """Make all reports of a write, but for the line of one that was aborted. No report fails the write, as
     Kafka has its rows.
     """
-    _to_live_view(coordinator, ended)
+    _to_live_view(options, coordinator, ended)
     if options.delivery_report_path:
         _to_delivery_report(options.delivery_report_path, ended)
     is_skipped = ended.outcome == "skipped"
@@ -77,13 +86,10 @@ def _advise(ended: EndedWrite) -> None:
             driver_log.report(ended.label + advice)
 
 
-def _to_live_view(coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
+def _to_live_view(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
     address = coordinator.driver_address
-    if address is None or not address.rendezvous.figures:
-        return
-    from kafka_sink.coordinator.figures.channel import report_final
-
-    report_final(address, final_figures(ended))
+    if address is not None and address.location.has_view:
+        report_end(address, write_ended(options, ended))
 
 
 def _to_delivery_report(path: str, ended: EndedWrite) -> None:
@@ -97,9 +103,11 @@ def _to_delivery_report(path: str, ended: EndedWrite) -> None:
         )
 
 
-def final_figures(ended: EndedWrite) -> FinalFigures:
-    """The sums that the summary shows."""
-    return FinalFigures(
+def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
+    """The sums that the summary shows, within the bounds of a message."""
+    topics: dict[str, tuple[int, ...]] = dict(topics_of(ended.results))
+    return WriteEnded(
+        cluster_name(options),
         ended.write,
         # There it is one more write that ended well.
         "committed" if ended.outcome == "skipped" else ended.outcome,
@@ -107,12 +115,12 @@ def final_figures(ended: EndedWrite) -> FinalFigures:
         -1 if ended.batch is None else ended.batch,
         len(ended.results),
         total(ended.results).by_name(),
-        topics_of(ended.results),
+        topics if len(topics) <= MAX_FINAL_TOPICS else {},
         {name: one.count for name, one in ended.transactions.items()},
         {name: one.total_ms for name, one in ended.transactions.items()},
         ended.last_task,
-        ended.schemas,
-        ended.cause,
+        tuple(cut(one) for one in ended.schemas[:MAX_SCHEMAS]),
+        printable(ended.cause, MAX_CAUSE),
     )
 
 

@@ -156,7 +156,7 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
     if settings.cipher_suites:
         _restrict_suites(context, settings)
     if settings.key is not None:
-        _load_key(context, read_key(settings.key), settings.key.option)
+        load_key(context, read_key(settings.key), settings.key.option)
     return context
 
 
@@ -179,7 +179,7 @@ def _restrict_suites(context: ssl.SSLContext, settings: TlsSettings) -> None:
         context.set_ciphers(":".join(older))
 
 
-def _load_key(context: ssl.SSLContext, key: ClientKey, option: str) -> None:
+def load_key(context: ssl.SSLContext, key: ClientKey, option: str) -> None:
     """Load the key through a pipe: Python takes keys from files only, and a pipe never touches a disk."""
     with _Pipe(key.chain) as chain, _Pipe(key.key.reveal().encode()) as secret:
         try:

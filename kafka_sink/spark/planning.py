@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kafka_sink import spark_application
 from kafka_sink.breaker.interface import load_breaker
-from kafka_sink.coordinator.process.planning import plan_coordinator
+from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.driver import driver_conf, driver_log
 from kafka_sink.driver.topics import prepare_topic
 from kafka_sink.options import SinkOptions, parse
@@ -58,13 +58,13 @@ def plan(
         encoding = formats.plan(options, columns, partial(_arrow_schema, schema), query)
         options = options.without_registry()
     columns_plan = ColumnPlan.of(columns if encoding is None else encoding.columns, options.topic)
-    prepare_topic(options, is_streaming=is_repeated)
+    snapshot = prepare_topic(options, is_streaming=is_repeated)
     in_transactions = None
     if options.exactly_once:
         from kafka_sink.transactions import planning as transactions
 
         in_transactions = transactions.plan(options, raw, is_streaming=is_stream_writer, for_tasks=for_tasks)
-    coordinator = plan_coordinator(options, is_streaming=is_repeated)
+    coordinator = plan_coordinator(options, snapshot)
     write = PlannedWrite(
         options,
         columns_plan,

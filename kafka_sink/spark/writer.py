@@ -22,12 +22,11 @@ from pyspark import TaskContext
 from kafka_sink import spark_application
 from kafka_sink.activity import ROWS, TaskActivity
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.coordinator.process.planning import PlannedCoordinator
-from kafka_sink.coordinator.transport.address import CoordinatorAddress, without_brackets
+from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator, without_brackets
 from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, KafkaSinkError, WriteOverError
 from kafka_sink.metadata.topic_state import MetadataSnapshot
-from kafka_sink.model import EndedTransactions, SparkTask, TaskResult, WriteTransactions
+from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
 from kafka_sink.reports import write_reports
@@ -41,7 +40,7 @@ from kafka_sink.spark.short_tracebacks import log_failure, told
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafka_sink.coordinator.figures.messages import TaskIdentity
+    from kafka_sink.coordinator.live.messages import TaskIdentity
     from kafka_sink.dead_letters.rejected_rows import RejectedRows
     from kafka_sink.formats.row_encoding import RowEncoding
     from kafka_sink.task.producer import Producer
@@ -148,7 +147,7 @@ class PlannedWrite:
         name, attempt = self._name_in_task(), context.attemptNumber()
         if not spark_application.first_time(f"failed: {name}, stage {context.stageId()}, attempt {attempt}"):
             return
-        from kafka_sink.coordinator.writes.channel import report_failure
+        from kafka_sink.coordinator.writes import report_failure
 
         where = f"task {context.partitionId()} on {socket.gethostname()}"
         report_failure(address, name, f"{where}: {told(error)}")
@@ -238,11 +237,11 @@ class PlannedWrite:
 
     def _coordinator(self) -> CoordinatorAddress | None:
         """The coordinator's address. Tasks know the driver's host; planning does not."""
-        context, rendezvous = TaskContext.get(), self.coordinator.rendezvous
-        if context is None or rendezvous is None:
+        context, location = TaskContext.get(), self.coordinator.location
+        if context is None or location is None:
             return None
-        host = rendezvous.host or context.getLocalProperty("spark.driver.host")
-        return None if host is None else CoordinatorAddress(without_brackets(host), rendezvous)
+        host = location.host or context.getLocalProperty("spark.driver.host")
+        return None if host is None else CoordinatorAddress(without_brackets(host), location)
 
     def _task(self) -> SparkTask:
         name = self._name_in_task()
@@ -257,15 +256,7 @@ class PlannedWrite:
             query or self.name,
             self.tasks_at_once,
             context.stageId(),
-            self._transactions_of(context),
         )
-
-    def _transactions_of(self, context: TaskContext) -> WriteTransactions | None:
-        execution = context.getLocalProperty(_EXECUTION_ID)
-        if self.transactions is None or self.transactions.handover is None or not execution:
-            return None
-        scope, claim = self.transactions.scope, self.transactions.handover.claim
-        return WriteTransactions(int(execution), scope.prefix, scope.topic, scope.partitions, *claim)
 
     def _name_in_task(self) -> str:
         # A batch write in foreachBatch has the property as well.
@@ -279,9 +270,9 @@ class PlannedWrite:
     def _identity_in_task(self) -> TaskIdentity | None:
         """Under which name the task reports to the live view. None where nobody looks."""
         context = TaskContext.get()
-        if context is None or self.coordinator.rendezvous is None or not self.coordinator.rendezvous.figures:
+        if context is None or self.coordinator.location is None or not self.coordinator.location.has_view:
             return None
-        from kafka_sink.coordinator.figures.messages import TaskIdentity, about_job
+        from kafka_sink.coordinator.live.messages import TaskIdentity, about_job
 
         query, batch = micro_batch_of(context)
         about = None
@@ -307,7 +298,7 @@ class PlannedWrite:
         """
         if self.coordinator.driver_address is None:
             return ""
-        from kafka_sink.coordinator.writes.channel import end_attempts
+        from kafka_sink.coordinator.writes import end_attempts
 
         # A restarted query writes the micro-batch again, under the same name.
         again = batch_id is not None

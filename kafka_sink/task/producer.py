@@ -21,16 +21,14 @@ from kafka_sink.breaker.interface import SendPolicy, load_breaker
 from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms, wall_ms
-from kafka_sink.coordinator.breaker.channel import BreakerChannel
-from kafka_sink.coordinator.client.client import CoordinatorClient
-from kafka_sink.coordinator.figures.channel import FiguresChannel
-from kafka_sink.coordinator.figures.messages import TaskIdentity
-from kafka_sink.coordinator.metadata.channel import MetadataChannel
-from kafka_sink.coordinator.process.relay_groups import RELAY_GROUPS
-from kafka_sink.coordinator.rates.channel import RateChannel
-from kafka_sink.coordinator.transport.address import CoordinatorAddress
-from kafka_sink.coordinator.transport.channel import Channel
-from kafka_sink.coordinator.writes.channel import WriteChannel
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.breaker import BreakerChannel
+from kafka_sink.coordinator.client import CoordinatorClient
+from kafka_sink.coordinator.live.messages import ReportChannel, TaskIdentity
+from kafka_sink.coordinator.metadata import MetadataChannel
+from kafka_sink.coordinator.rates import RateChannel
+from kafka_sink.coordinator.schema import Channel, Hello
+from kafka_sink.coordinator.writes import WriteChannel
 from kafka_sink.dead_letters.letter_writer import LetterWriter
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
@@ -52,8 +50,8 @@ from kafka_sink.sending.producer_identity import ProducerIdentity, Transactional
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics
 from kafka_sink.sending.sender import Sender
 from kafka_sink.sending.telemetry import ClientTelemetry
-from kafka_sink.task.figures import TaskFiguresReader
 from kafka_sink.task.rate_limit import RateLimit, limits_of
+from kafka_sink.task.report import TaskReporter
 from kafka_sink.timing_bounds import HINT_WAIT_MS
 
 _log = logging.getLogger(__name__)
@@ -123,7 +121,7 @@ class Producer:
         self._writes = WriteChannel(self.abort)
         # Of the rows that ``send`` is given without another.
         self.plan: ColumnPlan | None = None
-        self._figures = TaskFiguresReader(
+        self._reporter = TaskReporter(
             self.sender,
             self._allocator,
             self.accumulator,
@@ -136,7 +134,7 @@ class Producer:
             lambda: 0.0 if self._rate_limit is None else self._rate_limit.waited_ms,
             self._rack,
         )
-        self._figures_channel: FiguresChannel | None = None
+        self._reports: ReportChannel | None = None
         self.sender.start()
         LIVE_PRODUCERS.add(self)
 
@@ -180,10 +178,10 @@ class Producer:
         self._letter_memory.begin()
         self.accumulator.begin_task()
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
-        self._writes.begin(task.write, task.stage, task.transactions)
-        self._figures.begin()
-        if self._figures_channel is not None and identity is not None:
-            self._figures_channel.begin(identity)
+        self._writes.begin(task.write, task.stage)
+        self._reporter.begin()
+        if self._reports is not None and identity is not None:
+            self._reports.begin(identity)
 
     def _begin_rate_limit(self, task: SparkTask) -> None:
         limits = limits_of(self.options)
@@ -208,7 +206,7 @@ class Producer:
         if not isinstance(self._identity, TransactionalIdentity):
             raise ValueError("this producer writes without transactions")
         self._identity.adopt(transactional_id, producer_id, epoch, adds_partitions=adds_partitions)
-        self._figures.transaction_since_ms = monotonic_ms()
+        self._reporter.transaction_since_ms = monotonic_ms()
 
     def _use_coordinator(self, address: CoordinatorAddress | None) -> None:
         """Work with the coordinator at this address from now on, or without one."""
@@ -226,7 +224,7 @@ class Producer:
 
     def _leave_coordinator(self, coordinator: CoordinatorClient) -> None:
         coordinator.close()
-        self._coordinator = self._figures_channel = None
+        self._coordinator = self._reports = None
         self.cluster.hints = HintSource()
         self.cluster.share_refreshes(False)
         if self.breaker is not None:
@@ -244,13 +242,18 @@ class Producer:
             )
             self.breaker.share(self._shared_breaker)
             channels.append(self._shared_breaker)
-        if address.rendezvous.figures:
-            self._figures_channel = FiguresChannel(self._figures.read, monotonic_ms)
-            channels.append(self._figures_channel)
+        if address.location.has_view:
+            self._reports = ReportChannel(self._reporter.read, monotonic_ms)
+            channels.append(self._reports)
         if limits_of(self.options):
             self._rates = RateChannel()
             channels.append(self._rates)
-        coordinator = CoordinatorClient(address, channels, monotonic_ms, groups=RELAY_GROUPS)
+        settings = self.options.group_settings()
+
+        def hello() -> Hello:
+            return Hello(address.location.group, self.cluster.cluster_id or "", settings)
+
+        coordinator = CoordinatorClient(address, channels, hello, monotonic_ms)
         self.cluster.hints = metadata
         coordinator.start()
         return coordinator
@@ -387,13 +390,13 @@ class Producer:
         """
         started = monotonic_ms()
         self._send_all()
-        counts = self._figures.counts()
+        counts = self._reporter.counts()
         written = counts.records + counts.unconfirmed
         if written + counts.skipped != self.rows:
             # No row may be lost in silence. No known path leads here.
             raise DeliveryError(f"of {self.rows} rows {written + counts.skipped} are accounted for")
         now = monotonic_ms()
-        self._end_figures()
+        self._send_last_report()
         return TaskResult(
             **counts.by_name(),
             partitions=self.sender.deliveries.partitions(),
@@ -476,18 +479,18 @@ class Producer:
         """Rows of this task that can never be written, by topic and reason."""
         return {} if self._dead_letters is None else self._dead_letters.by_topic()
 
-    def _end_figures(self, *, failed: bool = False) -> None:
+    def _send_last_report(self, *, failed: bool = False) -> None:
         """The task's last report, while its counts are there."""
-        channel = self._figures_channel
+        channel = self._reports
         if channel is not None and channel.identity is not None:
-            channel.end(self._figures.read(channel.identity, done=True, failed=failed))
+            channel.end(self._reporter.read(channel.identity, done=True, failed=failed))
 
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
         muted = 0 if self.breaker is None else self.breaker.manager.muted_count
         age_ms = self.cluster.age_ms(monotonic_ms())
         rows = RowMetrics(self._largest_record, self._metadata_wait_ms, age_ms, muted)
-        return self._figures.metrics(rows)
+        return self._reporter.metrics(rows)
 
     @property
     def is_reusable(self) -> bool:
@@ -515,7 +518,7 @@ class Producer:
         """
         LIVE_PRODUCERS.discard(self)
         self._writes.end()
-        self._end_figures(failed=True)
+        self._send_last_report(failed=True)
         if self._coordinator is not None:
             self._coordinator.close()
         self._allocator.close()

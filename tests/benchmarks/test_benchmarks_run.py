@@ -25,8 +25,8 @@ from tests.support.lent_spark import lent
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FROM_COMMAND_LINE = ("partition_growth",)
-ON_ONE_BROKER = ("mixed_memory", "many_topics", "arrow_clients")
+FROM_COMMAND_LINE = ("coordinator",)
+ON_ONE_BROKER = ("mixed_memory", "partition_growth", "many_topics", "arrow_clients")
 ON_SPARK = ("many_partitions", "throughput", "throughput_shapes", "value_sizes", "streaming")
 ON_SPARK_AND_THREE_BROKERS = ("frozen_broker", "muted_together", "exactly_once")
 # Their brokers have listeners and certificates of their own.

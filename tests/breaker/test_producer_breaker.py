@@ -292,7 +292,7 @@ class Shared:
     ) -> None:
         self.seen += [(node_id, batch, cause) for batch in batches]
 
-    def probed(self, node_id: int, now_ms: float) -> None:
+    def answered(self, node_id: int, now_ms: float) -> None:
         pass
 
     def changed(self, change: MuteChange) -> None:

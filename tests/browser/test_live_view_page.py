@@ -18,21 +18,20 @@ import pyarrow as pa
 import pytest
 from selenium import webdriver
 
-from kafka_sink.coordinator.figures.channel import report_final
-from kafka_sink.coordinator.figures.messages import TaskIdentity
-from kafka_sink.coordinator.process.planning import PlannedCoordinator, plan_coordinator
-from kafka_sink.coordinator.transport.address import CoordinatorAddress
+from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator
+from kafka_sink.coordinator.launcher import plan_coordinator
+from kafka_sink.coordinator.live.messages import TaskIdentity, report_end
+from kafka_sink.coordinator.rendezvous import read_found
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.reports.delivery_report import EndedWrite
-from kafka_sink.reports.write_reports import final_figures
+from kafka_sink.reports.write_reports import write_ended
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
-from kafka_sink.view import Recorded
 from tests.support.application import Application
 from tests.support.fake_broker import FakeCluster
-from tests.support.live_view_client import figures
+from tests.support.live_view_client import metrics
 from tests.support.live_view_page import DRAWS, Page
 
 DOCS = Path(__file__).parents[2] / "docs" / "images"
@@ -60,9 +59,9 @@ class Job:
         self.size = size
         self.options = parse(self.raw).options
         self.name = name
-        self.coordinator: PlannedCoordinator = plan_coordinator(self.options, is_streaming=False)
-        assert self.coordinator.rendezvous is not None
-        assert self.coordinator.rendezvous.figures
+        self.coordinator: PlannedCoordinator = plan_coordinator(self.options)
+        assert self.coordinator.location is not None
+        assert self.coordinator.location.has_view
         self.results: list[TaskResult] = []
         self.failures: list[Exception] = []
         self.stop = threading.Event()
@@ -73,8 +72,8 @@ class Job:
             thread.start()
 
     def _run(self, task: int) -> None:
-        assert self.coordinator.rendezvous is not None
-        address = CoordinatorAddress("127.0.0.1", self.coordinator.rendezvous)
+        assert self.coordinator.location is not None
+        address = CoordinatorAddress("127.0.0.1", self.coordinator.location)
         number = 1_000 * (1 + abs(hash(self.name)) % 1000) + task
         identity = TaskIdentity(self.name, number, task, host="worker-1", application="nightly orders")
         options = parse(self.raw | {"kafka.buffer.memory": str(self.size + task)}).options
@@ -97,8 +96,8 @@ class Job:
             thread.join(120)
         assert self.coordinator.driver_address is not None
         outcome = "aborted" if self.failures else "committed"
-        final = final_figures(EndedWrite(self.name, outcome, "", None, None, self.results, in_transactions))
-        report_final(self.coordinator.driver_address, final)
+        ended = EndedWrite(self.name, outcome, "", None, None, self.results, in_transactions)
+        report_end(self.coordinator.driver_address, write_ended(self.options, ended))
         return sum(result.records for result in self.results)
 
 
@@ -113,8 +112,9 @@ def orders(start: int, *, keyless: bool) -> pa.Table:
 
 
 def url_of(folder: Path) -> str:
-    (found,) = folder.glob("kafka-chunked-coordinator/ui-*")
-    return str(json.loads(found.read_text())["url"])
+    found = read_found(folder / "kafka-chunked-coordinator" / "found")
+    assert found is not None
+    return found.view
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
         page.eventually(lambda: page.rows() > 0)
         before = page.rows()
         page.eventually(lambda: page.rows() > before)
-        page.eventually(lambda: len(figures(url)["history"]) >= (20 if DRAWS else 2))
+        page.eventually(lambda: len(metrics(url)["history"]) >= (20 if DRAWS else 2))
         assert "orders" in page.text("topics")
         assert "No task" not in page.text("tasks")
         page.eventually(lambda: page.text("verdict").startswith("Nothing is wrong: "))
@@ -179,8 +179,8 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
         page.eventually(lambda: "committed" in page.text("jobs"))
         page.eventually(lambda: "write nightly committed" in page.text("events"))
         page.eventually(lambda: page.rows() == total)
-        (shown,) = figures(url)["jobs"]
-        assert shown["counters"]["records"] == total == sum(one["records"] for one in figures(url)["topics"])
+        (shown,) = metrics(url)["jobs"]
+        assert shown["counters"]["records"] == total == sum(one["records"] for one in metrics(url)["topics"])
 
         # A job whose memory is used up, as no broker takes anything.
         small = {"kafka_buffer_memory": "2097152", "kafka_batch_size": "131072", "kafka_linger_ms": "5"}
@@ -207,23 +207,18 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
 
 def starved_rows(url: str) -> int:
     return sum(
-        int(one["counters"].get("records", 0)) for one in figures(url)["jobs"] if one["job"] == "backfill"
+        int(one["counters"].get("records", 0)) for one in metrics(url)["jobs"] if one["job"] == "backfill"
     )
 
 
 def test_a_page_whose_application_has_ended_says_so(
-    application: Path, cluster: FakeCluster, browser: webdriver.Chrome, tmp_path: Path
+    application: Path, cluster: FakeCluster, browser: webdriver.Chrome
 ) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    job = Job(cluster, "short", 1, ui_history_path=str(kept))
+    job = Job(cluster, "short", 1)
     page = Page(browser, url_of(application))
     total = job.end()
+    page.eventually(lambda: page.rows() == total)
     shutil.rmtree(application / "kafka-chunked-coordinator")
     page.eventually(lambda: page.text("status").startswith("no answer"), within_s=30)
-    # What was shown last is kept.
-    (path,) = kept.iterdir()
-    page.eventually(lambda: Recorded(path).last()["jobs"][0]["state"] == "committed")
-    assert Recorded(path).last()["clusters"][0]["counters"]["records"] == total
     # The console does show errors: the other test relies on it.
     page.eventually(page.errors, within_s=30)

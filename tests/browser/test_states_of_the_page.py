@@ -1,6 +1,6 @@
 """What the page says at three in the morning: is something wrong, since when, who suffers, what to do?
 
-Figures as tasks report them, without brokers. KAFKA_CHUNKED_STATES=folder keeps the pictures.
+Metrics as tasks report them, without brokers. KAFKA_CHUNKED_STATES=folder keeps the pictures.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from typing import Any
 import pytest
 from selenium import webdriver
 
-from kafka_sink.coordinator.figures.history import History
-from kafka_sink.coordinator.figures.http_server import HttpServer
-from kafka_sink.coordinator.figures.http_server import Page as Served
-from kafka_sink.coordinator.figures.live_view import as_json, page
-from kafka_sink.coordinator.figures.messages import AboutJob, MuteFigures, TaskFigures
-from kafka_sink.coordinator.figures.messages import TaskIdentity as Identity
-from kafka_sink.counts import BrokerFigures
-from kafka_sink.view import Recorded, fixed, pages_of
+from kafka_sink.coordinator.live.application import ApplicationMetrics
+from kafka_sink.coordinator.live.http_server import HttpServer, Response
+from kafka_sink.coordinator.live.http_server import Page as Served
+from kafka_sink.coordinator.live.messages import (
+    AboutJob,
+    BrokerReport,
+    DeadLetterCount,
+    MuteReport,
+    TaskReport,
+)
+from kafka_sink.coordinator.live.messages import TaskIdentity as Identity
+from kafka_sink.coordinator.live.view import as_json, page
 from tests.support.live_view_page import Page
-from tests.support.reported_figures import Board, final, report
+from tests.support.task_reports import Board, final, report
 
 OPTIONS = {"topic": "orders", "kafka.compression.type": "lz4", "kafka.linger.ms": "50"}
 EXACTLY = {**OPTIONS, "delivery.guarantee": "exactly-once"}
@@ -38,10 +42,8 @@ class Night(Board):
     """A board with a clock: tasks that have reported each second for a while."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.second = 0
-        self.figures._wall_s = self.wall_s
-        self.each_second: Callable[[float], None] = lambda _: None
+        super().__init__(ApplicationMetrics(self.wall_s))
 
     def wall_s(self) -> float:
         return 1_790_000_000.0 + self.second
@@ -52,16 +54,15 @@ class Night(Board):
             self.second += 1
             for task in range(tasks):
                 self.report(self.task(task, rate, changes), self.now_ms)
-            self.figures.sample(self.now_ms)
-            self.each_second(self.wall_s())
+            self.metrics.sample(self.now_ms)
 
-    def task(self, task: int, rate: int, changes: Mapping[str, Any]) -> TaskFigures:
+    def task(self, task: int, rate: int, changes: Mapping[str, Any]) -> TaskReport:
         of: Identity = changes.get("of", BATCH)
         identity = replace(of, task=of.task + task, partition=task, about=None if task else of.about)
         sent = rate * self.second
         latency = 4.0 * self.second * (1 + task)
         brokers = {
-            node: BrokerFigures(
+            node: BrokerReport(
                 f"10.0.0.{node}:9092", self.second, 0, 1, latency, 30.0, (self.second,), 0, 8.0
             )
             for node in range(3)
@@ -88,11 +89,11 @@ def fine(night: Night) -> None:
 
 
 def frozen(night: Night) -> None:
-    def mute(task: int, second: int) -> tuple[MuteFigures, ...]:
+    def mute(task: int, second: int) -> tuple[MuteReport, ...]:
         age_ms = 1_000.0 * (second - 150)
         why = "3 requests without a response, the first since 5 s"
         return (
-            MuteFigures("1", why, age_ms, 40 * second, 120_000 - age_ms, 2, (f"orders-{task}", "orders-7")),
+            MuteReport("1", why, age_ms, 40 * second, 120_000 - age_ms, 2, (f"orders-{task}", "orders-7")),
         )
 
     night.run(150)
@@ -102,17 +103,22 @@ def frozen(night: Night) -> None:
 def stuck(night: Night) -> None:
     night.run(2 * MINUTE, 6, of=STREAM, transaction_ms=lambda _, second: 1_000.0 * second)
     night.run(1, 6, of=STREAM, done=True, transaction_ms=121_000.0)
-    night.figures.note_over(STREAM.write, night.now_ms, aborts=False)
+    night.metrics.note_over(STREAM.write, night.now_ms, aborts=False)
     night.pause(70)
 
 
-def letters(night: Night) -> None:
-    def counted(task: int, second: int) -> dict[tuple[str, str], int]:
-        return {("orders", "RecordTooLargeError"): second // 9 + 1, ("bills", "InvalidRowError"): task}
+def dead_letters(night: Night) -> None:
+    def counted(task: int, second: int) -> tuple[DeadLetterCount, ...]:
+        return (
+            DeadLetterCount("orders", "RecordTooLargeError", second // 9 + 1),
+            DeadLetterCount("bills", "InvalidRowError", task),
+        )
 
     night.run(90)
     night.run(
-        60, letters=counted, counters=lambda _, second: {"records": 360 * second, "skipped": second // 9 + 1}
+        60,
+        dead_letters=counted,
+        counters=lambda _, second: {"records": 360 * second, "skipped": second // 9 + 1},
     )
 
 
@@ -127,7 +133,7 @@ def failed(night: Night) -> None:
         "(TOPIC_AUTHORIZATION_FAILED): let user 'night' write to it, or set another topic"
     )
     night.run(MINUTE)
-    night.figures.note_failure(BATCH.write, cause)
+    night.metrics.note_failure(BATCH.write, cause)
     night.run(20)
     night.end(final(70_000, write=BATCH.write, outcome="aborted", cause=cause, tasks=3), night.now_ms)
     night.pause(2 * MINUTE)
@@ -153,11 +159,22 @@ STATES: dict[str, tuple[Callable[[Night], None], str, str]] = {
         "query clicks has been committing for 1 min 10 s: 6 transactions open, readers wait",
         "query clicks has been committing",
     ),
-    "letters": (letters, "68 dead letters, most of topic orders: RecordTooLargeError", "68 dead letters"),
+    "dead letters": (
+        dead_letters,
+        "68 dead letters, most of topic orders: RecordTooLargeError",
+        "68 dead letters",
+    ),
     "limited": (limited, "Nothing is wrong: 1,436 of 1,500 rows/s, the rate limit", "nightly"),
     "failed": (failed, "write orders aborted 2 min 0 s ago: task 3 on worker-7: ", "write orders aborted"),
     "idle": (idle, "query clicks waits for rows; its last micro-batch ended 4 min 0 s ago", "nightly"),
 }
+
+
+def fixed(make: Callable[[], Response]) -> Served:
+    async def made() -> Response:
+        return make()
+
+    return made
 
 
 @contextmanager
@@ -179,37 +196,11 @@ def test_the_page_says_what_is_wrong(name: str, browser: webdriver.Chrome, tmp_p
     make(night)
     folder = Path(os.environ.get("KAFKA_CHUNKED_STATES", tmp_path))
     with serving(
-        {"/": fixed(page), "/figures.json": fixed(lambda: as_json(night.figures.snapshot(night.now_ms)))}
+        {"/": fixed(page), "/metrics.json": fixed(lambda: as_json(night.metrics.snapshot(night.now_ms)))}
     ) as url:
         shown = Page(browser, url)
         shown.eventually(lambda: shown.text("verdict").startswith(says), 10)
         assert browser.title.startswith(title)
         shown.picture(folder / f"{name}.png")
         shown.picture(folder / f"{name}-phone.png", 390)
-        assert shown.errors() == []
-
-
-def test_the_page_of_an_application_that_has_ended(browser: webdriver.Chrome, tmp_path: Path) -> None:
-    night = Night()
-    history = History(night.figures, tmp_path)
-
-    def recorded(now_s: float) -> None:
-        history.record(night.now_ms, now_s)
-
-    night.each_second = recorded
-    frozen(night)
-    failed(night)
-    history.close(night.now_ms, night.wall_s())
-    with serving(pages_of(Recorded(history.path))) as url:
-        shown = Page(browser, url)
-        shown.eventually(lambda: shown.text("verdict").startswith("write orders aborted 2 min 0 s ago"), 10)
-        assert shown.text("status") == "recorded"
-        shown.picture(Path(os.environ.get("KAFKA_CHUNKED_STATES", tmp_path)) / "recorded.png")
-        # Back to the moment when the broker was frozen.
-        browser.execute_script(
-            "const one = document.getElementById('recorded');"
-            "one.value = 3; one.dispatchEvent(new Event('input'));"
-        )
-        shown.eventually(lambda: "broker 1 muted for" in shown.text("verdict"), 10)
-        shown.picture(Path(os.environ.get("KAFKA_CHUNKED_STATES", tmp_path)) / "recorded-earlier.png")
         assert shown.errors() == []

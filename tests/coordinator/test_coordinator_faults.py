@@ -1,16 +1,113 @@
-"""What befalls the coordinator while tasks write: a round of each."""
+"""Losing the coordinator, at whatever moment, costs only efficiency."""
 
 from __future__ import annotations
 
 import os
+import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from kafka_sink.coordinator.breaker_service import BreakerService
+from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
+from kafka_sink.coordinator.live.messages import TaskIdentity
+from kafka_sink.coordinator.metadata import MetadataService
+from kafka_sink.coordinator.rates import RateService
+from kafka_sink.coordinator.schema import Message
+from kafka_sink.coordinator.server import Services
+from kafka_sink.coordinator.transport import Peer
+from kafka_sink.coordinator.writes import WriteService
+from kafka_sink.model import SparkTask
+from kafka_sink.options import parse
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer import Producer
+from tests.support.coordinator_harness import serving
+from tests.support.fake_broker import FakeCluster
 from tests.support.fault_rounds import FAULTS, run_round
+
+TASKS, ROWS = 2, 10
+TOPICS = ("a", "b")
+PLAN = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_costs_no_row_and_no_hang(fault: str, tmp_path: Path) -> None:
+def test_a_coordinator_that_something_befalls_costs_no_row(fault: str, tmp_path: Path) -> None:
     # Chance decides when; every run of the tests is another round.
     run_round(fault, int.from_bytes(os.urandom(4), "big"), tmp_path)
+
+
+def services() -> Services:
+    metrics = ApplicationMetrics()
+    return {
+        MetadataService: MetadataService,
+        BreakerService: BreakerService,
+        RateService: RateService,
+        WriteService: partial(WriteService, listener=metrics),
+        ReportService: partial(ReportService, metrics=metrics),
+    }
+
+
+def run_and_kill(at: int) -> list[str]:
+    """Two tasks write to two topics, one after the other, under a rate limit and with a live view. The
+    coordinator is killed when this message comes. Returns the messages that came. Each row must be there.
+    """
+    handled: list[str] = []
+    with FakeCluster(dict.fromkeys(TOPICS, 2)) as cluster, serving(services=services()) as found:
+        raw = {
+            "kafka.bootstrap.servers": cluster.bootstrap_servers,
+            "kafka.linger.ms": "0",
+            "max.rows.per.second": "1000",
+        }
+        options = parse(raw).options
+        server = found.server
+        assert server is not None
+        handle = server._on_message
+
+        def count(peer: Peer, message: Message) -> None:
+            handled.append(type(message).__name__)
+            if len(handled) == at:
+                found.die()
+                raise ConnectionError("killed")
+            handle(peer, message)
+
+        server._on_message = count  # type: ignore[method-assign]
+        address = replace(found.address, location=replace(found.address.location, has_view=True))
+        failures: list[BaseException] = []
+
+        def write(number: int) -> None:
+            producer = Producer(options)
+            try:
+                task = SparkTask("w", number, "job", TASKS, 0)
+                producer.begin(address, None, task, TaskIdentity("w", number))
+                for topic in TOPICS:
+                    values = pa.array([b"v"] * ROWS, pa.binary())
+                    producer.send(
+                        pa.record_batch({"topic": pa.array([topic] * ROWS), "value": values}), plan=PLAN
+                    )
+                producer.finish()
+            except BaseException as failure:  # noqa: BLE001 - whatever it is fails the test
+                failures.append(failure)
+            finally:
+                producer.close()
+
+        tasks = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(TASKS)]
+        for one in tasks:
+            one.start()
+        for one in tasks:
+            one.join(60)
+        assert not any(one.is_alive() for one in tasks), f"a task hangs after message {at}"
+        assert not failures, f"{failures[0]!r} after message {at}"
+        for topic in TOPICS:
+            written = sum(batch.record_count for number in (0, 1) for batch in cluster.batches(topic, number))
+            assert written == TASKS * ROWS, f"{topic}: {written} rows after message {at}"
+    return handled
+
+
+def test_a_coordinator_killed_at_any_message_costs_no_row() -> None:
+    whole = run_and_kill(0)
+    assert {"Hello", "TopicsWanted", "TopicsKnown", "RowsWanted", "Writing", "TaskReport"} <= set(whole)
+    for at in range(1, len(whole) + 1):
+        run_and_kill(at)

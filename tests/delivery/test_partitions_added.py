@@ -11,10 +11,10 @@ import pytest
 from kafka.admin import KafkaAdminClient
 from pyspark import TaskContext
 
-from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
-from kafka_sink.coordinator.metadata.fetcher import metadata_handler
-from kafka_sink.coordinator.process.planning import PlannedCoordinator
-from kafka_sink.coordinator.transport.handlers import HandlerFactory
+from kafka_sink.coordinator.address import PlannedCoordinator
+from kafka_sink.coordinator.breaker_service import BreakerService
+from kafka_sink.coordinator.metadata import MetadataService
+from kafka_sink.coordinator.server import Services
 from kafka_sink.errors import DeliveryError, InvalidRowError
 from kafka_sink.metadata import cluster_metadata
 from kafka_sink.metadata.topic_state import MetadataSnapshot
@@ -108,8 +108,8 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
     with FakeCluster({TOPIC: 2}) as cluster:
         raw = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": TOPIC, "kafka.linger.ms": "0"}
         plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-        factories: dict[str, HandlerFactory] = {"metadata": metadata_handler, "breaker": breaker_handler}
-        with serving(factories=factories, options=parse(raw).options) as found:
+        services: Services = {MetadataService: MetadataService, BreakerService: BreakerService}
+        with serving(services=services) as found:
 
             def writing(client_id: str) -> AbstractContextManager[Producer]:
                 options = parse({**raw, "kafka.client.id": client_id}).options

@@ -228,3 +228,37 @@ def test_a_snapshot_is_the_same_after_pickling_and_small(partitions: int) -> Non
     pickled = pickle.dumps(snapshot)
     assert pickle.loads(pickled) == snapshot
     assert len(pickled) < 400 + 2 * partitions
+
+
+@pytest.mark.parametrize(
+    "lie", [topic("t00", 2, 2**31 - 1), topic("t00", 2, 0, b"x" * 16)], ids=["epoch", "id"]
+)
+def test_what_brokers_say_replaces_what_others_said(lie: TopicMetadata) -> None:
+    """Catches: by its epoch or id, what one task invented would outlive all that brokers say."""
+    made = filled_cache(("t00",), 0.0)
+    assert made.import_topic(lie, 0.0, 1_000.0)
+    assert leader(made)[0] == 2
+    made.mark_stale("t00", 2_000.0)
+    assert made.next_request(2_000.0) == ("t00",)
+    learn(made, 2_001.0, topic("t00", 1, 3))
+    assert leader(made) == (1, 3)
+    learn(made, 2_002.0, topic("t00", 2, 2))
+    assert leader(made) == (1, 3), "among brokers epochs decide"
+    assert not made.import_topic(topic("t00", 2, 0, b"x" * 16), 5_000.0, 3_000.0)
+
+
+def test_a_hint_that_contradicts_what_is_known_leaves_the_question_to_brokers() -> None:
+    """Catches: each hint with the true leader ended the wish to ask, and none could replace the lie."""
+    made = filled_cache(("t00",), 0.0)
+    made.import_topic(topic("t00", 2, 2**31 - 1), 0.0, 1_000.0)
+    made.mark_stale("t00", 2_000.0)
+    assert not made.import_topic(topic("t00", 1, 3), 0.0, 2_100.0)
+    assert made.next_request(2_200.0) == ("t00",)
+
+
+def test_a_hint_that_was_on_its_way_when_the_topic_was_marked_does_not_mend_it() -> None:
+    """Its age does not count the way."""
+    made = filled_cache(("t00",), 0.0)
+    made.mark_stale("t00", 2_000.0)
+    assert not made.import_topic(topic("t00"), 0.0, 2_040.0)
+    assert made.next_request(2_200.0) == ("t00",)

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
-from kafka_sink.coordinator.metadata.fetcher import metadata_handler
+from kafka_sink.coordinator.breaker_service import BreakerService
+from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import ParsedOptions, SinkOptions, parse
 from kafka_sink.options.table import (
@@ -18,6 +18,7 @@ from kafka_sink.options.table import (
     DELIVERY,
     ERRORS,
     FORMATS,
+    GROUP_OPTIONS,
     LIVE_VIEW,
     PARTITIONER,
     RATE,
@@ -26,6 +27,7 @@ from kafka_sink.options.table import (
     TRANSACTIONS,
     is_of_cluster,
 )
+from tests.support.fake_outbox import FakeOutbox
 
 
 def parsed(raw: dict[str, str]) -> ParsedOptions:
@@ -140,27 +142,41 @@ def test_with_topic_creation_brokers_create_nothing_unless_told_to() -> None:
     assert parse({**base, "topic.create": "false"}).options.allow_auto_create_topics
 
 
-def test_a_coordinator_gets_all_options_of_the_cluster_and_none_of_a_single_write() -> None:
+def test_a_coordinator_gets_what_it_reads_and_nothing_of_a_single_write_or_a_login() -> None:
     base = {"kafka.bootstrap.servers": "h:1,i:2"}
-    of_cluster = {
+    read = {
         "kafka.metadata.max.age.ms": "7",
         "kafka.allow.auto.create.topics": "false",
-        "kafka.client.id": "me",
         "kafka.request.timeout.ms": "5",
-        # Tells who has gone from who just has nothing to tell.
         "coordinator.report.interval.ms": "60000",
-        "kafka.producer.circuit.breaker.mute.retry.interval.ms": "9000",
+        "kafka.producer.circuit.breaker.mute.retry.interval": "9000",
     }
-    of_the_write = {"topic": "t", "kafka.linger.ms": "0", "coordinator.port": "7", "kafka.batch.size": "100"}
-    kept = parse({**base, **of_cluster, **of_the_write}).options.of_cluster()
-    again = parse(kept).options
-    assert kept == parse({**base, **of_cluster}).options.of_cluster()
+    others = {
+        "topic": "t",
+        "kafka.linger.ms": "0",
+        "coordinator.port": "7",
+        "kafka.client.id": "me",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.username": "u",
+        "kafka.sasl.password": "secret",
+    }
+    kept = parse({**base, **read, **others}).options.group_settings()
+    assert kept == read
+    again = parse({**base, **kept}).options
+    assert again.group_settings() == kept
     assert again.coordinator_report_interval_ms == 60_000
-    assert not again.allow_auto_create_topics
-    assert again.metadata_max_age_ms == 7
     assert again.breaker
-    assert (again.client_id, again.request_timeout_ms) == ("me", 5)
-    assert parse(base).options.of_cluster() == {"kafka.bootstrap.servers": "h:1,i:2"}
+    assert parse(base).options.group_settings() == {}
+
+
+def test_a_coordinator_gets_no_option_of_a_users_breaker_class() -> None:
+    """It may be a credential."""
+    prefix = "kafka.producer.circuit.breaker."
+    given = {f"{prefix}class": "tests.breaker.test_interface.Own", f"{prefix}token": "secret"}
+    options = parse({"kafka.bootstrap.servers": "h:1", **given}).options
+    assert options.group_settings() == {f"{prefix}class": "tests.breaker.test_interface.Own"}
+    assert f"{prefix}token" in options.identity_of_cluster()
 
 
 @pytest.mark.parametrize(
@@ -181,7 +197,7 @@ def test_a_coordinator_gets_all_options_of_the_cluster_and_none_of_a_single_writ
         ("kafka.allow.auto.create.topics", "false", True),
         ("kafka.metadata.max.age.ms", "5", True),
         ("coordinator.report.interval.ms", "5000", True),
-        ("kafka.producer.circuit.breaker.mute.retry.interval.ms", "9000", True),
+        ("kafka.producer.circuit.breaker.mute.retry.interval", "9000", True),
     ],
 )
 def test_options_that_only_name_or_time_a_client_share_a_cluster(name: str, value: str, splits: bool) -> None:
@@ -214,15 +230,8 @@ def test_security_settings_make_a_cluster_whatever_they_are_called() -> None:
     assert all(is_of_cluster(spec) for spec in SPECS if spec.secret and spec.group != FORMATS)
 
 
-# What decides about Produce requests; the coordinator sends none.
-OF_PRODUCE = {
-    *("acks", "batch_size", "max_in_flight_requests_per_connection", "max_request_size", "retries"),
-    *("partitioner_adaptive_partitioning_enable", "partitioner_availability_timeout_ms"),
-}
-
-
-def test_the_key_of_a_cluster_covers_every_option_that_the_coordinator_reads() -> None:
-    """Catches: a coordinator that works for one job with the settings of another."""
+def test_the_coordinator_reads_no_option_that_tasks_do_not_tell_it() -> None:
+    """Catches: a coordinator that works for one job with the settings of another, or with a default."""
     read: set[str] = set()
 
     class Recorder:
@@ -230,12 +239,12 @@ def test_the_key_of_a_cluster_covers_every_option_that_the_coordinator_reads() -
             read.add(name)
             return getattr(parse({"kafka.bootstrap.servers": "127.0.0.1:1"}).options, name)
 
-    for make in (metadata_handler, breaker_handler):
-        make(cast(SinkOptions, Recorder()), lambda: None).close()
-    assert {"client_id", "request_timeout_ms", "retry_backoff_ms"} <= read
-    kept = {spec.attribute for spec in SPECS if spec.required or is_of_cluster(spec)} | {"breaker"}
-    # The principal is made of options of the cluster.
-    assert read - kept - OF_PRODUCE == {"principal"}
+    for service in (MetadataService, BreakerService):
+        made = service(cast(SinkOptions, Recorder()), FakeOutbox())
+        made.on_joined(1, 0.0)
+        made.on_time(0.0)
+    told = {spec.attribute for spec in SPECS if spec.name in GROUP_OPTIONS}
+    assert read - told == {"breaker"}
 
 
 @pytest.mark.parametrize(("scheme", "count"), [("http", 1), ("HTTP", 1), ("https", 0)])

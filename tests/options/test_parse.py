@@ -289,3 +289,25 @@ def test_settings_of_topics_belong_to_topic_create() -> None:
     assert found.options.topic_config == (("retention.ms", "1000"),)
     assert found.options.redacted()["topic.config.retention.ms"] == "1000"
     assert found.options.for_tasks().topic_config == ()
+
+
+def test_shown_options_hold_neither_logins_nor_defaults() -> None:
+    options = {
+        "kafka.bootstrap.servers": "b:9092",
+        "topic": "orders",
+        "kafka.linger.ms": "5",
+        "kafka.acks": "all",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.username": "night",
+        "kafka.sasl.password": "hunter2",
+        "value.format": "json",
+        "schema.registry.url": "http://registry",
+        "schema.registry.basic.auth.user.info": "me:hunter3",
+    }
+    assert parse(options).options.shown() == {
+        "topic": "orders",
+        "kafka.linger.ms": "5",
+        "value.format": "json",
+        "schema.registry.url": "http://registry",
+    }

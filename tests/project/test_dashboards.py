@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator.figures.metrics import METRICS, PREFIX
+from kafka_sink.coordinator.live.prometheus import METRICS, PREFIX
 from tests.support.live_view_client import sample_names
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -22,7 +22,6 @@ from joserfc.jwk import ECKey
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kafka_sink import doctor
-from kafka_sink.coordinator.metadata.fetcher import MetadataFetcher
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.topics import prepare_topic
 from kafka_sink.errors import (
@@ -547,22 +546,6 @@ def _pump(source: socket.socket, sink: socket.socket, limit: int) -> None:
             side.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
-
-
-@pytest.mark.parametrize("way", ["mutual TLS", "SCRAM-SHA-512", "OAUTHBEARER from a file"])
-def test_the_coordinator_asks_brokers_by_the_options_that_it_is_sent(secured: Secured, way: str) -> None:
-    """Through the text that goes down its pipe: secrets, PEM and quotes must survive that."""
-    given = options({**WAYS[way](secured), "kafka.allow.auto.create.topics": "true"}, "coordinated")
-    prepare_topic(given)
-    sent = json.loads(json.dumps(given.of_cluster()))
-    fetcher = MetadataFetcher(parse(sent).options)
-    fetcher.start()
-    try:
-        found = fetcher.view.await_topics({"coordinated"}, 10_000, lambda: None)
-        assert found["coordinated"].partitions
-    finally:
-        fetcher.close()
-        fetcher.join(10)
 
 
 def test_limits_as_azure_event_hubs_has_them_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

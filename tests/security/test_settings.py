@@ -247,7 +247,7 @@ def test_no_secret_shows_in_options_settings_or_what_holds_them(login: str) -> N
     for text in shown:
         assert SECRET not in text
     assert pickle.loads(pickle.dumps(options)) == options
-    assert options.of_cluster()["kafka.sasl.password"].startswith(SECRET)
+    assert options.identity_of_cluster()["kafka.sasl.password"].startswith(SECRET)
 
 
 def test_a_certificate_as_the_path_of_the_token_endpoints_truststore_is_not_shown() -> None:

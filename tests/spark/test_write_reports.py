@@ -1,4 +1,4 @@
-"""What the driver reports when a write ends: JSON summary, delivery report, the live view's figures."""
+"""What the driver reports when a write ends: JSON summary, delivery report, the live view's metrics."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,27 +22,24 @@ from unittest import mock
 import pytest
 
 from kafka_sink import spark_application
-from kafka_sink.coordinator.figures.application_figures import ApplicationFigures
-from kafka_sink.coordinator.figures.handler import FiguresHandler
-from kafka_sink.coordinator.figures.messages import KIND
-from kafka_sink.coordinator.process.planning import PlannedCoordinator
-from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
-from kafka_sink.coordinator.transport.handlers import HandlerFactory
-from kafka_sink.coordinator.writes import channel as write_channel
-from kafka_sink.coordinator.writes.handler import write_handler
+from kafka_sink.coordinator import writes
+from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation, PlannedCoordinator
+from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
+from kafka_sink.coordinator.writes import WriteService
 from kafka_sink.driver import driver_conf, driver_process
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import EndedTransactions, PartitionResult, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.reports import delivery_report, write_reports
 from kafka_sink.reports.delivery_report import EndedWrite
-from kafka_sink.reports.write_reports import final_figures
+from kafka_sink.reports.write_reports import write_ended
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
 from kafka_sink.transactions.batch import BatchOutcome
 from tests.support.coordinator_harness import Serving, serving
 
 PLAN = ColumnPlan.of([("value", "string")], "t")
+LOCATION = CoordinatorLocation(1, b"fingerprint", "name", b"token")
 
 
 def planned(coordinator: PlannedCoordinator | None = None, **options: str) -> PlannedWrite:
@@ -133,7 +131,7 @@ def test_the_json_summary_has_the_numbers_and_ages_of_transactions(
         "recovered": 1,
         "oldestMs": {"committed": 1_240, "recovered": 34_000},
     }
-    final = final_figures(write)
+    final = write_ended(planned().options, write)
     assert (final.transactions, final.transactions_ms) == (
         {"committed": 2, "recovered": 1},
         {"committed": 2_000, "recovered": 34_000},
@@ -146,8 +144,8 @@ def test_only_a_streams_commit_does_not_wait_for_the_coordinator(
 ) -> None:
     """Catches: attempts that write on after an abort, or after a job, as nobody had notified them yet."""
     urgent: list[bool] = []
-    monkeypatch.setattr(write_channel, "end_attempts", lambda *_, is_urgent, **__: urgent.append(is_urgent))
-    address = CoordinatorAddress("127.0.0.1", Rendezvous(1, "key", b"secret"))
+    monkeypatch.setattr(writes, "end_attempts", lambda *_, is_urgent, **__: urgent.append(is_urgent))
+    address = CoordinatorAddress("127.0.0.1", LOCATION)
     write = planned(PlannedCoordinator(driver_address=address), log_summary="false")
     write.commit([committed((0, 9))], batch)
     write.abort([None], batch)
@@ -165,10 +163,8 @@ def test_a_micro_batch_has_one_name_in_all_its_reports(
             return {"streaming.sql.batchId": "7", "sql.streaming.queryId": "q-1"}.get(name)
 
     path = tmp_path / "report.jsonl"
-    rendezvous = Rendezvous(1, "key", b"secret", "", True)
-    write = replace(
-        planned(PlannedCoordinator(rendezvous), delivery_report_path=str(path)), is_streaming=True
-    )
+    location = replace(LOCATION, has_view=True)
+    write = replace(planned(PlannedCoordinator(location), delivery_report_path=str(path)), is_streaming=True)
     with monkeypatch.context() as in_task:
         in_task.setattr("kafka_sink.spark.writer.TaskContext.get", Context)
         identity = write._identity_in_task()
@@ -372,35 +368,32 @@ def test_another_users_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @contextmanager
-def viewed(figures: ApplicationFigures) -> Iterator[tuple[PlannedCoordinator, Serving]]:
-    """What planning gives to a write whose figures are shown."""
-    handlers: dict[str, HandlerFactory] = {
-        KIND: lambda options, wake: FiguresHandler("c", figures),
-        "writes": write_handler,
-    }
-    with serving(factories=handlers) as server:
-        rendezvous = replace(server.address.rendezvous, figures=True)
-        yield PlannedCoordinator(rendezvous, None, CoordinatorAddress("127.0.0.1", rendezvous)), server
+def viewed(metrics: ApplicationMetrics) -> Iterator[tuple[PlannedCoordinator, Serving]]:
+    """What planning gives to a write whose metrics are shown."""
+    services = {ReportService: partial(ReportService, metrics=metrics), WriteService: WriteService}
+    with serving(services=services) as server:
+        location = replace(server.address.location, has_view=True)
+        yield PlannedCoordinator(location, None, CoordinatorAddress("127.0.0.1", location)), server
 
 
-def test_the_live_view_shows_the_figures_of_the_summary_once_save_returns() -> None:
-    figures = ApplicationFigures()
-    with viewed(figures) as (coordinator, _):
+def test_the_live_view_shows_the_metrics_of_the_summary_once_save_returns() -> None:
+    metrics = ApplicationMetrics()
+    with viewed(metrics) as (coordinator, _):
         planned(coordinator, log_summary="false").commit([committed((0, 9), query="q")], 3)
-        (job,) = figures.snapshot(0.0)["jobs"]
+        (job,) = metrics.snapshot(0.0)["jobs"]
     assert (job["counters"]["records"], job["query"], job["batch"]) == (10, "q", 3)
 
 
 def test_save_waits_for_a_coordinator_that_is_busy_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: the job would be shown as running, for ten minutes."""
-    figures = ApplicationFigures()
+    metrics = ApplicationMetrics()
     # Until attempts have been notified, which comes first.
-    monkeypatch.setattr(write_channel, "_DRIVER_TIMEOUT_MS", 50.0)
-    with viewed(figures) as (coordinator, served):
+    monkeypatch.setattr(writes, "_DRIVER_TIMEOUT_MS", 50.0)
+    with viewed(metrics) as (coordinator, served):
         assert served.loop is not None
         served.loop.call_soon_threadsafe(time.sleep, 0.7)
         planned(coordinator, log_summary="false").commit([committed((0, 9))])
-        (job,) = figures.snapshot(0.0)["jobs"]
+        (job,) = metrics.snapshot(0.0)["jobs"]
     assert (job["state"], job["counters"]["records"]) == ("committed", 10)
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_sink import spark_application
-from kafka_sink.coordinator.process.planning import PlannedCoordinator
-from kafka_sink.coordinator.transport.address import Rendezvous
+from kafka_sink.coordinator.address import CoordinatorLocation, PlannedCoordinator
 from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import ConfigurationError, DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
@@ -28,12 +28,13 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.rebatching import ROW_BYTES, TARGET_TABLE_BYTES
 from kafka_sink.spark import datasource, executor_connection, planning
-from kafka_sink.spark.datasource import BatchWriter, StreamWriter
+from kafka_sink.spark.datasource import BatchWriter, KafkaChunkedDataSource, StreamWriter
 from kafka_sink.spark.writer import (
     Late,
     PlannedWrite,
     TaskCommitted,
     TimedReader,
+    job_name,
     send_tables,
 )
 from kafka_sink.task import producer_cache
@@ -425,7 +426,7 @@ def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
 
 
 @pytest.mark.parametrize(
-    ("of_driver", "of_rendezvous", "expected"),
+    ("of_driver", "of_location", "expected"),
     [
         ("[2001:db8::7]", "", "2001:db8::7"),
         ("driver.example", "", "driver.example"),
@@ -433,7 +434,7 @@ def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
     ],
 )
 def test_tasks_find_the_coordinator_of_any_driver_host(
-    of_driver: str, of_rendezvous: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    of_driver: str, of_location: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches: brackets, which Spark writes around IPv6 addresses and sockets do not take."""
 
@@ -444,7 +445,28 @@ def test_tasks_find_the_coordinator_of_any_driver_host(
 
     monkeypatch.setattr("kafka_sink.spark.writer.TaskContext.get", Context)
     options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
-    planned = PlannedCoordinator(Rendezvous(7, "key", b"secret", of_rendezvous))
+    planned = PlannedCoordinator(CoordinatorLocation(7, b"f", "n", b"t", "group", of_location))
     found = PlannedWrite(options, ColumnPlan.of([("value", "string")], "t"), planned)._coordinator()
     assert found is not None
     assert found.host == expected
+
+
+def test_spark_says_what_a_query_is_called() -> None:
+    assert job_name("clicks\nid = 1\nrunId = 2\nbatch = 3") == "clicks"
+    assert job_name("\nid = 1\nrunId = 2\nbatch = 3") == ""
+    assert job_name("nightly orders") == "nightly orders"
+
+
+def test_the_tasks_and_the_commits_of_a_query_use_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: Spark plans a stream again to commit it, so the commit named a write that no task had."""
+    monkeypatch.setattr(planning, "prepare_topic", lambda options, is_streaming: None)
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "coordinator.enabled": "false"}
+    schema = StructType([StructField("value", BinaryType())])
+
+    def planned(**more: str) -> PlannedWrite:
+        source = KafkaChunkedDataSource(CaseInsensitiveDict(options | more))
+        return source.streamWriter(schema, overwrite=False).planned
+
+    assert planned(checkpointLocation="/c").name == planned(checkpointLocation="/c").name
+    assert planned(checkpointLocation="/c").name != planned(checkpointLocation="/d").name
+    assert planned().name != planned().name, "two queries without this option are not mixed up"

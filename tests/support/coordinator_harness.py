@@ -1,4 +1,4 @@
-"""A coordinator in a thread, and a handler that says back what it hears."""
+"""A coordinator in a thread with a service that says back what it hears, and what a service's test needs."""
 
 from __future__ import annotations
 
@@ -6,27 +6,46 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import Annotated, Any
 
-from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
-from kafka_sink.coordinator.transport.connections import ServerBounds
-from kafka_sink.coordinator.transport.handlers import (
-    Handler,
-    HandlerFactory,
-    Push,
-    Reply,
-    ServerMessage,
-    SharedBody,
+from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
+from kafka_sink.coordinator.schema import (
+    AtMost,
+    Channel,
+    Count,
+    Hello,
+    Message,
+    Outbox,
+    Scope,
+    Service,
+    message,
+    receives,
 )
-from kafka_sink.coordinator.transport.loop_watch import LoopWatch
-from kafka_sink.coordinator.transport.server import CoordinatorServer
+from kafka_sink.coordinator.server import CoordinatorServer, LoopWatch, Services
+from kafka_sink.coordinator.transport import ServerBounds, ServerIdentity, new_identity
 from kafka_sink.options import SinkOptions, parse
 
-SECRET = bytes(range(32))
-KEY = "a-cluster"
+GROUP = "a-group"
 OPTIONS = parse({"kafka.bootstrap.servers": "127.0.0.1:1"}).options
+HELLO = Hello(GROUP, "a-cluster", {})
+
+
+@message
+class Said:
+    """Comes back to who said it."""
+
+    number: Count
+    text: Annotated[str, AtMost(2**21)] = ""
+
+
+@message
+class Shout:
+    """Goes to all tasks of the group."""
+
+    length: Count
 
 
 def clock_ms() -> float:
@@ -41,50 +60,98 @@ def eventually(condition: Callable[[], object], within_s: float = 20.0) -> None:
         time.sleep(0.005)
 
 
-class Echo(Handler):
-    """Replies with the request's body; the last reply to {"later": true} waits for another peer's message."""
+class Echo(Service):
+    """Says back what it hears."""
 
-    def __init__(self) -> None:
-        self.heard: list[Mapping[str, Any]] = []
+    scope = Scope.CLUSTER
+
+    def __init__(self, options: SinkOptions, out: Outbox) -> None:
+        super().__init__(out)
+        self.options = options
+        self.heard: list[Message] = []
+        self.tasks: set[int] = set()
         self.gone: list[int] = []
-        self.waiting: list[tuple[int, int]] = []
         self.closed = 0
 
-    def on_message(
-        self, peer: int, request: int, body: Mapping[str, Any], now_ms: float
-    ) -> Sequence[ServerMessage]:
-        self.heard.append(body)
-        if "shout" in body:
-            shared = SharedBody(body, 0.0)
-            return [*(Push(other, shared) for other, _ in self.waiting), Reply(peer, request, {})]
-        if body.get("later"):
-            self.waiting.append((peer, request))
-            return [Reply(peer, request, {"pending": 1}, last=False)]
-        if "bytes" in body:
-            return [Reply(peer, request, {"filler": "x" * body["bytes"]})]
-        late = [Reply(other, number, body) for other, number in self.waiting]
-        self.waiting.clear()
-        return [Reply(peer, request, body), *late]
+    def on_joined(self, peer: int, now_ms: float) -> None:
+        self.tasks.add(peer)
 
-    def on_disconnect(self, peer: int, now_ms: float) -> None:
+    def on_gone(self, peer: int, now_ms: float) -> None:
+        self.tasks.remove(peer)
         self.gone.append(peer)
+
+    @receives(Said)
+    def on_said(self, peer: int, message: Said, now_ms: float) -> None:
+        self.heard.append(message)
+        self.out.send(peer, message)
+
+    @receives(Shout)
+    def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
+        self.heard.append(message)
+        self.out.broadcast(list(self.tasks), Said(0, "x" * message.length))
 
     def close(self) -> None:
         self.closed += 1
 
 
+class RecordingChannel(Channel):
+    """Sends what is in ``to_tell``, and records what comes."""
+
+    scope = Scope.CLUSTER
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_tell: list[Message] = []
+        self.received: list[Message] = []
+        self.events: list[str] = []
+
+    def next_message(self, now_ms: float) -> Message | None:
+        return self.to_tell.pop(0) if self.to_tell else None
+
+    def hurry(self) -> None:
+        self.events.append("hurry")
+
+    @receives(Said)
+    def on_said(self, message: Said, now_ms: float) -> None:
+        self.received.append(message)
+
+    def on_connected(self, now_ms: float) -> None:
+        self.events.append("connected")
+
+    def on_lost(self, now_ms: float) -> None:
+        self.events.append("lost")
+
+
+@cache
+def identity() -> ServerIdentity:
+    return new_identity()
+
+
+def address_at(port: int, identity: ServerIdentity, group: str = GROUP) -> CoordinatorAddress:
+    location = CoordinatorLocation(port, identity.fingerprint, identity.name, identity.token, group)
+    return CoordinatorAddress("127.0.0.1", location)
+
+
 class Serving:
     """What the tests see of a running server."""
 
-    def __init__(self, port: int) -> None:
-        self.echo = Echo()
-        self.port = port
+    def __init__(self, listening: socket.socket) -> None:
+        self.echoes: list[Echo] = []
+        self.listening = listening
+        self.port = int(listening.getsockname()[1])
+        self.is_dead = False
         self.server: CoordinatorServer | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
 
+    @property
+    def echo(self) -> Echo:
+        """The only one."""
+        (found,) = self.echoes
+        return found
+
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """The server's loop stands still meanwhile."""
+        """The server's loop stalls meanwhile."""
         over = threading.Event()
         assert self.loop is not None
         self.loop.call_soon_threadsafe(over.wait, 60)
@@ -93,12 +160,20 @@ class Serving:
         finally:
             over.set()
 
+    def die(self) -> None:
+        """On the server's loop: as a process that is killed."""
+        assert self.server is not None
+        self.is_dead = True
+        self.server.close()
+        self.listening.close()
+
     @property
     def address(self) -> CoordinatorAddress:
-        return CoordinatorAddress("127.0.0.1", Rendezvous(self.port, KEY, SECRET))
+        return address_at(self.port, identity())
 
-    def echoing(self, options: SinkOptions, wake: Callable[[], None]) -> Handler:
-        return self.echo
+    def echoing(self, options: SinkOptions, out: Outbox) -> Echo:
+        self.echoes.append(Echo(options, out))
+        return self.echoes[-1]
 
     def connections(self) -> int:
         return 0 if self.server is None else self.server.connections
@@ -107,30 +182,34 @@ class Serving:
 @contextmanager
 def serving(
     bounds: ServerBounds | None = None,
-    factories: Mapping[str, HandlerFactory] | None = None,
-    options: SinkOptions = OPTIONS,
+    services: Services | None = None,
     clock: Callable[[], float] = clock_ms,
-    watch: LoopWatch | None = None,
+    watch_clock: Callable[[], float] | None = None,
 ) -> Iterator[Serving]:
-    """A server on a thread. It looks at ``clock`` (milliseconds) by real time, and takes ``watch`` for its
-    loop's."""
+    """A server on a thread. It reads ``clock`` (milliseconds), by real time."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    found = Serving(listening.getsockname()[1])
+    found = Serving(listening)
     started, stop = threading.Event(), threading.Event()
+    watch = LoopWatch(watch_clock or clock)
 
     async def serve() -> None:
         found.loop = asyncio.get_running_loop()
-        made = factories if factories is not None else {"echo": found.echoing}
-        found.server = CoordinatorServer(SECRET, made, clock, bounds or ServerBounds(), watch=watch)
-        found.server.add_cluster(KEY, options)
-        await found.server.start(listening)
+        made: Any = services if services is not None else {Echo: found.echoing}
+        found.server = CoordinatorServer(identity(), made, clock, watch, bounds or ServerBounds())
+        found.server.start(listening)
         started.set()
         while not stop.is_set():
             await asyncio.sleep(0.01)
-        found.server.close()
+        if not found.is_dead:
+            found.server.close()
         await asyncio.sleep(0.01)
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    def run() -> None:
+        loop = watch.new_loop()
+        loop.run_until_complete(serve())
+        loop.close()
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         assert started.wait(30)

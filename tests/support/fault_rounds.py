@@ -9,7 +9,6 @@ row must be there once, in a bounded time, with one warning at most, and no proc
 from __future__ import annotations
 
 import logging
-import os
 import random
 import signal
 import socket
@@ -24,15 +23,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kafka_sink.coordinator.process.planning import plan_coordinator
-from kafka_sink.coordinator.transport.address import CoordinatorAddress, Rendezvous
-from kafka_sink.coordinator.transport.connection import CoordinatorConnection
+from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
+from kafka_sink.coordinator.client import ask
+from kafka_sink.coordinator.launcher import plan_coordinator
+from kafka_sink.coordinator.schema import Alive
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from tests.support.application import Application
-from tests.support.coordinator_harness import clock_ms
 from tests.support.fake_broker import FakeCluster
 
 TASKS, UNITS, NEW_TOPICS = 4, 20, 3
@@ -56,12 +55,12 @@ class Scene:
     """What a fault has at hand."""
 
     application: Application
-    rendezvous: Rendezvous
+    location: CoordinatorLocation
     random: random.Random
 
     @property
     def where(self) -> tuple[str, int]:
-        return "127.0.0.1", self.rendezvous.port
+        return "127.0.0.1", self.location.port
 
     def signal(self, number: signal.Signals) -> None:
         self.application.processes[-1].send_signal(number)
@@ -69,11 +68,6 @@ class Scene:
 
 def kill(scene: Scene) -> None:
     scene.signal(signal.SIGKILL)
-
-
-def kill_server(scene: Scene) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(scene.application.processes[-1].server, signal.SIGKILL)
 
 
 def freeze(scene: Scene) -> None:
@@ -104,17 +98,16 @@ def crowd(scene: Scene) -> None:
         peer.close()
 
 
-def wrong_secret(scene: Scene) -> None:
-    wrong = CoordinatorAddress(scene.where[0], replace(scene.rendezvous, secret=b"w" * 32))
+def wrong_token(scene: Scene) -> None:
+    wrong = CoordinatorAddress(scene.where[0], replace(scene.location, token=b"w" * 32))
     for _ in range(50):
         with suppress(OSError, ProtocolError):
-            CoordinatorConnection(wrong, 2000, clock_ms).close()
-            raise AssertionError("a coordinator took a wrong secret for the right one")
+            ask(wrong, Alive(), Alive, 2000)
+            raise AssertionError("a coordinator took a wrong token for the right one")
 
 
 FAULTS: dict[str, Callable[[Scene], None]] = {
-    one.__name__: one
-    for one in (kill, kill_server, freeze, freeze_and_thaw, kill_driver, garbage, crowd, wrong_secret)
+    one.__name__: one for one in (kill, freeze, freeze_and_thaw, kill_driver, garbage, crowd, wrong_token)
 }
 
 
@@ -141,15 +134,15 @@ def run_round(fault: str, seed: int, folder: Path) -> Round:
                     "kafka.retry.backoff.ms": "20",
                 }
             ).options
-            rendezvous = plan_coordinator(options, is_streaming=False).rendezvous
-            assert rendezvous is not None
-            scene = Scene(application, rendezvous, chance)
+            location = plan_coordinator(options).location
+            assert location is not None
+            scene = Scene(application, location, chance)
             failures: list[BaseException] = []
 
             def write() -> None:
                 producer = Producer(options)
                 try:
-                    producer.begin(CoordinatorAddress("127.0.0.1", rendezvous))
+                    producer.begin(CoordinatorAddress("127.0.0.1", location))
                     for unit in range(UNITS):
                         topics = TOPICS[: (unit + 1) * NEW_TOPICS]
                         values = pa.array([b"v"] * len(topics), pa.binary())

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
+from random import Random
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.breaker.states import Target
-from kafka_sink.coordinator.breaker.channel import BreakerChannel
-from kafka_sink.coordinator.breaker.group import BreakerGroup
-from kafka_sink.coordinator.breaker.handler import BreakerHandler
-from kafka_sink.coordinator.breaker.votes import PartitionVotes
-from kafka_sink.coordinator.transport.handlers import Push, ServerMessage
+from kafka_sink.coordinator.breaker import BreakerChannel
+from kafka_sink.coordinator.breaker_service import BreakerService
+from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.model import TopicPartition
+from kafka_sink.options import parse
 from tests.support.breaker_cluster import Cluster
-from tests.support.brokers import Brokers
+from tests.support.fake_outbox import FakeOutbox
 
 INTERVAL = 2_000.0
 P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
+BREAKER = "kafka.producer.circuit.breaker."
 
 
-def sent(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What comes out at the other end."""
-    found: Mapping[str, Any] = json.loads(json.dumps(dict(body)))
-    return found
+def service(
+    out: FakeOutbox, stalled_ms: Callable[[float], float] = lambda _: 0.0, **breaker: str
+) -> BreakerService:
+    """Of the default breaker class, unless ``breaker`` names another."""
+    given = {
+        "trigger.message.count": "100",
+        **{name.replace("_", "."): text for name, text in breaker.items()},
+    }
+    options = {f"{BREAKER}{name}": text for name, text in given.items()}
+    parsed = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", **options}).options
+    return BreakerService(parsed, out, stalled_ms, Random(1))
 
 
 class Task:
@@ -40,12 +46,12 @@ class Task:
         self.number = number
         breaker = FailureRateCircuitBreaker()
         breaker.configure({"trigger.message.count": "100"})
-        self.manager = CircuitBreakManager(job.cluster, INTERVAL)
-        # Each task knows its own.
-        self.brokers = Brokers(*job.cluster.brokers)
-        self.manager.probes._brokers = self.brokers
+        # The same leaders for all, but each task's own connections to them.
+        cluster = Cluster(**job.cluster.leaders)
+        cluster.leaders, self.brokers = job.cluster.leaders, cluster.brokers
+        self.manager = CircuitBreakManager(cluster, INTERVAL)
         self.gate = ProducerBreaker(breaker, self.manager)
-        self.exchange = BreakerChannel(lambda: None, 500.0)
+        self.exchange = BreakerChannel(lambda: None, 500.0, lambda: "kafka", job.random.random)
         self.gate.share(self.exchange)
         self.waiting: set[TopicPartition] = set()
         self.sent: list[tuple[float, TopicPartition]] = []
@@ -95,118 +101,66 @@ class Task:
 
 
 class Job:
-    """Broker n leads partition n - 1. Time advances in steps of 10 ms.
+    """Broker n leads partition n - 1. Time advances in steps of 10 ms."""
 
-    ``per_host``: so many tasks share a relay; 0: each is connected by itself.
-    """
-
-    per_host = 0
-
-    def __init__(self, tasks: int) -> None:
+    def __init__(self, tasks: int, **breaker: str) -> None:
         self.now = 1_000.0
+        self.random = Random(1)
         self.cluster = Cluster(t=[1, 2, 3])
-        self.handler = BreakerHandler(INTERVAL, PartitionVotes(100, 50), 500.0, lambda: 0.5)
+        self.out = FakeOutbox()
+        self.stalled = 0.0
+        self.service = service(self.out, lambda _: self.stalled, **breaker)
         self.tasks = [Task(self, number) for number in range(tasks)]
         self.connected: set[int] = set()
-        # Their clients send nothing, as between tasks.
+        # Their clients send nothing, as if their processes stood still.
         self.paused: set[int] = set()
-        # By peer number.
-        self.groups: dict[int, BreakerGroup] = {}
         for number in range(tasks):
             self.connect(number)
-
-    def group_of(self, number: int) -> tuple[int, BreakerGroup] | None:
-        """Of a task: its relay's peer number and group. There its number is one higher."""
-        if not self.per_host:
-            return None
-        peer = 1_000 + number // self.per_host
-        return peer, self.groups.setdefault(peer, BreakerGroup(lambda: 0.5))
 
     def connect(self, number: int) -> None:
         self.connected.add(number)
         self.tasks[number].exchange.on_connected(self.now)
+        self.service.on_joined(number, self.now)
 
     def lose(self, number: int) -> None:
         self.connected.discard(number)
-        found = self.group_of(number)
-        if found is None:
-            self.handler.on_disconnect(number, self.now)
-        else:
-            found[1].on_task_left(number + 1, self.now)
+        self.service.on_gone(number, self.now)
         self.tasks[number].exchange.on_lost(self.now)
 
-    def restart(self, handler: BreakerHandler) -> None:
-        """The coordinator is killed, and another one takes its place. Relays end with their connections."""
+    def restart(self) -> None:
+        """The coordinator is killed, and another one takes its place."""
         for number in list(self.connected):
             self.lose(number)
-        self.groups.clear()
-        self.handler = handler
+        self.out = FakeOutbox()
+        self.service = service(self.out)
 
     def prober(self) -> int | None:
-        """The task that has a lease."""
-        owners = list(self.handler.leases.owners.values())
-        if not owners or not self.per_host:
-            return owners[0] if owners else None
-        owners = list(self.groups[owners[0]]._owners.values())
-        return owners[0] - 1 if owners else None
+        """The task that has a permit."""
+        found = (one.prober for one in self.service._muted.values() if one.prober in self.connected)
+        return next(found, None)
 
-    def replace_relay(self, number: int) -> None:
-        """The relay of a task is killed; its tasks connect again by another one."""
-        found = self.group_of(number)
-        assert found is not None
-        del self.groups[found[0]]
-        self.handler.on_disconnect(found[0], self.now)
-        for one in self.connected.intersection(range(len(self.tasks))):
-            if self.group_of(one) == self.group_of(number):
-                self.tasks[one].exchange.on_lost(self.now)
-                self.tasks[one].exchange.on_connected(self.now)
+    def say(self, number: int, message: Message) -> None:
+        """To the coordinator, by a task or another connection."""
+        deliver(self.service, number, decode(encode(message)), self.now)
 
-    def _deliver(self, outgoing: Sequence[ServerMessage]) -> None:
-        for one in outgoing:
-            body = sent(one.body)
-            if one.task in self.groups:
-                if isinstance(one, Push):
-                    self.groups[one.task].on_push(body, self.now)
-                else:
-                    self.groups[one.task].on_reply(body, 0.0, self.now)
-            elif isinstance(one, Push):
-                self._give(one.task, None, body)
-            else:
-                self._give(one.task, one.request, body)
-
-    def _give(self, number: int, request: int | None, body: Mapping[str, Any]) -> None:
+    def tell(self, number: int, message: Message) -> None:
+        """By the coordinator, to a task."""
         if number in self.connected:
-            exchange = self.tasks[number].exchange
-            if request is None:
-                exchange.on_push(body, self.now)
-            else:
-                exchange.on_reply(body, True, self.now)
-
-    def _take(self, task: Task) -> None:
-        found = self.group_of(task.number)
-        while (body := task.exchange.next_message(self.now)) is not None:
-            if task.number not in self.connected:
-                continue
-            if found is None:
-                self._deliver(self.handler.on_message(task.number, 1, sent(body), self.now))
-            else:
-                assert found[1].on_task(task.number + 1, 1, sent(body), self.now)
+            deliver(self.tasks[number].exchange, message, self.now)
 
     def step(self) -> None:
         self.now += 10
         for task in self.tasks:
             task.run_pass()
-            if task.number not in self.paused:
-                self._take(task)
-        for peer, group in self.groups.items():
-            if (report := group.next_message(self.now)) is not None:
-                self._deliver(self.handler.on_message(peer, 1, sent(report), self.now))
-        if self.handler.next_change_ms(self.now) <= 10:
-            self._deliver(self.handler.on_time(self.now))
-        for group in self.groups.values():
-            while group.outgoing:
-                one = group.outgoing.popleft()
-                self._give(one.task - 1, one.request, sent(one.body))
+            while (
+                task.number not in self.paused and (said := task.exchange.next_message(self.now)) is not None
+            ):
+                if task.number in self.connected:
+                    self.say(task.number, said)
+        if self.service.next_change_ms(self.now) <= 10:
+            self.service.on_time(self.now)
+        for number, told in self.out.taken():
+            self.tell(number, told)
 
     def run(self, ms: float) -> None:
         until = self.now + ms
@@ -218,7 +172,7 @@ class Job:
 
 
 def frozen(job: Job) -> None:
-    """Broker 1 is silent for task 0 only."""
+    """Broker 1 is silent for task 0, and responds to no other that is asked: it is muted for all."""
     first = job.tasks[0]
     first.batch(P0)
     job.run(10)
@@ -227,3 +181,4 @@ def frozen(job: Job) -> None:
         job.step()
         first.batch(P1)
     assert first.muted() == {1}
+    job.run(250)

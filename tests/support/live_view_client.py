@@ -10,7 +10,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from kafka_sink.coordinator.figures.metrics import METRICS, PREFIX
+from kafka_sink.coordinator.live.prometheus import METRICS, PREFIX
 
 _PATIENCE_S = 60.0
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
@@ -31,16 +31,16 @@ def get(url: str) -> str:
         time.sleep(0.1)
 
 
-def figures(address: str) -> dict[str, Any]:
+def metrics(address: str) -> dict[str, Any]:
     """What the page at this address shows."""
-    found: dict[str, Any] = json.loads(get(f"{address.rstrip('/')}/figures.json"))
+    found: dict[str, Any] = json.loads(get(f"{address.rstrip('/')}/metrics.json"))
     return found
 
 
 def eventually(address: str, condition: Callable[[dict[str, Any]], object]) -> None:
-    """Waits for figures that tasks report by themselves, hence perhaps after the end of their write."""
+    """Waits for metrics that tasks report by themselves, hence perhaps after the end of their write."""
     until = time.monotonic() + _PATIENCE_S
-    while not condition(shown := figures(address)):
+    while not condition(shown := metrics(address)):
         assert time.monotonic() < until, shown
         time.sleep(0.1)
 

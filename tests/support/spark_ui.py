@@ -11,28 +11,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def serving_ui(
-    running: Mapping[int, list[int]],
-    status: int = 200,
-    *,
-    executions: Mapping[int, str] | None = None,
-    asked: list[int] | None = None,
-    requests: list[str] | None = None,
+    running: Mapping[int, list[int]], status: int = 200, *, requests: list[str] | None = None
 ) -> Iterator[int]:
-    """The port. ``running``: jobs with their stages. ``executions``: the status of each SQL execution; those
-    that were asked for are added to ``asked``, and the paths of all requests to ``requests``."""
+    """The port. ``running``: jobs with their stages. The paths of all requests are added to ``requests``."""
 
     def found(path: str) -> object:
         if path.endswith("/app-1/jobs?status=running"):
             return [
                 {"jobId": job, "stageIds": stages, "status": "RUNNING"} for job, stages in running.items()
             ]
-        if "/app-1/sql/" not in path:
-            return [{"id": "app-1"}]
-        execution = int(path.partition("/sql/")[2].partition("?")[0])
-        if asked is not None:
-            asked.append(execution)
-        known = (executions or {}).get(execution)
-        return None if known is None else {"id": execution, "status": known}
+        return [{"id": "app-1"}]
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -40,9 +28,8 @@ def serving_ui(
         def do_GET(self) -> None:
             if requests is not None:
                 requests.append(self.path)
-            answer = found(self.path)
-            body = json.dumps(answer).encode()
-            self.send_response(404 if answer is None else status)
+            body = json.dumps(found(self.path)).encode()
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -8,12 +8,11 @@ import time
 import pyarrow as pa
 import pytest
 
-from kafka_sink.coordinator.client.client import CoordinatorClient
-from kafka_sink.coordinator.rates.channel import RateChannel
-from kafka_sink.coordinator.rates.handler import rate_handler
+from kafka_sink.coordinator.client import CoordinatorClient
+from kafka_sink.coordinator.rates import RateChannel, RateService
 from kafka_sink.errors import DeliveryError
 from kafka_sink.task.rate_limit import RateLimit
-from tests.support.coordinator_harness import clock_ms, eventually, serving
+from tests.support.coordinator_harness import HELLO, clock_ms, eventually, serving
 
 TABLE = pa.table({"value": [b"0123456789"] * 1000})
 
@@ -91,11 +90,11 @@ def test_tasks_share_a_limit_and_go_on_alone_when_the_coordinator_is_lost() -> N
         except DeliveryError:
             pass
 
-    with serving(factories={"rates": rate_handler}) as server:
+    with serving(services={RateService: RateService}) as server:
         clients, threads = [], []
         for number in range(2):
             channel = RateChannel()
-            client = CoordinatorClient(server.address, [channel], clock_ms)
+            client = CoordinatorClient(server.address, [channel], lambda: HELLO, clock_ms)
             limit = RateLimit({"rows": 2000}, 2, clock_ms)
             limit.grants = channel
             client.start()

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
-from kafka_sink.coordinator.metadata.fetcher import metadata_handler
-from kafka_sink.coordinator.transport.address import CoordinatorAddress
-from kafka_sink.coordinator.transport.handlers import HandlerFactory
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.breaker_service import BreakerService
+from kafka_sink.coordinator.metadata import MetadataService
+from kafka_sink.coordinator.server import Services
 from kafka_sink.errors import DeliveryError
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -55,8 +55,8 @@ def job(bootstrap: str, topic: str, delivery_timeout_ms: int) -> Iterator[Tasks]
         "coordinator.report.interval.ms": "100",
     }
     options = parse(raw).options
-    factories: dict[str, HandlerFactory] = {"metadata": metadata_handler, "breaker": breaker_handler}
-    with serving(factories=factories, options=options) as running:
+    services: Services = {MetadataService: MetadataService, BreakerService: BreakerService}
+    with serving(services=services) as running:
         yield Tasks(options, topic, running.address)
 
 

@@ -17,8 +17,9 @@ from kafka_sink.breaker import (
     ProducerStatusContext,
 )
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
-from kafka_sink.coordinator.breaker.channel import BreakerChannel
-from kafka_sink.coordinator.breaker.messages import MuteReport, decode_report
+from kafka_sink.breaker.states import Target
+from kafka_sink.coordinator.breaker import MAX_TARGETS, BreakerChannel, MuteChanges, with_reasons
+from kafka_sink.coordinator.schema import decode, encode
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
 
@@ -72,7 +73,7 @@ def one_batch(breaker: PartitionCircuitBreaker) -> tuple[ProducerBreaker, Breake
     cluster = Cluster(t=[1, 2])
     brokers = cluster.brokers
     gate = ProducerBreaker(breaker, CircuitBreakManager(cluster, 2_000.0))
-    exchange = BreakerChannel(lambda: None, 500.0)
+    exchange = BreakerChannel(lambda: None, 500.0, lambda: "kafka")
     exchange.on_connected(0.0)
     gate.share(exchange)
     gate.muted(0.0)
@@ -87,11 +88,13 @@ def one_batch(breaker: PartitionCircuitBreaker) -> tuple[ProducerBreaker, Breake
     return gate, exchange
 
 
-def reported(exchange: BreakerChannel) -> list[MuteReport]:
-    """Mutes that go to the coordinator."""
-    found: list[MuteReport] = []
-    while (body := exchange.next_message(5.0)) is not None:
-        found += decode_report(body).muted
+def reported(exchange: BreakerChannel) -> dict[Target, str]:
+    """Mutes that go to the coordinator, with their reasons."""
+    found: dict[Target, str] = {}
+    while (message := exchange.next_message(5.0)) is not None:
+        arrived = decode(encode(message))
+        if isinstance(arrived, MuteChanges):
+            found |= with_reasons(arrived.muted, MAX_TARGETS)
     return found
 
 
@@ -136,14 +139,14 @@ def test_what_is_no_target_is_refused_and_reaches_neither_log_nor_coordinator(
     assert "a broker's id or a TopicPartition" in str(failure.exc_info[1])
     with pytest.raises(ValueError, match="a broker's id or a TopicPartition"):
         gate.manager.unmute(target)
-    assert reported(exchange) == []
+    assert not reported(exchange)
 
 
 def test_numbers_of_numpy_are_ids() -> None:
     gate, exchange = one_batch(Own("on_complete", lambda manager: manager.mute(np.int64(1))))  # type: ignore[arg-type]
     assert P0 in gate.mutes
     assert list(gate.manager.local.mutes) == [1]
-    assert [mute.target for mute in reported(exchange)] == [1]
+    assert list(reported(exchange)) == [1]
 
 
 def test_a_reason_may_be_anything() -> None:
@@ -152,7 +155,7 @@ def test_a_reason_may_be_anything() -> None:
 
     gate, exchange = one_batch(Own("on_complete", mute))
     assert "it smells" in (gate.explain(P0) or "")
-    assert [mute.reason for mute in reported(exchange)] == ["it smells"]
+    assert list(reported(exchange).values()) == ["it smells"]
 
 
 def test_brokers_and_partitions_that_nobody_knows_rest_without_harm(

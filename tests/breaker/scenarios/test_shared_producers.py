@@ -15,9 +15,9 @@ from kafka_sink.breaker import (
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
-from kafka_sink.coordinator.breaker.cluster_breakers import breaker_handler
-from kafka_sink.coordinator.metadata.fetcher import metadata_handler
-from kafka_sink.coordinator.transport.handlers import HandlerFactory
+from kafka_sink.coordinator.breaker_service import BreakerService
+from kafka_sink.coordinator.metadata import MetadataService
+from kafka_sink.coordinator.server import Services
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -57,9 +57,9 @@ def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None]
     """Tasks of one job, and what ends their coordinator."""
     options = parse(raw).options
     plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-    factories: dict[str, HandlerFactory] = {"metadata": metadata_handler, "breaker": breaker_handler}
+    services: Services = {MetadataService: MetadataService, BreakerService: BreakerService}
     with ExitStack() as coordinator, ExitStack() as stack:
-        running = coordinator.enter_context(serving(factories=factories, options=options))
+        running = coordinator.enter_context(serving(services=services))
         producers = [
             stack.enter_context(task_producer(options, plan, running.address, None)) for _ in range(tasks)
         ]

@@ -1,0 +1,482 @@
+"""The circuit breaker of a job (KIP-693) for all its tasks together: the messages, and a task's side of it.
+
+A task reports what fails for it, and what it has muted by evidence of its own. The coordinator asks others,
+mutes for all and lets one task probe in each interval: see breaker_service. Thousands of partitions may fail
+at once, so those of one topic, and those of which the same is said, stand together in a message.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, NamedTuple, TypeVar
+
+from kafka_sink.breaker.interface import SentBatch
+from kafka_sink.breaker.manager import CircuitBreakManager
+from kafka_sink.breaker.outcomes import Health, OutcomeWindows, has_response, health_of
+from kafka_sink.breaker.states import MuteChange, ProbeLease, Target
+from kafka_sink.clock import RANDOM
+from kafka_sink.coordinator.schema import (
+    AtMost,
+    Channel,
+    Count,
+    Message,
+    Ms,
+    NodeId,
+    Scope,
+    Text,
+    Topic,
+    cut,
+    message,
+    receives,
+)
+from kafka_sink.errors import ProtocolError
+from kafka_sink.model import TopicPartition
+
+# The coordinator shares no more mutes than this; tasks keep others to themselves.
+MAX_MUTES = 10_000
+# Targets of one message of a task, which has room for the longest names and reasons of so many.
+MAX_TARGETS = 400
+# Muted partitions for which a task says that it has rows. Others name others.
+MAX_WAITING = 100
+# After a mute one task sends again, a step later two more, then four, and so on.
+_RAMP_STEP_MS = 100.0
+# Thousands of tasks do not report at once, but within so long for each of them: what the first ones say is
+# enough, and what is muted meanwhile needs no report.
+_SPREAD_MS = 0.3
+# How often a task looks for which muted partitions it has rows.
+_CHECK_MS = 100.0
+# What lay there for longer says nothing of the present: the task did not run.
+_OUTCOMES_VALID_MS, _ANSWER_VALID_MS = 5_000.0, 250.0
+
+_T = TypeVar("_T")
+_Counts = Annotated[tuple[Count, ...], AtMost(MAX_MUTES)]
+
+
+class Partitions(NamedTuple):
+    topic: Topic
+    numbers: _Counts
+
+
+class Targets(NamedTuple):
+    brokers: _Counts = ()
+    topics: Annotated[tuple[Partitions, ...], AtMost(MAX_MUTES)] = ()
+
+
+class Reasoned(NamedTuple):
+    reason: Text
+    targets: Targets
+
+
+_Reasons = Annotated[tuple[Reasoned, ...], AtMost(MAX_MUTES)]
+
+
+class TopicOutcomes(NamedTuple):
+    """Batches that were written to partitions, and that failed, in the last ten seconds. ``answered``: a
+    broker responded with ``error``, which was the last one."""
+
+    topic: Topic
+    answered: bool
+    error: Text
+    partitions: _Counts
+    written: _Counts
+    failed: _Counts
+
+
+@message
+class Outcomes:
+    """Of partitions that fail or are watched. ``rows``: sent since the producer began."""
+
+    rows: Count
+    topics: Annotated[tuple[TopicOutcomes, ...], AtMost(MAX_TARGETS)]
+
+
+@message
+class MuteChanges:
+    """What the task has muted and unmuted by evidence of its own, and its probes that failed. ``silence_ms``:
+    for how long a muted broker has not responded, if that is why."""
+
+    muted: _Reasons
+    unmuted: Targets
+    failed: _Reasons
+    silence_ms: Annotated[dict[NodeId, Ms], AtMost(MAX_TARGETS)]
+
+
+@message
+class Answer:
+    """To a Question: the broker's last response came so long ago."""
+
+    broker: NodeId
+    age_ms: Ms
+
+
+@message
+class Waiting:
+    """Muted partitions that batches wait for, and others that rows could go to: in place of those before."""
+
+    held: Targets
+    acceptable: Targets
+
+
+@message
+class Mutes:
+    """``whole``: ``added`` is all that is muted for all ``tasks``, of which one after the other sends to what
+    is ``removed``."""
+
+    whole: bool
+    added: _Reasons
+    removed: Targets
+    tasks: Count
+
+
+@message
+class Watch:
+    """Report the outcomes of these partitions now."""
+
+    partitions: Targets
+
+
+@message
+class Question:
+    """Has the broker responded within so long, or does it now?"""
+
+    broker: NodeId
+    within_ms: Ms
+
+
+@message
+class Probe:
+    """The task may probe each of these once within ``left_ms``. ``new_rows``: as no batch waits for them, new
+    rows may go there until one is sent."""
+
+    targets: Targets
+    new_rows: bool
+    left_ms: Ms
+
+
+def together(targets: Iterable[Target]) -> Targets:
+    brokers: list[int] = []
+    topics: dict[str, list[int]] = {}
+    for target in targets:
+        if isinstance(target, int):
+            brokers.append(target)
+        else:
+            topics.setdefault(target.topic, []).append(target.partition)
+    return Targets(tuple(brokers), tuple(Partitions(name, tuple(found)) for name, found in topics.items()))
+
+
+def apart(targets: Targets, most: int) -> list[Target]:
+    """Each of them. Raises ProtocolError for more than ``most``."""
+    if len(targets.brokers) + sum(len(one.numbers) for one in targets.topics) > most:
+        raise ProtocolError(f"more than {most} brokers and partitions in a message")
+    found: list[Target] = list(targets.brokers)
+    for topic, numbers in targets.topics:
+        found += [TopicPartition(topic, number) for number in numbers]
+    return found
+
+
+def by_reason(reasons: Mapping[Target, str]) -> tuple[Reasoned, ...]:
+    grouped: dict[str, list[Target]] = {}
+    for target, reason in reasons.items():
+        grouped.setdefault(cut(reason), []).append(target)
+    return tuple(Reasoned(reason, together(found)) for reason, found in grouped.items())
+
+
+def with_reasons(said: Iterable[Reasoned], most: int) -> dict[Target, str]:
+    """By target, what is said of it. Raises ProtocolError for more than ``most``."""
+    found: dict[Target, str] = {}
+    for reason, targets in said:
+        found |= dict.fromkeys(apart(targets, most - len(found)), reason)
+    return found
+
+
+class BreakerChannel(Channel):
+    """A channel of the coordinator's client, and the SharedState of a ProducerBreaker.
+
+    ``wake_sender`` makes the sender apply what has come. ``cluster_id`` returns the id of the Kafka cluster,
+    None until it is known: broker ids mean nothing in another one. ``random`` returns a number in [0, 1).
+    """
+
+    scope = Scope.CLUSTER
+
+    def __init__(
+        self,
+        wake_sender: Callable[[], None],
+        report_interval_ms: float,
+        cluster_id: Callable[[], str | None],
+        random: Callable[[], float] = RANDOM.random,
+    ) -> None:
+        super().__init__()
+        self._wake_sender = wake_sender
+        self._interval_ms = report_interval_ms
+        self._cluster_id = cluster_id
+        self._random = random
+        # How many tasks share the coordinator's mutes.
+        self._tasks = 1
+        # The cluster of this connection; whether all its mutes have come, or no coordinator can be reached.
+        self._joined: str | None = None
+        self._is_told, self._is_alone = False, True
+        # For the sender's thread; and messages with the time until which they are worth sending.
+        self._inbox: deque[Callable[[CircuitBreakManager], None]] = deque()
+        self._outbox: deque[tuple[float, Message]] = deque()
+        # The rest belongs to the sender's thread.
+        self._connected = False
+        self._windows = OutcomeWindows(0, 100)
+        self._rows = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        # The coordinator's mutes, with their reasons; when rows may go where it has ended one.
+        self._muted: dict[Target, str] = {}
+        self._release_ms: dict[Target, float] = {}
+        # Of partitions that failed, whether a broker responded, and the last error; which were not reported.
+        self._errors: dict[TopicPartition, tuple[bool, str]] = {}
+        self._unreported: set[TopicPartition] = set()
+        # By broker, the last response; answers by when that came.
+        self._response_ms: dict[int, float] = {}
+        self._answers: dict[int, float] = {}
+        self._watched: list[TopicPartition] = []
+        self._changes: dict[Target, MuteChange] = {}
+        self._outcomes_ms = self._checked_ms = -math.inf
+        self._report_ms = math.inf
+        # As reported: held and acceptable partitions. When that may be said anew.
+        self._waits: tuple[list[Target], list[Target]] = [], []
+        self._waits_ms = math.inf
+
+    # -- SharedState: the sender's thread ---------------------------------------------------------------
+
+    def outcomes(
+        self,
+        node_id: int,
+        batches: Sequence[SentBatch],
+        cause: Exception | None,
+        sent_ms: float,
+        now_ms: float,
+    ) -> None:
+        if cause is None:
+            self._response_ms[node_id] = now_ms
+        health = health_of(cause)
+        if health is Health.NEUTRAL:
+            return
+        failed = health is Health.UNHEALTHY
+        record = self._windows.record
+        for partition, rows in batches:
+            self._rows += rows
+            record(partition, rows, sent_ms, now_ms, failed=failed)
+            if failed and self._connected and partition not in self._muted:
+                self._errors[partition] = has_response(cause), str(cause)
+                self._unreported.add(partition)
+
+    def answered(self, node_id: int, now_ms: float) -> None:
+        self._answers[node_id] = now_ms
+
+    def changed(self, change: MuteChange) -> None:
+        if not change.muted:
+            # Otherwise the next message would mute it again before the coordinator learns of this.
+            self._muted.pop(change.target, None)
+            self._release_ms.pop(change.target, None)
+        # The coordinator counts outcomes itself.
+        if self._connected and not (change.muted and change.evidence.counted):
+            self._changes[change.target] = change
+
+    def on_other_cluster(self) -> None:
+        self._begin_anew()
+
+    def exchange(self, manager: CircuitBreakManager) -> None:
+        for _ in range(len(self._inbox)):
+            self._inbox.popleft()(manager)
+        if not self._connected:
+            return
+        now_ms = manager.local.now_ms
+        self._release(manager)
+        self._say_changes(manager)
+        for node, at_ms in self._answers.items():
+            self._say(Answer(node, now_ms - at_ms), now_ms + _ANSWER_VALID_MS)
+        self._answers = {}
+        while self._watched:
+            part, self._watched = self._watched[:MAX_TARGETS], self._watched[MAX_TARGETS:]
+            self._say_outcomes(manager, part)
+        if not self._unreported:
+            self._report_ms = math.inf
+        elif math.isinf(self._report_ms):
+            due_ms = max(now_ms, self._outcomes_ms + self._interval_ms)
+            self._report_ms = due_ms + self._random() * _SPREAD_MS * (self._tasks - 1)
+        if now_ms >= self._report_ms:
+            self._outcomes_ms, self._report_ms = now_ms, math.inf
+            # Where thousands fail, each task begins elsewhere.
+            self._say_outcomes(manager, self._some(sorted(self._unreported), MAX_TARGETS))
+        if now_ms >= self._checked_ms + _CHECK_MS:
+            self._check_waits(manager)
+
+    def next_change_ms(self, now_ms: float) -> float:
+        if not self._connected:
+            return math.inf
+        if self._changes or self._answers or self._watched:
+            return 0.0
+        if self._unreported and math.isinf(self._report_ms):
+            return 0.0
+        return max(0.0, min([self._report_ms, self._waits_ms, *self._release_ms.values()]) - now_ms)
+
+    def _say(self, said: Message, until_ms: float = math.inf) -> None:
+        self._outbox.append((until_ms, said))
+        self.wake()
+
+    def _some(self, found: list[_T], most: int) -> list[_T]:
+        start = int(self._random() * len(found)) if len(found) > most else 0
+        return (found[start:] + found[:start])[:most]
+
+    def _say_changes(self, manager: CircuitBreakManager) -> None:
+        changes, self._changes = list(self._changes.values()), {}
+        failed = manager.probes.take_failures()
+        while changes or failed:
+            part, changes = changes[:MAX_TARGETS], changes[MAX_TARGETS:]
+            lost, failed = failed[:MAX_TARGETS], failed[MAX_TARGETS:]
+            muted = {one.target: one.reason for one in part if one.muted}
+            unmuted = together(one.target for one in part if not one.muted)
+            silent = {one.target: one.evidence.silence_ms for one in part if isinstance(one.target, int)}
+            self._say(MuteChanges(by_reason(muted), unmuted, by_reason(dict(lost)), silent))
+
+    def _say_outcomes(self, manager: CircuitBreakManager, partitions: Iterable[TopicPartition]) -> None:
+        now_ms = manager.local.now_ms
+        found: dict[tuple[str, bool, str], list[tuple[int, int, int]]] = {}
+        for partition in partitions:
+            self._unreported.discard(partition)
+            failed, total = self._windows.recent(partition, now_ms)
+            answered, error = self._errors.get(partition, (False, ""))
+            if not failed:
+                self._errors.pop(partition, None)
+            if manager.has_muted_leader(partition):
+                # Failures while the broker is muted say nothing about the partition.
+                failed = total = 0
+            counts = partition.partition, total - failed, failed
+            found.setdefault((partition.topic, answered, cut(error)), []).append(counts)
+        topics = tuple(TopicOutcomes(*key, *zip(*counts, strict=True)) for key, counts in found.items())
+        self._say(Outcomes(self._rows, topics), now_ms + _OUTCOMES_VALID_MS)
+
+    def _check_waits(self, manager: CircuitBreakManager) -> None:
+        now_ms = self._checked_ms = manager.local.now_ms
+        probes, shared = manager.probes, [one for one in self._muted if isinstance(one, TopicPartition)]
+        waits = (
+            ([one for one in probes.held() if one in self._muted], probes.wanted()) if shared else ([], [])
+        )
+        if waits == self._waits:
+            self._waits_ms = math.inf
+        elif now_ms >= self._waits_ms:
+            self._waits, self._waits_ms = waits, math.inf
+            held, acceptable = (together(self._some(one, MAX_WAITING)) for one in waits)
+            self._say(Waiting(held, acceptable))
+        elif math.isinf(self._waits_ms):
+            # Not all tasks at once: the first probe follows an interval after a mute.
+            most_ms = min(self._interval_ms, manager.local.retry_interval_ms / 4)
+            self._waits_ms = now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
+
+    def _release(self, manager: CircuitBreakManager) -> None:
+        """Unmute targets that the coordinator has unmuted, once their delay in this task is over."""
+        due = [target for target, at_ms in self._release_ms.items() if at_ms <= manager.local.now_ms]
+        for target in due:
+            del self._release_ms[target]
+            self._muted.pop(target, None)
+        if due:
+            manager.apply_shared(self._muted, {})
+
+    # -- what has come: the sender's thread ---------------------------------------------------------------
+
+    def _begin(self, connected: bool, manager: CircuitBreakManager) -> None:
+        self._connected, self._is_told = connected, False
+        self._begin_anew()
+        manager.on_coordinator_lost()
+        if connected:
+            ongoing = (one for one in manager.local.mutes_to_report() if not one.evidence.counted)
+            self._changes = {one.target: one for one in ongoing}
+
+    def _take_mutes(
+        self,
+        told: Mutes,
+        added: Mapping[Target, str],
+        removed: Iterable[Target],
+        manager: CircuitBreakManager,
+    ) -> None:
+        if told.whole:
+            self._muted.clear()
+            self._release_ms.clear()
+        self._muted |= added
+        self._unreported.difference_update(added)
+        for target in added:
+            self._release_ms.pop(target, None)
+        self._tasks = max(1, told.tasks)
+        delay_ms = _RAMP_STEP_MS * math.log2(1.0 + self._random() * (self._tasks - 1))
+        at_ms = manager.local.now_ms + min(delay_ms, manager.local.retry_interval_ms)
+        self._release_ms |= dict.fromkeys((one for one in removed if one in self._muted), at_ms)
+        self._release(manager)
+        manager.apply_shared(self._muted, {})
+        self._is_told |= told.whole
+
+    def _take_question(self, asked: Question, manager: CircuitBreakManager) -> None:
+        at_ms = self._response_ms.get(asked.broker, -math.inf)
+        if manager.local.now_ms - at_ms < asked.within_ms:
+            self._answers[asked.broker] = at_ms
+        else:
+            manager.probes.ask_broker(asked.broker)
+
+    # -- Channel: the client's thread ---------------------------------------------------------------------
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the mutes of this cluster have come, or no coordinator can be reached. Any thread."""
+        known = self._cluster_id()
+        return self._is_alone or (self._is_told and known is not None and known == self._joined)
+
+    @property
+    def is_waiting(self) -> bool:  # type: ignore[override]
+        return bool(self._muted)
+
+    def expect(self) -> None:
+        """The client is about to connect. Called on the task's thread."""
+        self._is_told = self._is_alone = False
+
+    def next_message(self, now_ms: float) -> Message | None:
+        while self._outbox:
+            until_ms, said = self._outbox.popleft()
+            if now_ms <= until_ms:
+                return said
+        return None
+
+    def next_message_delay_ms(self, now_ms: float) -> float:
+        return 0.0 if self._outbox else math.inf
+
+    # The sender goes on between tasks, and a producer at rest can answer and probe.
+    left_delay_ms = next_message_delay_ms
+
+    def on_connected(self, now_ms: float) -> None:
+        self._is_told, self._is_alone, self._joined = False, False, self._cluster_id()
+        self._put(partial(self._begin, True))
+
+    def on_lost(self, now_ms: float) -> None:
+        self._is_alone = True
+        self._outbox.clear()
+        self._put(partial(self._begin, False))
+
+    @receives(Mutes)
+    def on_mutes(self, told: Mutes, now_ms: float) -> None:
+        added, removed = with_reasons(told.added, MAX_MUTES), apart(told.removed, MAX_MUTES)
+        self._put(partial(self._take_mutes, told, added, removed))
+
+    @receives(Watch)
+    def on_watch(self, told: Watch, now_ms: float) -> None:
+        partitions = [one for one in apart(told.partitions, MAX_MUTES) if isinstance(one, TopicPartition)]
+        self._put(lambda _: self._watched.extend(partitions))
+
+    @receives(Question)
+    def on_question(self, asked: Question, now_ms: float) -> None:
+        self._put(partial(self._take_question, asked))
+
+    @receives(Probe)
+    def on_probe(self, told: Probe, now_ms: float) -> None:
+        leases = dict.fromkeys(apart(told.targets, MAX_MUTES), ProbeLease(told.left_ms, told.new_rows))
+        self._put(lambda manager: manager.apply_shared(self._muted, leases))
+
+    def _put(self, apply: Callable[[CircuitBreakManager], None]) -> None:
+        self._inbox.append(apply)
+        self._wake_sender()

@@ -1,0 +1,391 @@
+"""A task's connection to the coordinator, served by a thread that no task waits for; and the driver's.
+
+Channels supply the messages to send and take those that come. If the coordinator cannot be reached or shows
+no sign of life, the client tells the channels at once, and the task works alone. The client logs one warning
+in a process, and connects again with exponential backoff.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff, monotonic_ms
+from kafka_sink.coordinator.address import CoordinatorAddress, warn_once
+from kafka_sink.coordinator.schema import Alive, Channel, Full, Hello, Message, Scope, deliver
+from kafka_sink.errors import ProtocolError
+from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
+
+# TLS is imported when a connection is made, by the client's thread.
+if TYPE_CHECKING:
+    from kafka_sink.coordinator.transport import Connection
+
+_log = logging.getLogger(__name__)
+_BACKOFF_MS, _BACKOFF_MAX_MS = 1000.0, 30_000.0
+_AFTER_IDLE_MS = 100.0
+# Nobody waits for a connection, and where thousands connect at once, their turn takes seconds.
+_CONNECT_MS = 10_000.0
+_MAX_WAIT_S = 3600.0
+# A sign of life at rest, and while a channel relies on the coordinator; how long its answer may be missing. A
+# driver that stalls for seconds must not lose all its tasks at once.
+_ALIVE_MS, _ALIVE_WAITING_MS = 10_000.0, 3000.0
+_SILENCE_MS = 6000.0
+# An iteration of the loop takes so much longer than its wait: the process did not run, nor read what came.
+_STALLED_MS = 500.0
+# So often in a row the other end gets all its time again: a process that stalls every second does not wait
+# for ever.
+_MAX_EXTENSIONS = 3
+_Answer = TypeVar("_Answer")
+
+
+def connect(address: CoordinatorAddress, silence_ms: float) -> Connection:
+    """A connection that has shown the token. Raises OSError and ProtocolError."""
+    from kafka_sink.coordinator.transport import Connection
+
+    return Connection(address, silence_ms)
+
+
+class CoordinatorClient(threading.Thread):
+    """Connects after ``resume``, and reconnects as needed until ``pause``.
+
+    ``pause`` keeps an open connection for the next task. A daemon thread, so that it keeps no killed task
+    alive. ``hello``: what to say first, which changes when the task learns its cluster's id.
+    """
+
+    def __init__(
+        self,
+        address: CoordinatorAddress,
+        channels: Sequence[Channel],
+        hello: Callable[[], Hello],
+        clock_ms: Clock,
+        silence_ms: float = _SILENCE_MS,
+        connect_ms: float = _CONNECT_MS,
+    ) -> None:
+        super().__init__(name="kafka-chunked-coordinator-client", daemon=True)
+        self.address = address
+        self._channels = channels
+        self._of_message = {kind: one for one in channels for kind in one.takes}
+        self._hello = hello
+        self._clock_ms = clock_ms
+        self._silence_ms = silence_ms
+        self._connect_ms = connect_ms
+        self._backoff = ExponentialBackoff(_BACKOFF_MS, _BACKOFF_MAX_MS, RANDOM.random)
+        self._failures = 0
+        self._connect_after_ms = -math.inf
+        self._closing = False
+        self._active = False
+        self._leaving = False
+        self._connection: Connection | None = None
+        self._said: Hello | None = None
+        # When the last sign of life was sent, and since when none is answered.
+        self._alive_ms = -math.inf
+        self._unanswered_ms = math.inf
+        self._has_received = False
+        self._extensions_left = _MAX_EXTENSIONS
+        self._wake_lock = threading.Lock()  # guards _wake_pending and the pair
+        self._wake_pending = False
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        for one in channels:
+            one.attach(self.wake)
+
+    # -- any thread ---------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """A channel has a message to send."""
+        with self._wake_lock:
+            if not self._wake_pending and not self._closing:
+                self._wake_pending = True
+                self._wake_writer.send(b"\0")
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether there is no connection, and the next attempt is due. Any thread."""
+        return self._connection is None and self._clock_ms() >= self._connect_after_ms
+
+    def resume(self) -> None:
+        """A task starts."""
+        self._active = True
+        self.wake()
+
+    def pause(self) -> None:
+        """The task has ended. Its delayed messages are still sent."""
+        self._active = False
+        self._leaving = True
+        self.wake()
+
+    def close(self) -> None:
+        """Ask the thread to end, without waiting for it."""
+        with self._wake_lock:
+            already, self._closing = self._closing, True
+            if not already:
+                self._wake_writer.close()
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            while not self._closing:
+                try:
+                    self._run_once()
+                except Exception as error:  # noqa: BLE001 - no error here may fail a task
+                    self._lose(error)
+        finally:
+            if self._connection is not None:
+                for channel in self._channels:
+                    channel.close()
+                # A failed task has findings too, which its next attempt needs from the coordinator.
+                with contextlib.suppress(OSError, ProtocolError):
+                    self._send(self._connection, self._clock_ms(), leaving=True)
+                self._connection.close()
+            self.close()
+            self._wake_reader.close()
+
+    def _run_once(self) -> None:
+        now_ms = self._clock_ms()
+        leaving = self._leaving
+        if leaving:
+            self._leaving = False
+        # A task may have ended before this thread first ran. Its last report is sent nevertheless.
+        is_needed = self._active or leaving
+        if self._connection is None and is_needed and now_ms >= self._connect_after_ms:
+            now_ms = self._connect()
+        connection = self._connection
+        if connection is not None and (self._active or leaving or self._left_delay_ms(now_ms) <= 0):
+            self._send(connection, now_ms, leaving=leaving)
+        self._wait(connection, now_ms)
+
+    def _connect(self) -> float:
+        self._connection = connect(self.address, self._connect_ms)
+        self._has_received, self._said = False, None
+        self._alive_ms, self._unanswered_ms = -math.inf, math.inf
+        return self._clock_ms()
+
+    def _send(self, connection: Connection, now_ms: float, *, leaving: bool) -> None:
+        hello = self._hello()
+        if hello != self._said:
+            first = self._said is None
+            connection.send(hello)
+            self._said = hello
+            for channel in self._channels:
+                if first or channel.scope is Scope.CLUSTER:
+                    channel.on_connected(now_ms)
+        for channel in self._channels:
+            if leaving:
+                channel.hurry()
+            while (message := channel.next_message(now_ms)) is not None:
+                connection.send(message)
+        if self._active and now_ms >= self._alive_due_ms():
+            connection.send(Alive())
+            self._alive_ms = now_ms
+            self._unanswered_ms = min(self._unanswered_ms, now_ms)
+
+    @property
+    def _is_waiting(self) -> bool:
+        return any(one.is_waiting for one in self._channels)
+
+    def _alive_due_ms(self) -> float:
+        return self._alive_ms + (_ALIVE_WAITING_MS if self._is_waiting else _ALIVE_MS)
+
+    @property
+    def _silent_at_ms(self) -> float:
+        bound_ms = self._silence_ms
+        return self._unanswered_ms + (min(bound_ms, COORDINATOR_SILENCE_MS) if self._is_waiting else bound_ms)
+
+    def _delay_ms(self, connection: Connection | None, now_ms: float) -> float:
+        if not self._active:
+            return math.inf if connection is None else self._left_delay_ms(now_ms)
+        if connection is None:
+            return self._connect_after_ms - now_ms
+        delays = [one.next_message_delay_ms(now_ms) for one in self._channels]
+        return min([*delays, self._alive_due_ms() - now_ms, self._silent_at_ms - now_ms])
+
+    def _left_delay_ms(self, now_ms: float) -> float:
+        return min((one.left_delay_ms(now_ms) for one in self._channels), default=math.inf)
+
+    def _wait(self, connection: Connection | None, now_ms: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_reader, selectors.EVENT_READ)
+            if connection is not None:
+                selector.register(connection.socket, selectors.EVENT_READ)
+            delay_s = min(max(0.0, self._delay_ms(connection, now_ms) / 1000), _MAX_WAIT_S)
+            ready = {key.fileobj for key, _ in selector.select(delay_s)}
+        if self._wake_reader in ready:
+            with self._wake_lock:
+                self._wake_pending = False
+                self._wake_reader.recv(1)
+        if connection is None:
+            return
+        began_ms, now_ms = now_ms, self._clock_ms()
+        if now_ms - began_ms - 1000 * delay_s > _STALLED_MS and self._extensions_left:
+            # This process stalled: nobody else has been silent.
+            self._extensions_left -= 1
+            self._unanswered_ms = max(self._unanswered_ms, now_ms) if self._is_unanswered else math.inf
+        if connection.socket in ready:
+            self._receive(connection, now_ms)
+        elif self._active and now_ms >= self._silent_at_ms:
+            raise ProtocolError(f"no sign of life within {now_ms - self._unanswered_ms:.0f} ms")
+
+    @property
+    def _is_unanswered(self) -> bool:
+        return self._unanswered_ms < math.inf
+
+    def _receive(self, connection: Connection, now_ms: float) -> None:
+        for message in connection.receive():
+            # Only now: who does not know the token is let in, too, for a moment.
+            self._has_received, self._failures = True, 0
+            self._unanswered_ms, self._extensions_left = math.inf, _MAX_EXTENSIONS
+            if isinstance(message, Full):
+                raise _FullError("it serves no more tasks")
+            channel = self._of_message.get(type(message))
+            if channel is not None:
+                deliver(channel, message, now_ms)
+
+    def _lose(self, error: Exception) -> None:
+        connected, self._connection = self._connection, None
+        if connected is not None:
+            connected.close()
+        if self._closing:
+            return
+        now_ms = self._clock_ms()
+        for channel in self._channels:
+            channel.on_lost(now_ms)
+        if isinstance(error, _FullError):
+            self._connect_after_ms = now_ms + _BACKOFF_MAX_MS * (1 + RANDOM.random())
+            _log.info("the coordinator serves as many tasks as it can; this one asks brokers by itself")
+        elif self._has_received and not self._is_unanswered and isinstance(error, ConnectionError):
+            # No failure: the server closes idle connections. If the coordinator is gone, reconnecting fails.
+            self._has_received = False
+            self._connect_after_ms = now_ms + _AFTER_IDLE_MS * RANDOM.random()
+        elif self._active:
+            self._failures += 1
+            # Of thousands that were lost together, not all come back together.
+            self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures) * (0.5 + RANDOM.random())
+            warn_once(self.address, error)
+
+
+class _FullError(ConnectionError):
+    """The coordinator has as many tasks as it serves."""
+
+
+# -- one question at a time: planning, commit, a task that has failed -------------------------------------
+
+
+def ask(
+    address: CoordinatorAddress,
+    message: Message,
+    answer: type[_Answer],
+    timeout_ms: float,
+    hello: Hello | None = None,
+) -> _Answer:
+    """The first message of this class that comes back. Raises OSError, TimeoutError among them, and
+    ProtocolError."""
+    connection = connect(address, timeout_ms)
+    try:
+        if hello is not None:
+            connection.send(hello)
+        return _asked(connection, message, answer, timeout_ms)
+    finally:
+        connection.close()
+
+
+def tell(address: CoordinatorAddress, message: Message, timeout_ms: float) -> None:
+    """Send a message, and wait until the coordinator has handled it. Raises as ``ask``."""
+    connection = connect(address, timeout_ms)
+    try:
+        connection.send(message)
+        _asked(connection, Alive(), Alive, timeout_ms)
+    finally:
+        connection.close()
+
+
+def _asked(connection: Connection, message: Message, answer: type[_Answer], timeout_ms: float) -> _Answer:
+    until_ms = monotonic_ms() + timeout_ms
+    connection.send(message)
+    # Otherwise the next receive ends it.
+    with contextlib.suppress(TimeoutError):
+        while (left_ms := until_ms - monotonic_ms()) > 0:
+            connection.socket.settimeout(left_ms / 1000)
+            for received in connection.receive():
+                if isinstance(received, answer):
+                    return received
+    raise TimeoutError(f"no {answer.__name__} within {timeout_ms:.0f} ms")
+
+
+class KeptConnection:
+    """At most one connection, to the coordinator that was used last. Any thread; a fork has another.
+
+    For the driver: Spark reuses the process that commits a stream's micro-batches, and a new connection takes
+    milliseconds of each commit.
+
+    ``silence_ms`` bounds connecting, and how long an answer may be missing before another connection is made.
+    """
+
+    def __init__(self, silence_ms: float, clock_ms: Clock = monotonic_ms) -> None:
+        self._silence_ms = silence_ms
+        self._clock_ms = clock_ms
+        # Since when nothing has come for what was sent.
+        self._unanswered_ms = math.inf
+        self._lock = threading.Lock()  # guards the next one
+        self._kept: tuple[CoordinatorAddress, Connection] | None = None
+        # For the life of the process, as are the instances.
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def tell(self, address: CoordinatorAddress, message: Message) -> None:
+        """Send a message that is answered, without waiting. Raises OSError and ProtocolError."""
+        with self._lock:
+            connection = self._usable(address) or connect(address, self._silence_ms)
+            self._kept = address, connection
+            try:
+                connection.send(message)
+                self._unanswered_ms = min(self._unanswered_ms, self._clock_ms())
+            except OSError:
+                self._close()
+                raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _after_fork(self) -> None:
+        """In the child: another thread may have held the lock, and the answers are the parent's."""
+        self._lock = threading.Lock()
+        self._close()
+
+    def _usable(self, address: CoordinatorAddress) -> Connection | None:
+        """The kept connection, after the messages that have come, unless the coordinator has left it."""
+        if self._kept is None:
+            return None
+        kept_address, connection = self._kept
+        if kept_address == address:
+            with contextlib.suppress(OSError, ProtocolError):
+                if _has_received(connection):
+                    self._unanswered_ms = math.inf
+                if self._clock_ms() - self._unanswered_ms < self._silence_ms:
+                    return connection
+        self._close()
+        return None
+
+    def _close(self) -> None:
+        if self._kept is not None:
+            self._kept[1].close()
+        self._kept, self._unanswered_ms = None, math.inf
+
+
+def _has_received(connection: Connection) -> bool:
+    """Whether something has come, which is read."""
+    has_received = False
+    # Not select.select, which takes no descriptor above 1,023.
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.socket, selectors.EVENT_READ)
+        while selector.select(0):
+            connection.receive()
+            has_received = True
+    return has_received

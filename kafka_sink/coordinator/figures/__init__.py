@@ -1,1 +1,0 @@
-"""Live figures: messages, the coordinator's handler, a task's channel, the live view."""

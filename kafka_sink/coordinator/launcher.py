@@ -1,0 +1,233 @@
+"""Finds the application's coordinator, or starts it.
+
+Runs in Spark's planning workers, and in the driver's own Python. Any of them may come first, and workers end
+when idle, so the coordinator is a process in a session of its own. If it cannot be started, the write is
+planned without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kafka_sink import libraries, spark_application
+from kafka_sink.coordinator.address import (
+    UNAVAILABLE,
+    CoordinatorAddress,
+    CoordinatorLocation,
+    PlannedCoordinator,
+    warn_of_no_coordinator,
+)
+from kafka_sink.coordinator.placement import Placement, is_enabled, placement, ui_placement
+from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator, pause_s
+from kafka_sink.driver import driver_log, driver_process
+from kafka_sink.driver.driver_conf import conf_of
+from kafka_sink.driver.driver_process import DriverProcess
+from kafka_sink.errors import ProtocolError
+from kafka_sink.options import SinkOptions
+
+if TYPE_CHECKING:
+    from kafka_sink.metadata.topic_state import MetadataSnapshot
+
+# The start of a process, and opening the live view: a write whose tasks start before it serves would not be
+# shown. Who waits for the lock waits for both.
+_START_MS, _LIVE_VIEW_MS, _LOCK_MS = 5000.0, 5000.0, 10_000.0
+_POLL_S = 0.01
+_BACKLOG = 4096
+# After a failure, not every micro-batch tries again.
+_AFTER_FAILURE_S = 10.0
+# Spark's variables for one worker or session. The coordinator serves the whole application: some of them are
+# secrets that it does not need, others name things that end before it.
+_NOT_INHERITED = ("SPARK_", "PYSPARK_", "_PYSPARK_", "PYTHON_WORKER_", "PYTHON_DAEMON_")
+# What the user reads where the live view is, once in an application.
+_LIVE_VIEW = "live view"
+# Kept, so that Popen does not complain about children that outlive it.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def plan_coordinator(
+    options: SinkOptions, snapshot: MetadataSnapshot | None = None, environ: Mapping[str, str] = os.environ
+) -> PlannedCoordinator:
+    """Find the application's coordinator, or start it; after a warning there is none.
+
+    Costs only file look-ups where it runs. ``snapshot``: what planning has learnt of the topics. Raises
+    ConfigurationError for an invalid setting of the administrator; problems with processes or files raise
+    nothing.
+    """
+    local_dirs = spark_application.local_dirs(environ)
+    if not local_dirs or not is_enabled(options, environ):
+        return PlannedCoordinator(snapshot=snapshot)
+    try:
+        found = _find_or_start(options, local_dirs, environ)
+    except (OSError, ProtocolError) as error:
+        spark_application.remember(UNAVAILABLE)
+        warn_of_no_coordinator(
+            f"no coordinator could be started ({error}). Set coordinator.port or coordinator.bind.address "
+            "where an address is in use or not this host's, or coordinator.enabled=false"
+        )
+        found = None
+    if found is None:
+        return PlannedCoordinator(snapshot=snapshot)
+    location = _location(found, found.group_of(options.identity_of_cluster()))
+    return PlannedCoordinator(location, snapshot, _driver_address(found, location))
+
+
+def _location(found: RunningCoordinator, group: str = "") -> CoordinatorLocation:
+    where = Placement(found.address, found.port)
+    return CoordinatorLocation(
+        found.port,
+        bytes.fromhex(found.fingerprint),
+        found.name,
+        bytes.fromhex(found.token),
+        group,
+        where.address if where.is_loopback else "",
+        bool(found.view),
+    )
+
+
+def _driver_address(found: RunningCoordinator, location: CoordinatorLocation) -> CoordinatorAddress:
+    """For this process, which is on the same host."""
+    return CoordinatorAddress(Placement(found.address, found.port).local_host, location)
+
+
+def _find_or_start(
+    options: SinkOptions, local_dirs: str, environ: Mapping[str, str]
+) -> RunningCoordinator | None:
+    place = Rendezvous.of(local_dirs)
+    found = _serving(place) if os.path.lexists(place.folder) else None
+    if found is not None and _has_view(found, ui_placement(options, environ)):
+        return found
+    if spark_application.happened_within(UNAVAILABLE, _AFTER_FAILURE_S):
+        return None
+    driver = driver_process.find_driver_process()
+    if driver is None:
+        return None
+    conf = conf_of(driver, environ)
+    if not is_enabled(options, environ, conf):
+        return None
+    where = placement(options, environ, conf)
+    view = ui_placement(options, environ, conf)
+    place = Rendezvous.make(local_dirs)
+    with place.lock(_LOCK_MS):
+        found = _serving(place)
+        if found is None:
+            before = place.found()
+            found = _start(where, place, driver, environ)
+            if before is not None and view is not None and not view.port:
+                # That of a restarted coordinator keeps its port, so that open pages find it.
+                view = Placement(view.address, before.view_port)
+        if view is not None and not _has_view(found, view):
+            found = _open_live_view(place, found, view)
+    return found
+
+
+def _serving(place: Rendezvous) -> RunningCoordinator | None:
+    found = place.found()
+    return found if found is not None and place.is_alive() else None
+
+
+def _has_view(found: RunningCoordinator, wanted: Placement | None) -> bool:
+    return wanted is None or bool(found.view or found.view_error)
+
+
+def _open_live_view(place: Rendezvous, found: RunningCoordinator, view: Placement) -> RunningCoordinator:
+    """Open the live view, wait until it serves, and log where. Only under the lock."""
+    from kafka_sink.coordinator.client import ask
+    from kafka_sink.coordinator.live.view import OpenView, ViewOpened
+
+    address = _driver_address(found, _location(found))
+    opened = ask(address, OpenView(view.address, view.port), ViewOpened, _LIVE_VIEW_MS)
+    found = replace(found, view=opened.url, view_port=opened.port, view_error=opened.error)
+    place.publish(found)
+    if opened.error:
+        driver_log.warn(f"kafka-chunked: there is no live view: {opened.error}")
+    elif spark_application.first_time(f"{_LIVE_VIEW} {opened.url}"):
+        driver_log.report(f"kafka-chunked: the live view is at {opened.url}")
+        if not view.is_loopback:
+            driver_log.warn(
+                f"kafka-chunked: ui.bind.address={view.address}: everybody who can connect to the live view "
+                "sees names of topics, brokers and hosts"
+            )
+    return found
+
+
+def _start(
+    where: Placement, place: Rendezvous, driver: DriverProcess, environ: Mapping[str, str]
+) -> RunningCoordinator:
+    """Bind the port here, where an error can be told, and wait until the process serves. Only under the lock;
+    raises OSError, TimeoutError among them."""
+    _count_start(place, time.time())
+    with _bound(where.address, where.port) as listening, place.life() as alive:
+        process = _spawn(place, driver, where.address, (listening.fileno(), alive), environ)
+    until = time.monotonic() + _START_MS / 1000
+    while (found := place.found()) is None and time.monotonic() < until:
+        if process.poll() is not None:
+            raise OSError(f"its process has ended, see {place.folder / 'log'}")
+        time.sleep(_POLL_S)
+    if found is None:
+        process.kill()
+        raise TimeoutError(f"its process does not serve after {_START_MS / 1000:.0f} s")
+    return found
+
+
+def _count_start(place: Rendezvous, now_s: float) -> None:
+    """Raise TimeoutError where the process keeps ending and its last start is too recent."""
+    count, last_s = place.starts()
+    # Wall clock, because processes share it. A time in the future means that the clock was set back.
+    if 0 <= now_s - last_s < pause_s(count):
+        log = place.folder / "log"
+        raise TimeoutError(f"its process has ended {count} times, see {log}; it is started again later")
+    place.note_start(count + 1, now_s)
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    # The address of all interfaces covers IPv4, too.
+    dual = address == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
+
+
+def _spawn(
+    place: Rendezvous,
+    driver: DriverProcess,
+    address: str,
+    descriptors: tuple[int, int],
+    environ: Mapping[str, str],
+) -> subprocess.Popen[bytes]:
+    """Nothing that it is told is secret: it makes its own key and token."""
+    settings = {
+        "folder": str(place.parent),
+        "driver": [driver.pid, driver.started],
+        "address": address,
+        "listening": descriptors[0],
+    }
+    inherited = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
+    inherited["PYTHONPATH"] = libraries.path_for_child(sys.path)
+    # `-m` would put the process's own folder first.
+    inherited["PYTHONSAFEPATH"] = "1"
+    flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+    log = os.open(place.folder / "log", flags, 0o600)
+    module = "kafka_sink.coordinator.server_process"
+    try:
+        process = subprocess.Popen(
+            [os.path.abspath(sys.executable), "-m", module, json.dumps(settings)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env=inherited,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    _started.append(process)
+    driver_process.leave_running(process)
+    return process

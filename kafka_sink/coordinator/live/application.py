@@ -1,0 +1,759 @@
+"""The metrics of one Spark application: sums what tasks and the driver report. No I/O.
+
+Tasks report totals. The difference to the last report is added, so that a lost or repeated report does no
+harm. Totals by cluster, topic and broker never shrink: they count what brokers acknowledged, also in attempts
+that failed later. When the driver reports that a write has ended, its job shows exactly the sums in that
+report, as the summary does.
+
+Everything is bounded: the numbers of clusters, jobs, writes, attempts, topics and brokers that are kept.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+from kafka_sink.activity import STATES
+from kafka_sink.coordinator.live.messages import (
+    MIN_INTERVAL_MS,
+    OUTCOMES,
+    AboutJob,
+    ReportEvery,
+    TaskIdentity,
+    TaskReport,
+    WriteEnded,
+    WriteNoted,
+)
+from kafka_sink.coordinator.live.running_tasks import RunningTask, RunningTasks
+from kafka_sink.coordinator.schema import Outbox, Scope, Service, receives
+from kafka_sink.counts import NAMES, Number, RateWindow, TopicFigures
+from kafka_sink.errors import ProtocolError
+from kafka_sink.printable import printable
+
+# Topics and brokers beyond these count under OTHER, as do clusters.
+MAX_TOPICS = 200
+MAX_BROKERS = 500
+_MAX_CLUSTERS = 100
+OTHER = "(other)"
+# Of those that run, and of those that have ended.
+_MAX_JOBS = 50
+_MAX_TASKS_SHOWN = 100
+_MAX_MUTES_SHOWN = 200
+_MAX_DEAD_LETTERS = 100
+_MAX_ATTEMPTS = 25_000
+_MAX_ENDED_WRITES = 10_000
+# Of writes that have not ended: themselves, the numbers of their tasks, the topics that their tasks name.
+_MAX_WRITES, _MAX_NUMBERS, _MAX_WRITE_TOPICS = 5_000, 1_000_000, 200_000
+_SAMPLE_MS = 1000.0
+_HISTORY = 300
+# Tasks report every second, or less often where there are many: 200 reports a second cost the coordinator's
+# process less than a fifth of a core.
+_REPORTS_PER_S = 200.0
+_LONGEST_INTERVAL_MS = 30_000.0
+# A task is told of another interval when it differs by so much from the one that it has.
+_NEWS = 0.1
+# A task is silent, and later no longer shown, after so long, or after so many intervals.
+_SILENT_MS, _GONE_MS = 5_000.0, 30_000.0
+_SILENT_INTERVALS, _GONE_INTERVALS = 2.5, 6.0
+# A batch job without reports for this long has ended without the driver's word. A stream may pause for long.
+_LOST_JOB_MS, _LOST_STREAM_MS = 600_000.0, 86_400_000.0
+# Counters of rows that brokers have.
+_ACKNOWLEDGED = ("records", "unconfirmed")
+# What the driver reports about transactions.
+TRANSACTION_OUTCOMES = (*OUTCOMES, "recovered")
+
+
+@dataclass(slots=True)
+class _Cluster:
+    counters: Counter[str] = field(default_factory=Counter)
+    # By topic and reason.
+    dead_letters: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # By outcome, how many, and for how long they had been open, added up.
+    transactions: Counter[str] = field(default_factory=Counter)
+    transactions_ms: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Topic:
+    totals: TopicFigures = field(default_factory=TopicFigures)
+    records: RateWindow = field(default_factory=RateWindow)
+    sent_bytes: RateWindow = field(default_factory=RateWindow)
+
+
+@dataclass(slots=True)
+class _Broker:
+    """``totals``: requests, failures, latency and throttling in milliseconds, then the latency's buckets."""
+
+    address: str = ""
+    totals: list[Number] = field(default_factory=lambda: [0, 0, 0.0, 0.0])
+    max_latency_ms: float = 0.0
+    responses: RateWindow = field(default_factory=RateWindow)
+    latency_ms: RateWindow = field(default_factory=RateWindow)
+
+
+@dataclass(slots=True)
+class _Write:
+    """A write that has not ended: the sums of its attempts, and the numbers of those that run or have ended.
+
+    ``last_task``: the highest number. ``open_transactions``: of tasks that are done, open until the driver
+    ends the write.
+    """
+
+    job: str
+    cluster: str = ""
+    began_ms: float = math.inf
+    counters: Counter[str] = field(default_factory=Counter)
+    topics: dict[str, TopicFigures] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
+    done: int = 0
+    last_task: int = -1
+    open_transactions: int = 0
+    open_since_ms: float = math.inf
+
+
+@dataclass(slots=True)
+class _Job:
+    """A batch write, or all micro-batches of a query."""
+
+    cluster: str
+    query: str
+    started_s: float
+    reported_ms: float
+    state: str = "running"
+    ended_s: float | None = None
+    batch: int = -1
+    tasks_done: int = 0
+    writes: int = 0
+    topics: set[str] = field(default_factory=set)
+    schemas: tuple[str, ...] = ()
+    about: AboutJob | None = None
+    # Why it was aborted, or else why a task of it failed.
+    cause: str = ""
+    # When brokers last acknowledged rows of it.
+    acknowledged_ms: float = -math.inf
+    # The micro-batch that ended last, as it is shown, and when it ended.
+    last_batch: tuple[dict[str, Any], float] | None = None
+    # What the driver does with a write that is over, and since when.
+    ending: tuple[str, float] | None = None
+    counters: Counter[str] = field(default_factory=Counter)
+    records: RateWindow = field(default_factory=RateWindow)
+    sent_bytes: RateWindow = field(default_factory=RateWindow)
+
+
+class ApplicationMetrics:
+    """All methods belong to the coordinator's loop. Times are monotonic milliseconds."""
+
+    def __init__(self, wall_s: Callable[[], float] = time.time, max_attempts: int = _MAX_ATTEMPTS) -> None:
+        self._wall_s = wall_s
+        self._started_s = wall_s()
+        # Its name, which only tasks know.
+        self._application = ""
+        self._clusters: dict[str, _Cluster] = {}
+        self._topics: dict[tuple[str, str], _Topic] = {}
+        self._brokers: dict[tuple[str, int], _Broker] = {}
+        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        self._writes: OrderedDict[str, _Write] = OrderedDict()
+        self._numbers = self._write_topics = 0
+        # With the highest number of a task that belonged to it.
+        self._ended_writes: OrderedDict[str, float] = OrderedDict()
+        # Of one that has ended only its number is kept, with its write.
+        self._attempts = RunningTasks(max_attempts)
+        self._sampled_ms = -_SAMPLE_MS
+        # How often a task is to report.
+        self.interval_ms = MIN_INTERVAL_MS
+        self._records, self._sent_bytes = RateWindow(), RateWindow()
+        self._events = EventLog()
+        # Time, rows and bytes per second, latency.
+        self._history: deque[tuple[float, float, float, float | None]] = deque(maxlen=_HISTORY)
+        self.reports = 0
+        # How often the driver has reported the end of a write. Read from any thread.
+        self.writes_ended = 0
+        # The port of Spark's own UI on this host, where it is known.
+        self.spark_ui: int | None = None
+        # What the coordinator says of itself.
+        self.coordinator: Callable[[], Mapping[str, Any]] = dict
+
+    @property
+    def _silent_ms(self) -> float:
+        return max(_SILENT_MS, _SILENT_INTERVALS * self.interval_ms)
+
+    @property
+    def _gone_ms(self) -> float:
+        return max(_GONE_MS, _GONE_INTERVALS * self.interval_ms)
+
+    # -- reports ------------------------------------------------------------------------------------
+
+    def report(self, report: TaskReport, now_ms: float) -> None:
+        """A task's report. It is ignored if the write has ended (the driver's sums count) or the task has."""
+        identity = report.identity
+        self.reports += 1
+        self._application = identity.application or self._application
+        if identity.task <= self._ended_writes.get(identity.write, -1):
+            return
+        # A micro-batch that runs again has the name of the failed run.
+        self._ended_writes.pop(identity.write, None)
+        name, cluster = self._cluster_of(report.cluster)
+        job = self._job_of(name, identity, now_ms)
+        write = self._write_of(name, identity)
+        if identity.task in write.ended:
+            return
+        if identity.task not in write.running:
+            if self._numbers >= _MAX_NUMBERS:
+                return
+            self._numbers += 1
+            write.running.add(identity.task)
+            write.last_task = max(write.last_task, identity.task)
+            job.ending = None
+        write.began_ms = min(write.began_ms, now_ms - report.elapsed_ms)
+        job.about = identity.about or job.about
+        attempt = self._attempts.report(name, report, now_ms)
+        self._add_counters(cluster, job, write, attempt, report)
+        self._add_topics(job, write, attempt, report)
+        self._add_brokers(attempt, report)
+        self._add_dead_letters(cluster, attempt, report)
+        if report.done:
+            self._attempts.remove(attempt.key)
+            self._end_attempt(job, write, report, now_ms)
+
+    def _end_attempt(self, job: _Job, write: _Write, last: TaskReport, now_ms: float) -> None:
+        write.running.discard(last.identity.task)
+        write.ended.add(last.identity.task)
+        if last.failed:
+            return
+        write.done += 1
+        job.tasks_done += 1
+        if last.transaction_ms is not None:
+            write.open_transactions += 1
+            write.open_since_ms = min(write.open_since_ms, now_ms - last.transaction_ms)
+
+    def _cluster_of(self, name: str) -> tuple[str, _Cluster]:
+        if name not in self._clusters and len(self._clusters) >= _MAX_CLUSTERS:
+            name = OTHER
+        return name, self._clusters.setdefault(name, _Cluster())
+
+    def _write_of(self, cluster: str, identity: TaskIdentity) -> _Write:
+        name = identity.write
+        write = self._writes.setdefault(name, _Write(identity.query or name, cluster))
+        self._writes.move_to_end(name)
+        while len(self._writes) > _MAX_WRITES:
+            self._forget_write(next(iter(self._writes)))
+        return write
+
+    def _job_of(self, cluster: str, identity: TaskIdentity, now_ms: float) -> _Job:
+        key = identity.query or identity.write
+        job = self._jobs.get(key)
+        if job is None:
+            job = self._jobs[key] = _Job(cluster, identity.query, self._wall_s(), now_ms)
+            self._forget_jobs(now_ms)
+        if job.state != "running":
+            job.state, job.ended_s = "running", None
+        job.reported_ms = now_ms
+        job.batch = max(job.batch, identity.batch)
+        return job
+
+    def _forget_jobs(self, now_ms: float) -> None:
+        for key, job in list(self._jobs.items()):
+            lost_ms = _LOST_STREAM_MS if job.query else _LOST_JOB_MS
+            if job.state == "running" and now_ms - job.reported_ms > lost_ms:
+                job.state, job.ended_s = "lost", self._wall_s()
+                for name in [name for name, one in self._writes.items() if one.job == key]:
+                    self._forget_write(name)
+        # Queries that have ended count as running, because the driver does not report their end.
+        by_age = sorted(self._jobs, key=lambda key: self._jobs[key].reported_ms)
+        running = [key for key in by_age if self._jobs[key].state == "running"]
+        ended = [key for key in by_age if self._jobs[key].state != "running"]
+        for key in (*running[:-_MAX_JOBS], *ended[:-_MAX_JOBS]):
+            del self._jobs[key]
+
+    def _add_counters(
+        self, cluster: _Cluster, job: _Job, write: _Write, attempt: RunningTask, report: TaskReport
+    ) -> None:
+        # Those of a newer version are ignored.
+        now = [report.counters.get(name, 0) for name in NAMES]
+        for name, added in zip(NAMES, self._attempts.grow(attempt, None, now), strict=False):
+            if not added:
+                continue
+            for sums in (cluster.counters, job.counters, write.counters):
+                sums[name] += added  # type: ignore[assignment]  # some are milliseconds
+            if name in _ACKNOWLEDGED:
+                job.acknowledged_ms = attempt.reported_ms
+
+    def _add_topics(self, job: _Job, write: _Write, attempt: RunningTask, report: TaskReport) -> None:
+        for name, now in report.topics.items():
+            if name not in write.topics and self._write_topics >= _MAX_WRITE_TOPICS:
+                continue
+            added = self._attempts.grow(attempt, name, now)
+            if not added:
+                continue
+            shown = self._topic(attempt.cluster, name)
+            shown.totals = _sum(shown.totals, added)
+            self._write_topics += name not in write.topics
+            write.topics[name] = _sum(write.topics.get(name, _NO_ROWS), added)
+            if len(job.topics) < MAX_TOPICS:
+                job.topics.add(name or OTHER)
+
+    def _topic(self, cluster: str, name: str) -> _Topic:
+        key = (cluster, name or OTHER)
+        found = self._topics.get(key)
+        if found is None:
+            if len(self._topics) >= MAX_TOPICS:
+                key = (cluster, OTHER)
+            found = self._topics.setdefault(key, _Topic())
+        return found
+
+    def _add_brokers(self, attempt: RunningTask, report: TaskReport) -> None:
+        for node, now in report.brokers.items():
+            broker = self._brokers.get((attempt.cluster, node))
+            if broker is None:
+                if len(self._brokers) >= MAX_BROKERS:
+                    continue
+                broker = self._brokers[attempt.cluster, node] = _Broker()
+            broker.address = now.address or broker.address
+            broker.max_latency_ms = max(broker.max_latency_ms, now.max_latency_ms)
+            totals = (now.requests, now.failures, now.latency_ms, now.throttle_ms, *now.latency_buckets)
+            added = self._attempts.grow(attempt, node, totals)
+            broker.totals = [sum(pair) for pair in zip_longest(broker.totals, added, fillvalue=0)]
+
+    def _add_dead_letters(self, cluster: _Cluster, attempt: RunningTask, report: TaskReport) -> None:
+        for topic, reason, rows in report.dead_letters:
+            added = self._attempts.grow(attempt, (topic, reason), (rows,))
+            if added:
+                key, kept = (topic, reason), cluster.dead_letters
+                kept[key if key in kept or len(kept) < _MAX_DEAD_LETTERS else (OTHER, "")] += int(added[0])
+
+    def note_failure(self, write: str, cause: str) -> None:
+        """A task of a write that goes on has failed."""
+        found = self._writes.get(write)
+        job = None if found is None else self._jobs.get(found.job)
+        if job is not None:
+            job.cause = cause
+        self._events.note(self._wall_s(), "warn", f"a task failed: {cause}")
+
+    def note_over(self, write: str, now_ms: float, *, aborts: bool) -> None:
+        """The driver has begun to commit or abort a write."""
+        job = self._jobs.get(self._writes[write].job) if write in self._writes else None
+        if job is not None:
+            job.ending = ("aborting" if aborts else "committing", now_ms)
+
+    def end_write(self, ended: WriteEnded, now_ms: float) -> None:
+        """The driver has committed or aborted a write. A repeated report changes nothing."""
+        if ended.last_task <= self._ended_writes.get(ended.write, -math.inf):
+            return
+        name, cluster = self._cluster_of(ended.cluster)
+        write = self._writes.get(ended.write) or _Write(ended.query or ended.write)
+        # Where no task has finished, the driver does not know the query.
+        query = write.job if write.job != ended.write else ""
+        job = self._job_of(name, TaskIdentity(ended.write, 0, query=query, batch=ended.batch), now_ms)
+        for counter in ended.counters.keys() & set(NAMES):
+            missing = ended.counters[counter] - write.counters[counter]
+            job.counters[counter] += missing  # type: ignore[assignment]
+            cluster.counters[counter] += max(0, missing)  # type: ignore[assignment]
+        cluster.counters["uncommitted"] += max(0, _rows(write.counters) - _rows(ended.counters))
+        for topic, sums in ended.topics.items():
+            shown, before = self._topic(name, topic), write.topics.get(topic, _NO_ROWS)
+            missing_rows = [max(0, now - old) for now, old in zip(sums, before, strict=False)]
+            shown.totals = _sum(shown.totals, missing_rows)
+            if len(job.topics) < MAX_TOPICS:
+                job.topics.add(topic)
+        cluster.counters[f"writes_{ended.outcome}"] += 1
+        for outcome in TRANSACTION_OUTCOMES:
+            cluster.transactions[outcome] += ended.transactions.get(outcome, 0)
+            cluster.transactions_ms[outcome] += ended.transactions_ms.get(outcome, 0)
+        job.writes += 1
+        job.ending = None
+        job.cause = ended.cause or (job.cause if ended.outcome == "aborted" else "")
+        if job.query:
+            took_ms = max(0.0, now_ms - write.began_ms)
+            rows = _rows(ended.counters)
+            last = {"batch": ended.batch, "outcome": ended.outcome, "rows": rows, "seconds": took_ms / 1000}
+            job.last_batch = last, now_ms
+        job.schemas = ended.schemas or job.schemas
+        # The last reports of some tasks may come later, or never.
+        job.tasks_done += ended.tasks - write.done
+        if not job.query:
+            job.state, job.ended_s = ended.outcome, self._wall_s()
+            self._forget_jobs(now_ms)
+        last_task = max(ended.last_task, write.last_task)
+        # Of an aborted micro-batch nothing may be known, and its next run has the same name.
+        is_final = last_task < 0 and (ended.outcome == "committed" or ended.batch < 0)
+        self._forget_write(ended.write, math.inf if is_final else last_task)
+        self.writes_ended += 1
+
+    def _forget_write(self, name: str, last_task: float = math.inf) -> None:
+        self._ended_writes[name] = last_task
+        while len(self._ended_writes) > _MAX_ENDED_WRITES:
+            self._ended_writes.popitem(last=False)
+        write = self._writes.pop(name, None)
+        if write is not None:
+            self._numbers -= len(write.running) + len(write.ended)
+            self._write_topics -= len(write.topics)
+            for task in write.running:
+                self._attempts.remove((name, task))
+
+    # -- rates --------------------------------------------------------------------------------------
+
+    def sample(self, now_ms: float) -> None:
+        """Once a second: take the totals from which rates are computed."""
+        if now_ms - self._sampled_ms < _SAMPLE_MS * 0.9:
+            return
+        self._sampled_ms = now_ms
+        if not self._clusters:
+            return
+        self._forget_jobs(now_ms)
+        for topic in self._topics.values():
+            topic.records.add(now_ms, topic.totals.records)
+            topic.sent_bytes.add(now_ms, topic.totals.sent_bytes)
+        for job in self._jobs.values():
+            job.records.add(now_ms, _rows(job.counters))
+            job.sent_bytes.add(now_ms, job.counters["sent_bytes"])
+        for broker in self._brokers.values():
+            broker.responses.add(now_ms, sum(broker.totals[4:]))
+            broker.latency_ms.add(now_ms, broker.totals[2])
+        counters = [one.counters for one in self._clusters.values()]
+        self._records.add(now_ms, sum(map(_rows, counters)))
+        self._sent_bytes.add(now_ms, sum(one["sent_bytes"] for one in counters))
+        self._observe_events(now_ms)
+        rates = (self._records.per_second, self._sent_bytes.per_second)
+        responses = sum(one.responses.increase for one in self._brokers.values())
+        waited_ms = sum(one.latency_ms.increase for one in self._brokers.values())
+        latency_ms = round(waited_ms / responses, 1) if responses else None
+        self._history.append((round(self._wall_s(), 1), round(rates[0], 1), round(rates[1], 1), latency_ms))
+
+    def _observe_events(self, now_ms: float) -> None:
+        jobs = {key: (_label(key, job), job.state, job.cause) for key, job in self._jobs.items()}
+        skipped = int(sum(one.counters["skipped"] for one in self._clusters.values()))
+        self._events.observe(self._wall_s(), self._mutes(now_ms), jobs, skipped)
+
+    # -- snapshot -----------------------------------------------------------------------------------
+
+    def snapshot(self, now_ms: float) -> dict[str, Any]:
+        """Everything that the page and the metrics show, as plain values. Times are seconds."""
+        self._attempts.expire(now_ms - self._gone_ms)
+        silent_before_ms = now_ms - self._silent_ms
+        mutes = self._mutes(now_ms)
+        opened = self._open_by_job()
+        return {
+            "application": self._application,
+            "time": self._wall_s(),
+            "started": self._started_s,
+            "spark_ui": self.spark_ui,
+            "rates": {"records": self._records.per_second, "sent_bytes": self._sent_bytes.per_second},
+            "history": list(self._history),
+            "events": self._events.shown(),
+            "clusters": [
+                self._shown_cluster(name, one, silent_before_ms, now_ms)
+                for name, one in sorted(self._clusters.items())
+            ],
+            "jobs": [self._shown_job(key, job, opened, now_ms) for key, job in reversed(self._jobs.items())],
+            "topics": [
+                {
+                    "cluster": cluster,
+                    "topic": name,
+                    **topic.totals._asdict(),
+                    "records_rate": topic.records.per_second,
+                    "sent_bytes_rate": topic.sent_bytes.per_second,
+                }
+                for (cluster, name), topic in sorted(self._topics.items())
+            ],
+            "brokers": self._shown_brokers(mutes, now_ms),
+            "mutes": [
+                {**mute, **self._attempts.muted.waiting(mute["cluster"], mute["target"], now_ms)}
+                for mute in mutes[:_MAX_MUTES_SHOWN]
+            ],
+            "tasks": self._shown_tasks(silent_before_ms, now_ms),
+            "tasks_running": self._attempts.shown,
+            "reports": self.reports,
+            "coordinator": self.coordinator(),
+        }
+
+    def _shown_cluster(
+        self, name: str, cluster: _Cluster, silent_before_ms: float, now_ms: float
+    ) -> dict[str, Any]:
+        totals = cluster.counters
+        # Of tasks that run, then of those that are done.
+        opened, open_since_ms = self._attempts.transactions(name)
+        for write in self._writes.values():
+            if write.cluster == name and write.open_transactions:
+                opened += write.open_transactions
+                open_since_ms = min(open_since_ms, write.open_since_ms)
+        return {
+            "cluster": name,
+            "counters": dict(totals),
+            "dead_letters": [[*key, number] for key, number in cluster.dead_letters.most_common()],
+            "gauges": self._attempts.gauges(name),
+            "states": self._attempts.states(name, silent_before_ms),
+            "lookups": {
+                "coordinator": totals["metadata_fetches"],
+                "tasks": totals["metadata_requests"],
+                "avoided": max(0, totals["metadata_avoided"] - totals["metadata_fetches"]),
+            },
+            "transactions": {
+                "open": opened,
+                "oldest": max(0.0, now_ms - open_since_ms) / 1000,
+                **{one: cluster.transactions[one] for one in TRANSACTION_OUTCOMES},
+            },
+            "transaction_seconds": {one: cluster.transactions_ms[one] / 1000 for one in TRANSACTION_OUTCOMES},
+        }
+
+    def _open_by_job(self) -> dict[str, tuple[int, float]]:
+        """Of writes whose tasks are done, but for those that run: open transactions, and since when."""
+        opened: dict[str, tuple[int, float]] = {}
+        for write in self._writes.values():
+            if write.open_transactions:
+                number, since_ms = opened.get(write.job, (0, math.inf))
+                opened[write.job] = number + write.open_transactions, min(since_ms, write.open_since_ms)
+        return opened
+
+    def _shown_job(
+        self, key: str, job: _Job, opened: Mapping[str, tuple[int, float]], now_ms: float
+    ) -> dict[str, Any]:
+        tasks = self._attempts.of_job[key]
+        number, since_ms = opened.get(key, (0, now_ms))
+        state, ending_ms = job.state, 0.0
+        if job.ending is not None:
+            state, ending_ms = job.ending[0], now_ms - job.ending[1]
+        elif job.query and job.state == "running" and not tasks:
+            state = "waiting for rows"
+        return {
+            "job": key,
+            "kind": "stream" if job.query else "batch",
+            "cluster": job.cluster,
+            "query": job.query,
+            "batch": job.batch,
+            "state": state,
+            "name": job.about.name if job.about else "",
+            "options": dict(job.about.options) if job.about else None,
+            "execution": job.about.execution if job.about else -1,
+            "cause": job.cause,
+            "ending": ending_ms / 1000,
+            "open": number,
+            "open_seconds": (now_ms - since_ms) / 1000,
+            "acknowledged": _age_s(job.acknowledged_ms, now_ms),
+            "last_batch": job.last_batch and {**job.last_batch[0], "age": _age_s(job.last_batch[1], now_ms)},
+            "started": job.started_s,
+            "seconds": (job.ended_s or self._wall_s()) - job.started_s,
+            "writes": job.writes,
+            "tasks": tasks,
+            "tasks_done": job.tasks_done,
+            "topics": sorted(job.topics)[:5],
+            "topic_count": len(job.topics),
+            "schemas": list(job.schemas),
+            "counters": dict(job.counters),
+            "records_rate": job.records.per_second if job.state == "running" else 0.0,
+            "sent_bytes_rate": job.sent_bytes.per_second if job.state == "running" else 0.0,
+        }
+
+    def _shown_brokers(self, mutes: list[dict[str, Any]], now_ms: float) -> list[dict[str, Any]]:
+        muted = {(mute["cluster"], mute["target"]): mute["seconds"] for mute in mutes}
+        shown = []
+        for (cluster, node), broker in sorted(self._brokers.items()):
+            in_flight, oldest_ms = self._attempts.requests(cluster, node)
+            requests, failures, latency_ms, throttle_ms, *buckets = broker.totals
+            shown.append(
+                {
+                    "cluster": cluster,
+                    "broker": node,
+                    "address": broker.address,
+                    "requests": requests,
+                    "failures": failures,
+                    "in_flight": in_flight,
+                    "oldest": max(0.0, now_ms - oldest_ms) / 1000,
+                    "latency_sum": latency_ms / 1000,
+                    "latency_buckets": buckets,
+                    "latency": _recent_latency_s(broker),
+                    "latency_max": broker.max_latency_ms / 1000,
+                    "throttled": throttle_ms / 1000,
+                    "muted": muted.get((cluster, str(node))),
+                }
+            )
+        return shown
+
+    def _mutes(self, now_ms: float) -> list[dict[str, Any]]:
+        """What tasks mute, the longest first."""
+        found = [
+            {
+                "cluster": cluster,
+                "target": target,
+                "kind": "broker" if target.lstrip("-").isdigit() else "partition",
+                "reason": reason,
+                "seconds": max(0.0, now_ms - since_ms) / 1000,
+                "shared": shared,
+            }
+            for cluster, target, since_ms, reason, shared in self._attempts.muted
+        ]
+        return sorted(found, key=lambda mute: -mute["seconds"])
+
+    def _shown_tasks(self, silent_before_ms: float, now_ms: float) -> list[dict[str, Any]]:
+        tasks: list[dict[str, Any]] = []
+        for one, state in self._attempts.to_show(_MAX_TASKS_SHOWN, silent_before_ms):
+            counters = dict(zip(NAMES, one.totals.get(None, ()), strict=False))
+            tasks.append(
+                {
+                    "cluster": one.cluster,
+                    "job": one.job,
+                    "task": one.key[1],
+                    "partition": one.partition,
+                    "attempt": one.attempt,
+                    "host": one.host,
+                    "state": state,
+                    "seconds": (now_ms - one.state_since_ms) / 1000,
+                    "elapsed": (one.elapsed_ms + now_ms - one.reported_ms) / 1000,
+                    "records": _rows(counters),
+                    "buffer_used_bytes": one.gauges.get("buffer_used_bytes", 0),
+                    "buffer_total_bytes": one.gauges.get("buffer_total_bytes", 0),
+                }
+            )
+        return tasks
+
+
+def _rows(counters: Mapping[str, Number]) -> int:
+    return int(sum(counters.get(name, 0) for name in _ACKNOWLEDGED))
+
+
+def _label(key: str, job: _Job) -> str:
+    name = (job.about.name if job.about else "") or (job.query or key)[:8]
+    return f"{'query' if job.query else 'write'} {name}"
+
+
+def _age_s(since_ms: float, now_ms: float) -> float | None:
+    return (now_ms - since_ms) / 1000 if since_ms > -math.inf else None
+
+
+def _recent_latency_s(broker: _Broker) -> float | None:
+    responses = broker.responses.increase
+    return broker.latency_ms.increase / responses / 1000 if responses else None
+
+
+_NO_ROWS = TopicFigures()
+
+
+def _sum(totals: TopicFigures, added: Iterable[Number]) -> TopicFigures:
+    return TopicFigures(*(int(have + more) for have, more in zip_longest(totals, added, fillvalue=0)))
+
+
+# -- what happened, in order: it follows from the rest once a second, so nobody has to report it -------------
+
+
+MAX_EVENTS = 50
+_MAX_TEXT = 400
+# Dead letters that go on are one event, until none has come for this long.
+_QUIET_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``time_s``: seconds since the epoch. ``level``: good, info, warn or bad."""
+
+    time_s: float
+    level: str
+    text: str
+
+
+class EventLog:
+    """The last events. Belongs to the coordinator's loop."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._mutes: dict[str, float] = {}
+        self._jobs: dict[str, str] = {}
+        self._dead_letters = 0
+        self._dead_letters_s = -_QUIET_S
+
+    def observe(
+        self,
+        now_s: float,
+        mutes: Iterable[Mapping[str, Any]],
+        jobs: Mapping[str, tuple[str, str, str]],
+        dead_letters: int,
+    ) -> None:
+        """``mutes`` as the snapshot lists them. ``jobs``: each one's name, state and cause of an abort, by
+        its key. ``letters``: dead letters so far."""
+        self._observe_mutes(now_s, mutes)
+        self._observe_jobs(now_s, jobs)
+        added = dead_letters - self._dead_letters
+        if added > 0:
+            if now_s - self._dead_letters_s >= _QUIET_S:
+                self.note(now_s, "warn", f"dead letters: {added:,} (in all {dead_letters:,})")
+            self._dead_letters, self._dead_letters_s = dead_letters, now_s
+
+    def _observe_mutes(self, now_s: float, mutes: Iterable[Mapping[str, Any]]) -> None:
+        present = {f"{mute['kind']} {mute['target']}": mute for mute in mutes}
+        for name, mute in present.items():
+            if name not in self._mutes:
+                self._mutes[name] = now_s - mute["seconds"]
+                self.note(self._mutes[name], "bad", f"{name} muted: {mute['reason']}")
+        for name in self._mutes.keys() - present.keys():
+            self.note(now_s, "good", f"{name} unmuted after {now_s - self._mutes.pop(name):.0f} s")
+
+    def _observe_jobs(self, now_s: float, jobs: Mapping[str, tuple[str, str, str]]) -> None:
+        levels = {"committed": "good", "aborted": "bad", "lost": "warn"}
+        for key, (name, state, cause) in jobs.items():
+            if self._jobs.get(key) != state:
+                why = f": {cause}" if cause and state in ("aborted", "lost") else ""
+                self.note(now_s, levels.get(state, "info"), f"{name} {state}{why}")
+        self._jobs = {key: state for key, (_, state, _) in jobs.items()}
+
+    def note(self, time_s: float, level: str, text: str) -> None:
+        """Something else has happened."""
+        self._events.append(Event(time_s, level, printable(text, _MAX_TEXT)))
+
+    def shown(self) -> list[dict[str, Any]]:
+        return [{"time": one.time_s, "level": one.level, "text": one.text} for one in reversed(self._events)]
+
+
+class ReportService(Service):
+    """Takes the reports of tasks and of the driver, and tells tasks how often to report."""
+
+    scope = Scope.APPLICATION
+
+    def __init__(self, out: Outbox, metrics: ApplicationMetrics) -> None:
+        super().__init__(out)
+        self._metrics = metrics
+        # By task, the interval that it was told.
+        self._told: dict[int, float] = {}
+        # How many reports may be taken at once, as of then.
+        self._admitted, self._admitted_ms = _REPORTS_PER_S, -math.inf
+
+    @receives(TaskReport)
+    def on_task_report(self, peer: int, message: TaskReport, now_ms: float) -> None:
+        if message.state not in STATES:
+            raise ProtocolError(f"unknown state of a task {printable(repr(message.state), 60)}")
+        known_ms = self._told.setdefault(peer, MIN_INTERVAL_MS)
+        self._set_interval()
+        # After a stall or a restart thousands come together. They are totals: the next one has it all.
+        is_taken = message.done or self._admits(now_ms)
+        if is_taken:
+            self._metrics.report(message, now_ms)
+        interval_ms = self._metrics.interval_ms
+        if not is_taken or abs(interval_ms - known_ms) > _NEWS * known_ms:
+            self._told[peer] = interval_ms
+            self.out.send(peer, ReportEvery(interval_ms, again=not is_taken))
+
+    def _set_interval(self) -> None:
+        """However short its tasks are, a worker sends about one report in an interval."""
+        wanted_ms = len(self._told) / _REPORTS_PER_S * 1000
+        self._metrics.interval_ms = min(max(MIN_INTERVAL_MS, wanted_ms), _LONGEST_INTERVAL_MS)
+
+    def _admits(self, now_ms: float) -> bool:
+        refill = _REPORTS_PER_S * (now_ms - self._admitted_ms) / 1000
+        self._admitted, self._admitted_ms = min(_REPORTS_PER_S, self._admitted + refill), now_ms
+        is_admitted = self._admitted >= 1
+        self._admitted -= is_admitted
+        return is_admitted
+
+    @receives(WriteEnded)
+    def on_write_ended(self, peer: int, message: WriteEnded, now_ms: float) -> None:
+        if message.outcome not in OUTCOMES:
+            raise ProtocolError(f"unknown outcome of a write {printable(repr(message.outcome), 60)}")
+        self._metrics.end_write(message, now_ms)
+        self.out.send(peer, WriteNoted())
+
+    def on_gone(self, peer: int, now_ms: float) -> None:
+        self._told.pop(peer, None)
+        self._set_interval()

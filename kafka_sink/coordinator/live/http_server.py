@@ -1,0 +1,226 @@
+"""A small HTTP server for pages that are computed on demand: GET and HEAD, one request a connection.
+
+It runs on a thread of its own. Whatever its clients do, they cost bounded memory and time: numbers of
+connections and of requests in a second, the size of a request and the times to send it and to read the
+response are limited. If all connections are in use, the one that has been open longest makes room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+_log = logging.getLogger(__name__)
+_MAX_TARGET = 2048
+# Whole: a browser sends `[::1].evil.example` for a site of that name.
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::[0-9]{1,5})?")
+_NO_HEADERS: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """``body`` is the whole content."""
+
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    status: str = "200 OK"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpBounds:
+    """``request_s``: to receive a request. ``response_s``: for the client to read its response."""
+
+    connections: int = 32
+    accepts_per_s: float = 100.0
+    request_bytes: int = 8192
+    request_s: float = 5.0
+    response_s: float = 10.0
+
+
+# Computes the response to a path.
+Page = Callable[[], Awaitable[Response]]
+
+_SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class HttpServer:
+    """Serves ``pages``, by path, on a socket that listens. ``hosts``: names by which clients may call it.
+
+    A request with another name in its Host header gets no page: it may come from a foreign site whose name
+    resolves to this address (DNS rebinding). IP addresses are always accepted, because no site has one for a
+    name.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        pages: Mapping[str, Page],
+        hosts: Collection[str],
+        bounds: HttpBounds | None = None,
+    ) -> None:
+        self._listening = listening
+        self._pages = pages
+        self._hosts = {host.lower() for host in hosts}
+        self._bounds = bounds or HttpBounds()
+        # Connections in the order in which they were accepted.
+        self._open: dict[asyncio.Task[None], socket.socket] = {}
+        self._accepting: asyncio.Task[None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="kafka-chunked-live-view", daemon=True)
+
+    def start(self) -> None:
+        self._listening.setblocking(False)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and all connections, without waiting long."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stop)
+        self._thread.join(2.0)
+
+    def _stop(self) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._accepting = self._loop.create_task(self._accept())
+            self._loop.run_until_complete(self._accepting)
+        except asyncio.CancelledError:
+            pass
+        except Exception:  # noqa: BLE001 - it must not print into the driver's terminal
+            _log.exception("The live view has ended")
+        finally:
+            self._listening.close()
+            self._loop.run_until_complete(self._end_all())
+            self._loop.close()
+
+    async def _end_all(self) -> None:
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        interval_s = 1.0 / self._bounds.accepts_per_s
+        while True:
+            try:
+                sock, _ = await self._loop.sock_accept(self._listening)
+            except OSError as error:
+                _log.warning("The live view could not accept a connection: %s", error)
+                await asyncio.sleep(1.0)
+                continue
+            while len(self._open) >= self._bounds.connections:
+                oldest = next(iter(self._open))
+                self._open.pop(oldest).close()
+                oldest.cancel()
+            task = self._loop.create_task(self._serve(sock))
+            self._open[task] = sock
+            task.add_done_callback(self._forget)
+            # A flood waits in the backlog, and then at its sender.
+            await asyncio.sleep(interval_s)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        sock = self._open.pop(task, None)
+        if sock is not None:
+            sock.close()
+
+    async def _serve(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        try:
+            head = await asyncio.wait_for(self._read(sock), self._bounds.request_s)
+            content = encode(head, await self._respond(head))
+            await asyncio.wait_for(self._loop.sock_sendall(sock, content), self._bounds.response_s)
+            sock.shutdown(socket.SHUT_WR)
+            # Unread bytes would turn the close into a reset, and the client may miss the response.
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._loop.sock_recv(sock, self._bounds.request_bytes), 1.0)
+        except (OSError, asyncio.TimeoutError, ValueError) as error:
+            _log.debug("A connection to the live view ended: %r", error)
+
+    async def _read(self, sock: socket.socket) -> bytes:
+        """The request up to its empty line, or as much as the bound allows."""
+        held = b""
+        while b"\r\n\r\n" not in held and len(held) <= self._bounds.request_bytes:
+            data = await self._loop.sock_recv(sock, self._bounds.request_bytes)
+            if not data:
+                raise ConnectionError("closed within a request")
+            held += data
+        return held
+
+    async def _respond(self, head: bytes) -> Response:
+        if len(head) > self._bounds.request_bytes:
+            return _refusal("431 Request Header Fields Too Large")
+        line, _, rest = head.partition(b"\r\n")
+        method, _, target = line.decode("latin-1").partition(" ")
+        target, _, version = target.rpartition(" ")
+        if not version.startswith("HTTP/1.") or len(target) > _MAX_TARGET:
+            return _refusal("400 Bad Request")
+        if method not in ("GET", "HEAD"):
+            return _refusal("405 Method Not Allowed", headers={"Allow": "GET, HEAD"})
+        if not self.accepts_host(_header(rest, "host")):
+            return _refusal("403 Forbidden", "call the live view by its IP address or this host's name")
+        page = self._pages.get(target.partition("?")[0])
+        if page is None:
+            return _refusal("404 Not Found")
+        try:
+            return await page()
+        except Exception:  # noqa: BLE001 - a bug in a page must not end the server, nor go unnoticed
+            _log.exception("The live view could not make a page")
+            return _refusal("500 Internal Server Error", "the coordinator's log has the reason")
+
+    def accepts_host(self, header: str | None) -> bool:
+        """Whether this Host header is one of ours."""
+        if header is None:
+            return False
+        found = _HOST.fullmatch(header.strip().lower())
+        if found is None:
+            return False
+        host = found["address"] or found["name"]
+        if host in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return True
+
+
+def _header(rest: bytes, name: str) -> str | None:
+    for line in rest.decode("latin-1").split("\r\n"):
+        key, _, value = line.partition(":")
+        if key.strip().lower() == name:
+            return value
+    return None
+
+
+def _refusal(status: str, text: str = "", headers: Mapping[str, str] = _NO_HEADERS) -> Response:
+    return Response(f"{status}{': ' if text else ''}{text}\n".encode(), status=status, headers=headers)
+
+
+def encode(head: bytes, response: Response) -> bytes:
+    """The bytes of a response. A HEAD request gets its headers only."""
+    headers = {
+        "Content-Type": response.content_type,
+        "Content-Length": str(len(response.body)),
+        "Connection": "close",
+        **_SECURITY_HEADERS,
+        **response.headers,
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    body = b"" if head.startswith(b"HEAD ") else response.body
+    return f"HTTP/1.1 {response.status}\r\n{lines}\r\n".encode("latin-1") + body

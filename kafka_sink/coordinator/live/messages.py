@@ -1,0 +1,329 @@
+"""What tasks and the driver report of a write, and a task's side of it.
+
+A task reports about once a second. Counts are totals since the task began, so a lost report does no harm.
+``topics`` has those that changed since the last report; the last report of a task (``done``) has all. The
+driver reports a write's sums when it commits or aborts. They replace what tasks reported.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Annotated, NamedTuple
+
+from kafka_sink import spark_application
+from kafka_sink.activity import STATES
+from kafka_sink.clock import RANDOM, Clock
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.client import ask
+from kafka_sink.coordinator.schema import (
+    AtMost,
+    Channel,
+    Count,
+    Ms,
+    Name,
+    NodeId,
+    Scope,
+    Text,
+    Topic,
+    Within,
+    cut,
+    message,
+    receives,
+)
+from kafka_sink.counts import TopicFigures
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.options import SinkOptions
+
+# A task names this many topics. Rows of its other topics count under no name.
+MAX_TOPICS = 100
+MAX_BROKERS = 200
+MAX_MUTES = 20
+# Partitions that a mute names, dead letters by topic and reason, options that a job names.
+MAX_PARTITIONS, MAX_DEAD_LETTERS, _MAX_OPTIONS = 5, 20, 60
+# The driver's report names all topics of a write up to this number.
+MAX_FINAL_TOPICS = 5_000
+_MAX_BUCKETS, _MAX_NAMES, _MAX_OUTCOMES = 32, 60, 8
+# Of key and value; each names a few subjects.
+MAX_SCHEMAS = 2
+# How a write ends, and characters of the cause of an abort.
+OUTCOMES = ("committed", "aborted")
+MAX_CAUSE = 1000
+
+MIN_INTERVAL_MS, MAX_INTERVAL_MS = 1000.0, 60_000.0
+# A task that ends sooner sends its last report only.
+_FIRST_MS = 300.0
+# Last reports that wait to be sent.
+_MAX_ENDED = 16
+# Bounds connecting and the answer. The coordinator mostly responds within milliseconds, but on a busy host it
+# takes seconds. Without this report a job would count as running.
+_DRIVER_TIMEOUT_MS = 5000.0
+# Instead, for a while after a coordinator did not respond: a frozen one must not hold up each micro-batch.
+_SILENT = "the coordinator did not confirm the end of a write"
+_SILENT_S, _SHORT_TIMEOUT_MS = 60.0, 500.0
+
+Counts = Annotated[dict[Name, Count | Ms], AtMost(_MAX_NAMES)]
+# As TopicFigures has them; decoded at once, because a report may have hundreds.
+TopicCounts = Annotated[tuple[Count, ...], AtMost(len(TopicFigures._fields))]
+_ByOutcome = Annotated[dict[Name, Count], AtMost(_MAX_OUTCOMES)]
+
+
+@dataclass(frozen=True, slots=True)
+class AboutJob:
+    """What one task of a job, that of partition 0, says about the job. ``options``: those that differ from
+    their defaults, never a secret. ``execution``: Spark's SQL execution, -1 where there is none.
+    """
+
+    name: Text = ""
+    execution: int = -1
+    options: Annotated[dict[Text, Text], AtMost(_MAX_OPTIONS)] = field(default_factory=dict)
+
+
+def about_job(name: str, execution: int, options: Mapping[str, str]) -> AboutJob:
+    """Within the bounds of a message."""
+    shown = list(options.items())[:_MAX_OPTIONS]
+    return AboutJob(cut(name), execution, {cut(one): cut(given) for one, given in shown})
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdentity:
+    """The attempt that reports. ``task``: Spark's taskAttemptId, unique in an application.
+
+    ``write`` names the Spark write, ``query`` and ``batch`` the micro-batch where there is one.
+    """
+
+    write: Name
+    task: Count
+    partition: Count = 0
+    attempt: Count = 0
+    host: Text = ""
+    query: Text = ""
+    batch: int = -1
+    application: Text = ""
+    about: AboutJob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MuteReport:
+    """A muted broker's id or partition's name, the reason, for how long, and whether for all tasks.
+
+    ``rows`` of the task wait for it, in ``partitions``, of which the first are named. ``left_ms``: until the
+    first of them reach delivery.timeout.ms; None where none waits.
+    """
+
+    target: Text
+    reason: Text
+    age_ms: Ms
+    rows: Count = 0
+    left_ms: Ms | None = None
+    partitions: Count = 0
+    named: Annotated[tuple[Text, ...], AtMost(MAX_PARTITIONS)] = ()
+    shared: bool = False
+
+
+class BrokerReport(NamedTuple):
+    """Produce requests of one task to one broker. Times are milliseconds.
+
+    ``address``: host and port. ``latency_buckets`` counts responses by LATENCY_BOUNDS_MS, not cumulated.
+    ``oldest_ms`` is the age of the oldest request without a response, 0 if there is none.
+    """
+
+    address: Text = ""
+    requests: Count = 0
+    failures: Count = 0
+    in_flight: Count = 0
+    latency_ms: Ms = 0.0
+    max_latency_ms: Ms = 0.0
+    latency_buckets: Annotated[tuple[Count, ...], AtMost(_MAX_BUCKETS)] = ()
+    throttle_ms: Ms = 0.0
+    oldest_ms: Ms = 0.0
+
+
+class DeadLetterCount(NamedTuple):
+    """Rows of a topic that went to the dead letter topic, or were dropped, for one reason."""
+
+    topic: Topic
+    reason: Text
+    rows: Count
+
+
+@message
+class TaskReport:
+    """A task's report. ``cluster``: as ``cluster_name`` gives it. ``state`` is one of STATES, entered
+    ``state_ms`` ago. ``transaction_ms``: since the task's transaction was begun; None without one.
+    """
+
+    cluster: Text
+    identity: TaskIdentity
+    elapsed_ms: Ms = 0.0
+    state: Name = STATES[0]
+    state_ms: Ms = 0.0
+    counters: Counts = field(default_factory=dict)
+    gauges: Counts = field(default_factory=dict)
+    topics: Annotated[dict[Topic, TopicCounts], AtMost(MAX_TOPICS)] = field(default_factory=dict)
+    brokers: Annotated[dict[NodeId, BrokerReport], AtMost(MAX_BROKERS)] = field(default_factory=dict)
+    mutes: Annotated[tuple[MuteReport, ...], AtMost(MAX_MUTES)] = ()
+    dead_letters: Annotated[tuple[DeadLetterCount, ...], AtMost(MAX_DEAD_LETTERS)] = ()
+    transaction_ms: Ms | None = None
+    done: bool = False
+    failed: bool = False
+
+
+@message
+class WriteEnded:
+    """A write's sums as its summary has them. ``outcome``: one of OUTCOMES.
+
+    ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
+    counts what the driver did with the write's transactions, by outcome; ``transactions_ms`` is for how long
+    they had been open, added up. ``last_task`` is the highest number of its tasks; -1 if unknown. Tasks with
+    higher ones belong to another run of the micro-batch. ``schemas``: by which schemas of a registry keys and
+    values were encoded. ``cause``: of an abort.
+    """
+
+    cluster: Text
+    write: Name
+    outcome: Name
+    query: Text = ""
+    batch: int = -1
+    tasks: Count = 0
+    counters: Counts = field(default_factory=dict)
+    topics: Annotated[dict[Topic, TopicCounts], AtMost(MAX_FINAL_TOPICS)] = field(default_factory=dict)
+    transactions: _ByOutcome = field(default_factory=dict)
+    transactions_ms: _ByOutcome = field(default_factory=dict)
+    last_task: int = -1
+    schemas: Annotated[tuple[Text, ...], AtMost(MAX_SCHEMAS)] = ()
+    cause: Annotated[str, AtMost(MAX_CAUSE)] = ""
+
+
+@message
+class WriteNoted:
+    """To the driver: its report is in the live view."""
+
+
+@message
+class ReportEvery:
+    """To a task: report at this interval. ``again``: its last report was not taken, and the next one must
+    have all topics."""
+
+    interval_ms: Annotated[float, Within(1_000, 60_000)]
+    again: bool = False
+
+
+def cluster_name(options: SinkOptions) -> str:
+    """The name of a cluster in the live view: its bootstrap addresses."""
+    return cut(",".join(f"{host}:{port}" for host, port in options.bootstrap_servers))
+
+
+class ReportChannel(Channel):
+    """``read`` makes a report of the present task; any thread may call it."""
+
+    scope = Scope.APPLICATION
+
+    def __init__(
+        self,
+        read: Callable[[TaskIdentity], TaskReport],
+        clock_ms: Clock,
+        interval_ms: float = MIN_INTERVAL_MS,
+    ) -> None:
+        super().__init__()
+        self._read = read
+        self._clock_ms = clock_ms
+        self._interval_ms = interval_ms
+        self._lock = threading.Lock()  # guards all below
+        self._identity: TaskIdentity | None = None
+        # When the present task reports, and when those that have ended do.
+        self._due_ms = self._end_due_ms = -math.inf
+        self._has_reported = False
+        self._sent_topics: Mapping[str, tuple[int, ...]] = {}
+        self._ended: deque[TaskReport] = deque(maxlen=_MAX_ENDED)
+
+    def begin(self, identity: TaskIdentity) -> None:
+        """A task starts. It reports soon, so that it is seen, unless it ends before."""
+        with self._lock:
+            self._identity, self._has_reported, self._sent_topics = identity, False, {}
+            self._due_ms = max(self._due_ms, self._clock_ms() + _FIRST_MS)
+        self.wake()
+
+    def end(self, last: TaskReport) -> None:
+        """The task has ended; ``last`` has all its totals.
+
+        Of short tasks that follow one another, one reports in an interval: nobody knows of the others, and
+        the driver's sums have what they wrote.
+        """
+        with self._lock:
+            if self._identity is None:
+                return
+            self._identity = None
+            if self._has_reported or last.failed or not self._ended:
+                self._ended.append(last)
+        self.wake()
+
+    @property
+    def identity(self) -> TaskIdentity | None:
+        """The task that runs. None between tasks."""
+        return self._identity
+
+    def next_message(self, now_ms: float) -> TaskReport | None:
+        with self._lock:
+            if self._ended and now_ms >= self._end_due_ms:
+                last = self._ended.popleft()
+                if not self._ended:
+                    self._end_due_ms = now_ms + self._interval_ms
+                return last
+            identity = self._identity
+            if identity is None or now_ms < self._due_ms:
+                return None
+            self._due_ms, self._has_reported = now_ms + self._interval_ms, True
+            sent = self._sent_topics
+        # Takes locks of the producer, so not under this one.
+        report = self._read(identity)
+        with self._lock:
+            if self._identity is not identity:
+                return None
+            self._sent_topics = report.topics
+        changed = {name: one for name, one in report.topics.items() if sent.get(name) != one}
+        return replace(report, topics=changed)
+
+    def next_message_delay_ms(self, now_ms: float) -> float:
+        with self._lock:
+            due_ms = math.inf if self._identity is None else self._due_ms
+            return max(0.0, min(due_ms, self._end_due_ms if self._ended else math.inf) - now_ms)
+
+    def left_delay_ms(self, now_ms: float) -> float:
+        with self._lock:
+            return max(0.0, self._end_due_ms - now_ms) if self._ended else math.inf
+
+    def close(self) -> None:
+        with self._lock:
+            self._end_due_ms = -math.inf
+
+    @receives(ReportEvery)
+    def on_report_every(self, message: ReportEvery, now_ms: float) -> None:
+        """With many tasks the coordinator asks for fewer reports, from the next one on."""
+        with self._lock:
+            self._due_ms += message.interval_ms - self._interval_ms
+            self._interval_ms = message.interval_ms
+            if message.again:
+                self._sent_topics = {}
+
+    def on_connected(self, now_ms: float) -> None:
+        """A new coordinator knows nothing of this task, nor of thousands that connect with it."""
+        with self._lock:
+            self._sent_topics = {}
+            if self._has_reported:
+                self._due_ms = now_ms + RANDOM.random() * self._interval_ms
+
+
+def report_end(address: CoordinatorAddress, ended: WriteEnded) -> None:
+    """Called on the driver when a write commits or aborts: waits for the confirmation. Raises nothing."""
+    was_silent = spark_application.happened_within(_SILENT, _SILENT_S)
+    timeout_ms = _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS
+    with suppress(OSError):
+        try:
+            ask(address, ended, WriteNoted, timeout_ms)
+        except (TimeoutError, KafkaSinkError):
+            spark_application.remember(_SILENT)

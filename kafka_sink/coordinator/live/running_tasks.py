@@ -1,0 +1,290 @@
+"""The tasks that run, as they last reported, with sums over them that follow each report. No I/O.
+
+A snapshot therefore inspects no task but those that are silent, and those that it shows. What is kept is
+bounded over all tasks: one whose reports name ever more would otherwise take all memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, zip_longest
+from typing import Any
+
+from kafka_sink.activity import STATES
+from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, MuteReport, TaskReport
+from kafka_sink.counts import Number
+
+# A write and the number of its task.
+AttemptKey = tuple[str, int]
+# What totals belong to: a topic, a broker, a topic with a reason, or None for the task's own counters.
+TotalsKey = str | int | tuple[str, str] | None
+# Topics, brokers, reasons and mutes of all tasks together: some 300 bytes each.
+MAX_ENTRIES = 300_000
+_MAX_TARGETS = 2_000
+
+
+@dataclass(slots=True)
+class RunningTask:
+    """An attempt as it last reported. ``totals``: what of it is in the sums of the application."""
+
+    key: AttemptKey
+    cluster: str
+    job: str
+    partition: int
+    attempt: int
+    host: str
+    reported_ms: float = -math.inf
+    elapsed_ms: float = 0.0
+    state: str = STATES[0]
+    state_since_ms: float = 0.0
+    gauges: Mapping[str, Number] = field(default_factory=dict)
+    in_flight: Mapping[int, int] = field(default_factory=dict)
+    totals: dict[TotalsKey, tuple[Number, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums over one cluster's tasks, and by task since when: for the oldest, which no sum gives."""
+
+    gauges: Counter[str] = field(default_factory=Counter)
+    states: Counter[str] = field(default_factory=Counter)
+    in_flight: Counter[int] = field(default_factory=Counter)
+    request_since_ms: defaultdict[int, dict[AttemptKey, float]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    transaction_since_ms: dict[AttemptKey, float] = field(default_factory=dict)
+
+
+class RunningTasks:
+    """At most ``max_tasks`` are kept. A task that has not reported for long is gone: it is not shown, but its
+    next report finds what it had reported before."""
+
+    def __init__(self, max_tasks: int, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_tasks = max_tasks
+        self._max_entries = max_entries
+        self.entries = 0
+        self.muted = MutedTargets()
+        self._tasks: OrderedDict[AttemptKey, RunningTask] = OrderedDict()
+        # Those that are not gone, in the order of their last reports.
+        self._shown: OrderedDict[AttemptKey, RunningTask] = OrderedDict()
+        self._sums: defaultdict[str, _Sums] = defaultdict(_Sums)
+        self.of_job: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def shown(self) -> int:
+        """How many are not gone."""
+        return len(self._shown)
+
+    def report(self, cluster: str, report: TaskReport, now_ms: float) -> RunningTask:
+        one = report.identity
+        key = one.write, one.task
+        task = self._tasks.get(key)
+        if task is None:
+            job = one.query or one.write
+            task = RunningTask(key, cluster, job, one.partition, one.attempt, one.host)
+            self._tasks[key] = task
+            while len(self._tasks) > self._max_tasks:
+                self.remove(next(iter(self._tasks)))
+        else:
+            self._hide(key)
+        task.reported_ms, task.elapsed_ms = now_ms, report.elapsed_ms
+        task.state, task.state_since_ms = report.state, now_ms - report.state_ms
+        task.gauges = report.gauges
+        waiting = ((node, broker) for node, broker in report.brokers.items() if broker.in_flight)
+        oldest_ms = {node: broker.oldest_ms for node, broker in islice(waiting, self._capacity)}
+        task.in_flight = {node: report.brokers[node].in_flight for node in oldest_ms}
+        self._shown[key] = task
+        self._count(task, 1)
+        sums = self._sums[task.cluster]
+        for node, age_ms in oldest_ms.items():
+            sums.request_since_ms[node][key] = now_ms - age_ms
+        if report.transaction_ms is not None and not report.failed:
+            sums.transaction_since_ms[key] = now_ms - report.transaction_ms
+        else:
+            sums.transaction_since_ms.pop(key, None)
+        self.entries += self.muted.report(task.cluster, key, report.mutes[: self._capacity], now_ms)
+        return task
+
+    @property
+    def _capacity(self) -> int:
+        return max(0, self._max_entries - self.entries)
+
+    def grow(self, task: RunningTask, key: TotalsKey, now: Sequence[Number]) -> Sequence[Number]:
+        """By how much these totals have grown since the task reported them last; empty if they have not.
+
+        What is lost, repeated or late therefore changes nothing. Beyond the bound other keys than a task's
+        counters do not count: the driver's sums have them when the write ends.
+        """
+        before = task.totals.get(key)
+        if before is None:
+            if key is not None and not self._capacity:
+                return ()
+            self.entries += 1
+        grown = [max(0, new - old) for new, old in zip_longest(now, before or (), fillvalue=0)]
+        if before is None or any(grown):
+            task.totals[key] = tuple(map(max, zip_longest(now, before or (), fillvalue=0)))
+        return grown if any(grown) else ()
+
+    def remove(self, key: AttemptKey) -> None:
+        """It has ended."""
+        self._hide(key)
+        task = self._tasks.pop(key, None)
+        if task is not None:
+            self.entries -= len(task.totals)
+            self._sums[task.cluster].transaction_since_ms.pop(key, None)
+
+    def expire(self, gone_before_ms: float) -> None:
+        """Those that have not reported since then are gone."""
+        while self._shown:
+            key, task = next(iter(self._shown.items()))
+            if task.reported_ms >= gone_before_ms:
+                return
+            self._hide(key)
+
+    def _hide(self, key: AttemptKey) -> None:
+        task = self._shown.pop(key, None)
+        if task is not None:
+            self._count(task, -1)
+            for node in task.in_flight:
+                del self._sums[task.cluster].request_since_ms[node][key]
+            self.entries -= self.muted.forget(key)
+
+    def _count(self, task: RunningTask, sign: int) -> None:
+        """Add a task's last report to the sums, or take it off."""
+        sums = self._sums[task.cluster]
+        self.entries += sign * len(task.in_flight)
+        sums.states[task.state] += sign
+        self.of_job[task.job] += sign
+        if not self.of_job[task.job]:
+            del self.of_job[task.job]
+        for name, value in task.gauges.items():
+            sums.gauges[name] += sign * value  # type: ignore[assignment]  # all are whole numbers
+        for node, number in task.in_flight.items():
+            sums.in_flight[node] += sign * number
+
+    # -- sums -----------------------------------------------------------------------------------------
+
+    def gauges(self, cluster: str) -> dict[str, int]:
+        """Their sums over a cluster's tasks."""
+        return {name: value for name, value in self._sums[cluster].gauges.items() if value}
+
+    def states(self, cluster: str, silent_before_ms: float) -> dict[str, int]:
+        """How many tasks of a cluster are in each state; "silent" instead, where the last report is older."""
+        states = Counter(self._sums[cluster].states)
+        for task in self._shown.values():
+            if task.reported_ms >= silent_before_ms:
+                break
+            if task.cluster == cluster:
+                states[task.state] -= 1
+                states["silent"] += 1
+        return {name: count for name, count in states.items() if count}
+
+    def requests(self, cluster: str, node: int) -> tuple[int, float]:
+        """Of one broker: the requests in flight, and since when the oldest is; infinite without one."""
+        sums = self._sums[cluster]
+        since_ms = sums.request_since_ms.get(node)
+        return sums.in_flight[node], min(since_ms.values()) if since_ms else math.inf
+
+    def transactions(self, cluster: str) -> tuple[int, float]:
+        """How many are open, and since when the oldest is; infinite without one."""
+        since_ms = self._sums[cluster].transaction_since_ms
+        return len(since_ms), min(since_ms.values(), default=math.inf)
+
+    def to_show(self, count: int, silent_before_ms: float) -> list[tuple[RunningTask, str]]:
+        """So many tasks with their states: those that work last, and else those longest in their state."""
+        ranks = (
+            (task.state == STATES[0] and task.reported_ms >= silent_before_ms, task.state_since_ms, key)
+            for key, task in self._shown.items()
+        )
+        found = (self._shown[key] for _, _, key in heapq.nsmallest(count, ranks))
+        return [(one, "silent" if one.reported_ms < silent_before_ms else one.state) for one in found]
+
+
+# -- muted brokers and partitions, and rows that wait for them -----------------------------------------------
+
+
+@dataclass(slots=True)
+class _Muted:
+    """A target as tasks see it. ``rows`` by attempt. ``first``: the attempt whose rows reach
+    delivery.timeout.ms first, at ``deadline_ms``."""
+
+    since_ms: float = math.inf
+    reason: str = ""
+    shared: bool = False
+    rows: dict[AttemptKey, int] = field(default_factory=dict)
+    total: int = 0
+    partitions: int = 0
+    named: dict[str, None] = field(default_factory=dict)
+    first: AttemptKey | None = None
+    deadline_ms: float = math.inf
+
+    def add(self, attempt: AttemptKey, one: MuteReport, now_ms: float) -> None:
+        if now_ms - one.age_ms < self.since_ms:
+            self.since_ms, self.reason = now_ms - one.age_ms, one.reason
+        self.shared |= one.shared
+        self.rows[attempt] = one.rows
+        self.total += one.rows
+        self.partitions = max(self.partitions, one.partitions)
+        self.named.update(dict.fromkeys(one.named[: MAX_PARTITIONS - len(self.named)]))
+        if one.left_ms is not None and now_ms + one.left_ms < self.deadline_ms:
+            self.first, self.deadline_ms = attempt, now_ms + one.left_ms
+
+
+class MutedTargets:
+    """The cost of a report is that of its own entries, and a snapshot costs nothing for each task: tens of
+    thousands may wait. After a task has left, which one is first is known again once each has reported again.
+    """
+
+    def __init__(self) -> None:
+        self._by_target: dict[tuple[str, str], _Muted] = {}
+        self._targets: dict[AttemptKey, list[tuple[str, str]]] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, str, float, str, bool]]:
+        """Cluster, target, since when, why, and whether for all tasks."""
+        for (cluster, target), muted in self._by_target.items():
+            yield cluster, target, muted.since_ms, muted.reason, muted.shared
+
+    def report(self, cluster: str, attempt: AttemptKey, mutes: Iterable[MuteReport], now_ms: float) -> int:
+        """What an attempt reports, in place of what it reported before. Returns how many were taken."""
+        self.forget(attempt)
+        # Each target once, whatever the report says: ``forget`` takes back what is added here.
+        taken = []
+        for target, one in {one.target: one for one in mutes}.items():
+            key = cluster, target
+            if key in self._by_target or len(self._by_target) < _MAX_TARGETS:
+                self._by_target.setdefault(key, _Muted()).add(attempt, one, now_ms)
+                taken.append(key)
+        if taken:
+            self._targets[attempt] = taken
+        return len(taken)
+
+    def forget(self, attempt: AttemptKey) -> int:
+        """It has ended, or is gone. Returns how many targets it had."""
+        targets = self._targets.pop(attempt, [])
+        for key in targets:
+            muted = self._by_target[key]
+            muted.total -= muted.rows.pop(attempt)
+            if not muted.rows:
+                del self._by_target[key]
+            elif muted.first == attempt:
+                muted.first, muted.deadline_ms = None, math.inf
+        return len(targets)
+
+    def waiting(self, cluster: str, target: str, now_ms: float) -> dict[str, Any]:
+        """The rows that wait for a target. ``left``: seconds until the first of them reach
+        delivery.timeout.ms; None where that is not known."""
+        muted = self._by_target.get((cluster, target), _Muted())
+        is_known = muted.deadline_ms < math.inf
+        return {
+            "rows": muted.total,
+            "partitions": muted.partitions,
+            "named": list(muted.named),
+            "left": max(0.0, muted.deadline_ms - now_ms) / 1000 if is_known else None,
+        }

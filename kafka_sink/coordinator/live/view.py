@@ -1,0 +1,191 @@
+"""The live view of an application: its page, the page's data, and metrics for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Annotated, Any
+
+from kafka_sink.clock import monotonic_ms
+from kafka_sink.coordinator.address import ANY_ADDRESSES
+from kafka_sink.coordinator.live.application import ApplicationMetrics
+from kafka_sink.coordinator.live.http_server import HttpServer, Response
+from kafka_sink.coordinator.schema import Outbox, Scope, Service, Text, Within, cut, message, receives
+from kafka_sink.version import __version__
+
+# How long a snapshot and what is made of it serve all clients, unless a write ends, and even then.
+_FRESH_MS, _ALWAYS_FRESH_MS = 500.0, 50.0
+# How long a client waits for a snapshot.
+_SNAPSHOT_S = 2.0
+_BACKLOG = 64
+
+
+@message
+class OpenView:
+    """From planning: serve the live view at this address (ui.bind.address) and port (ui.port)."""
+
+    address: Text
+    port: Annotated[int, Within(0, 65_535)]
+
+
+@message
+class ViewOpened:
+    """Where the live view is. ``url`` is "" where it could not be opened, for the reason in ``error``."""
+
+    url: Text = ""
+    port: Annotated[int, Within(0, 65_535)] = 0
+    error: Text = ""
+
+
+class ViewService(Service):
+    """Opens the live view once, for whoever asks first, and says where it is. Belongs to a running loop."""
+
+    scope = Scope.APPLICATION
+
+    def __init__(self, out: Outbox, metrics: ApplicationMetrics) -> None:
+        super().__init__(out)
+        self._metrics = metrics
+        self._server: HttpServer | None = None
+        self._opened = ViewOpened()
+
+    @receives(OpenView)
+    def on_open_view(self, peer: int, message: OpenView, now_ms: float) -> None:
+        if self._server is None:
+            self._opened = self._open(message.address, message.port)
+        self.out.send(peer, self._opened)
+
+    def _open(self, address: str, port: int) -> ViewOpened:
+        try:
+            listening = _listen(address, port)
+        except (OSError, ValueError) as error:
+            return ViewOpened(error=cut(f"ui.bind.address={address}, ui.port={port}: {error}"))
+        name = socket.gethostname() if address in ANY_ADDRESSES else address
+        pages = LivePages(self._metrics, asyncio.get_running_loop())
+        self._server = HttpServer(listening, pages.by_path, {"localhost", address, socket.gethostname()})
+        self._server.start()
+        shown = f"[{name}]" if ":" in name else name
+        chosen = int(listening.getsockname()[1])
+        return ViewOpened(f"http://{shown}:{chosen}/", chosen)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    dual = address == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """``taken_ms``: monotonic. ``writes_ended``: how many writes had ended by then."""
+
+    taken_ms: float
+    writes_ended: int
+    content: dict[str, Any]
+
+
+class LivePages:
+    """The pages, for the server's thread. ``owner`` is the loop that ``metrics`` belongs to.
+
+    All clients share a snapshot for a moment, so that many cost no more than one. A response contains the
+    sums of each write that ended before its request, so of a write whose ``save()`` has returned.
+    """
+
+    def __init__(self, metrics: ApplicationMetrics, owner: asyncio.AbstractEventLoop) -> None:
+        self._metrics = metrics
+        self._owner = owner
+        self._snapshot: _Snapshot | None = None
+        # The next snapshot, for all clients that wait for it.
+        self._taking: asyncio.Future[_Snapshot] | None = None
+        self._made: dict[str, tuple[_Snapshot, Response]] = {}
+        self.by_path: dict[str, Callable[[], Awaitable[Response]]] = {
+            "/": self._page,
+            "/metrics.json": lambda: self._shared("json", as_json),
+            # The path of 0.1, for one release.
+            "/figures.json": lambda: self._shared("json", as_json),
+            "/metrics": lambda: self._shared("metrics", _metrics),
+        }
+
+    async def _page(self) -> Response:
+        return page()
+
+    async def _shared(self, name: str, render: Callable[[dict[str, Any]], Response]) -> Response:
+        """A response that is made once of each snapshot."""
+        try:
+            snapshot = await asyncio.wait_for(self._current(), _SNAPSHOT_S)
+        except asyncio.TimeoutError:
+            busy = "503 Service Unavailable"
+            return Response(b"the coordinator is busy\n", status=busy, headers={"Retry-After": "1"})
+        made = self._made.get(name)
+        if made is None or made[0] is not snapshot:
+            made = self._made[name] = snapshot, render(snapshot.content)
+        return made[1]
+
+    async def _current(self) -> _Snapshot:
+        """A snapshot that a request of this moment may get."""
+        asked_ms, writes_ended = monotonic_ms(), self._metrics.writes_ended
+        while True:
+            found = self._snapshot
+            if found is not None:
+                # The time of the request counts: on a busy host, a new snapshot may be old before it gets
+                # here.
+                if found.writes_ended >= writes_ended and found.taken_ms >= asked_ms - _FRESH_MS:
+                    return found
+                left_ms = found.taken_ms + _ALWAYS_FRESH_MS - monotonic_ms()
+                if left_ms > 0:
+                    # Short writes may end one after another.
+                    await asyncio.sleep(left_ms / 1000)
+                    continue
+            if self._taking is None or self._taking.done():
+                taken = asyncio.run_coroutine_threadsafe(_snapshot_of(self._metrics), self._owner)
+                self._taking = asyncio.wrap_future(taken)
+            # A client that gives up must not take it from the others.
+            self._snapshot = await asyncio.shield(self._taking)
+
+
+async def _snapshot_of(metrics: ApplicationMetrics) -> _Snapshot:
+    now_ms = monotonic_ms()
+    return _Snapshot(now_ms, metrics.writes_ended, metrics.snapshot(now_ms))
+
+
+def as_json(snapshot: Mapping[str, Any]) -> Response:
+    """What the page reads."""
+    body = json.dumps({**snapshot, "version": __version__}, separators=(",", ":")).encode()
+    return Response(body, "application/json")
+
+
+def _metrics(snapshot: dict[str, Any]) -> Response:
+    # Imported when somebody asks for it first: most applications are not scraped.
+    from kafka_sink.coordinator.live.prometheus import exposition
+
+    body, content_type = exposition(snapshot)
+    return Response(body, content_type)
+
+
+@lru_cache(maxsize=1)
+def page() -> Response:
+    """The page. Its script and styles are in it, and nothing else may run or load."""
+    text = files("kafka_sink.coordinator.live").joinpath("page.html").read_text("utf-8")
+    policy = (
+        "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"frame-ancestors 'none'; script-src {_hash(text, 'script')}; style-src {_hash(text, 'style')}"
+    )
+    headers = {"Content-Security-Policy": policy}
+    return Response(text.encode(), "text/html; charset=utf-8", headers=headers)
+
+
+def _hash(text: str, element: str) -> str:
+    found = re.search(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
+    content = found.group(1) if found else ""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,0 +1,893 @@
+"""Metadata hints (KIP-526): tasks share what they know of topics, and one of them asks brokers for all.
+
+The coordinator has no connection to a broker. It runs the same ClusterMetadata as a task over what tasks say:
+where that would send a request, one task is asked to fetch the topics, the one that was asked longest ago;
+another one if it is silent for a second. What it learns is pushed to all tasks that use the topics, even if
+only the age has changed.
+
+A task's word is not passed on. That a leader moved marks the topic, and is asked for until a fetch confirms
+it. What a fetch brings is passed on, as brokers said it; where it contradicts what is known, a second one
+decides, by another task. So a task that errs misleads until the next refresh at most.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import sys
+import threading
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Annotated, NamedTuple
+
+from kafka_sink.clock import RANDOM, Clock
+from kafka_sink.coordinator.schema import (
+    AtMost,
+    Channel,
+    Count,
+    Int32,
+    Message,
+    Ms,
+    NodeId,
+    Outbox,
+    PartitionId,
+    Scope,
+    Service,
+    Topic,
+    Within,
+    cut,
+    message,
+    receives,
+)
+from kafka_sink.errors import ProtocolError
+from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata, HintSource
+from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE
+from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
+from kafka_sink.model import MetadataUpdate, Node, Partitions, TopicMetadata, TopicPartition
+from kafka_sink.options import SinkOptions
+from kafka_sink.printable import is_host
+from kafka_sink.timing_bounds import FETCH_SILENCE_MS, GATHER_STALE_MS, GIVE_UP_MS, HINT_WAIT_MS
+
+MAX_TOPICS, MAX_STALE, _MAX_NODES = 5000, 1000, 10_000
+_MAX_HOST, _MAX_RACK, _BYTES_OF_ID = 255, 1000, 16
+_MAX_ENCODED_PARTITIONS = 1_500_000
+# A message with topics holds about so many characters; one topic may take more.
+_PART_CHARACTERS = 1_000_000
+
+
+class NodeHint(NamedTuple):
+    """A broker's address."""
+
+    id: NodeId
+    host: Annotated[str, AtMost(_MAX_HOST)]
+    port: Annotated[int, Within(0, 65_535)]
+    rack: Annotated[str, AtMost(_MAX_RACK)] | None
+
+
+class TopicHint(NamedTuple):
+    """A topic as a broker described it ``age_ms`` ago. ``topic_id``: hexadecimal, or "". ``partitions``:
+    base64 of the leaders and then the epochs of its partitions, each in four bytes."""
+
+    name: Topic
+    topic_id: Annotated[str, AtMost(2 * _BYTES_OF_ID)]
+    age_ms: Ms
+    partitions: Annotated[str, AtMost(_MAX_ENCODED_PARTITIONS)]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """Part of a MetadataSnapshot; the first one has the brokers."""
+
+    cluster_id: Annotated[str, AtMost(200)] | None = None
+    nodes: Annotated[tuple[NodeHint, ...], AtMost(_MAX_NODES)] = ()
+    nodes_age_ms: Ms = 0.0
+    topics: Annotated[tuple[TopicHint, ...], AtMost(MAX_TOPICS)] = ()
+
+
+_Names = Annotated[tuple[Topic, ...], AtMost(MAX_TOPICS)]
+_NO_TOPICS = SnapshotPart()
+
+
+@message
+class TopicsWanted:
+    """From a task: it writes to these topics. ``is_needed``: it lacks their metadata."""
+
+    topics: _Names
+    is_needed: bool = False
+
+
+class StaleTopic(NamedTuple):
+    """A topic whose metadata proved wrong at a broker, so long ago."""
+
+    topic: Topic
+    age_ms: Ms
+
+
+class NamedLeader(NamedTuple):
+    """A partition's leader, from a broker's response to a request with this topic id (KIP-951)."""
+
+    topic: Topic
+    topic_id: Annotated[str, AtMost(2 * _BYTES_OF_ID)]
+    partition: PartitionId
+    leader: Int32
+    epoch: Int32
+
+
+@message
+class TopicStale:
+    """From a task: what brokers denied."""
+
+    topics: Annotated[tuple[StaleTopic, ...], AtMost(MAX_STALE)] = ()
+    leaders: Annotated[tuple[NamedLeader, ...], AtMost(MAX_STALE)] = ()
+
+
+@message
+class Fetch:
+    """To a task: ask brokers for these topics."""
+
+    number: Count
+    topics: _Names
+
+
+@message
+class TopicsKnown:
+    """From a task: brokers' response to a Fetch. ``errors``: by topic, Kafka's codes. ``more``: another part
+    follows. ``failed``: there was no response."""
+
+    number: Count
+    part: SnapshotPart = _NO_TOPICS
+    errors: Annotated[dict[Topic, Int32], AtMost(MAX_TOPICS)] = field(default_factory=dict)
+    more: bool = False
+    failed: bool = False
+
+
+@message
+class Topics:
+    """To tasks that use the topics: what is known of them. ``missing``: of these nothing will come now.
+    ``pending``: what is needed is still being fetched."""
+
+    part: SnapshotPart = _NO_TOPICS
+    missing: _Names = ()
+    pending: bool = False
+
+
+def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
+    """One or more, each of which fits into a message."""
+    nodes = tuple(
+        NodeHint(one.id, one.host, one.port, one.rack if one.rack is None else cut(one.rack, _MAX_RACK))
+        for one in snapshot.nodes[:_MAX_NODES]
+        if is_host(one.host) and 0 <= one.port < 1 << 16
+    )
+    age_ms = snapshot.nodes_age_ms if math.isfinite(snapshot.nodes_age_ms) else 0.0
+    topics: list[TopicHint] = []
+    characters = 0
+    for hint in map(_encode_topic, snapshot.topics):
+        size = len(hint.name) + len(hint.partitions) + 80
+        if topics and (characters + size > _PART_CHARACTERS or len(topics) >= MAX_TOPICS):
+            yield SnapshotPart(snapshot.cluster_id, nodes, age_ms, tuple(topics))
+            topics, characters, nodes = [], 0, ()
+        topics.append(hint)
+        characters += size
+    yield SnapshotPart(snapshot.cluster_id, nodes, age_ms, tuple(topics))
+
+
+def _encode_topic(hint: TopicSnapshot) -> TopicHint:
+    topic = hint.metadata
+    numbers = topic.partitions.leaders + topic.partitions.epochs
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    topic_id = "" if topic.topic_id is None else topic.topic_id.hex()
+    return TopicHint(topic.name, topic_id, hint.age_ms, base64.b64encode(numbers.tobytes()).decode())
+
+
+def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
+    """Raises ProtocolError."""
+    if not all(is_host(one.host) for one in part.nodes):
+        raise ProtocolError("a broker's address that is none")
+    topics = tuple(TopicSnapshot(_decode_topic(one), one.age_ms) for one in part.topics)
+    return MetadataSnapshot(
+        topics, tuple(Node(*one) for one in part.nodes), part.nodes_age_ms, part.cluster_id
+    )
+
+
+def _decode_topic(hint: TopicHint) -> TopicMetadata:
+    numbers = array("i")
+    try:
+        numbers.frombytes(base64.b64decode(hint.partitions, validate=True))
+    except (ValueError, binascii.Error):
+        raise ProtocolError("partitions of a topic that cannot be read") from None
+    if len(numbers) % 2:
+        raise ProtocolError("a topic with another number of leaders than of epochs")
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    count = len(numbers) // 2
+    partitions = Partitions(hint.name, numbers[:count], numbers[count:])
+    return TopicMetadata(hint.name, _id_of(hint.topic_id), partitions)
+
+
+def _id_of(text: str) -> bytes | None:
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b"?"
+    if len(found) not in (0, _BYTES_OF_ID):
+        raise ProtocolError("a topic id that is none")
+    return found or None
+
+
+def _in_chunks(topics: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Names for one message each."""
+    left = iter(topics)
+    while chunk := tuple(islice(left, MAX_TOPICS)):
+        yield chunk
+
+
+# A task reports a topic in use again after this time, or sooner if metadata.max.idle.ms is short.
+_REPORT_USE_MS = 60_000.0
+
+
+def use_interval_ms(idle_ms: float) -> float:
+    """How often a task reports a topic in use, if metadata.max.idle.ms is ``idle_ms``."""
+    return min(_REPORT_USE_MS, idle_ms / 3)
+
+
+def coordinator_idle_ms(idle_ms: float) -> float:
+    """After how long without reports the coordinator considers a topic idle.
+
+    A use just after a report is reported one interval later, and that report may be delayed by another
+    interval to be sent with others.
+    """
+    return idle_ms + 2 * use_interval_ms(idle_ms)
+
+
+# -- the coordinator's side -------------------------------------------------------------------------------
+
+
+# The coordinator refreshes a topic before tasks consider it expired, with time to push the response. Topics
+# become non-urgent at half of metadata.max.age.ms (KIP-526); tasks leave those to the coordinator.
+_SHARE_OF_AGE = 0.9
+_MAX_TOPICS_OF_A_TASK = 50_000
+# Leaders that tasks reported and brokers have not confirmed, and the responses that refute one.
+_MAX_REPORTED, _MAX_CONTRADICTED = 10_000, 1000
+_REFUTING_RESPONSES = 5
+# Errors that pass: the topic is being created, or its leader is being elected.
+_TRANSIENT_ERRORS = frozenset({UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE})
+# Tasks that are asked to fetch, and silences, before the fetch has failed.
+_MAX_ASKED = 3
+_MAX_FETCHED_PARTITIONS = 2_000_000
+# An answer with many topics waits so long for tasks that want the same: it takes 10 ms to encode.
+_MANY_TOPICS, _GATHER_ANSWERS_MS = 200, 100.0
+# Work for one ``on_time``: sets of topics, topics compared, and topics encoded, which cost so much more.
+_SETS_AT_ONCE, _TOPICS_AT_ONCE, _COST_OF_ENCODING = 500, 50_000, 20
+# About what is kept of a topic, of a name in a set, of a broker, of a reported leader.
+_TOPIC_BYTES, _NAME_BYTES, _NODE_BYTES, _REPORTED_BYTES = 1200, 105, 500, 400
+_MEASURE_MS = 1000.0
+
+
+@dataclass(slots=True)
+class MemoryBudget:
+    """What the metadata of all groups of tasks together may take, and of one group. What exceeds it is not
+    shared: tasks ask brokers."""
+
+    limit: int = 160 * 1024 * 1024
+    limit_of_group: int = 96 * 1024 * 1024
+    used: int = 0
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """A request of the view. ``messages``: those that are not answered, the one on its way first, which
+    ``asked`` got. What has come so far follows, from whichever of them."""
+
+    requested: tuple[str, ...]
+    messages: deque[Fetch]
+    asked: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    turns: int = 0
+    silent_at_ms: float = math.inf
+    topics: dict[str, TopicMetadata] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+    nodes: tuple[Node, ...] = ()
+    cluster_id: str | None = None
+    partitions: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Users:
+    """The tasks that use exactly these topics."""
+
+    topics: frozenset[str]
+    tasks: dict[int, None] = field(default_factory=dict)
+
+
+class MetadataService(Service):
+    """Of the tasks of one group. ``budget`` is shared by all groups."""
+
+    scope = Scope.GROUP
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        out: Outbox,
+        budget: MemoryBudget | None = None,
+        random: Callable[[], float] = RANDOM.random,
+    ) -> None:
+        super().__init__(out)
+        self._budget = MemoryBudget() if budget is None else budget
+        self._cost, self._measured_ms = 0, -math.inf
+        self.view = ClusterMetadata(
+            lambda: 0.0,
+            lambda: None,
+            lambda: "",
+            random,
+            max_age_ms=options.metadata_max_age_ms * _SHARE_OF_AGE,
+            idle_ms=coordinator_idle_ms(options.metadata_max_idle_ms),
+            retry_backoff_ms=options.retry_backoff_ms,
+            retry_backoff_max_ms=options.retry_backoff_max_ms,
+            non_urgent_share=NON_URGENT_SHARE / _SHARE_OF_AGE,
+        )
+        may_create = options.allow_auto_create_topics
+        self._transient = _TRANSIENT_ERRORS - (set() if may_create else {UNKNOWN_TOPIC_OR_PARTITION})
+        # Tasks, the one that was asked to fetch longest ago first.
+        self._tasks: OrderedDict[int, None] = OrderedDict()
+        # What each task uses. Many tasks write to the same topics, and share them.
+        self._users_of: dict[int, _Users] = {}
+        self._users: dict[frozenset[str], _Users] = {}
+        self._names = 0
+        # Topics that tasks wait for, since when, in that order.
+        self._needed_ms: dict[str, float] = {}
+        self._fetch: _Fetch | None = None
+        self._number = 0
+        # Brokers could not be reached, as the last tasks say that were asked.
+        self._is_failing = False
+        # Leader epochs that tasks reported, and how many responses without it refute each.
+        self._reported: dict[TopicPartition, tuple[int, int]] = {}
+        # Topics, and with None the cluster's id, of which the last fetch contradicted what is known.
+        self._contradicted: set[str | None] = set()
+        # What changed, for the sets that have not been told yet.
+        self._fresh: set[str] = set()
+        self._missing: set[str] = set()
+        self._untold: dict[_Users, None] = {}
+        # Topics that are known, and the tasks that need them; and when to send the first of them.
+        self._answers: dict[frozenset[str], dict[int, None]] = {}
+        self._answers_due_ms = math.inf
+
+    # -- tasks --------------------------------------------------------------------------------------
+
+    def on_joined(self, peer: int, now_ms: float) -> None:
+        self._tasks[peer] = None
+
+    def on_gone(self, peer: int, now_ms: float) -> None:
+        self._tasks.pop(peer, None)
+        self._leave(peer)
+        fetch = self._fetch
+        if fetch is not None and peer in fetch.asked:
+            fetch.asked.discard(peer)
+            fetch.failed.discard(peer)
+            if fetch.asked <= fetch.failed:
+                self._ask_another(fetch, now_ms)
+
+    def close(self) -> None:
+        self._budget.used -= self._cost
+        self._cost = 0
+
+    @receives(TopicsWanted)
+    def on_topics_wanted(self, peer: int, message: TopicsWanted, now_ms: float) -> None:
+        # Their strings are shared.
+        names = frozenset(map(sys.intern, message.topics))
+        known = frozenset(name for name in names if self.view.topic(name) is not None)
+        is_admitted = self._admit(sum(name not in self._needed_ms for name in names - known), now_ms)
+        if is_admitted:
+            self._use(peer, names)
+        self.view.note_use(names if is_admitted else known, now_ms)
+        if message.is_needed:
+            if known:
+                self._answer(peer, known, _GATHER_ANSWERS_MS if len(known) > _MANY_TOPICS else 0.0, now_ms)
+            lacking = names - known
+            if is_admitted and not self._is_failing:
+                for name in lacking:
+                    self._needed_ms.setdefault(name, now_ms)
+            elif lacking:
+                # Where they were admitted, they stay: fetching them shows when brokers are back.
+                self.out.send(peer, Topics(missing=tuple(lacking)))
+        self._fetch_due(now_ms)
+
+    def _answer(self, peer: int, known: frozenset[str], wait_ms: float, now_ms: float) -> None:
+        self._answers.setdefault(known, {})[peer] = None
+        self._answers_due_ms = min(self._answers_due_ms, now_ms + wait_ms)
+
+    def _use(self, peer: int, names: frozenset[str]) -> None:
+        """The task uses these topics, and those that it has named before."""
+        before = self._users_of.get(peer)
+        if before is not None and names <= before.topics:
+            return
+        topics = names if before is None else before.topics | names
+        if len(topics) > _MAX_TOPICS_OF_A_TASK:
+            # The task reports those still in use again within a minute.
+            topics = names
+        self._leave(peer)
+        users = self._users.get(topics)
+        if users is None:
+            users = self._users[topics] = _Users(topics)
+            self._names += len(topics)
+            self._cost_more(_NAME_BYTES * len(topics))
+        users.tasks[peer] = None
+        self._users_of[peer] = users
+
+    def _leave(self, peer: int) -> None:
+        users = self._users_of.pop(peer, None)
+        if users is not None:
+            del users.tasks[peer]
+            if not users.tasks:
+                del self._users[users.topics]
+                self._untold.pop(users, None)
+                self._names -= len(users.topics)
+
+    # -- what it may keep ---------------------------------------------------------------------------
+
+    def _admit(self, unknown: int, now_ms: float) -> bool:
+        """Whether there is capacity for so many more topics."""
+        budget = self._budget
+        if self._cost >= budget.limit_of_group or budget.used >= budget.limit:
+            self._measure(now_ms)
+            if self._cost >= budget.limit_of_group or budget.used >= budget.limit:
+                return False
+        self._cost_more(_TOPIC_BYTES * unknown)
+        return True
+
+    def _cost_more(self, more: int) -> None:
+        self._cost += more
+        self._budget.used += more
+
+    def _measure(self, now_ms: float) -> None:
+        """What is added counts at once; what is forgotten, at the next measurement."""
+        if now_ms - self._measured_ms < _MEASURE_MS:
+            return
+        self._measured_ms = now_ms
+        topics, partitions = self.view.sizes()
+        cost = _TOPIC_BYTES * topics + 8 * partitions + _NODE_BYTES * len(self.view.nodes())
+        cost += _NAME_BYTES * self._names + _REPORTED_BYTES * len(self._reported)
+        self._cost_more(cost - self._cost)
+
+    # -- fetches ------------------------------------------------------------------------------------
+
+    def _fetch_due(self, now_ms: float) -> None:
+        """Ask a task for what is due."""
+        topics = self.view.next_request(now_ms) if self._fetch is None and self._tasks else None
+        if topics is not None:
+            messages: deque[Fetch] = deque()
+            for chunk in _in_chunks(topics):
+                self._number += 1
+                messages.append(Fetch(self._number, chunk))
+            self._fetch = _Fetch(topics, messages)
+            self._ask_another(self._fetch, now_ms)
+
+    def _ask_another(self, fetch: _Fetch, now_ms: float) -> None:
+        peer = next((one for one in self._tasks if one not in fetch.asked), None)
+        fetch.turns += 1
+        fetch.silent_at_ms = now_ms + FETCH_SILENCE_MS
+        if fetch.turns > _MAX_ASKED or (peer is None and fetch.asked <= fetch.failed):
+            self._fail(now_ms)
+        elif peer is not None:
+            self._tasks.move_to_end(peer)
+            if fetch.asked:
+                self.out.broadcast(list(self._tasks), Topics(pending=True))
+            fetch.asked.add(peer)
+            self.out.send(peer, fetch.messages[0])
+
+    def _fail(self, now_ms: float) -> None:
+        """Nobody who was asked could reach brokers: after the backoff another task is asked."""
+        self._fetch, self._is_failing = None, bool(self._tasks)
+        self.view.on_failure(now_ms)
+        self._tell((), list(self._needed_ms))
+
+    @receives(TopicsKnown)
+    def on_topics_known(self, peer: int, message: TopicsKnown, now_ms: float) -> None:
+        fetch = self._fetch
+        if fetch is None or peer not in fetch.asked or message.number != fetch.messages[0].number:
+            return
+        if message.failed:
+            fetch.failed.add(peer)
+            if fetch.asked <= fetch.failed:
+                self._fail(now_ms)
+            return
+        snapshot, names = snapshot_of(message.part), set(fetch.messages[0].topics)
+        found = [one.metadata for one in snapshot.topics if one.metadata.name in names]
+        fetch.partitions += sum(len(one.partitions) for one in found)
+        if fetch.partitions > _MAX_FETCHED_PARTITIONS:
+            raise ProtocolError(f"more than {_MAX_FETCHED_PARTITIONS} partitions in a response")
+        fetch.topics.update((one.name, one) for one in found)
+        fetch.errors.update((name, code) for name, code in message.errors.items() if name in names)
+        fetch.nodes, fetch.cluster_id = snapshot.nodes or fetch.nodes, snapshot.cluster_id
+        if message.more:
+            return
+        fetch.messages.popleft()
+        if fetch.messages:
+            fetch.asked, fetch.failed, fetch.turns = set(), set(), 0
+            self._ask_another(fetch, now_ms)
+        else:
+            self._merge(fetch, now_ms)
+
+    def _merge(self, fetch: _Fetch, now_ms: float) -> None:
+        self._fetch = None
+        if self._is_doubtful(None, is_contradicted=self.view.is_other_cluster(fetch.cluster_id)):
+            self.view.on_failure(now_ms)
+            return
+        self._is_failing = False
+        doubtful = [name for name, topic in fetch.topics.items() if self._doubts(topic, now_ms)]
+        update = MetadataUpdate(fetch.nodes, tuple(fetch.topics.values()), fetch.errors, fetch.cluster_id)
+        self.view.on_response(update, fetch.requested, now_ms)
+        self._cost_more(8 * fetch.partitions + _NODE_BYTES * len(fetch.nodes))
+        for name in doubtful:
+            self.view.mark_stale(name, now_ms)
+        requested = frozenset(fetch.requested)
+        self._check_reported(requested, now_ms)
+        known = {name for name in requested if self.view.topic(name) is not None}
+        passing = {*self._transient, None}
+        self._tell(known, [one for one in requested - known if self.view.topic_error(one) not in passing])
+        self._measure(now_ms)
+        self._fetch_due(now_ms)
+
+    def _doubts(self, topic: TopicMetadata, now_ms: float) -> bool:
+        """Whether a response is not to be believed yet. Brokers may lag, so epochs and ids decide; but a task
+        may have erred. So where a second response in a row contradicts what is known, it replaces it."""
+        known = self.view.topic(topic.name)
+        is_contradicted = known is not None and contradicts(known, topic)
+        if self._is_doubtful(topic.name, is_contradicted=is_contradicted):
+            return True
+        if is_contradicted:
+            self.view.forget(topic.name)
+            self.view.note_use((topic.name,), now_ms)
+        return False
+
+    def _is_doubtful(self, key: str | None, *, is_contradicted: bool) -> bool:
+        """Whether this is the first contradiction in a row."""
+        if not is_contradicted or key in self._contradicted:
+            self._contradicted.discard(key)
+            return False
+        if len(self._contradicted) >= _MAX_CONTRADICTED:
+            self._contradicted.clear()
+        self._contradicted.add(key)
+        return True
+
+    # -- what tasks met -----------------------------------------------------------------------------
+
+    @receives(TopicStale)
+    def on_topic_stale(self, peer: int, message: TopicStale, now_ms: float) -> None:
+        leaders = [(one, _id_of(one.topic_id)) for one in message.leaders]
+        for name, ago_ms in message.topics:
+            found = self.view.snapshot(now_ms, (name,)).topics
+            if found and found[0].age_ms < ago_ms:
+                # The coordinator's is newer than the task's.
+                self._answer(peer, frozenset((name,)), 0.0, now_ms)
+            elif self._admit(not found, now_ms):
+                self.view.mark_stale(name, now_ms)
+        for leader, topic_id in leaders:
+            self._take_leader(leader, topic_id, now_ms)
+        self._fetch_due(now_ms)
+
+    def _take_leader(self, one: NamedLeader, topic_id: bytes | None, now_ms: float) -> None:
+        """Have a reported leader confirmed."""
+        partition = TopicPartition(sys.intern(one.topic), one.partition)
+        known, topic = self.view.leader(partition), self.view.topic(one.topic)
+        if known is None or topic is None or one.epoch <= known.leader_epoch:
+            return
+        other_topic = None not in (topic_id, topic.topic_id) and topic_id != topic.topic_id
+        reported = self._reported.get(partition)
+        if other_topic or (reported is None and len(self._reported) >= _MAX_REPORTED):
+            return
+        if reported is None or one.epoch > reported[0]:
+            self._cost_more(_REPORTED_BYTES * (reported is None))
+            self._reported[partition] = one.epoch, _REFUTING_RESPONSES
+        self.view.mark_stale(one.topic, now_ms)
+
+    def _check_reported(self, responded: Collection[str], now_ms: float) -> None:
+        """Fetch again until a response confirms a reported leader, or enough responses have not.
+
+        The broker that responded may lag behind the broker that named the leader. Each retry waits longer.
+        """
+        for partition, (epoch, left) in list(self._reported.items()):
+            if partition.topic not in responded:
+                continue
+            known = self.view.leader(partition)
+            if known is None or known.leader_epoch >= epoch or left <= 1:
+                del self._reported[partition]
+            else:
+                self._reported[partition] = epoch, left - 1
+                self.view.mark_stale(partition.topic, now_ms)
+
+    # -- what tasks are told ------------------------------------------------------------------------
+
+    def _tell(self, known: Iterable[str], missing: Collection[str]) -> None:
+        """These topics are news to all that use them; of the missing ones nothing will come now.
+
+        Missing ones are forgotten, so that brokers are not asked for them repeatedly. The next request
+        fetches them again, because they may have been created by then. While brokers cannot be reached, they
+        stay: fetching them shows when brokers are back.
+        """
+        for name in (*known, *missing):
+            self._needed_ms.pop(name, None)
+        self._fresh.update(known)
+        self._missing.update(missing)
+        self._untold.update(dict.fromkeys(self._users.values()))
+        if not self._is_failing:
+            for name in missing:
+                self.view.forget(name)
+
+    def on_time(self, now_ms: float) -> None:
+        fetch = self._fetch
+        if fetch is not None and now_ms >= fetch.silent_at_ms:
+            self._ask_another(fetch, now_ms)
+        late = []
+        for name, since_ms in self._needed_ms.items():
+            if since_ms + GIVE_UP_MS > now_ms:
+                break
+            late.append(name)
+        if late:
+            self._tell((), late)
+        self._fetch_due(now_ms)
+        left = _TOPICS_AT_ONCE
+        if now_ms >= self._answers_due_ms:
+            while self._answers and left > 0:
+                topics = next(iter(self._answers))
+                self._send(self._answers.pop(topics), topics, frozenset(), now_ms)
+                left -= _COST_OF_ENCODING * len(topics)
+            self._answers_due_ms = now_ms if self._answers else math.inf
+        self._push(left, now_ms)
+
+    def _push(self, left: int, now_ms: float) -> None:
+        """Tell some of the sets what has changed of their topics."""
+        peers_of: dict[tuple[frozenset[str], frozenset[str]], list[int]] = {}
+        for users in list(islice(self._untold, _SETS_AT_ONCE)):
+            if left <= 0:
+                break
+            del self._untold[users]
+            news = users.topics & self._fresh, users.topics & self._missing
+            left -= min(len(users.topics), len(self._fresh) + len(self._missing))
+            if news not in peers_of:
+                left -= _COST_OF_ENCODING * sum(map(len, news))
+            if any(news):
+                peers_of.setdefault(news, []).extend(users.tasks)
+        for (fresh, missing), peers in peers_of.items():
+            self._send(peers, fresh, missing, now_ms)
+        if not self._untold:
+            self._fresh.clear()
+            self._missing.clear()
+
+    def _send(
+        self, peers: Iterable[int], topics: frozenset[str], missing: frozenset[str], now_ms: float
+    ) -> None:
+        """Encoded once for all of these tasks."""
+        peers = list(peers)
+        if topics:
+            for part in parts_of(self.view.snapshot(now_ms, topics)):
+                self.out.broadcast(peers, Topics(part))
+        for chunk in _in_chunks(missing):
+            self.out.broadcast(peers, Topics(missing=chunk))
+
+    def next_change_ms(self, now_ms: float) -> float:
+        if not self._tasks:
+            return math.inf
+        if self._untold:
+            return 0.0
+        if self._fetch is None:
+            delay_ms = self.view.next_request_delay_ms(now_ms)
+        else:
+            delay_ms = self._fetch.silent_at_ms - now_ms
+        for since_ms in islice(self._needed_ms.values(), 1):
+            delay_ms = min(delay_ms, since_ms + GIVE_UP_MS - now_ms)
+        return max(0.0, min(delay_ms, self._answers_due_ms - now_ms))
+
+
+def contradicts(known: TopicMetadata, response: TopicMetadata) -> bool:
+    """Whether a response cannot be later than what is known, by its epochs or ids."""
+    if None not in (known.topic_id, response.topic_id) and known.topic_id != response.topic_id:
+        return True
+    if len(response.partitions) < len(known.partitions):
+        return True
+    pairs = zip(known.partitions.epochs, response.partitions.epochs, strict=False)
+    return any(0 <= new < old for old, new in pairs)
+
+
+# -- a task's side ----------------------------------------------------------------------------------------
+
+
+# Fetches that a task is asked for at once. Another task is asked for what is beyond.
+_MAX_FETCHES = 32
+
+
+class MetadataChannel(Channel, HintSource):
+    """Asks the coordinator for metadata, passes on what a ClusterMetadata learns, and fetches for others.
+
+    Before the first connection the channel accepts requests, so that a task's first topics wait for it up to
+    ``HINT_WAIT_MS``. After ``on_lost`` it accepts none until there is a connection again.
+    """
+
+    scope = Scope.GROUP
+
+    def __init__(
+        self, view: ClusterMetadata, clock_ms: Clock, report_interval_ms: float, idle_ms: float
+    ) -> None:
+        super().__init__()
+        self._view = view
+        self._clock_ms = clock_ms
+        self._use_interval_ms = use_interval_ms(idle_ms)
+        self._interval_ms = min(report_interval_ms, self._use_interval_ms)
+        self._lock = threading.Lock()  # guards all below
+        self._reachable = True
+        # What to ask for, and what has been asked for and has not come.
+        self._to_ask: deque[tuple[str, ...]] = deque()
+        self._needed: set[str] = set()
+        self._stale: dict[str, float] = {}
+        self._leaders: dict[TopicPartition, NamedLeader] = {}
+        # Topics used since the last report of use, when that was, those in any report, when to report again.
+        self._used: dict[str, None] = {}
+        self._used_ms = -math.inf
+        self._reported: set[str] = set()
+        self._use_due_ms = math.inf
+        # When leaders that moved were reported last.
+        self._stale_ms = -math.inf
+        # What others need, by the number of the message, and brokers' responses that go to the coordinator.
+        self._fetches: dict[int, tuple[str, ...]] = {}
+        self._fetched: deque[TopicsKnown] = deque()
+
+    @property
+    def is_waiting(self) -> bool:  # type: ignore[override]
+        return bool(self._needed)
+
+    # -- HintSource: the task's and the sender's thread -------------------------------------------
+
+    def ask(self, topics: Iterable[str]) -> bool:
+        names = tuple(topics)
+        with self._lock:
+            if not self._reachable:
+                return False
+            self._to_ask.extend(_in_chunks(names))
+            self._needed.update(names)
+        self.wake()
+        return True
+
+    def note_use(self, topics: Iterable[str]) -> None:
+        topics = tuple(topics)
+        with self._lock:
+            self._used.update(dict.fromkeys(topics))
+            is_new = not self._reported.issuperset(topics)
+            due_ms = self._used_ms + (self._interval_ms if is_new else self._use_interval_ms)
+            is_sooner = due_ms < self._use_due_ms
+            self._use_due_ms = min(self._use_due_ms, due_ms)
+        if is_sooner:
+            self.wake()
+
+    def report_stale(self, topic: str) -> None:
+        with self._lock:
+            first = not self._stale
+            # Bounded by the number of topics that the task writes to.
+            self._stale.setdefault(topic, self._clock_ms())
+        if first:
+            self.wake()
+
+    def report_leader(
+        self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
+    ) -> None:
+        encoded_id = "" if topic_id is None else topic_id.hex()
+        with self._lock:
+            self._leaders[partition] = NamedLeader(
+                partition.topic, encoded_id, partition.partition, leader, epoch
+            )
+        self.report_stale(partition.topic)
+
+    def fetched(self, topics: tuple[str, ...], update: MetadataUpdate | None) -> None:
+        names = set(topics)
+        with self._lock:
+            answered = {number: one for number, one in self._fetches.items() if names.issuperset(one)}
+            for number, asked in answered.items():
+                del self._fetches[number]
+                self._fetched.extend(_response(number, frozenset(asked), update))
+        self.wake()
+
+    # -- Channel: the client's thread -------------------------------------------------------------
+
+    def next_message(self, now_ms: float) -> Message | None:
+        with self._lock:
+            if self._fetched:
+                return self._fetched.popleft()
+            if self._to_ask:
+                asked = self._to_ask.popleft()
+                self._reported.update(asked)
+                return TopicsWanted(asked, is_needed=True)
+            if now_ms >= self._stale_due_ms():
+                self._stale_ms = now_ms
+                # The sender may have read the clock after ``now_ms``, hence the maximum with 0.
+                names = list(islice(self._stale, MAX_STALE))
+                stale = tuple(StaleTopic(name, max(0.0, now_ms - self._stale.pop(name))) for name in names)
+                leaders = [self._leaders.pop(one) for one in list(islice(self._leaders, MAX_STALE))]
+                return TopicStale(stale, tuple(leaders))
+            return TopicsWanted(self._take_use(now_ms)) if now_ms >= self._use_due_ms else None
+
+    def _take_use(self, now_ms: float) -> tuple[str, ...]:
+        taken = tuple(islice(self._used, MAX_TOPICS))
+        for name in taken:
+            del self._used[name]
+        if len(self._reported) > 2 * MAX_TOPICS:
+            self._reported.clear()
+        self._reported.update(taken)
+        self._used_ms, self._use_due_ms = now_ms, now_ms if self._used else math.inf
+        return taken
+
+    def _stale_due_ms(self) -> float:
+        if not self._stale and not self._leaders:
+            return math.inf
+        return self._stale_ms + min(self._interval_ms, GATHER_STALE_MS)
+
+    def hurry(self) -> None:
+        with self._lock:
+            self._stale_ms = -math.inf
+
+    def next_message_delay_ms(self, now_ms: float) -> float:
+        with self._lock:
+            if self._to_ask or self._fetched:
+                return 0.0
+            return max(0.0, min(self._stale_due_ms(), self._use_due_ms) - now_ms)
+
+    def left_delay_ms(self, now_ms: float) -> float:
+        # Others wait for it.
+        return 0.0 if self._fetched else math.inf
+
+    @receives(Topics)
+    def on_topics(self, message: Topics, now_ms: float) -> None:
+        snapshot = snapshot_of(message.part)
+        if snapshot.topics or snapshot.nodes:
+            self._view.import_hints(snapshot, now_ms)
+        with self._lock:
+            was_waiting = bool(self._needed)
+            self._needed.difference_update(one.metadata.name for one in snapshot.topics)
+            self._needed.difference_update(message.missing)
+            is_waiting = bool(self._needed)
+        if is_waiting and message.pending:
+            self._view.hold(now_ms + HINT_WAIT_MS)
+        elif was_waiting and not is_waiting:
+            self._view.release(now_ms)
+
+    @receives(Fetch)
+    def on_fetch(self, message: Fetch, now_ms: float) -> None:
+        with self._lock:
+            if len(self._fetches) >= _MAX_FETCHES:
+                return
+            self._fetches[message.number] = message.topics
+        self._view.fetch(message.topics)
+
+    def on_connected(self, now_ms: float) -> None:
+        with self._lock:
+            self._reachable = True
+            self._needed = {name for chunk in self._to_ask for name in chunk}
+            self._reported.clear()
+            self._used_ms = self._stale_ms = -math.inf
+            self._use_due_ms = -math.inf if self._used else math.inf
+        self._view.share_refreshes(True)
+
+    def on_lost(self, now_ms: float) -> None:
+        with self._lock:
+            self._reachable = False
+            self._to_ask.clear()
+            self._needed.clear()
+            self._fetches.clear()
+            self._fetched.clear()
+        self._view.share_refreshes(False)
+        self._view.release(now_ms)
+
+
+def _response(number: int, asked: frozenset[str], update: MetadataUpdate | None) -> Iterator[TopicsKnown]:
+    """The messages that say what brokers said of these topics."""
+    if update is None:
+        yield TopicsKnown(number, failed=True)
+        return
+    topics = tuple(TopicSnapshot(one, 0.0) for one in update.topics if one.name in asked)
+    for part in parts_of(MetadataSnapshot(topics, update.nodes, 0.0, update.cluster_id)):
+        yield TopicsKnown(number, part, more=True)
+    errors = {name: code for name, code in update.errors.items() if name in asked}
+    yield TopicsKnown(number, SnapshotPart(update.cluster_id), errors)

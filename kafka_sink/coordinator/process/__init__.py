@@ -1,1 +1,0 @@
-"""How the driver finds, starts and watches the coordinator's process."""

@@ -1,0 +1,250 @@
+"""Shares a job's rate limit between its tasks: grants each task the rows that it may send next.
+
+Each job has one token bucket, so the sum never exceeds the limit, whatever tasks come and go. Tasks are
+served in the order in which they ask, each with a fraction of a second's rows. So a task with few rows waits
+no longer than one turn of the others.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from kafka_sink.coordinator.schema import (
+    AtMost,
+    Channel,
+    Count,
+    Name,
+    Outbox,
+    Scope,
+    Service,
+    Within,
+    message,
+    receives,
+)
+from kafka_sink.errors import ProtocolError
+
+_DIMENSIONS = frozenset(("rows", "bytes"))
+# All waiting tasks together get this fraction of a second's limit in one turn, and each task at least the
+# second one, which bounds the number of messages of thousands of tasks.
+_TURN = 0.1
+_MIN_GRANT = 0.001
+# What a job may catch up on after a pause, in seconds of its limit.
+_BURST_S = 0.2
+_FORGET_MS = 300_000.0
+# Jobs that are kept, and tasks that one ``on_time`` serves.
+MAX_JOBS = 10_000
+_AT_ONCE = 500
+
+_Positive = Annotated[int, Within(1)]
+
+
+@message
+class RowsWanted:
+    """From a task of this job: so many rows are ready, ``bytes`` in all. ``limits``: rows and bytes in a
+    second. An answer follows when the job may send more."""
+
+    job: Name
+    limits: Annotated[dict[Name, _Positive], AtMost(len(_DIMENSIONS))]
+    rows: _Positive
+    bytes: Count
+
+
+@message
+class RowsGranted:
+    """To a task of this job: it may send so many of the rows that it asked for."""
+
+    job: Name
+    rows: _Positive
+
+
+# -- the coordinator's side -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _JobBuckets:
+    """Levels are what may be sent now, per dimension that is limited. They fall below zero by one grant.
+    ``waiting``: what tasks asked for, in the order of asking."""
+
+    limits: Mapping[str, int]
+    at_ms: float
+    levels: dict[str, float] = field(default_factory=dict)
+    waiting: OrderedDict[int, RowsWanted] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self.levels = {name: float(min(1, limit)) for name, limit in self.limits.items()}
+
+    def refill(self, now_ms: float) -> None:
+        passed_s = max(0.0, now_ms - self.at_ms) / 1000
+        self.at_ms = now_ms
+        for name, limit in self.limits.items():
+            self.levels[name] = min(limit * _BURST_S, self.levels[name] + limit * passed_s)
+
+    @property
+    def may_send(self) -> bool:
+        return all(level > 0 for level in self.levels.values())
+
+    def due_ms(self) -> float:
+        """When it may send."""
+        needs = [-level / self.limits[name] * 1000 for name, level in self.levels.items() if level <= 0]
+        return self.at_ms + max(needs, default=0.0) + 1.0
+
+    def grant(self) -> tuple[int, RowsGranted]:
+        """The task that has waited longest, and what it may send now."""
+        share = max(_TURN / len(self.waiting), _MIN_GRANT)
+        task, asked = self.waiting.popitem(last=False)
+        wanted = {"rows": asked.rows, "bytes": max(1, asked.bytes)}
+        part = min([1.0, *(limit * share / wanted[name] for name, limit in self.limits.items())])
+        rows = max(1, int(asked.rows * part))
+        for name in self.levels:
+            self.levels[name] -= wanted[name] * rows / asked.rows
+        return task, RowsGranted(asked.job, rows)
+
+
+class RateService(Service):
+    """The rate limits of all jobs."""
+
+    scope = Scope.APPLICATION
+
+    def __init__(self, out: Outbox) -> None:
+        super().__init__(out)
+        self._jobs: OrderedDict[str, _JobBuckets] = OrderedDict()
+        # The job that each waiting task waits for, these jobs, and when one of them may send.
+        self._job_of: dict[int, str] = {}
+        self._waiting: dict[str, _JobBuckets] = {}
+        self._due_ms = math.inf
+
+    @receives(RowsWanted)
+    def on_rows_wanted(self, peer: int, message: RowsWanted, now_ms: float) -> None:
+        if not message.limits or not message.limits.keys() <= _DIMENSIONS:
+            raise ProtocolError("a job's limits are missing or unknown")
+        # Writes of one query may have different limits, and each its own bucket.
+        key = f"{message.job} {sorted(message.limits.items())}"
+        if self._job_of.get(peer) != key:
+            self.on_gone(peer, now_ms)
+        job = self._jobs.setdefault(key, _JobBuckets(dict(message.limits), now_ms))
+        self._jobs.move_to_end(key)
+        # One that waits already keeps its place.
+        job.waiting[peer] = message
+        self._job_of[peer], self._waiting[key] = key, job
+        self._forget(now_ms)
+        self._serve(key, job, _AT_ONCE, now_ms)
+
+    def on_gone(self, peer: int, now_ms: float) -> None:
+        key = self._job_of.pop(peer, None)
+        if key is not None:
+            job = self._jobs[key]
+            del job.waiting[peer]
+            if not job.waiting:
+                del self._waiting[key]
+
+    def _serve(self, key: str, job: _JobBuckets, at_most: int, now_ms: float) -> int:
+        """Grant rows to so many tasks of a job at most, and return to how many."""
+        job.refill(now_ms)
+        served = 0
+        while job.waiting and job.may_send and served < at_most:
+            task, granted = job.grant()
+            del self._job_of[task]
+            self.out.send(task, granted)
+            served += 1
+        if job.waiting:
+            self._due_ms = min(self._due_ms, job.due_ms())
+        else:
+            del self._waiting[key]
+        return served
+
+    def _forget(self, now_ms: float) -> None:
+        """Forget jobs that nobody asks for, from the one that was used longest ago. Those with tasks that
+        wait are no more than there are tasks."""
+        while self._jobs:
+            key, job = next(iter(self._jobs.items()))
+            if job.waiting or (now_ms - job.at_ms < _FORGET_MS and len(self._jobs) <= MAX_JOBS):
+                return
+            del self._jobs[key]
+
+    def on_time(self, now_ms: float) -> None:
+        self._due_ms, left = math.inf, _AT_ONCE
+        for key, job in list(self._waiting.items()):
+            left -= self._serve(key, job, left, now_ms)
+
+    def next_change_ms(self, now_ms: float) -> float:
+        return max(0.0, self._due_ms - now_ms)
+
+
+# -- a task's side ----------------------------------------------------------------------------------------
+
+
+class RateChannel(Channel):
+    """``ask`` and ``await_grant`` are called by the task's thread."""
+
+    scope = Scope.APPLICATION
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()  # guards everything below
+        # Before the first connection too: the task waits for it rather than for a share of its own.
+        self._is_shared = True
+        self._asked: RowsWanted | None = None
+        self._must_send = False
+        self._granted = 0
+
+    def expect(self) -> None:
+        """A new task starts while the client connects: wait for the coordinator again."""
+        with self._changed:
+            self._is_shared = True
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there is a coordinator to ask, or may soon be one."""
+        return self._is_shared
+
+    @property
+    def is_waiting(self) -> bool:  # type: ignore[override]
+        return self._asked is not None
+
+    def ask(self, job: str, limits: Mapping[str, int], rows: int, size: int) -> bool:
+        """Ask for the job's next rows, ``size`` bytes in all. False where there is no coordinator."""
+        with self._changed:
+            if not self._is_shared:
+                return False
+            self._asked = RowsWanted(job, dict(limits), rows, size)
+            self._must_send, self._granted = True, 0
+        self.wake()
+        return True
+
+    def await_grant(self, timeout_ms: float) -> int | None:
+        """How many rows may go; 0 where the time is over before that. None: the coordinator is lost."""
+        with self._changed:
+            if not self._granted and self._is_shared:
+                self._changed.wait(timeout_ms / 1000)
+            granted, self._granted = self._granted, 0
+            return granted if granted or self._is_shared else None
+
+    def next_message(self, now_ms: float) -> RowsWanted | None:
+        with self._changed:
+            must_send, self._must_send = self._must_send, False
+            return self._asked if must_send else None
+
+    @receives(RowsGranted)
+    def on_rows_granted(self, message: RowsGranted, now_ms: float) -> None:
+        with self._changed:
+            if self._asked is not None and self._asked.job == message.job:
+                self._asked = None
+                self._granted = message.rows
+                self._changed.notify_all()
+
+    def on_connected(self, now_ms: float) -> None:
+        with self._changed:
+            self._is_shared = True
+            self._must_send = self._asked is not None
+
+    def on_lost(self, now_ms: float) -> None:
+        """The task goes on with a share of its own."""
+        with self._changed:
+            self._is_shared = False
+            self._asked = None
+            self._changed.notify_all()

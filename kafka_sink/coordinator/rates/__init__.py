@@ -1,1 +1,0 @@
-"""A job's rate limit: the coordinator's handler, a task's channel."""

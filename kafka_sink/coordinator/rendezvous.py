@@ -1,0 +1,205 @@
+"""The folder where planning finds the coordinator: in the application's SPARK_LOCAL_DIRS, mode 0700.
+
+It contains:
+
+    found     port, certificate's fingerprint, name, token, address and the live view (mode 0600, replaced
+              atomically); the coordinator writes it when it serves
+    alive     locked by the coordinator as long as it lives
+    starts    how often one was started, and when last
+    log       what it logs
+    lock      held by planning while it starts a coordinator or changes ``found``
+
+Another user who could write there could lead tasks to a process of their own. A folder that others can write
+to is therefore not trusted.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hmac
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from kafka_sink.coordinator.address import check_private_folder, make_private_folder
+from kafka_sink.secret import HiddenBytes
+
+FOLDER = "kafka-chunked-coordinator"
+# One that ended is started again at once; one that keeps ending, after ever longer pauses.
+_PAUSE_S, _MAX_PAUSE_S = 10.0, 600.0
+_LOCK_POLL_S = 0.005
+
+
+def pause_s(starts: int) -> float:
+    """How long to wait after the last start, when ``starts`` processes in a row ended early."""
+    return 0.0 if starts < 2 else min(_PAUSE_S * math.pow(2, min(starts, 30) - 2), _MAX_PAUSE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCoordinator:
+    """A coordinator that serves, or has served.
+
+    ``address`` is what it listens on; ``fingerprint``, ``name`` and ``token`` (hexadecimal): see transport.
+    ``view``: the live view's URL; ``view_port``, also where it failed; ``view_error``: why there is none.
+    """
+
+    port: int
+    address: str
+    fingerprint: str
+    name: str = field(repr=False)
+    token: str = field(repr=False)
+    view: str = ""
+    view_port: int = 0
+    view_error: str = ""
+
+    def group_of(self, options: Mapping[str, str]) -> str:
+        """The key of the group of tasks with these options.
+
+        It is keyed with the token: options contain passwords, which could be guessed from a plain hash.
+        """
+        text = json.dumps(sorted(options.items()))
+        return hmac.digest(bytes.fromhex(self.token), text.encode(), "sha256").hex()[:32]
+
+
+class Rendezvous:
+    """A folder in one of Spark's local folders. All methods raise OSError if the folder is gone."""
+
+    def __init__(self, parent: str) -> None:
+        self.parent = Path(parent)
+        self.folder = self.parent / FOLDER
+        self._found = self.folder / "found"
+        self._starts = self.folder / "starts"
+
+    @classmethod
+    def of(cls, local_dirs: str) -> Rendezvous:
+        """The existing folder in SPARK_LOCAL_DIRS, else one in the first of these folders."""
+        places = [cls(parent) for parent in local_dirs.split(",")]
+        return next((place for place in places if os.path.lexists(place.folder)), places[0])
+
+    @classmethod
+    def make(cls, local_dirs: str) -> Rendezvous:
+        """The existing folder, else a new one in the first writable one.
+
+        Raises OSError if none is writable.
+        """
+        place = cls.of(local_dirs)
+        problem: OSError | None = None
+        for parent in dict.fromkeys((str(place.parent), *local_dirs.split(","))):
+            place = cls(parent)
+            try:
+                make_private_folder(place.folder)
+            except PermissionError as error:
+                # Others can write to it: an attack, or a mistake that the user should see.
+                if os.path.lexists(place.folder):
+                    raise
+                problem = error
+            except OSError as error:
+                problem = error
+            else:
+                return place
+        raise problem or FileNotFoundError(errno.ENOENT, "no writable folder", local_dirs)
+
+    @contextmanager
+    def lock(self, timeout_ms: float) -> Iterator[None]:
+        """Hold the lock within the block. Raises TimeoutError."""
+        handle = self._open("lock")
+        try:
+            until = time.monotonic() + timeout_ms / 1000
+            while not _try_lock(handle, fcntl.LOCK_EX):
+                if time.monotonic() >= until:
+                    raise TimeoutError(f"{self.folder}/lock is held by another process")
+                time.sleep(_LOCK_POLL_S)
+            yield
+        finally:
+            os.close(handle)
+
+    def _open(self, name: str) -> int:
+        return os.open(self.folder / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+    # -- the coordinator ----------------------------------------------------------------------------
+
+    def found(self) -> RunningCoordinator | None:
+        """The coordinator that served last, which may have ended since.
+
+        Raises PermissionError if others could have written this.
+        """
+        check_private_folder(self.folder)
+        return read_found(self._found)
+
+    def is_alive(self) -> bool:
+        """Whether a coordinator lives, though it may not serve yet."""
+        try:
+            handle = os.open(self.folder / "alive", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            # Shared: others who ask at the same moment are no coordinator.
+            return not _try_lock(handle, fcntl.LOCK_SH)
+        finally:
+            os.close(handle)
+
+    @contextmanager
+    def life(self) -> Iterator[int]:
+        """A descriptor that holds the lock of a coordinator. Who inherits it is alive until it ends. Only
+        under the lock; raises TimeoutError where one lives."""
+        handle = self._open("alive")
+        try:
+            until = time.monotonic() + 1.0
+            while not _try_lock(handle, fcntl.LOCK_EX):
+                if time.monotonic() >= until:
+                    raise TimeoutError("the coordinator before has not ended")
+                time.sleep(_LOCK_POLL_S)
+            self._found.unlink(missing_ok=True)
+            yield handle
+        finally:
+            os.close(handle)
+
+    def publish(self, found: RunningCoordinator) -> None:
+        """Tell planning of a coordinator: by itself; by planning, under the lock, of a change."""
+        self._write(self._found, HiddenBytes(json.dumps(asdict(found)).encode()))
+
+    def starts(self) -> tuple[int, float]:
+        """How often a coordinator was started since one lived long, and when last (wall clock, seconds)."""
+        try:
+            count, last_s = json.loads(self._starts.read_bytes())
+            return int(count), float(last_s)
+        except (FileNotFoundError, TypeError, ValueError):
+            return 0, 0.0
+
+    def note_start(self, count: int, now_s: float) -> None:
+        """Record a start. Only under the lock."""
+        self._write(self._starts, json.dumps([count, now_s]).encode())
+
+    def forget_starts(self) -> None:
+        """A coordinator has lived long: it does not count as one that keeps ending."""
+        self._starts.unlink(missing_ok=True)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        fresh = path.with_name(path.name + ".new")
+        with open(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(content)
+        os.replace(fresh, path)
+
+
+def read_found(path: Path) -> RunningCoordinator | None:
+    """What a coordinator or planning has published; None where nothing is."""
+    try:
+        fields = json.loads(path.read_bytes())
+        bytes.fromhex(fields["token"] + fields["fingerprint"])
+        return RunningCoordinator(**fields)
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _try_lock(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,609 @@
+"""The coordinator's sockets on one loop: accepts, hands messages to services, writes what they say.
+
+Services decide what a message means; Connections decides which connections are kept. The server makes an
+instance of each service for each group of tasks, keeps its timer, and bounds what one iteration of the loop
+does: messages handled, time to handle them, bytes written. A message that comes meanwhile waits for its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import selectors
+import socket
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka_sink.clock import Clock
+from kafka_sink.coordinator.schema import (
+    Alive,
+    Full,
+    Hello,
+    Message,
+    Scope,
+    Service,
+    decode,
+    deliver,
+)
+from kafka_sink.coordinator.transport import (
+    VERSION,
+    Connections,
+    Dropped,
+    Peer,
+    ServerBounds,
+    ServerIdentity,
+    framed,
+)
+from kafka_sink.errors import ConfigurationError, ProtocolError
+from kafka_sink.options import SinkOptions, parse
+from kafka_sink.options.table import GROUP_OPTIONS, SHARED_OPTIONS
+
+_log = logging.getLogger(__name__)
+_MAX_TIMER_MS = 60_000.0
+_AFTER_BUG_MS = 1000.0
+# In one iteration: connections to accept, events to handle, bytes to write, also to one peer.
+_ACCEPT_AT_ONCE = 128
+_EVENTS_AT_ONCE = 500
+_WRITE_AT_ONCE = 8 * 1024 * 1024
+_PEER_AT_ONCE = 256 * 1024
+# A message counts as one for so many bytes.
+_BYTES_OF_ONE = 4096
+_MAX_INSTANCES = 500
+_IDLE_MS = 600_000.0
+_DEFAULT_BOUNDS = ServerBounds()
+# Of the application, whatever the group, so that a service that needs none may be asked by planning.
+_Key = tuple[object, ...]
+# By the service's class; those of GROUP and CLUSTER are given the group's options first.
+Services = Mapping[type[Service], Callable[..., Service]]
+
+
+@dataclass(eq=False, slots=True)
+class _Instance:
+    """A service for one group. ``unused_ms``: when its last task left."""
+
+    service: Service
+    tasks: int = 0
+    unused_ms: float = 0.0
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Task:
+    """A peer that has proved itself, with the instances that it has joined."""
+
+    peer: Peer
+    joined: dict[type[Service], tuple[_Key, _Instance]] = field(default_factory=dict)
+
+
+class CoordinatorServer:
+    """All methods belong to the thread of the loop that ``watch`` has made; it is the services' Outbox."""
+
+    def __init__(
+        self,
+        identity: ServerIdentity,
+        services: Services,
+        clock_ms: Clock,
+        watch: LoopWatch,
+        bounds: ServerBounds = _DEFAULT_BOUNDS,
+    ) -> None:
+        self._identity = identity
+        self._services = services
+        self._of_message = {kind: service for service in services for kind in service.takes}
+        self._clock_ms = clock_ms
+        self._watch = watch
+        self._bounds = bounds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listening: socket.socket | None = None
+        self._is_out_of_files = False
+        self._connections = Connections(bounds, self._on_removed)
+        self._count = 0
+        self._tasks: dict[int, _Task] = {}
+        self._instances: OrderedDict[_Key, _Instance] = OrderedDict()
+        self._options: OrderedDict[tuple[tuple[str, str], ...], SinkOptions] = OrderedDict()
+        # Peers with something to write, in turn.
+        self._to_write: deque[Peer] = deque()
+        self._writing = False
+        # Peers whose first message waits, in turn: thousands may connect at once.
+        self._newcomers: deque[Peer] = deque()
+        self._greeting = False
+        # What has been handled in this iteration.
+        self._iteration = -1
+        self._handled, self._handled_ms = 0, 0.0
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections.peers)
+
+    def state(self) -> Mapping[str, Any]:
+        """For metrics: how late the loop is, tasks, and connections by kind."""
+        tasks = sum(bool(one.joined) for one in self._tasks.values())
+        unproved = self.connections - self._connections.proved
+        kinds = {"task": tasks, "idle": self._connections.proved - tasks, "unproved": unproved}
+        return {**self._watch.state(), "tasks": tasks, "connections": kinds}
+
+    def start(self, listening: socket.socket) -> None:
+        """Begin to accept, on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        self._listening = listening
+        self._loop.add_reader(listening.fileno(), self._accept)
+        self._loop.call_later(self._bounds.sweep_ms / 1000, self._sweep)
+
+    def close(self) -> None:
+        if self._listening is not None and self._loop is not None:
+            self._loop.remove_reader(self._listening.fileno())
+        self._connections.close()
+        for instance in self._instances.values():
+            self._close_instance(instance)
+        self._instances.clear()
+
+    # -- connections --------------------------------------------------------------------------------
+
+    @property
+    def _running(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None
+        return self._loop
+
+    def _accept(self) -> None:
+        assert self._listening is not None
+        for _ in range(_ACCEPT_AT_ONCE):
+            try:
+                connected, address = self._listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                # Most likely out of file descriptors. The socket stays readable, so the loop would spin; the
+                # next sweep accepts again.
+                _log.warning("a connection could not be accepted: %s", error)
+                self._running.remove_reader(self._listening.fileno())
+                self._is_out_of_files = True
+                return
+            connected.setblocking(False)
+            # Else a second small message waits for the acknowledgement of the first one: 40 ms.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._count += 1
+            peer = Peer(self._count, str(address[0]), connected, self._clock_ms())
+            self._connections.add(peer)
+            self._running.add_reader(connected, self._on_readable, peer)
+
+    def _on_removed(self, peer: Peer) -> None:
+        self._running.remove_reader(peer.fileno())
+        self._running.remove_writer(peer.fileno())
+        task = self._tasks.pop(peer.number, None)
+        if task is not None:
+            for kind in list(task.joined):
+                self._leave(peer.number, task, kind)
+
+    # -- bytes --------------------------------------------------------------------------------------
+
+    def _on_readable(self, peer: Peer) -> None:
+        if not peer.has_begun:
+            self._running.remove_reader(peer.fileno())
+            self._newcomers.append(peer)
+            if not self._greeting:
+                self._greeting = True
+                self._running.call_soon(self._greet)
+        elif not self._is_spent():
+            # Otherwise the selector names it again in the next iteration.
+            self._timed(peer, self._receive)
+
+    def _greet(self) -> None:
+        """Take first messages for a part of the iteration: tasks who are there wait for no newcomer."""
+        self._greeting = False
+        until_ms = self._clock_ms() + self._bounds.greeting_ms
+        while self._newcomers and (now_ms := self._clock_ms()) < until_ms:
+            peer = self._newcomers.popleft()
+            if not peer.is_gone:
+                # It did not choose how long it waited.
+                peer.opened_ms = now_ms
+                self._running.add_reader(peer.fileno(), self._on_readable, peer)
+                self._guarded(peer, self._receive)
+        if self._newcomers:
+            self._greeting = True
+            self._running.call_soon(self._greet)
+
+    def _is_spent(self) -> bool:
+        """Whether enough has been handled in this iteration."""
+        if self._iteration != self._watch.iterations:
+            self._iteration = self._watch.iterations
+            self._handled, self._handled_ms = 0, 0.0
+        bounds = self._bounds
+        return self._handled >= bounds.messages_at_once or self._handled_ms >= bounds.iteration_ms
+
+    def _guarded(self, peer: Peer, step: Callable[[Peer], None]) -> None:
+        """Take this step with the peer. What goes wrong ends its connection and no other."""
+        try:
+            step(peer)
+            self._connections.note_unfinished(peer, self._clock_ms())
+        except ProtocolError as error:
+            _log.debug("connection %d ended: %s", peer.number, error)
+            self._connections.drop(peer, Dropped.NONSENSE if peer.is_proved else Dropped.WRONG_PROOF)
+        except OSError as error:
+            _log.debug("connection %d ended: %s", peer.number, error)
+            self._connections.remove(peer)
+        except Exception:  # noqa: BLE001 - a bug in one service must not end the others
+            _log.exception("a service failed")
+            self._connections.remove(peer)
+
+    def _timed(self, peer: Peer, step: Callable[[Peer], None]) -> None:
+        """The same, as a part of what one iteration may take."""
+        if not peer.is_gone:
+            began_ms = self._clock_ms()
+            self._guarded(peer, step)
+            self._handled_ms += self._clock_ms() - began_ms
+
+    def _receive(self, peer: Peer) -> None:
+        try:
+            peer.receive(self._identity.context)
+        finally:
+            peer.heard_ms = self._clock_ms()
+            # What came before the end of the stream counts.
+            self._handle(peer)
+
+    def _handle(self, peer: Peer) -> None:
+        """Handle complete messages as far as the bounds allow, and the others a moment later."""
+        while not (peer.is_gone or peer.is_paused):
+            wait_ms = self._wait_ms(peer)
+            if wait_ms is not None:
+                peer.is_paused = True
+                self._running.remove_reader(peer.fileno())
+                self._running.call_later(wait_ms / 1000, self._resume, peer)
+                return
+            data = peer.frames.next_message()
+            if data is None:
+                return
+            peer.allowance -= max(1.0, len(data) / _BYTES_OF_ONE)
+            self._handled += 1
+            if peer.is_proved:
+                self._on_message(peer, decode(data))
+                self._watch.handled(1, self._clock_ms())
+            else:
+                self._on_proof(peer, data)
+
+    def _wait_ms(self, peer: Peer) -> float | None:
+        """How long the peer's next message must wait; None where it need not. A token bucket."""
+        now_ms, rate = self._clock_ms(), self._bounds.messages_per_s / 1000
+        peer.allowance = min(self._bounds.burst, peer.allowance + rate * (now_ms - peer.allowed_ms))
+        peer.allowed_ms = now_ms
+        if peer.allowance < 1:
+            self._connections.log.note(Dropped.HELD_BACK, peer.source)
+            return max((1 - peer.allowance) / rate, 100.0)
+        return 0.0 if self._is_spent() else None
+
+    def _resume(self, peer: Peer) -> None:
+        if not peer.is_gone:
+            peer.is_paused = False
+            self._running.add_reader(peer.fileno(), self._on_readable, peer)
+            self._timed(peer, self._handle)
+
+    def _on_proof(self, peer: Peer, data: bytes) -> None:
+        if data[0] != VERSION or not hmac.compare_digest(data[1:], self._identity.token):
+            raise ProtocolError("a wrong token, or another version")
+        if self._connections.is_full:
+            # Not closed at once: what the task has sent meanwhile would destroy what it is to read. Like one
+            # without proof, it goes when its time is over.
+            self._running.remove_reader(peer.fileno())
+            peer.is_paused = True
+            peer.enqueue(framed(Full()), shared=True)
+            self._flush(peer)
+            return
+        self._connections.on_proved(peer)
+        self._tasks[peer.number] = _Task(peer)
+
+    # -- messages -----------------------------------------------------------------------------------
+
+    def _on_message(self, peer: Peer, message: Message) -> None:
+        if isinstance(message, Alive):
+            self.send(peer.number, message)
+        elif isinstance(message, Hello):
+            self._on_hello(peer.number, message)
+        else:
+            kind = self._of_message.get(type(message))
+            if kind is None:
+                raise ProtocolError(f"{type(message).__name__} is not for the coordinator")
+            instance = self._joined(peer.number, kind)
+            deliver(instance.service, peer.number, message, self._clock_ms())
+            self._arm(instance)
+
+    def _joined(self, number: int, kind: type[Service]) -> _Instance:
+        task = self._tasks[number]
+        found = task.joined.get(kind)
+        if found is not None:
+            return found[1]
+        if kind.scope is not Scope.APPLICATION:
+            raise ProtocolError("a task must say Hello first")
+        return self._join(number, task, kind, (kind,), ())
+
+    def _on_hello(self, number: int, hello: Hello) -> None:
+        settings = tuple(sorted(hello.settings.items()))
+        options = self._options_of(settings)
+        task = self._tasks[number]
+        for kind in self._services:
+            if kind.scope is Scope.APPLICATION:
+                continue
+            # The first task's hold for all others, of those that only say how long it waits.
+            key: _Key = (kind, hello.group, tuple(one for one in settings if one[0] in SHARED_OPTIONS))
+            if kind.scope is Scope.CLUSTER:
+                key += (hello.cluster_id,)
+            if kind in task.joined and task.joined[kind][0] == key:
+                continue
+            self._leave(number, task, kind)
+            self._join(number, task, kind, key, (options,))
+
+    def _options_of(self, settings: tuple[tuple[str, str], ...]) -> SinkOptions:
+        found = self._options.get(settings)
+        if found is None:
+            unknown = [name for name, _ in settings if name not in GROUP_OPTIONS]
+            if unknown:
+                raise ProtocolError("a setting that groups do not have")
+            try:
+                found = parse({"kafka.bootstrap.servers": "coordinator.invalid:1", **dict(settings)}).options
+            except ConfigurationError as error:
+                raise ProtocolError(f"invalid settings: {error}") from None
+            self._options[settings] = found
+            if len(self._options) > _MAX_INSTANCES:
+                self._options.popitem(last=False)
+        return found
+
+    def _join(
+        self, number: int, task: _Task, kind: type[Service], key: _Key, arguments: tuple[Any, ...]
+    ) -> _Instance:
+        instance = self._instances.get(key)
+        if instance is None:
+            if len(self._instances) >= _MAX_INSTANCES:
+                self._make_capacity()
+            instance = self._instances[key] = _Instance(self._services[kind](*arguments, self))
+        instance.tasks += 1
+        task.joined[kind] = key, instance
+        instance.service.on_joined(number, self._clock_ms())
+        self._arm(instance)
+        return instance
+
+    def _leave(self, number: int, task: _Task, kind: type[Service]) -> None:
+        found = task.joined.pop(kind, None)
+        if found is None:
+            return
+        instance = found[1]
+        instance.tasks -= 1
+        instance.unused_ms = self._clock_ms()
+        instance.service.on_gone(number, instance.unused_ms)
+        self._arm(instance)
+
+    def _make_capacity(self) -> None:
+        unused = [key for key, one in self._instances.items() if not one.tasks and len(key) > 1]
+        if not unused:
+            raise ProtocolError(f"more than {_MAX_INSTANCES} groups of tasks")
+        oldest = min(unused, key=lambda key: self._instances[key].unused_ms)
+        self._close_instance(self._instances.pop(oldest))
+
+    def _close_instance(self, instance: _Instance) -> None:
+        if instance.timer is not None:
+            instance.timer.cancel()
+        instance.service.close()
+
+    # -- time ---------------------------------------------------------------------------------------
+
+    def wake(self, kind: type[Service]) -> None:
+        """Any thread: call ``on_time`` of this service of the application."""
+        try:
+            self._running.call_soon_threadsafe(self._on_woken, kind)
+        except RuntimeError:
+            pass  # the loop has ended, and nobody needs the news
+
+    def _on_woken(self, kind: type[Service]) -> None:
+        instance = self._instances.get((kind,))
+        if instance is not None:
+            self._on_time(instance)
+
+    def _on_time(self, instance: _Instance) -> None:
+        instance.timer = None
+        at_least_ms = 0.0
+        try:
+            instance.service.on_time(self._clock_ms())
+        except Exception:  # noqa: BLE001 - a bug in one service must not end or occupy the others
+            _log.exception("a service failed")
+            at_least_ms = _AFTER_BUG_MS
+        self._arm(instance, at_least_ms)
+
+    def _arm(self, instance: _Instance, at_least_ms: float = 0.0) -> None:
+        delay_ms = max(min(instance.service.next_change_ms(self._clock_ms()), _MAX_TIMER_MS), at_least_ms)
+        timer, loop = instance.timer, self._running
+        when = loop.time() + delay_ms / 1000
+        if timer is not None:
+            # One that comes sooner than needed sets the next: cheaper than a new timer for each message.
+            if timer.when() <= when and not at_least_ms:
+                return
+            timer.cancel()
+        instance.timer = loop.call_at(when, self._on_time, instance)
+
+    # -- Outbox -------------------------------------------------------------------------------------
+
+    def send(self, peer: int, message: Message) -> None:
+        found = self._tasks.get(peer)
+        if found is not None:
+            self._enqueue(found.peer, framed(message), shared=False)
+
+    def broadcast(self, peers: Iterable[int], message: Message) -> None:
+        data = framed(message)
+        for number in peers:
+            found = self._tasks.get(number)
+            if found is not None:
+                self._enqueue(found.peer, data, shared=True)
+
+    def _enqueue(self, peer: Peer, data: bytes, *, shared: bool) -> None:
+        if peer.is_gone:
+            return
+        if peer.unread > self._bounds.unread_bytes:
+            # Not now: a service may be in the middle of its list of tasks.
+            self._running.call_soon(self._connections.drop, peer, Dropped.UNREAD)
+            return
+        if not peer.unread:
+            self._to_write.append(peer)
+        peer.enqueue(data, shared=shared)
+        if not self._writing:
+            self._writing = True
+            self._running.call_soon(self._write)
+
+    def _write(self) -> None:
+        """Write to peers in turn, and a bounded amount at once, so that others are read in between."""
+        self._writing = False
+        until_ms, left = self._clock_ms() + self._bounds.iteration_ms, _WRITE_AT_ONCE
+        while self._to_write and left > 0 and self._clock_ms() < until_ms:
+            peer = self._to_write.popleft()
+            if not peer.is_gone:
+                left -= self._flush(peer)
+        if self._to_write:
+            self._writing = True
+            self._running.call_soon(self._write)
+
+    def _flush(self, peer: Peer) -> int:
+        try:
+            written = peer.flush(_PEER_AT_ONCE)
+        except OSError:
+            self._connections.remove(peer)
+            return 0
+        if peer.unread:
+            self._connections.note_unread(peer)
+            if written >= _PEER_AT_ONCE:
+                self._to_write.append(peer)
+            elif not peer.writes_later:
+                peer.writes_later = True
+                self._running.add_writer(peer.fileno(), self._on_writable, peer)
+        return written
+
+    def _on_writable(self, peer: Peer) -> None:
+        self._running.remove_writer(peer.fileno())
+        peer.writes_later = False
+        self._flush(peer)
+
+    # -- sweep --------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        now_ms = self._clock_ms()
+        self._connections.sweep(now_ms, self._watch.stalled_ms(now_ms))
+        for line in (self._connections.log.line(now_ms), self._watch.line(now_ms)):
+            if line is not None:
+                _log.warning("%s; connections: %s", line, self.state()["connections"])
+        for key, one in list(self._instances.items()):
+            if not one.tasks and len(key) > 1 and now_ms - one.unused_ms >= _IDLE_MS:
+                self._close_instance(self._instances.pop(key))
+        if self._is_out_of_files and self._listening is not None:
+            self._is_out_of_files = False
+            self._running.add_reader(self._listening.fileno(), self._accept)
+        self._running.call_later(self._bounds.sweep_ms / 1000, self._sweep)
+
+
+# -- how late the loop is -------------------------------------------------------------------------------
+
+LATE_MS = 1000.0
+_LONG_MS = 500.0
+_INTERVAL_MS = 60_000.0
+# A poll that returns sooner than this found something ready; a timer that fires later than this was held up.
+_AT_ONCE_MS, _SLACK_MS = 1.0, 5.0
+# Iterations that are shorter keep nobody waiting.
+_SHORT_MS = 100.0
+
+
+class LoopWatch:
+    """The time that each iteration of a loop takes, and that its process stalled. Times are milliseconds of
+    ``clock_ms``; all methods belong to the loop's thread.
+
+    Nobody is late, or silent, for the time in which the coordinator did not read: see ``stalled_ms``.
+    """
+
+    def __init__(self, clock_ms: Clock) -> None:
+        self.clock_ms = clock_ms
+        self.iterations = 0
+        self._began_ms = self._minute_ms = clock_ms()
+        # Since when a message that is handled in this iteration may have waited.
+        self._waits_since_ms = self._began_ms
+        # The longest in this minute, and in the one before.
+        self._longest_ms = self._longest_before_ms = 0.0
+        self._late_before = 0
+        self.busy_ms = 0.0
+        self._stalled_ms = 0.0
+        # Infinite between iterations.
+        self._since_ms = math.inf
+        self.late = self.messages = 0
+
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        """A loop that is watched."""
+        return asyncio.SelectorEventLoop(_WatchedSelector(self))
+
+    def iteration_ends(self, now_ms: float) -> None:
+        """The loop polls for what is ready."""
+        self.busy_ms += now_ms - self._began_ms
+        self._note(now_ms - self._began_ms)
+        self._since_ms = math.inf
+
+    def iteration_begins(self, polled_ms: float, now_ms: float, timeout_ms: float | None) -> None:
+        """Something is ready, or ``timeout_ms`` are over since it polled."""
+        waited_ms = now_ms - polled_ms
+        over_ms = 0.0 if timeout_ms is None else waited_ms - timeout_ms
+        if over_ms > _SLACK_MS:
+            # The process was stopped, or had no processor.
+            self._note(over_ms)
+            self._waits_since_ms = now_ms - over_ms
+        else:
+            self._waits_since_ms = now_ms if waited_ms > _AT_ONCE_MS else self._began_ms
+        self._began_ms = self._since_ms = now_ms
+        self.iterations += 1
+
+    def _note(self, took_ms: float) -> None:
+        self._longest_ms = max(self._longest_ms, took_ms)
+        self._stalled_ms += max(0.0, took_ms - _SHORT_MS)
+
+    def stalled_ms(self, now_ms: float) -> float:
+        """How long the loop has stalled since it began: long iterations, and when the process did not run."""
+        return self._stalled_ms + max(0.0, now_ms - self._since_ms - _SHORT_MS)
+
+    def handled(self, messages: int, now_ms: float) -> None:
+        """So many messages of this iteration have been handled."""
+        self.messages += messages
+        if now_ms - self._waits_since_ms > LATE_MS:
+            self.late += messages
+
+    def line(self, now_ms: float) -> str | None:
+        """The line to log now, if any: once a minute where a bound was passed."""
+        if now_ms - self._minute_ms < _INTERVAL_MS:
+            return None
+        longest_ms, late = self._longest_ms, self.late - self._late_before
+        self._minute_ms, self._late_before = now_ms, self.late
+        self._longest_before_ms, self._longest_ms = longest_ms, 0.0
+        if longest_ms < _LONG_MS and not late:
+            return None
+        return (
+            f"in the last minute the coordinator was busy, or stalled, for {longest_ms / 1000:.1f} s "
+            f"at most, and handled {late} messages after more than {LATE_MS / 1000:.0f} s"
+        )
+
+    def state(self) -> Mapping[str, Any]:
+        """For metrics: seconds and counts."""
+        return {
+            "longest_turn": max(self._longest_ms, self._longest_before_ms) / 1000,
+            "busy": self.busy_ms / 1000,
+            "late": self.late,
+            "messages": self.messages,
+        }
+
+
+class _WatchedSelector(selectors.DefaultSelector):
+    def __init__(self, watch: LoopWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        watch = self._watch
+        polled_ms = watch.clock_ms()
+        watch.iteration_ends(polled_ms)
+        ready = super().select(timeout)
+        watch.iteration_begins(polled_ms, watch.clock_ms(), None if timeout is None else 1000 * timeout)
+        if len(ready) > _EVENTS_AT_ONCE:
+            # In turn. The others are named again by the next poll.
+            start = watch.iterations * _EVENTS_AT_ONCE % len(ready)
+            ready = ready[start : start + _EVENTS_AT_ONCE]
+        return ready

@@ -1,0 +1,167 @@
+"""The process that serves tasks, until the driver or the application's folder is gone.
+
+``python -m kafka_sink.coordinator.server_process`` is started by the launcher, with settings that hold no
+secret. It has no credential of Kafka and connects to no broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from kafka_sink.clock import monotonic_ms
+from kafka_sink.coordinator.breaker_service import BreakerService
+from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
+from kafka_sink.coordinator.live.view import ViewService
+from kafka_sink.coordinator.metadata import MemoryBudget, MetadataService
+from kafka_sink.coordinator.rates import RateService
+from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator, read_found
+from kafka_sink.coordinator.server import CoordinatorServer, LoopWatch, Services
+from kafka_sink.coordinator.spark_jobs import SparkJobs, find_ui
+from kafka_sink.coordinator.transport import ServerBounds, ServerIdentity, new_identity
+from kafka_sink.coordinator.writes import WriteService
+from kafka_sink.driver.driver_process import DriverProcess
+
+_log = logging.getLogger(__name__)
+# How often it checks for its driver and its folder.
+_CHECK_S = 1.0
+# A process that has lived this long does not count as one that keeps ending.
+_LONG_LIFE_S = 600.0
+# Open files other than connections: log files, files that Python opens. Of few files, half.
+_OTHER_FILES = 1000
+
+
+class ServerProcess:
+    """``settings``: as the launcher gives them."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+        self._place = Rendezvous(settings["folder"])
+        self._driver = DriverProcess(int(settings["driver"][0]), str(settings["driver"][1]))
+        self._watch = LoopWatch(monotonic_ms)
+        self._identity = new_identity()
+        self._metrics = ApplicationMetrics()
+        self._jobs = SparkJobs(partial(find_ui, self._driver), monotonic_ms)
+        self._has_found_ui = False
+
+    def run(self) -> None:
+        """Serve until the application ends."""
+        collect_garbage_seldom()
+        loop = self._watch.new_loop()
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        listening = socket.socket(fileno=int(self._settings["listening"]))
+        server = CoordinatorServer(
+            self._identity, self._services(), monotonic_ms, self._watch, bounds_of_process()
+        )
+        self._metrics.coordinator = server.state
+        self._jobs.wake = lambda: server.wake(WriteService)
+        server.start(listening)
+        self._place.publish(found_of(self._identity, listening, str(self._settings["address"])))
+        loop.call_later(_LONG_LIFE_S, self._place.forget_starts)
+        while self._driver.is_alive() and self._is_current():
+            self._sample()
+            await asyncio.sleep(_CHECK_S)
+        server.close()
+        self._jobs.close()
+
+    def _services(self) -> Services:
+        metrics = self._metrics
+        return {
+            MetadataService: partial(MetadataService, budget=MemoryBudget()),
+            BreakerService: partial(BreakerService, stalled_ms=self._watch.stalled_ms),
+            RateService: RateService,
+            WriteService: partial(WriteService, jobs=self._jobs, listener=metrics),
+            ReportService: partial(ReportService, metrics=metrics),
+            ViewService: partial(ViewService, metrics=metrics),
+        }
+
+    def _is_current(self) -> bool:
+        """Whether the application's folder exists, and no other coordinator has been started in it."""
+        found = read_found(self._place.folder / "found")
+        return found is not None and found.token == self._identity.token.hex()
+
+    def _sample(self) -> None:
+        if self._metrics.reports and not self._has_found_ui:
+            # Reads the JVM's open files: once.
+            self._has_found_ui = True
+            ui = find_ui(self._driver)
+            self._metrics.spark_ui = ui[1] if ui else None
+        self._metrics.sample(monotonic_ms())
+
+
+def found_of(identity: ServerIdentity, listening: socket.socket, address: str) -> RunningCoordinator:
+    """What planning must know of a process that serves at this socket."""
+    return RunningCoordinator(
+        listening.getsockname()[1],
+        address,
+        identity.fingerprint.hex(),
+        identity.name,
+        identity.token.hex(),
+    )
+
+
+def bounds_of_process() -> ServerBounds:
+    """The server's bounds. Each connection is an open file, whose number the system limits."""
+    bounds = ServerBounds()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = bounds.connections + bounds.unproved + _OTHER_FILES
+    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    while soft != resource.RLIM_INFINITY and soft < files:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+            break
+        except (OSError, ValueError):
+            # The system's own limit is lower: kern.maxfilesperproc of macOS.
+            files = max(soft, files // 2)
+    if files >= wanted:
+        return bounds
+    left = max(2, files - _OTHER_FILES, files // 2)
+    bounds = ServerBounds(connections=left - left // 6, unproved=max(1, left // 6))
+    _log.warning(
+        "The coordinator serves at most %d tasks, because its process may open only %d files: raise the "
+        "driver's limit (ulimit -n)",
+        *(bounds.connections, files),
+    )
+    return bounds
+
+
+def collect_garbage_seldom() -> None:
+    """A full collection visits all objects of all tasks at once, and stops the loop for that long.
+
+    Counts of references free what tasks leave behind. Other cycles, as of exceptions, are mostly young. Young
+    objects are visited a few at a time: each may hold many others.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100, 5, 10_000)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve, and end the process without waiting for its daemon threads, which hold nothing."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Ctrl-C in the driver's terminal interrupts a job. The application goes on, and so does the coordinator.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ServerProcess(json.loads(arguments[0])).run()
+    except BaseException:  # noqa: BLE001 - the log is where it is found
+        _log.exception("the coordinator failed")
+        os._exit(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,256 @@
+"""Learns from Spark's web UI that the job of a write has ended.
+
+Spark's driver is the first to know that a job was cancelled or has failed. The executors' JVMs tell their
+Python workers up to four seconds later, and the call of ``abort`` waits for a new Python process. Spark's
+monitoring REST API lists the running jobs; the coordinator asks it while tasks write. Without the UI, or
+where it may not be read, tasks learn of the end as before.
+
+Most micro-batches end before the first check, and the driver reports that. So streams cost no request.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import logging
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from kafka_sink.driver.driver_process import DriverProcess
+
+_log = logging.getLogger(__name__)
+# Spark's UI answers within milliseconds.
+_INTERVAL_S = 0.3
+# At the first request Spark loads its REST server, which takes a busy driver many seconds.
+_TIMEOUT_S = 60.0
+# After an error, or without a UI, the next check comes later.
+_PAUSE_S = 10.0
+# A stage whose job is not listed for so long is not watched any more.
+_UNSEEN_MS = 60_000.0
+# Stages watched at once. Their writes end or are forgotten a minute after the last check.
+MAX_STAGES = 10_000
+_MAX_BYTES = 16 * 1024 * 1024
+_API = "/api/v1/applications"
+
+
+class StageTracker:
+    """Which of the watched stages have lost their job. Pure; times are monotonic milliseconds.
+
+    A job has ended once it was listed as running and is not listed any more: Spark keeps running jobs in the
+    list, whatever else it removes. A job that was never listed says nothing.
+    """
+
+    def __init__(self) -> None:
+        # By watched stage, when it was first watched, and its job once that is known.
+        self.since_ms: dict[int, float] = {}
+        self._jobs: dict[int, int] = {}
+
+    def watch(self, stage: int, now_ms: float) -> None:
+        """Tasks of this stage write."""
+        if len(self.since_ms) < MAX_STAGES:
+            self.since_ms.setdefault(stage, now_ms)
+
+    def unwatch(self, stage: int) -> None:
+        """Forget a stage, whose write is over."""
+        self.since_ms.pop(stage, None)
+        self._jobs.pop(stage, None)
+
+    def watched_for_ms(self, now_ms: float) -> float:
+        """For how long the oldest is watched; 0 if none is."""
+        return now_ms - min(self.since_ms.values(), default=now_ms)
+
+    def observe(self, running: Mapping[int, Collection[int]], now_ms: float) -> list[int]:
+        """These jobs with their stages are listed as running. Returns the watched stages whose job has
+        ended."""
+        for job, stages in running.items():
+            for stage in self.since_ms.keys() & set(stages):
+                self._jobs[stage] = job
+        ended = [stage for stage, job in self._jobs.items() if job not in running]
+        unseen = [
+            stage
+            for stage, since_ms in self.since_ms.items()
+            if stage not in self._jobs and now_ms - since_ms > _UNSEEN_MS
+        ]
+        for stage in (*ended, *unseen):
+            self.unwatch(stage)
+        return ended
+
+
+class SparkUi:
+    """What Spark's monitoring REST API says of the one application that it knows. One thread's.
+
+    ``find`` returns the UI's address and port, or None if there is none: see ``find_ui``.
+    """
+
+    def __init__(self, find: Callable[[], tuple[str, int] | None]) -> None:
+        self._find = find
+        self._connection: http.client.HTTPConnection | None = None
+        # The application's, in the API.
+        self._path = ""
+
+    def running(self) -> dict[int, list[int]]:
+        """The running jobs with their stages.
+
+        Raises OSError, HTTPException, ValueError, LookupError or TypeError where the UI does not say it.
+        """
+        if self._connection is None:
+            address = self._find()
+            if address is None:
+                raise LookupError("the driver has no UI")
+            self._connection = http.client.HTTPConnection(*address, timeout=_TIMEOUT_S)
+            (application,) = self._get(_API)
+            self._path = f"{_API}/{application['id']}"
+        running = self._get(f"{self._path}/jobs?status=running")
+        return {int(job["jobId"]): list(map(int, job["stageIds"])) for job in running}
+
+    def _get(self, path: str) -> Any:
+        assert self._connection is not None
+        self._connection.request("GET", path, headers={"Accept": "application/json"})
+        response = self._connection.getresponse()
+        body = response.read(_MAX_BYTES)
+        if response.status != http.client.OK:
+            raise LookupError(f"status {response.status}")
+        return json.loads(body)
+
+    def disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class SparkJobs:
+    """Which watched stages have ended. A daemon thread asks the UI that ``find`` finds, and only while stages
+    are watched; it calls ``wake`` when ``take_ended`` has something. Any thread calls the methods.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], tuple[str, int] | None],
+        clock_ms: Callable[[], float],
+        *,
+        interval_s: float = _INTERVAL_S,
+    ) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._clock_ms = clock_ms
+        self._interval_s = interval_s
+        self._changed = threading.Condition()  # guards the next two
+        self._tracker = StageTracker()
+        self._is_closing = False
+        # Append and popleft are atomic.
+        self._ended: deque[int] = deque()
+        self._thread: threading.Thread | None = None
+        # The thread's own.
+        self._ui = SparkUi(find)
+
+    def watch(self, stage: int) -> None:
+        """Tasks of this stage write."""
+        with self._changed:
+            self._tracker.watch(stage, self._clock_ms())
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kafka-chunked-jobs", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def unwatch(self, stage: int) -> None:
+        """The stage's write is over, and its tasks know."""
+        with self._changed:
+            self._tracker.unwatch(stage)
+
+    def take_ended(self) -> set[int]:
+        """The stages whose job has ended since the last call."""
+        ended = set()
+        while self._ended:
+            ended.add(self._ended.popleft())
+        return ended
+
+    def close(self) -> None:
+        """Ask the thread to end."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        pause_s = self._interval_s
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closing or self._tracker.since_ms)
+                if self._changed.wait_for(lambda: self._is_closing, pause_s):
+                    break
+                watched_ms = self._tracker.watched_for_ms(self._clock_ms())
+            pause_s = self._interval_s
+            if watched_ms < self._interval_s * 1000:
+                continue
+            try:
+                running = self._ui.running()
+            except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+                _log.debug("Spark's UI does not list the running jobs: %r", error)
+                self._ui.disconnect()
+                pause_s = _PAUSE_S
+                continue
+            with self._changed:
+                self._ended.extend(self._tracker.observe(running, self._clock_ms()))
+            if self._ended:
+                self.wake()
+        self._ui.disconnect()
+
+
+_DEFAULT_PORT = 4040
+# Spark tries the next ports where one is taken: spark.port.maxRetries.
+_TRIED_PORTS = 17
+_LISTENING = "0A"
+_PORT = re.compile(r"spark\.ui\.port=(\d+)")
+
+
+def find_ui(driver: DriverProcess) -> tuple[str, int] | None:
+    """The UI's address and port. None if the driver has no UI, or one at a random port.
+
+    No other port of the driver is tried: Spark logs an error for HTTP at its other ports.
+    """
+    arguments = driver.arguments()
+    if any("spark.ui.enabled=false" in one for one in arguments):
+        return None
+    first = first_port(arguments)
+    found = [one for one in _listening(driver.pid) if first and first <= one[1] < first + _TRIED_PORTS]
+    return min(found, key=lambda one: one[1], default=None)
+
+
+def first_port(arguments: Iterable[str]) -> int:
+    """The port that Spark tries first, by the JVM's command line."""
+    given = [match.group(1) for match in map(_PORT.search, arguments) if match]
+    return int(given[-1]) if given else _DEFAULT_PORT
+
+
+def _listening(pid: int) -> Iterator[tuple[str, int]]:
+    inodes = set()
+    with suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                inodes.add(os.readlink(entry.path))
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError), open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+            for fields in map(str.split, file):
+                if len(fields) > 9 and fields[3] == _LISTENING and f"socket:[{fields[9]}]" in inodes:
+                    yield listening_address(fields[1])
+
+
+def listening_address(text: str) -> tuple[str, int]:
+    """An address and port of /proc/net/tcp or tcp6; the loopback address for all interfaces."""
+    packed, _, port = text.partition(":")
+    # The kernel writes words of 32 bits in the byte order of the host, which is little-endian wherever
+    # PyArrow runs.
+    words = [packed[at : at + 8] for at in range(0, len(packed), 8)]
+    address = ipaddress.ip_address(b"".join(bytes.fromhex(word)[::-1] for word in words))
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    if mapped is not None:
+        address = mapped
+    if address.is_unspecified:
+        # Not a name: a driver that listens on IPv4 only leaves ::1, to which names lead first, to anybody.
+        # Java's sockets for all IPv6 interfaces take IPv4, too, and nobody else can have that port then.
+        return "127.0.0.1", int(port, 16)
+    return str(address), int(port, 16)

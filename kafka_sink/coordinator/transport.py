@@ -1,0 +1,597 @@
+"""Bytes between tasks and the coordinator: TLS 1.3, frames, and the bounds of what peers may cost.
+
+    client -> server   TLS handshake that names the server ``name``; the client accepts one certificate alone
+    client -> server   a frame with the version and the token
+    both directions    frames of messages
+
+A frame is four bytes of length and at most 64 KiB; the length's highest bit says that the message goes on
+in the next frame. The process makes its key and certificate when it starts. Their fingerprint, the token and
+the name travel with the plan. So a task talks to no other process, and who does not know the name costs no
+handshake.
+
+The server reads and writes through ``ssl.MemoryBIO``, not through the transports for brokers: it accepts
+connections, shares one buffer for all, and must bound what a peer makes it do at once. Clients block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import os
+import secrets
+import socket
+import ssl
+import struct
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+
+from kafka_sink.clock import RANDOM
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, encode
+from kafka_sink.errors import ProtocolError
+
+VERSION = 4
+TOKEN_BYTES = 32
+_PROOF_BYTES = 1 + TOKEN_BYTES
+_LENGTH = struct.Struct(">I")
+_GOES_ON = 1 << 31
+_FRAME_BYTES = 64 * 1024
+_READ_BYTES = 16 * 1024
+# OpenSSL keeps buffers of the largest piece for each connection.
+_PIECE_BYTES = 8 * 1024
+# Messages of TLS itself, such as key updates.
+_MAX_WITHOUT_DATA = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """What the process proves itself with, and what peers must know."""
+
+    context: ssl.SSLContext = field(repr=False)
+    fingerprint: bytes
+    name: str = field(repr=False)
+    token: bytes = field(repr=False)
+
+
+def new_identity() -> ServerIdentity:
+    """A key of P-256, its certificate, and a token. The key never leaves the process's memory."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    from kafka_sink.secret import Secret
+    from kafka_sink.security.key_material import ClientKey
+    from kafka_sink.security.tls_context import load_key
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kafka-chunked")])
+    now = datetime.now(timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=3650))
+        .sign(key, hashes.SHA256())
+    )
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    name = f"{secrets.token_hex(16)}.invalid"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+    load_key(
+        context, ClientKey(Secret(pem.decode()), certificate.public_bytes(serialization.Encoding.PEM)), ""
+    )
+
+    def check_name(_: object, given: str | None, __: object) -> int | None:
+        # Before any costly step of the handshake.
+        return None if given == name else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+
+    context.sni_callback = check_name
+    fingerprint = hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
+    return ServerIdentity(context, fingerprint, name, secrets.token_bytes(TOKEN_BYTES))
+
+
+# -- frames ---------------------------------------------------------------------------------------------
+
+
+def framed(message: Message) -> bytes:
+    """The frames of a message. Raises ProtocolError for one that is too large."""
+    return framed_bytes(encode(message))
+
+
+def framed_bytes(data: bytes) -> bytes:
+    """The frames of these bytes."""
+    if len(data) <= _FRAME_BYTES:
+        return _LENGTH.pack(len(data)) + data
+    parts: list[bytes] = []
+    for at in range(0, len(data), _FRAME_BYTES):
+        part = data[at : at + _FRAME_BYTES]
+        goes_on = _GOES_ON if at + _FRAME_BYTES < len(data) else 0
+        parts += (_LENGTH.pack(len(part) | goes_on), part)
+    return b"".join(parts)
+
+
+class FrameReader:
+    """Makes messages of a stream of bytes. ``max_bytes`` bounds the next one; callers may raise it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._received = bytearray()
+        self._begun = b""
+
+    @property
+    def held(self) -> int:
+        """Bytes received that ``next_message`` has not returned yet."""
+        return len(self._received) + len(self._begun)
+
+    def feed(self, data: bytes | memoryview) -> None:
+        self._received += data
+
+    def next_message(self) -> bytes | None:
+        """The next message's bytes, or None while it is incomplete.
+
+        Raises ProtocolError for one that is too large, or a frame that is, as soon as a length tells.
+        """
+        while len(self._received) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received)
+            length, goes_on = length & ~_GOES_ON, length & _GOES_ON
+            most = min(_FRAME_BYTES, self.max_bytes - len(self._begun))
+            # Only the last frame of a message may be short.
+            if not (_FRAME_BYTES if goes_on else 1) <= length <= most:
+                raise ProtocolError(f"a frame of {length} bytes, where {most} are allowed")
+            if len(self._received) < _LENGTH.size + length:
+                return None
+            frame = bytes(self._received[_LENGTH.size : _LENGTH.size + length])
+            del self._received[: _LENGTH.size + length]
+            if not goes_on:
+                found, self._begun = self._begun + frame, b""
+                return found
+            self._begun += frame
+        return None
+
+
+# -- clients --------------------------------------------------------------------------------------------
+
+
+class Connection:
+    """A client's connection, for tasks and the driver. Blocks.
+
+    ``silence_ms`` bounds connecting, and each wait for the other end within a message. Raises OSError and
+    ProtocolError; close it then.
+    """
+
+    def __init__(self, address: CoordinatorAddress, silence_ms: float) -> None:
+        location = address.location
+        with socket.create_connection((address.host, location.port), timeout=silence_ms / 1000) as connected:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Takes the descriptor over.
+            self.socket = _client_context().wrap_socket(connected, server_hostname=location.name)
+        try:
+            shown = self.socket.getpeercert(binary_form=True) or b""
+            # TLS 1.3 has made the peer prove that it has the certificate's key.
+            if not hmac.compare_digest(hashlib.sha256(shown).digest(), location.fingerprint):
+                raise ProtocolError("another process serves there: its certificate is not the coordinator's")
+            self.socket.sendall(framed_bytes(bytes((VERSION,)) + location.token))
+        except BaseException:
+            self.socket.close()
+            raise
+        self._frames = FrameReader(MAX_MESSAGE_BYTES)
+        self._pid = os.getpid()
+
+    def send(self, message: Message) -> None:
+        if os.getpid() != self._pid:
+            # Both ends would encrypt with the same key and number.
+            raise ProtocolError("a forked process has no connection of its own yet")
+        self.socket.sendall(framed(message))
+
+    def receive(self) -> list[Message]:
+        """Wait for bytes; return the messages that are complete, perhaps none."""
+        data = self.socket.recv(_READ_BYTES)
+        if not data:
+            raise ConnectionError("it closed the connection")
+        self._frames.feed(data)
+        while self.socket.pending():
+            self._frames.feed(self.socket.recv(_READ_BYTES))
+        found: list[Message] = []
+        while (message := self._frames.next_message()) is not None:
+            found.append(decode(message))
+        return found
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _client_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # No authority has signed it: the fingerprint is compared.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+# -- the server's connections ---------------------------------------------------------------------------
+
+
+class Peer:
+    """One connection of the server: receives bytes, and sends messages as fast as the peer reads. No policy.
+
+    ``source`` is the peer's address without port. Times are monotonic milliseconds, sizes are bytes.
+    """
+
+    __slots__ = (
+        "_at", "_handshaken", "_incoming", "_outgoing", "_own", "_queue", "_queued", "_rest", "_socket",
+        "_taken_in_all", "_tls", "_without_data", "allowance", "allowed_ms", "begun_ms", "frames", "heard_ms",
+        "is_gone", "is_paused", "is_proved", "number", "opened_ms", "place", "source", "taken_before",
+        "unfinished", "unread_since_ms", "writes_later",
+    )  # fmt: skip
+
+    def __init__(self, number: int, source: str, connected: socket.socket, now_ms: float) -> None:
+        self.number = number
+        self.source = source
+        self.is_proved = self.is_gone = self.is_paused = self.writes_later = False
+        self.frames = FrameReader(_PROOF_BYTES)
+        self.opened_ms = self.heard_ms = self.allowed_ms = now_ms
+        # When the incomplete message began, and since when the peer has left bytes unread.
+        self.begun_ms = self.unread_since_ms = math.inf
+        # The messages that the rate limit still admits at once, as of ``allowed_ms``.
+        self.allowance = 0.0
+        self.unfinished = 0
+        # Among the connections of its address without proof.
+        self.place = 0
+        # How many bytes the peer had taken at the last sweep.
+        self.taken_before = 0
+        self._socket = connected
+        self._tls: ssl.SSLObject | None = None
+        self._handshaken = False
+        self._without_data = 0
+        # Messages, each with whether peers share it; then how much of the first is encrypted, in bytes.
+        self._queue: deque[tuple[bytes, bool]] = deque()
+        self._at = self._queued = self._own = self._taken_in_all = 0
+        self._rest = memoryview(b"")
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def extend_deadlines(self, stalled_ms: float) -> None:
+        """The server has stalled for so long."""
+        self.opened_ms += stalled_ms
+        self.heard_ms += stalled_ms
+        self.begun_ms += stalled_ms
+        self.unread_since_ms += stalled_ms
+
+    # -- receiving ----------------------------------------------------------------------------------
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has said something. Its first message costs a signature; the next cost little."""
+        return self._tls is not None
+
+    def receive(self, context: ssl.SSLContext) -> None:
+        """Read what is there, up to a bound, and decrypt it. Raises OSError, which includes TLS's errors, at
+        the end of the stream, too; and ProtocolError for messages of TLS without any data."""
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        if not data:
+            raise ConnectionError("it closed the connection")
+        if self._tls is None:
+            if self._has_left():
+                raise ConnectionError("it closed the connection before its turn came")
+            # Only now: connections that say nothing cost a socket.
+            self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._incoming.write(data)
+        self._without_data += len(data)
+        try:
+            self._decrypt(self._tls)
+        except ssl.SSLWantReadError:
+            pass  # the rest of a record has not come
+        finally:
+            # Parts of the handshake, replies to key updates, and alerts.
+            self._flush_tls()
+        if self._without_data > _MAX_WITHOUT_DATA:
+            raise ProtocolError("messages of TLS without any data")
+
+    def _has_left(self) -> bool:
+        """Where thousands connect at once, some give up before their turn: that must not cost a handshake."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return False
+
+    def _decrypt(self, tls: ssl.SSLObject) -> None:
+        if not self._handshaken:
+            tls.do_handshake()
+            self._handshaken = True
+        while True:
+            piece = tls.read(_READ_BYTES)
+            if not piece:
+                raise ConnectionError("it closed the connection")
+            self._without_data = 0
+            self.frames.feed(piece)
+
+    # -- sending ------------------------------------------------------------------------------------
+
+    @property
+    def unread(self) -> int:
+        """Bytes that the peer has not read yet."""
+        return self._queued + len(self._rest)
+
+    @property
+    def taken(self) -> int:
+        """How many bytes of messages the system has taken for the peer so far."""
+        return self._taken_in_all
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory held for this peer alone."""
+        return self._own + len(self._rest)
+
+    def enqueue(self, data: bytes, *, shared: bool) -> None:
+        """Queue the frames of a message, which other peers may share."""
+        self._queue.append((data, shared))
+        self._queued += len(data)
+        if not shared:
+            self._own += len(data)
+
+    def flush(self, most: int) -> int:
+        """Write while the peer keeps up, up to ``most`` bytes. Returns their number; raises OSError.
+
+        Messages are encrypted only then: until then peers share one copy.
+        """
+        written = 0
+        while self._flush_tls() and self._queue and written < most:
+            assert self._tls is not None
+            data, shared = self._queue[0]
+            piece = memoryview(data)[self._at : self._at + _PIECE_BYTES]
+            self._tls.write(piece)
+            written += len(piece)
+            self._at += len(piece)
+            self._queued -= len(piece)
+            if self._at == len(data):
+                self._queue.popleft()
+                self._at = 0
+                self._own -= 0 if shared else len(data)
+        return written
+
+    def _flush_tls(self) -> bool:
+        """Write what TLS has ready. Whether the system took all of it."""
+        while self._rest or (self._tls is not None and self._outgoing.pending):
+            if not self._rest:
+                self._rest = memoryview(self._outgoing.read())
+            try:
+                sent = self._socket.send(self._rest)
+            except (BlockingIOError, InterruptedError):
+                return False
+            self._taken_in_all += sent
+            self._rest = self._rest[sent:]
+        return True
+
+    def close(self) -> None:
+        """Close the connection at once, without reading or writing more."""
+        self.is_gone = True
+        self._queue.clear()
+        self._queued = self._own = 0
+        self._rest = memoryview(b"")
+        self._socket.close()
+
+
+class Dropped(Enum):
+    """The reason. Its text completes a line that begins with a number of connections."""
+
+    WRONG_PROOF = "did not prove that they know the token"
+    NO_PROOF = "did not prove in time that they know the token"
+    MADE_ROOM = "had not proved that they know the token, and made room for others"
+    NONSENSE = "sent an invalid message"
+    HELD_BACK = "sent more messages than allowed, and were slowed down"
+    STALLED = "did not complete a message in time"
+    UNREAD = "did not read the data sent to them"
+
+
+_INTERVAL_MS = 60_000.0
+_MAX_SOURCES = 3
+
+
+class ConnectionLog:
+    """Log lines for connections that were dropped: one a minute at most. Times: monotonic ms."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Dropped] = Counter()
+        self._sources: Counter[str] = Counter()
+        self._logged_ms: float | None = None
+
+    def note(self, why: Dropped, source: str) -> None:
+        """A connection from ``source``, an address without port, ended."""
+        self._counts[why] += 1
+        # Only the first addresses of a flood are counted, so that memory is bounded.
+        if source in self._sources or len(self._sources) < 1000:
+            self._sources[source] += 1
+
+    def line(self, now_ms: float) -> str | None:
+        """The line to log now, if any. The first drop is logged at once, later ones together."""
+        if not self._counts or (self._logged_ms is not None and now_ms - self._logged_ms < _INTERVAL_MS):
+            return None
+        self._logged_ms = now_ms
+        reasons = "; ".join(f"{count} {why.value}" for why, count in self._counts.most_common())
+        sources = ", ".join(source for source, _ in self._sources.most_common(_MAX_SOURCES))
+        self._counts.clear()
+        self._sources.clear()
+        return f"connections dropped in the last minute: {reasons} (most from {sources})"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBounds:
+    """Counts, bytes and milliseconds.
+
+    ``connections``: with proof. ``messages_per_s`` and ``burst``: of each peer, where a long message
+    counts as several. ``messages_at_once`` and ``iteration_ms``: of all peers in one iteration of the loop.
+    ``greeting_ms``: in one iteration, for first messages, of which each costs a signature. ``challenge_ms``:
+    from a peer's first message, or its connecting, to its proof. ``frame_ms``: the time for the rest of a
+    message, and for a peer to read some of what waits for it.
+    ``unread_bytes_of_all`` leaves out messages that many peers get, because there is one copy of each.
+    """
+
+    connections: int = 20_000
+    unproved: int = 8_192
+    messages_per_s: float = 50.0
+    burst: float = 500.0
+    messages_at_once: int = 500
+    iteration_ms: float = 20.0
+    greeting_ms: float = 10.0
+    unfinished_bytes: int = 32 * 1024 * 1024
+    unread_bytes: int = 1024 * 1024
+    unread_bytes_of_all: int = 32 * 1024 * 1024
+    challenge_ms: float = 10_000.0
+    frame_ms: float = 5000.0
+    silence_ms: float = 120_000.0
+
+    @property
+    def sweep_ms(self) -> float:
+        """How often times are checked."""
+        return min(1000.0, self.challenge_ms / 4, self.frame_ms / 4, self.silence_ms / 4)
+
+
+class Connections:
+    """Which connections are kept: bounds of number, bytes and time. Belongs to the server's loop.
+
+    ``on_removed`` is called once with each connection that goes. Times are monotonic milliseconds.
+    """
+
+    def __init__(self, bounds: ServerBounds, on_removed: Callable[[Peer], None]) -> None:
+        self.log = ConnectionLog()
+        self._bounds = bounds
+        self._on_removed = on_removed
+        self.peers: dict[int, Peer] = {}
+        # Those without proof, and those of each address.
+        self._unproved: dict[int, Peer] = {}
+        self._unproved_of: dict[str, list[Peer]] = {}
+        self._unfinished = 0
+        self._stalled_ms = 0.0
+        # Those that have not read all they were sent.
+        self._behind: set[Peer] = set()
+
+    @property
+    def proved(self) -> int:
+        """How many have proved that they know the token."""
+        return len(self.peers) - len(self._unproved)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another with proof is too many."""
+        return self.proved >= self._bounds.connections
+
+    def add(self, peer: Peer) -> None:
+        """A new connection, without proof so far.
+
+        Cheap, because a flood comes through here. Beyond the bound a connection without proof makes room: any
+        one of the address that has most of them. So a flood is its own victim, and a task at the same address
+        is most likely not hit in the moment that its proof takes.
+        """
+        if len(self._unproved) >= self._bounds.unproved:
+            self.drop(RANDOM.choice(max(self._unproved_of.values(), key=len)), Dropped.MADE_ROOM)
+        peer.allowance = self._bounds.burst
+        self.peers[peer.number] = self._unproved[peer.number] = peer
+        of_source = self._unproved_of.setdefault(peer.source, [])
+        peer.place = len(of_source)
+        of_source.append(peer)
+
+    def on_proved(self, peer: Peer) -> None:
+        """The peer has shown that it knows the token."""
+        peer.is_proved = True
+        peer.frames.max_bytes = MAX_MESSAGE_BYTES
+        self._forget_unproved(peer)
+
+    def _forget_unproved(self, peer: Peer) -> None:
+        if self._unproved.pop(peer.number, None) is not None:
+            of_source = self._unproved_of[peer.source]
+            last = of_source.pop()
+            if last is not peer:
+                of_source[peer.place], last.place = last, peer.place
+            if not of_source:
+                del self._unproved_of[peer.source]
+
+    def drop(self, peer: Peer, why: Dropped) -> None:
+        """End a connection, and log the reason."""
+        self.log.note(why, peer.source)
+        self.remove(peer)
+
+    def remove(self, peer: Peer) -> None:
+        """End a connection. One that is gone already stays gone."""
+        self._behind.discard(peer)
+        if self.peers.pop(peer.number, None) is None:
+            return
+        self._forget_unproved(peer)
+        self._unfinished -= peer.unfinished
+        self._on_removed(peer)
+        peer.close()
+
+    def close(self) -> None:
+        for peer in list(self.peers.values()):
+            self.remove(peer)
+
+    # -- bytes that wait ----------------------------------------------------------------------------
+
+    def note_unfinished(self, peer: Peer, now_ms: float) -> None:
+        """Count the bytes of a message that is not complete. Raises ProtocolError beyond the bound of all."""
+        held = 0 if peer.is_gone else peer.frames.held
+        self._unfinished += held - peer.unfinished
+        peer.unfinished = held
+        if not held or peer.is_paused:
+            peer.begun_ms = math.inf
+        elif peer.begun_ms == math.inf:
+            peer.begun_ms = now_ms
+        if self._unfinished > self._bounds.unfinished_bytes:
+            raise ProtocolError("too many unfinished messages")
+
+    def note_unread(self, peer: Peer) -> None:
+        """This peer has not read all it was sent."""
+        self._behind.add(peer)
+
+    def bound_unread(self) -> None:
+        """Drop the peers with most unread bytes until all are within the bound; their tasks work alone."""
+        self._behind = {peer for peer in self._behind if peer.unread}
+        held = sum(peer.held for peer in self._behind)
+        for peer in sorted(self._behind, key=lambda one: one.held, reverse=True):
+            if held <= self._bounds.unread_bytes_of_all:
+                return
+            held -= peer.held
+            self.drop(peer, Dropped.UNREAD)
+
+    def sweep(self, now_ms: float, stalled_ms: float = 0.0) -> None:
+        """Drop the connections whose time is over. ``stalled_ms``: for how long the server has stalled in
+        all; what peers send meanwhile waits for it."""
+        bounds = self._bounds
+        if stalled_ms > self._stalled_ms:
+            for peer in self.peers.values():
+                peer.extend_deadlines(stalled_ms - self._stalled_ms)
+            self._stalled_ms = stalled_ms
+        for peer in [one for one in self._unproved.values() if now_ms - one.opened_ms > bounds.challenge_ms]:
+            self.drop(peer, Dropped.NO_PROOF)
+        for peer in list(self.peers.values()):
+            if now_ms - peer.begun_ms > bounds.frame_ms:
+                self.drop(peer, Dropped.STALLED)
+            elif now_ms - peer.heard_ms > bounds.silence_ms:
+                self.remove(peer)  # between tasks; it connects again when it has something to say
+            elif self._leaves_unread(peer, now_ms):
+                self.drop(peer, Dropped.UNREAD)
+        self.bound_unread()
+
+    def _leaves_unread(self, peer: Peer, now_ms: float) -> bool:
+        """Whether a peer has for too long read nothing of what waits for it."""
+        if not peer.unread or not peer.writes_later:
+            # It has read all, or waits for its turn.
+            peer.unread_since_ms = math.inf
+        elif peer.unread_since_ms == math.inf or peer.taken > peer.taken_before:
+            peer.unread_since_ms, peer.taken_before = now_ms, peer.taken
+        return now_ms - peer.unread_since_ms > self._bounds.frame_ms

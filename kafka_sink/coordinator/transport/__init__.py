@@ -1,1 +1,0 @@
-"""Frames, sessions and connections between the coordinator and its clients."""

@@ -1,0 +1,284 @@
+"""Ends attempts that outlive their write: the coordinator notifies tasks that the write is over.
+
+The driver reports a write that commits or aborts, before ``save()`` or ``query.stop()`` returns. Some
+attempts still run then: superseded speculative copies, tasks of a cancelled job, and tasks of executors that
+lost the driver. Nobody waits for their rows, and their executor may take seconds to end them. Spark's UI
+reports the end of a write's job, often before the driver does: see spark_jobs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.client import KeptConnection, ask, tell
+from kafka_sink.coordinator.schema import (
+    AtMost,
+    Channel,
+    Count,
+    Name,
+    Outbox,
+    Scope,
+    Service,
+    message,
+    receives,
+)
+from kafka_sink.errors import KafkaSinkError, WriteOverError
+from kafka_sink.printable import printable
+
+if TYPE_CHECKING:
+    from kafka_sink.coordinator.live.application import ApplicationMetrics
+    from kafka_sink.coordinator.spark_jobs import SparkJobs
+
+# Characters of what a task says about its failure, and failed writes whose end the driver has not reported.
+MAX_CAUSE, MAX_FAILED = 2000, 100
+# Finished writes that are remembered. An attempt that starts later than that is not ended.
+MAX_OVER = 10_000
+# Stages that are watched, of all writes.
+MAX_WATCHED = 10_000
+# Bounds connecting and the answer. The coordinator runs on the driver's host.
+_DRIVER_TIMEOUT_MS = 500.0
+_KEPT = KeptConnection(_DRIVER_TIMEOUT_MS)
+
+_Cause = Annotated[str, AtMost(MAX_CAUSE)]
+
+
+@message
+class Writing:
+    """From a task: it writes for this write, in this stage where that is known."""
+
+    write: Name
+    stage: Count | None = None
+
+
+@message
+class AttemptFailed:
+    """From a task: why its attempt has failed."""
+
+    write: Name
+    cause: _Cause
+
+
+@message
+class WriteEnding:
+    """From the driver: the write is being committed, or else aborted.
+
+    ``again``: a later write may have this name, so it is not remembered.
+    """
+
+    write: Name
+    again: bool
+    aborts: bool
+
+
+@message
+class WriteCause:
+    """To the driver: why the last attempt of the write failed, as far as one has reported that."""
+
+    cause: _Cause
+
+
+@message
+class WriteOver:
+    """To a task: end your attempt.
+
+    ``stage``: where the end of its job is the reason. A task that runs the micro-batch again, in another
+    stage, has the same name.
+    """
+
+    write: Name
+    stage: Count | None = None
+
+
+# -- the coordinator's side -------------------------------------------------------------------------------
+
+
+class WriteService(Service):
+    """``jobs`` watches the jobs of stages, and has ``on_time`` called when one has ended. ``listener`` hears
+    of failed tasks, and that the driver ends a write."""
+
+    scope = Scope.APPLICATION
+
+    def __init__(
+        self, out: Outbox, jobs: SparkJobs | None = None, listener: ApplicationMetrics | None = None
+    ) -> None:
+        super().__init__(out)
+        self._jobs = jobs
+        self._listener = listener
+        # By task what it writes for, and by the write's name and the stage's number their tasks.
+        self._writing: dict[int, Writing] = {}
+        self._tasks: dict[str | int, dict[int, None]] = {}
+        # By write, the stages whose jobs are watched, also when its tasks already write for another one.
+        self._watched: OrderedDict[str, set[int]] = OrderedDict()
+        self._watched_count = 0
+        # Names of writes and numbers of stages.
+        self._over: OrderedDict[str | int, None] = OrderedDict()
+        # By write, why its last failed attempt failed.
+        self._causes: OrderedDict[str, str] = OrderedDict()
+
+    @receives(Writing)
+    def on_writing(self, peer: int, message: Writing, now_ms: float) -> None:
+        self.on_gone(peer, now_ms)
+        self._writing[peer] = message
+        for key in _keys(message):
+            self._tasks.setdefault(key, {})[peer] = None
+        write, stage = message.write, message.stage
+        if write in self._over:
+            self.out.send(peer, WriteOver(write))
+        elif stage in self._over:
+            self.out.send(peer, WriteOver(write, stage))
+        elif self._jobs is not None and stage is not None:
+            self._watch(self._jobs, write, stage)
+
+    def on_gone(self, peer: int, now_ms: float) -> None:
+        writing = self._writing.pop(peer, None)
+        for key in () if writing is None else _keys(writing):
+            tasks = self._tasks[key]
+            del tasks[peer]
+            if not tasks:
+                del self._tasks[key]
+
+    def _watch(self, jobs: SparkJobs, write: str, stage: int) -> None:
+        stages = self._watched.setdefault(write, set())
+        if stage not in stages:
+            stages.add(stage)
+            self._watched_count += 1
+            jobs.watch(stage)
+        while self._watched_count > MAX_WATCHED:
+            self._unwatch(next(iter(self._watched)))
+
+    def _unwatch(self, write: str) -> None:
+        """The write is over, so the end of its job need not be noticed."""
+        stages = self._watched.pop(write, set())
+        self._watched_count -= len(stages)
+        if self._jobs is not None:
+            for stage in stages:
+                self._jobs.unwatch(stage)
+
+    @receives(AttemptFailed)
+    def on_attempt_failed(self, peer: int, message: AttemptFailed, now_ms: float) -> None:
+        cause = printable(message.cause, MAX_CAUSE)
+        if self._listener is not None:
+            self._listener.note_failure(message.write, cause)
+        self._causes[message.write] = cause
+        self._causes.move_to_end(message.write)
+        if len(self._causes) > MAX_FAILED:
+            self._causes.popitem(last=False)
+
+    @receives(WriteEnding)
+    def on_write_ending(self, peer: int, message: WriteEnding, now_ms: float) -> None:
+        write = message.write
+        if not message.again:
+            self._remember(write)
+        self._unwatch(write)
+        if self._listener is not None:
+            self._listener.note_over(write, now_ms, aborts=message.aborts)
+        self.out.broadcast(list(self._tasks.get(write, ())), WriteOver(write))
+        self.out.send(peer, WriteCause(self._causes.pop(write, "")))
+
+    def _remember(self, over: str | int) -> None:
+        self._over[over] = None
+        if len(self._over) > MAX_OVER:
+            self._over.popitem(last=False)
+
+    def on_time(self, now_ms: float) -> None:
+        """Jobs of stages have ended."""
+        for stage in () if self._jobs is None else self._jobs.take_ended():
+            self._remember(stage)
+            by_write: dict[str, list[int]] = {}
+            for peer in self._tasks.get(stage, ()):
+                by_write.setdefault(self._writing[peer].write, []).append(peer)
+            for write, peers in by_write.items():
+                self.out.broadcast(peers, WriteOver(write, stage))
+
+
+def _keys(writing: Writing) -> tuple[str | int, ...]:
+    return (writing.write,) if writing.stage is None else (writing.write, writing.stage)
+
+
+# -- a task's side ----------------------------------------------------------------------------------------
+
+
+class WriteChannel(Channel):
+    """Calls ``abort``, on the client's thread, when the current write is over."""
+
+    scope = Scope.APPLICATION
+
+    def __init__(self, abort: Callable[[Exception], None]) -> None:
+        super().__init__()
+        self._abort = abort
+        # Guards the next two, and makes ``end`` wait for a running call of ``abort``.
+        self._lock = threading.Lock()
+        self._writing: Writing | None = None
+        self._must_send = False
+
+    def begin(self, name: str | None, stage: int | None = None) -> None:
+        """A task of the write with this name starts. None: the write has no name.
+
+        ``stage``: Spark's number of the task's stage, where it is known.
+        """
+        with self._lock:
+            self._writing = None if name is None else Writing(name, stage)
+            self._must_send = name is not None
+        self.wake()
+
+    def end(self) -> None:
+        """The task has ended: ``abort`` is not called any more."""
+        with self._lock:
+            self._writing, self._must_send = None, False
+
+    def next_message(self, now_ms: float) -> Writing | None:
+        with self._lock:
+            must_send, self._must_send = self._must_send, False
+            return self._writing if must_send else None
+
+    @receives(WriteOver)
+    def on_write_over(self, message: WriteOver, now_ms: float) -> None:
+        with self._lock:
+            mine = self._writing
+            # A late message may concern the last run of this micro-batch, in another stage.
+            if mine is not None and message.write == mine.write and message.stage in (None, mine.stage):
+                self._abort(
+                    WriteOverError("Spark committed or aborted this write while the attempt still ran")
+                )
+
+    def on_connected(self, now_ms: float) -> None:
+        with self._lock:
+            self._must_send = self._writing is not None
+
+
+def report_failure(address: CoordinatorAddress, name: str, cause: str) -> None:
+    """Called in a task: its attempt has failed. Raises nothing."""
+    with suppress(OSError, KafkaSinkError):
+        tell(address, AttemptFailed(name, printable(cause, MAX_CAUSE)), _DRIVER_TIMEOUT_MS)
+
+
+# -- the driver's side ------------------------------------------------------------------------------------
+
+
+def end_attempts(
+    address: CoordinatorAddress,
+    name: str,
+    *,
+    again: bool = False,
+    is_urgent: bool = True,
+    aborts: bool = False,
+) -> str:
+    """Called on the driver: end the attempts of this write that still run. Raises nothing.
+
+    ``again``: a later write may have this name. Attempts that begin later are not ended then.
+    ``is_urgent``: wait until the coordinator has notified them. A commit of a stream, where only superseded
+    copies still run, need not wait. ``aborts``: the write is not committed.
+
+    Returns what the last attempt that reported a failure said; "" if none did, or where it does not wait.
+    """
+    ending = WriteEnding(name, again, aborts)
+    with suppress(OSError, KafkaSinkError):
+        if is_urgent:
+            return ask(address, ending, WriteCause, _DRIVER_TIMEOUT_MS).cause
+        _KEPT.tell(address, ending)
+    return ""

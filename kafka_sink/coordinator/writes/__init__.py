@@ -1,1 +1,0 @@
-"""Ends attempts that outlive their write: the coordinator's handler, a task's channel."""

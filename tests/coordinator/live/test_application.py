@@ -1,0 +1,594 @@
+"""The metrics of an application: what lost, late and repeated reports do to totals, and what is bounded."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kafka_sink.coordinator.live import application
+from kafka_sink.coordinator.live.application import (
+    MAX_EVENTS,
+    OTHER,
+    ApplicationMetrics,
+    EventLog,
+    ReportService,
+)
+from kafka_sink.coordinator.live.messages import (
+    AboutJob,
+    DeadLetterCount,
+    MuteReport,
+    ReportEvery,
+    TaskIdentity,
+    WriteNoted,
+)
+from kafka_sink.coordinator.schema import deliver
+from kafka_sink.counts import TopicFigures
+from kafka_sink.errors import ProtocolError
+from tests.support.fake_outbox import FakeOutbox
+from tests.support.task_reports import TASK, Board, broker, final, report
+
+STREAM = replace(TASK, write="c/3", query="0f3c", batch=3)
+
+
+def test_reports_are_totals_so_a_lost_or_repeated_one_changes_nothing() -> None:
+    board = Board()
+    board.report(report(10))
+    board.report(report(10))
+    # A report of 20 was lost; one of 15 comes late.
+    board.report(report(30))
+    board.report(report(15))
+    assert board.total() == board.topic() == board.job()["counters"]["records"] == 30
+
+
+def test_the_drivers_sums_replace_those_of_a_task_whose_last_report_was_lost() -> None:
+    board = Board()
+    board.report(report(10))
+    board.end(final(100))
+    board.report(report(100, done=True))
+    assert board.total() == board.topic() == board.job()["counters"]["records"] == 100
+    assert board.job()["state"] == "committed"
+
+
+def test_the_applications_name_is_known_though_the_commit_has_overtaken_all_reports() -> None:
+    board = Board()
+    board.end(final(5))
+    board.report(report(5, done=True))
+    assert board.shown()["application"] == "app"
+    assert board.job()["state"] == "committed"
+
+
+def test_a_job_that_has_ended_shows_all_its_tasks_as_done() -> None:
+    """Catches: 3 of 4 tasks done, because the commit overtook a task's last report."""
+    board = Board()
+    board.report(report(1, done=True, failed=True))
+    board.report(report(1, replace(TASK, task=8), done=True))
+    board.report(report(1, replace(TASK, task=8), done=True))
+    assert board.job()["tasks_done"] == 1
+    board.end(final(3, tasks=3))
+    assert board.job()["tasks_done"] == 3
+
+
+def test_of_a_task_that_has_ended_only_its_number_is_kept_and_late_reports_change_nothing() -> None:
+    """Catches: a task that reports every 30 s, because 6,000 others of its write are done."""
+    board = Board()
+    for number in range(6_000):
+        failed = number % 2 == 1
+        board.report(report(1, replace(TASK, task=number), done=True, failed=failed, transaction_ms=5.0))
+    board.report(report(1, replace(TASK, task=9_000)))
+    assert board.metrics.interval_ms == 1_000.0
+    assert len(board.metrics._attempts) == 1
+    for number in (0, 1):
+        for done in (True, False):
+            board.report(report(50, replace(TASK, task=number), done=done))
+    shown = board.shown()
+    assert board.total() == board.topic() == board.job()["counters"]["records"] == 6_001
+    assert (board.job()["tasks"], board.job()["tasks_done"], shown["tasks_running"]) == (1, 3_000, 1)
+    assert shown["clusters"][0]["transactions"]["open"] == 3_000
+    board.end(final(3_001, tasks=3_001))
+    assert board.job()["tasks_done"] == 3_001
+    assert board.shown()["clusters"][0]["transactions"]["open"] == 0
+
+
+def test_tasks_whose_end_is_never_reported_do_not_add_up() -> None:
+    board = Board(ApplicationMetrics(lambda: 1_000.0, max_attempts=3))
+    for number in range(5):
+        board.report(report(1, replace(TASK, task=number)))
+    assert (len(board.metrics._attempts), board.total()) == (3, 5)
+
+
+def test_rows_of_a_failed_attempt_stay_in_the_totals_but_not_in_the_job() -> None:
+    board = Board()
+    board.report(report(40, done=True, failed=True))
+    board.report(report(100, replace(TASK, task=8, attempt=1), done=True))
+    board.end(final(100))
+    assert board.job()["counters"]["records"] == 100, "as the summary has it"
+    assert board.total() == board.topic() == 140, "totals never shrink"
+    assert board.total("uncommitted") == 40
+
+
+def test_a_commit_that_is_reported_twice_counts_once() -> None:
+    board = Board()
+    board.end(final(5))
+    board.end(final(5))
+    assert board.total() == 5
+    assert board.total("writes_committed") == 1
+
+
+def test_a_micro_batch_that_runs_again_counts_though_its_failed_run_had_the_same_name() -> None:
+    board = Board()
+    failed = TaskIdentity("q/3", 7, query="q", batch=3)
+    board.report(report(10, failed))
+    board.end(final(0, write="q/3", outcome="aborted", query="q", batch=3))
+    board.report(report(11, failed, done=True, failed=True))
+    again = replace(failed, task=9)
+    board.report(report(100, again))
+    board.end(final(100, write="q/3", query="q", batch=3, last_task=9))
+    board.report(report(100, again, done=True))
+    assert board.job()["counters"]["records"] == 100
+    assert board.total() == 110
+
+
+def test_a_micro_batch_that_aborts_before_a_task_has_finished_belongs_to_its_query() -> None:
+    """Catches: it showed as a second job, and its attempts ran on under the query."""
+    board = Board()
+    board.report(report(10, TaskIdentity("c/3", 7, query="q", batch=3)))
+    board.end(final(0, write="c/3", outcome="aborted", batch=3))
+    (job,) = board.shown()["jobs"]
+    assert (job["job"], job["kind"], job["writes"]) == ("q", "stream", 1)
+    assert board.shown()["tasks"] == []
+
+
+@pytest.mark.parametrize("reports", [False, True])
+def test_a_micro_batch_counts_though_nothing_was_known_of_its_aborted_run(reports: bool) -> None:
+    board = Board()
+    board.end(final(0, write="c/3", outcome="aborted", batch=3))
+    if reports:
+        board.report(report(100, TaskIdentity("c/3", 9, query="q", batch=3)))
+    for _ in range(2):
+        board.end(final(100, write="c/3", query="q", batch=3, last_task=9))
+    assert board.job()["counters"]["records"] == board.total() == 100
+    assert board.total("writes_committed") == 1
+
+
+def test_reports_that_the_commit_has_overtaken_are_not_counted_again() -> None:
+    board = Board()
+    board.end(final(100, last_task=7))
+    board.report(report(100, done=True))
+    assert board.total() == 100
+    board.end(final(5, write="unknown"))
+    board.report(report(5, replace(TASK, write="unknown", task=10**9), done=True))
+    assert board.total() == 105
+
+
+def test_a_report_after_the_abort_of_a_job_does_not_show_it_as_running_again() -> None:
+    board = Board()
+    board.end(final(0, outcome="aborted"))
+    board.report(report(5))
+    assert (board.job()["state"], board.shown()["tasks"]) == ("aborted", [])
+
+
+def test_micro_batches_add_up_to_one_job_of_the_query() -> None:
+    board = Board()
+    for batch in range(3):
+        name = f"q/{batch}"
+        board.report(report(10, TaskIdentity(name, batch, query="q", batch=batch), done=True))
+        board.end(final(10, write=name, query="q", batch=batch))
+    assert len(board.shown()["jobs"]) == 1
+    assert board.job()["counters"]["records"] == 30
+    assert (board.job()["batch"], board.job()["writes"], board.job()["state"]) == (2, 3, "waiting for rows")
+
+
+def test_a_silent_task_is_shown_as_silent_and_then_not_at_all() -> None:
+    board = Board()
+    board.report(report(1, state="memory", state_ms=2_000.0))
+    assert board.shown(1_000)["tasks"][0]["state"] == "memory"
+    assert board.shown(1_000)["tasks"][0]["seconds"] == 3.0
+    assert board.shown(6_000)["tasks"][0]["state"] == "silent"
+    assert board.shown(40_000)["tasks"] == []
+    assert board.total() == 1
+
+
+def test_topics_beyond_the_bound_count_together() -> None:
+    board = Board()
+    for number in range(5 * application.MAX_TOPICS):
+        name = f"t{number}"
+        board.report(report(0, topics={name: TopicFigures(1, 1, 1, 1)}, identity=replace(TASK, task=number)))
+    shown = board.shown()["topics"]
+    assert len(shown) <= application.MAX_TOPICS + 1
+    assert board.topic(OTHER) == 4 * application.MAX_TOPICS
+
+
+def test_ended_jobs_make_room_for_new_ones() -> None:
+    board = Board()
+    for number in range(500):
+        board.report(report(1, replace(TASK, write=str(number))))
+        board.end(final(1, write=str(number)))
+    assert len(board.shown()["jobs"]) <= 50
+    assert board.metrics._writes == {}
+    assert not board.metrics._attempts
+
+
+def test_a_batch_job_that_has_ended_stays_however_many_queries_there_were() -> None:
+    """Nobody reports the end of a query: it counts as running for a day."""
+    board = Board()
+    for number in range(60):
+        query = replace(TASK, write=f"q{number}/0", query=f"q{number}", batch=0)
+        board.report(report(1, query), number)
+        board.end(final(1, write=query.write, query=query.query, batch=0))
+    board.end(final(1, write="batch"))
+    board.metrics.sample(2_000.0)
+    assert "batch" in {job["job"] for job in board.shown()["jobs"]}
+    board.report(report(1, replace(TASK, write="new")))
+    assert {"batch", "new", "q59"} <= {job["job"] for job in board.shown()["jobs"]}
+    assert "q0" not in {job["job"] for job in board.shown()["jobs"]}
+
+
+def test_a_long_job_stays_when_it_ends_after_many_short_ones() -> None:
+    board = Board()
+    board.report(report(1, replace(TASK, write="long")), 0.0)
+    for number in range(60):
+        board.end(final(1, write=str(number)), 1_000.0 + number)
+    board.end(final(2, write="long"), 3_000.0)
+    board.end(final(1, write="next"), 4_000.0)
+    shown = [job["job"] for job in board.shown(5_000)["jobs"]]
+    assert {"long", "59", "next"} <= set(shown)
+    assert len(shown) == 50
+
+
+def test_each_new_job_is_shown_though_many_have_ended_and_the_host_is_up_for_long() -> None:
+    """Catches: a new job without a time of its last report counted as lost, and went before all others."""
+    board = Board()
+    up_ms = 7 * 86_400_000.0
+    for number in range(60):
+        board.report(report(1, replace(TASK, write=str(number))), up_ms + 10.0 * number)
+        assert board.shown(up_ms + 10.0 * number)["jobs"][0]["state"] == "running"
+        board.end(final(1, write=str(number)), up_ms + 10.0 * number + 5)
+        newest = board.shown(up_ms + 10.0 * number + 6)["jobs"][0]
+        assert (newest["job"], newest["state"]) == (str(number), "committed")
+
+
+def test_rates_are_of_the_last_seconds() -> None:
+    board = Board()
+    for second in range(20):
+        board.report(report(1_000 * (second + 1)), 1_000.0 * second)
+        board.metrics.sample(1_000.0 * second)
+    assert board.shown(20_000)["rates"]["records"] == pytest.approx(1_000)
+    assert board.shown(20_000)["topics"][0]["sent_bytes_rate"] == pytest.approx(10_000)
+    for second in range(20, 30):
+        board.metrics.sample(1_000.0 * second)
+    assert board.shown(30_000)["rates"]["records"] == 0
+
+
+def test_brokers_add_up_over_tasks_and_show_the_oldest_request() -> None:
+    board = Board()
+    for task in (1, 2):
+        board.report(report(1, replace(TASK, task=task), brokers={0: broker(3, (1, 0, 2))}))
+    board.report(report(1, replace(TASK, task=1), brokers={0: broker(4, (2, 0, 2))}))
+    (shown,) = board.shown(1_000)["brokers"]
+    assert (shown["requests"], shown["in_flight"], shown["latency_buckets"]) == (7, 4, [3, 0, 4])
+    assert shown["oldest"] == 8.0
+
+
+def test_mutes_are_named_with_cause_and_time() -> None:
+    board = Board()
+    shared, own = MuteReport("1", "silent for 2 s", 0.0, shared=True), MuteReport("t-3", "errors", 500.0)
+    board.report(report(1, mutes=(shared, own)))
+    board.report(report(1, replace(TASK, task=8), mutes=(MuteReport("1", "mine", 0.0),)), 1_000.0)
+    first, second = board.shown(4_000)["mutes"]
+    assert (first["target"], second["target"]) == ("t-3", "1")
+    assert (second["reason"], second["seconds"], second["shared"]) == ("silent for 2 s", 4.0, True)
+    assert (first["kind"], first["shared"]) == ("partition", False)
+
+
+def test_an_open_transaction_is_open_until_the_driver_has_ended_the_write() -> None:
+    board = Board()
+    board.report(report(1, done=True, transaction_ms=2_000.0))
+    assert board.shown(40_000)["clusters"][0]["transactions"]["open"] == 1
+    assert board.shown(40_000)["clusters"][0]["transactions"]["oldest"] == 42.0
+    board.end(final(1, transactions={"committed": 1}, transactions_ms={"committed": 42_500}))
+    assert board.shown()["clusters"][0]["transactions"] == {
+        "open": 0,
+        "oldest": 0.0,
+        "committed": 1,
+        "aborted": 0,
+        "recovered": 0,
+    }
+    board.end(final(1, write="next", transactions={"committed": 1}, transactions_ms={"committed": 1_500}))
+    seconds = {"committed": 44.0, "aborted": 0.0, "recovered": 0.0}
+    assert board.shown()["clusters"][0]["transaction_seconds"] == seconds
+
+
+def test_the_oldest_transaction_of_a_cluster_is_shown_whichever_task_was_done_last() -> None:
+    board = Board()
+    for task, age_ms in ((1, 2_000.0), (2, 9_000.0), (3, 1_000.0)):
+        board.report(report(1, replace(TASK, task=task), done=True, transaction_ms=age_ms))
+    board.report(report(1, replace(TASK, write="elsewhere"), cluster="other:9092"))
+    here, elsewhere = (one["transactions"] for one in board.shown(1_000)["clusters"])
+    assert (here["open"], here["oldest"]) == (3, 10.0)
+    assert (elsewhere["open"], elsewhere["oldest"]) == (0, 0.0)
+
+
+def test_a_job_names_the_schemas_of_its_last_write() -> None:
+    board = Board()
+    board.end(final(5, schemas=("value as avro by t-value version 1 (id 7)",)))
+    assert board.job()["schemas"] == ["value as avro by t-value version 1 (id 7)"]
+
+
+def test_a_counter_of_a_newer_version_is_ignored() -> None:
+    board = Board()
+    board.report(report(5, counters={"records": 5, "a": 1}))
+    assert board.total() == 5
+    assert "a" not in board.job()["counters"]
+
+
+# -- the service ------------------------------------------------------------------------------------
+
+
+class Coordinator:
+    """A service and what it sends."""
+
+    def __init__(self) -> None:
+        self.board = Board()
+        self.out = FakeOutbox()
+        self.service = ReportService(self.out, self.board.metrics)
+
+    def receive(self, peer: int, message: Any, now_ms: float = 0.0) -> list[tuple[int, Any]]:
+        deliver(self.service, peer, message, now_ms)
+        return self.out.taken()
+
+
+def test_the_tasks_of_a_worker_that_follow_one_another_are_counted_separately() -> None:
+    coordinator = Coordinator()
+    for task in (1, 2):
+        coordinator.receive(9, report(10, replace(TASK, task=task)))
+    assert coordinator.board.total() == 20
+
+
+def test_the_driver_hears_that_its_report_is_shown() -> None:
+    coordinator = Coordinator()
+    assert coordinator.receive(1, final(5)) == [(1, WriteNoted())]
+    assert coordinator.board.job()["state"] == "committed"
+
+
+@pytest.mark.parametrize("wrong", [report(1, state="asleep"), final(1, outcome="lost")])
+def test_a_report_that_makes_no_sense_is_refused_and_changes_nothing(wrong: Any) -> None:
+    coordinator = Coordinator()
+    with pytest.raises(ProtocolError):
+        coordinator.receive(1, wrong)
+    assert coordinator.board.shown()["jobs"] == []
+
+
+def test_so_many_reports_a_second_ask_for_fewer_whoever_sends_them() -> None:
+    """500 workers whose tasks take a second each: nobody runs for long, and 500 reports a second come."""
+    coordinator = Coordinator()
+    for number in range(2_000):
+        ended = report(1, replace(TASK, task=number), done=True)
+        coordinator.receive(number % 500, ended, 2.0 * number)
+    assert coordinator.board.metrics.interval_ms == 2_500.0
+    for peer in range(500):
+        coordinator.service.on_gone(peer, 5_000.0)
+    assert coordinator.board.metrics.interval_ms == 1_000.0
+
+
+def test_many_tasks_are_asked_for_fewer_reports_and_are_not_called_silent() -> None:
+    coordinator = Coordinator()
+    for task in range(2_000):
+        sent = coordinator.receive(task, report(1, replace(TASK, task=task)), 5.0 * task)
+    assert sent == [(1_999, ReportEvery(10_000.0))]
+    assert coordinator.board.shown(25_000)["clusters"][0]["states"] == {"working": 2_000}
+    assert coordinator.board.shown(36_000)["clusters"][0]["states"] == {"silent": 2_000}
+    assert coordinator.receive(1_999, report(1, replace(TASK, task=1_999)), 10_000.0) == [], "it knows"
+    for task in range(2_000):
+        coordinator.service.on_gone(task, 10_000.0)
+    assert not coordinator.service._told
+
+
+def test_sums_of_running_tasks_follow_what_they_report_last() -> None:
+    """Catches: sums that keep what a task reported before, or that is gone."""
+    board = Board()
+    mute = MuteReport("t-3", "errors", 500.0)
+    for rows in (1, 2):
+        figures = report(
+            rows,
+            gauges={"buffer_used_bytes": 7},
+            brokers={0: broker(rows, (rows,))},
+            mutes=(mute,),
+            state="rows",
+        )
+        board.report(figures)
+    board.report(report(1, replace(TASK, task=8)))
+    shown = board.shown(1_000)
+    (cluster,) = shown["clusters"]
+    assert (cluster["gauges"], cluster["states"]) == ({"buffer_used_bytes": 7}, {"rows": 1, "working": 1})
+    assert (shown["brokers"][0]["in_flight"], board.job()["tasks"], len(shown["mutes"])) == (2, 2, 1)
+    # It comes back after it was gone.
+    assert board.shown(40_000)["tasks_running"] == 0
+    assert board.shown(40_000)["clusters"][0]["gauges"] == {}
+    board.report(report(3), 41_000.0)
+    shown = board.shown(41_000)
+    assert (shown["tasks_running"], shown["mutes"], shown["brokers"][0]["in_flight"]) == (1, [], 0)
+    assert board.total() == 4
+
+
+def test_a_job_has_its_name_and_options_from_the_task_of_partition_0() -> None:
+    about = AboutJob("nightly orders", 4, {"kafka.linger.ms": "5"})
+    board = Board()
+    board.report(report(1, replace(TASK, about=about)))
+    board.report(report(1, replace(TASK, task=8)))
+    job = board.job()
+    assert (job["name"], job["execution"], job["options"]) == ("nightly orders", 4, {"kafka.linger.ms": "5"})
+
+
+def test_an_aborted_write_keeps_its_cause_and_a_committed_one_has_none() -> None:
+    board = Board()
+    board.report(report(1))
+    board.metrics.note_failure("w", "task 3 on worker-1: no disk")
+    board.metrics.note_failure("unknown", "task 1 on worker-2: no disk")
+    assert board.job()["cause"] == "task 3 on worker-1: no disk"
+    assert "a task failed: task 1 on worker-2: no disk" in [one["text"] for one in board.shown()["events"]]
+    board.end(final(1, outcome="aborted", cause="the commit failed"))
+    assert board.job()["cause"] == "the commit failed"
+    board.metrics.sample(1_000.0)
+    assert board.shown()["events"][0]["text"] == "write w aborted: the commit failed"
+    other = Board()
+    other.report(report(1))
+    other.metrics.note_failure("w", "task 3 on worker-1: no disk")
+    other.end(final(1))
+    assert other.job()["cause"] == ""
+
+
+def test_a_commit_that_takes_long_is_told_from_a_query_that_waits_for_rows() -> None:
+    board = Board()
+    board.report(report(1, STREAM, done=True, transaction_ms=2_000.0), 1_000.0)
+    assert board.shown(11_000.0)["jobs"][0]["state"] == "waiting for rows"
+    board.metrics.note_over("c/3", 11_000.0, aborts=False)
+    board.metrics.note_over("unknown", 11_000.0, aborts=True)
+    job = board.shown(61_000.0)["jobs"][0]
+    assert (job["state"], job["ending"], job["open"], job["open_seconds"]) == ("committing", 50.0, 1, 62.0)
+    assert job["acknowledged"] == 60.0
+    board.end(final(1, write="c/3", query="0f3c", batch=3), 61_000.0)
+    job = board.shown(71_000.0)["jobs"][0]
+    assert (job["state"], job["open"]) == ("waiting for rows", 0)
+    last = {"batch": 3, "outcome": "committed", "rows": 1, "seconds": 61.0, "age": 10.0}
+    assert job["last_batch"] == last
+
+
+def test_a_mute_says_what_waits_for_it() -> None:
+    board = Board()
+    for task in (1, 2):
+        mute = MuteReport("1", "frozen", 5.0, 10 * task, 9_000.0 * task, 2, ("t-0", f"t-{task}"))
+        board.report(report(1, replace(TASK, task=task), mutes=(mute,)))
+    (shown,) = board.shown(4_000.0)["mutes"]
+    assert (shown["rows"], shown["partitions"], shown["named"], shown["left"]) == (
+        30,
+        2,
+        ["t-0", "t-1", "t-2"],
+        5.0,
+    )
+    board.end(final(2))
+    assert not board.metrics._attempts.muted._targets
+
+
+def test_dead_letters_are_added_up_by_topic_and_reason() -> None:
+    board = Board()
+    for task, number in ((1, 2), (1, 5), (1, 5), (2, 1)):
+        letters = (DeadLetterCount("orders", "RecordTooLargeError", number), DeadLetterCount("bills", "E", 1))
+        board.report(report(1, replace(TASK, task=task), dead_letters=letters))
+    (cluster,) = board.shown()["clusters"]
+    assert cluster["dead_letters"] == [["orders", "RecordTooLargeError", 6], ["bills", "E", 2]]
+
+
+def test_a_late_report_of_a_broker_changes_nothing() -> None:
+    """Catches: after a report of 5 that came late, the next one of 15 counted 10 requests twice."""
+    board = Board()
+    for requests in (10, 5, 15):
+        board.report(report(1, brokers={0: broker(requests, (requests,))}))
+    (shown,) = board.shown()["brokers"]
+    assert (shown["requests"], shown["latency_buckets"]) == (15, [15])
+
+
+# -- bounds: one task whose reports name ever more ---------------------------------------------------
+
+
+def grown_mib(act: Any) -> float:
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[0] / 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_tasks_name_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: 50,000 tasks of 100 topics each, 1 GB in a process without a bound on what they name."""
+    monkeypatch.setattr(application, "_MAX_WRITE_TOPICS", 2_000)
+    board = Board()
+    board.metrics._attempts._max_entries = 5_000
+
+    def attack() -> None:
+        for task in range(300):
+            name = f"{task}".ljust(60, "x")
+            board.report(
+                report(
+                    1,
+                    TaskIdentity(name, task, host=name, query=name),
+                    topics={f"{name}-{one}": TopicFigures(1, 1, 1, 1) for one in range(100)},
+                    brokers={1_000 * task + one: broker(1, (1,)) for one in range(200)},
+                    mutes=tuple(MuteReport(f"{name}-{one}", name, 1.0, 1) for one in range(20)),
+                    dead_letters=tuple(DeadLetterCount(name, f"{name}-{one}", 1) for one in range(20)),
+                )
+            )
+
+    assert grown_mib(attack) < 6
+    assert board.metrics._attempts.entries <= 5_000 + 300
+    assert board.total() == 300, "counts do not depend on names"
+    for task in range(300):
+        board.end(final(1, write=f"{task}".ljust(60, "x"), query=f"{task}".ljust(60, "x")))
+    assert board.metrics._attempts.entries == 0
+    assert not board.metrics._numbers
+    assert not board.metrics._write_topics
+    assert len(board.shown()["clusters"][0]["dead_letters"]) <= 101
+
+
+def test_ever_new_writes_tasks_and_clusters_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "_MAX_WRITES", 50)
+    monkeypatch.setattr(application, "_MAX_NUMBERS", 500)
+    board = Board()
+    for number in range(1_000):
+        identity = replace(TASK, write=f"w{number}", task=number)
+        board.report(report(1, identity, cluster=f"c{number}"))
+    assert len(board.metrics._writes) == 50
+    assert len(board.shown()["clusters"]) == 101
+    for number in range(1_000):
+        board.report(report(1, replace(TASK, write="long", task=number), done=True))
+    assert board.metrics._numbers <= 500
+    board.end(final(1_000, write="long"))
+    (job,) = [one for one in board.shown()["jobs"] if one["job"] == "long"]
+    assert job["counters"]["records"] == 1_000, "the driver's sums have them"
+
+
+# -- events -----------------------------------------------------------------------------------------
+
+
+def mute(target: str, seconds: float, kind: str = "broker") -> dict[str, Any]:
+    return {"kind": kind, "target": target, "seconds": seconds, "reason": "3 requests without a response"}
+
+
+def texts(log: EventLog) -> list[str]:
+    return [str(one["text"]) for one in log.shown()]
+
+
+def test_a_mute_is_told_when_it_began_and_when_it_ended() -> None:
+    log = EventLog()
+    for second in range(100, 110):
+        log.observe(second, [mute("1", second - 97.5)], {}, 0)
+    log.observe(110, [], {}, 0)
+    assert texts(log) == ["broker 1 unmuted after 12 s", "broker 1 muted: 3 requests without a response"]
+    assert [one["time"] for one in log.shown()] == [110, 97.5]
+    assert [one["level"] for one in log.shown()] == ["good", "bad"]
+
+
+def test_a_job_is_told_by_its_states() -> None:
+    log = EventLog()
+    for state in ("running", "running", "aborted", "aborted"):
+        log.observe(1, [], {"a": ("write a", state, "no disk")}, 0)
+    log.observe(2, [], {}, 0)
+    assert texts(log) == ["write a aborted: no disk", "write a running"]
+
+
+def test_dead_letters_that_go_on_are_one_event() -> None:
+    log = EventLog()
+    for second, letters in ((0, 0), (1, 5), (2, 9), (50, 20), (111, 30)):
+        log.observe(second, [], {}, letters)
+    assert texts(log) == ["dead letters: 10 (in all 30)", "dead letters: 5 (in all 5)"]
+
+
+def test_the_log_is_bounded() -> None:
+    log = EventLog()
+    for second in range(1_000):
+        log.observe(second, [mute(str(second), 0)], {}, 0)
+    assert len(log.shown()) == MAX_EVENTS
+    assert len(log._mutes) == 1

@@ -1,0 +1,107 @@
+"""The live view's HTTP server: to whom it responds, and what clients that misbehave cannot do."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import socket
+import threading
+import time
+from contextlib import ExitStack, closing, suppress
+
+import pytest
+
+from kafka_sink.coordinator.live.http_server import HttpBounds, HttpServer, Response
+
+
+def serve(stack: ExitStack, bounds: HttpBounds) -> tuple[int, list[float]]:
+    """A server with one page; returns its port and when the page was computed."""
+    computed: list[float] = []
+
+    async def one_page() -> Response:
+        computed.append(time.monotonic())
+        return Response(b"x" * 1_000_000)
+
+    listening = socket.create_server(("127.0.0.1", 0), backlog=64)
+    server = HttpServer(listening, {"/": one_page}, {"localhost"}, bounds)
+    server.start()
+    stack.callback(server.close)
+    return listening.getsockname()[1], computed
+
+
+def fetch(port: int) -> int:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request("GET", "/")
+        with connection.getresponse() as response:
+            response.read()
+            return response.status
+
+
+def test_scrapers_that_hang_make_room_for_others() -> None:
+    with ExitStack() as stack:
+        port, _ = serve(stack, HttpBounds(connections=8, accepts_per_s=1_000.0))
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(20)]
+        for one in silent[:4]:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")  # and reads nothing
+        assert fetch(port) == 200
+
+
+def test_a_request_that_drips_in_ends_after_its_time() -> None:
+    with ExitStack() as stack:
+        port, computed = serve(stack, HttpBounds(request_s=0.3))
+        dripping = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        dripping.settimeout(30)
+        started = time.monotonic()
+        with suppress(OSError):
+            while time.monotonic() - started < 30:
+                dripping.sendall(b"G")
+                time.sleep(0.02)
+        assert time.monotonic() - started < 20
+        assert not computed
+
+
+def test_a_request_without_end_is_cut_off() -> None:
+    with ExitStack() as stack:
+        port, computed = serve(stack, HttpBounds(request_bytes=4096))
+        endless = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        endless.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 5_000)
+        assert endless.recv(100).startswith(b"HTTP/1.1 431")
+        assert not computed
+
+
+def test_a_flood_of_requests_costs_a_bounded_number_of_responses() -> None:
+    with ExitStack() as stack:
+        port, computed = serve(stack, HttpBounds(accepts_per_s=50.0))
+        began = time.monotonic()
+        stop = threading.Event()
+
+        def flood() -> None:
+            while not stop.is_set():
+                try:
+                    fetch(port)
+                except OSError:
+                    pass
+
+        threads = [threading.Thread(target=flood, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+        assert 0 < len(computed) <= 70 * (time.monotonic() - began)
+
+
+def test_a_page_that_fails_is_an_error_that_the_log_explains(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches: the connection was closed, and the reason logged at DEBUG only where it was a ValueError."""
+
+    async def broken() -> Response:
+        raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+    with ExitStack() as stack, caplog.at_level(logging.ERROR):
+        listening = socket.create_server(("127.0.0.1", 0), backlog=64)
+        server = HttpServer(listening, {"/": broken}, {"localhost"}, HttpBounds())
+        server.start()
+        stack.callback(server.close)
+        assert fetch(listening.getsockname()[1]) == 500
+    assert "surrogates not allowed" in caplog.text

@@ -1,0 +1,228 @@
+"""What tasks and the driver report: on the wire, and when a task sends it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
+from kafka_sink.coordinator.live import messages
+from kafka_sink.coordinator.live.application import ReportService
+from kafka_sink.coordinator.live.messages import (
+    AboutJob,
+    ReportChannel,
+    ReportEvery,
+    TaskReport,
+    about_job,
+    report_end,
+)
+from kafka_sink.coordinator.schema import decode, deliver, encode
+from kafka_sink.errors import ProtocolError
+from tests.support.fake_outbox import FakeOutbox
+from tests.support.task_reports import TASK, Board, broker, final, full_report, report
+
+
+def test_messages_survive_the_wire() -> None:
+    about = AboutJob("nightly orders", 4, {"kafka.linger.ms": "5"})
+    for sent in (full_report(), report(1, replace(TASK, about=about))):
+        assert decode(encode(sent)) == sent
+    counted: dict[str, Any] = {"transactions": {"committed": 2}, "transactions_ms": {"committed": 7}}
+    ended = final(
+        5, query="q", batch=3, schemas=("value as avro by t-value (id 7)",), cause="no disk", **counted
+    )
+    assert decode(encode(ended)) == ended
+
+
+NAMES = list(TaskReport.__dataclass_fields__)
+NONSENSE = (None, -2, "x", [1], {"a": "1"}, [[1]], [["t", -1, 0, 0, 0]])
+ALLOWED = {("state", "x"), ("transaction_ms", None), ("cluster", "x")}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (name, value)
+        for name in NAMES
+        for value in NONSENSE
+        if type(value) in (dict, list) or (name, value) not in ALLOWED
+    ],
+)
+def test_a_report_that_makes_no_sense_is_refused(name: str, value: object) -> None:
+    values = json.loads(encode(report(5)))
+    values[1 + NAMES.index(name)] = value
+    with pytest.raises(ProtocolError, match=name):
+        decode(json.dumps(values).encode())
+
+
+def test_what_a_job_says_of_itself_is_cut_to_what_a_message_takes() -> None:
+    about = about_job("n" * 500, 1, {f"option-{number}": "v" * 500 for number in range(100)})
+    sent = report(1, replace(TASK, about=about))
+    assert decode(encode(sent)) == sent
+
+
+class Task:
+    """A task with a counter, and the messages that it sends."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.rows = 0
+        self.channel = ReportChannel(lambda identity: report(self.rows, identity), lambda: self.now_ms)
+
+    def send(self) -> list[TaskReport]:
+        sent = []
+        while (message := self.channel.next_message(self.now_ms)) is not None:
+            sent.append(message)
+        return sent
+
+
+def test_a_task_reports_soon_then_every_second_and_at_its_end() -> None:
+    task = Task()
+    assert task.send() == []
+    task.channel.begin(TASK)
+    assert task.send() == []
+    assert task.channel.next_message_delay_ms(0.0) == 300.0
+    task.now_ms = 300.0
+    assert len(task.send()) == 1
+    task.now_ms = 1_200.0
+    assert task.send() == []
+    assert task.channel.next_message_delay_ms(1_200.0) == pytest.approx(100.0)
+    task.now_ms, task.rows = 1_300.0, 5
+    assert [one.counters.get("records", 0) for one in task.send()] == [5]
+    task.channel.end(report(9, done=True))
+    # The next task begins before the last report has gone out.
+    task.channel.begin(replace(TASK, task=8))
+    assert [(one.identity.task, one.done) for one in task.send()] == [(7, True)]
+    task.now_ms = 2_300.0
+    assert [(one.identity.task, one.done) for one in task.send()] == [(8, False)]
+
+
+def test_of_short_tasks_of_a_worker_one_reports_in_an_interval_and_the_driver_has_the_sums() -> None:
+    """Catches: 500 short tasks a second sent 1,000 reports a second."""
+    task, board, sent = Task(), Board(), []
+    for number in range(100):
+        task.now_ms = 100.0 * number
+        task.channel.begin(replace(TASK, task=number))
+        task.channel.end(report(3, replace(TASK, task=number), brokers={0: broker(2, (1, 1))}, done=True))
+        sent += task.send()
+    assert len(sent) == 10
+    assert task.channel.left_delay_ms(task.now_ms) == pytest.approx(100.0)
+    # The process ends.
+    task.channel.close()
+    sent += task.send()
+    for one in sent:
+        board.report(one)
+    assert (board.total(), board.job()["tasks_done"]) == (33, 11)
+    board.end(final(300, tasks=100))
+    assert (board.total(), board.topic(), board.job()["tasks_done"]) == (300, 300, 100)
+
+
+def test_a_task_that_has_failed_or_has_reported_is_always_told_of() -> None:
+    task = Task()
+    task.channel.end(report(1, done=True))
+    assert task.send() == [], "no task has begun"
+    for number, failed in ((1, False), (2, True), (3, False)):
+        task.channel.begin(replace(TASK, task=number))
+        task.channel.end(report(1, replace(TASK, task=number), done=True, failed=failed))
+    task.channel.begin(replace(TASK, task=4))
+    task.now_ms = 300.0
+    assert [one.identity.task for one in task.send()] == [1, 2, 4]
+    task.channel.end(report(1, replace(TASK, task=4), done=True))
+    task.now_ms = 1_400.0
+    assert [one.identity.task for one in task.send()] == [4]
+
+
+def test_thousands_that_report_at_once_take_turns_and_lose_nothing() -> None:
+    """Catches: after a restart 4,000 reports of 0.4 ms each held up what tasks need."""
+    board, out = Board(), FakeOutbox()
+    service = ReportService(out, board.metrics)
+    tasks = [Task() for _ in range(500)]
+    came: list[float] = []
+    for number, task in enumerate(tasks):
+        task.rows = 1
+        task.channel.begin(replace(TASK, task=number))
+    for now_ms in range(0, 6_001, 100):
+        for number, task in enumerate(tasks):
+            task.now_ms = float(now_ms)
+            for message in task.send():
+                deliver(service, number, message, task.now_ms)
+                came.append(task.now_ms)
+        for number, reply in out.taken():
+            deliver(tasks[number].channel, reply, float(now_ms))
+        board.metrics.sample(float(now_ms))
+        assert board.metrics.reports <= 200 * (1 + now_ms / 1000)
+    # Each of them, the last one after 2.5 s, and no more of them than were asked for.
+    assert board.total() == 500
+    assert sum(1_000 <= one <= 3_500 for one in came) == pytest.approx(500, abs=200)
+    assert sum(one > 3_500 for one in came) < 2.5 * 250
+    # The last reports of tasks are taken, however many come.
+    for number in range(500):
+        deliver(service, number, report(2, replace(TASK, task=number), done=True), 6_000.0)
+    assert board.total() == 1_000
+
+
+def test_a_report_that_was_not_taken_is_sent_again_with_all_topics() -> None:
+    task = Task()
+    task.channel.begin(TASK)
+    task.now_ms, task.rows = 300.0, 5
+    assert list(task.send()[0].topics) == ["t"]
+    deliver(task.channel, ReportEvery(4_000.0, again=True), 300.0)
+    task.now_ms = 4_200.0
+    assert task.send() == []
+    task.now_ms = 4_300.0
+    assert list(task.send()[0].topics) == ["t"]
+
+
+def test_topics_without_news_are_left_out_until_a_new_coordinator_needs_them() -> None:
+    task = Task()
+    task.rows = 5
+    task.channel.begin(TASK)
+    task.now_ms = 300.0
+    assert list(task.send()[0].topics) == ["t"]
+    task.now_ms = 1_300.0
+    assert list(task.send()[0].topics) == []
+    task.channel.on_lost(task.now_ms)
+    task.channel.on_connected(task.now_ms)
+    task.now_ms = 2_300.0
+    assert list(task.send()[0].topics) == ["t"]
+
+
+def test_a_task_keeps_to_the_interval_that_it_was_told() -> None:
+    task = Task()
+    deliver(task.channel, ReportEvery(10_000.0), 0.0)
+    task.channel.begin(TASK)
+    task.now_ms = 300.0
+    assert task.send()
+    assert task.channel.next_message_delay_ms(300.0) == 10_000.0
+
+
+# -- the driver ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "timeouts_ms"),
+    [
+        (TimeoutError("frozen"), [5000.0, 500.0]),
+        (ProtocolError("no greeting within 5000 ms"), [5000.0, 500.0]),
+        (ConnectionRefusedError("another one will start"), [5000.0, 5000.0]),
+    ],
+)
+def test_a_coordinator_that_was_silent_holds_up_no_further_write_for_long(
+    error: Exception, timeouts_ms: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: beside a frozen coordinator, each micro-batch took 5 s longer."""
+    waits_ms: list[float] = []
+
+    def ask(_: object, __: object, ___: object, timeout_ms: float) -> None:
+        waits_ms.append(timeout_ms)
+        raise error
+
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    monkeypatch.setattr(messages, "ask", ask)
+    address = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"", "", b""))
+    for number in range(2):
+        report_end(address, final(1, write=f"write-{number}", query="q-1", batch=number))
+    assert waits_ms == timeouts_ms

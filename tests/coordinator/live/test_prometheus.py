@@ -1,0 +1,73 @@
+"""/metrics, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kafka_sink.coordinator.live.prometheus import METRICS, PREFIX, exposition
+from tests.support.live_view_client import sample_names
+from tests.support.task_reports import CLUSTER, Board, broker, final, full_report, report
+
+
+def test_prometheus_own_parser_reads_the_metrics() -> None:
+    board = Board()
+    board.report(full_report())
+    body, content_type = exposition(board.shown())
+    families = {family.name: family for family in text_string_to_metric_families(body.decode())}
+    assert content_type.startswith("text/plain; version=")
+    assert {PREFIX + spec.name for spec in METRICS} <= families.keys()
+    names = {sample.name for family in families.values() for sample in family.samples}
+    assert names <= sample_names() | {name + "_created" for name in families}
+    (rows,) = families[PREFIX + "record_send"].samples
+    assert (rows.labels, rows.value) == ({"cluster": CLUSTER, "topic": "t"}, 5.0)
+    # All metrics are documented.
+    text = Path("docs/metrics.md").read_text()
+    missing = [spec.name for spec in METRICS if PREFIX + spec.name not in text]
+    assert not missing
+
+
+def test_the_totals_of_the_metrics_are_those_of_the_summary() -> None:
+    board = Board()
+    board.report(report(10))
+    board.end(final(12_345))
+    families = {
+        one.name: one for one in text_string_to_metric_families(exposition(board.shown())[0].decode())
+    }
+    assert [one.value for one in families[PREFIX + "record_send"].samples] == [12_345]
+
+
+def test_latencies_are_a_histogram() -> None:
+    board = Board()
+    board.report(report(1, brokers={3: broker(6, (1, 0, 2) + (0,) * 9 + (3,))}))
+    text = exposition(board.shown())[0].decode()
+    name = PREFIX + "request_latency_seconds"
+    assert f'{name}_bucket{{broker="3",cluster="{CLUSTER}",le="0.025"}} 3.0' in text
+    assert f'{name}_bucket{{broker="3",cluster="{CLUSTER}",le="+Inf"}} 6.0' in text
+    assert f'{name}_count{{broker="3",cluster="{CLUSTER}"}} 6.0' in text
+
+
+def test_names_of_topics_cannot_break_the_format() -> None:
+    board = Board()
+    # Kafka refuses such names; a task that is not ours could send one.
+    nasty = 'a"b\\c\n<script>alert(1)</script>'
+    board.report(report(0, topics={nasty: report(1).topics["t"]}))
+    families = {
+        one.name: one for one in text_string_to_metric_families(exposition(board.shown())[0].decode())
+    }
+    assert families[PREFIX + "record_send"].samples[0].labels["topic"] == nasty
+
+
+@pytest.mark.parametrize("name", ["\ud800", "t\udfff-x"])
+def test_a_name_that_utf_8_cannot_encode_does_not_hide_the_others(name: str) -> None:
+    """Catches: one task's topic named by a lone surrogate, and /metrics closed connections silently."""
+    board = Board()
+    board.report(report(5))
+    board.report(report(0, topics={name: report(1).topics["t"]}, cluster=CLUSTER + name))
+    families = {
+        one.name: one for one in text_string_to_metric_families(exposition(board.shown())[0].decode())
+    }
+    labels = {one.labels["topic"]: one.value for one in families[PREFIX + "record_send"].samples}
+    assert labels == {"t": 5.0, name.encode(errors="backslashreplace").decode(): 1.0}

@@ -1,0 +1,284 @@
+"""The live view: what its pages show, to whom, and how many snapshots they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from email.message import Message
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+
+from benchmarks import live_view_cost
+from kafka_sink.coordinator.live import view as live_view
+from kafka_sink.coordinator.live.application import ApplicationMetrics
+from kafka_sink.coordinator.live.http_server import Response
+from kafka_sink.coordinator.live.view import LivePages, OpenView, ViewOpened, ViewService
+from kafka_sink.coordinator.schema import deliver
+from kafka_sink.counts import TopicFigures
+from tests.support.fake_outbox import FakeOutbox
+from tests.support.task_reports import Board, final, full_report
+
+
+class Got(NamedTuple):
+    status: int
+    headers: Message
+    body: bytes
+
+
+class Served:
+    def __init__(self, port: int, metrics: ApplicationMetrics, loop: asyncio.AbstractEventLoop) -> None:
+        self.port = port
+        self.metrics = metrics
+        self.loop = loop
+
+    def get(self, path: str, host: str | None = None, method: str = "GET") -> Got:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+            connection.request(method, path, headers={} if host is None else {"Host": host})
+            with connection.getresponse() as response:
+                return Got(response.status, response.headers, response.read())
+
+    def body(self, path: str) -> bytes:
+        got = self.get(path)
+        assert got.status == 200
+        return got.body
+
+
+@contextmanager
+def looping() -> Iterator[asyncio.AbstractEventLoop]:
+    """Stands for the coordinator's loop."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+        loop.close()
+
+
+def opened(loop: asyncio.AbstractEventLoop, service: ViewService, address: str, port: int) -> ViewOpened:
+    """What planning is answered."""
+    assert isinstance(service.out, FakeOutbox)
+
+    async def open_view() -> None:
+        deliver(service, 1, OpenView(address, port), 0.0)
+
+    asyncio.run_coroutine_threadsafe(open_view(), loop).result(5)
+    ((_, answer),) = service.out.taken()
+    assert isinstance(answer, ViewOpened)
+    return answer
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    board = Board()
+    board.report(full_report())
+    with looping() as loop:
+        service = ViewService(FakeOutbox(), board.metrics)
+        answer = opened(loop, service, "127.0.0.1", 0)
+        assert (answer.url, answer.error) == (f"http://127.0.0.1:{answer.port}/", "")
+        try:
+            assert opened(loop, service, "127.0.0.1", 0) == answer, "it is opened once"
+            yield Served(answer.port, board.metrics, loop)
+        finally:
+            service.close()
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(served: Served) -> None:
+    response = served.get("/")
+    text = response.body.decode()
+    policy = response.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "Access-Control-Allow-Origin" not in response.headers
+    assert response.headers["X-Frame-Options"] == "DENY"
+    assert "innerHTML" not in text
+    assert "document.write" not in text
+    assert not re.findall(r"""(?:src|href)=["'](?!/metrics|data:,)""", text)
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize("path", ["/metrics.json", "/figures.json"])
+def test_the_pages_data_is_json(served: Served, path: str) -> None:
+    data = json.loads(served.body(path))
+    assert data["application"] == "app"
+    assert data["jobs"][0]["counters"]["records"] == 3
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:4040", 200),
+        ("localhost:4040", 200),
+        ("[::1]:4040", 200),
+        (socket.gethostname(), 200),
+        ("evil.example.com:4040", 403),
+        ("127.0.0.1.evil.example.com", 403),
+        ("[::1].evil.example.com", 403),
+        ("[::1].evil.example.com:4040", 403),
+        ("[::1]4040", 403),
+        ("localhost:4040.evil.example.com", 403),
+        ("localhost:evil", 403),
+        ("", 403),
+    ],
+)
+def test_a_foreign_site_whose_name_leads_here_gets_nothing(served: Served, host: str, status: int) -> None:
+    assert served.get("/metrics.json", host=host).status == status
+
+
+def test_other_methods_and_paths_are_refused(served: Served) -> None:
+    assert served.get("/", method="POST").status == 405
+    assert served.get("/../../etc/passwd").status == 404
+    assert served.get("/metrics", method="HEAD").body == b""
+
+
+def test_a_port_in_use_is_named_instead_of_failing_the_write() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, looping() as loop:
+        port = taken.getsockname()[1]
+        answer = opened(loop, ViewService(FakeOutbox(), ApplicationMetrics()), "127.0.0.1", port)
+    assert answer.url == ""
+    assert f"ui.port={port}" in answer.error
+    assert "in use" in answer.error
+
+
+def count_snapshots(metrics: ApplicationMetrics) -> list[float]:
+    """The times of all snapshots that are taken from now on."""
+    taken: list[float] = []
+    original = metrics.snapshot
+
+    def counted(now_ms: float) -> dict[str, object]:
+        taken.append(now_ms)
+        return original(now_ms)
+
+    metrics.snapshot = counted  # type: ignore[method-assign]
+    return taken
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot serves for longer than any test takes."""
+    monkeypatch.setattr(live_view, "_FRESH_MS", 600_000.0)
+
+
+@pytest.mark.usefixtures("still")
+def test_many_clients_of_one_moment_share_a_snapshot(served: Served) -> None:
+    taken = count_snapshots(served.metrics)
+    for _ in range(10):
+        served.body("/metrics.json")
+        served.body("/metrics")
+    assert len(taken) == 1
+
+
+@pytest.mark.usefixtures("still")
+def test_a_write_that_has_ended_is_in_the_next_response_whoever_asked_just_before(served: Served) -> None:
+    assert b"late-topic" not in served.body("/metrics.json") + served.body("/metrics")
+    ended = final(9, write="late", topics={"late-topic": TopicFigures(9, 90, 180, 1)})
+
+    async def end() -> None:
+        served.metrics.end_write(ended, 0.0)
+
+    asyncio.run_coroutine_threadsafe(end(), served.loop).result(10)
+    assert {job["job"]: job["state"] for job in json.loads(served.body("/metrics.json"))["jobs"]} == {
+        "w": "running",
+        "late": "committed",
+    }
+    assert b'topic="late-topic"} 9' in served.body("/metrics")
+
+
+@pytest.mark.usefixtures("still")
+def test_clients_that_ask_while_a_snapshot_is_taken_wait_for_the_same_one() -> None:
+    board = Board()
+    taken = count_snapshots(board.metrics)
+
+    async def ask() -> None:
+        pages = LivePages(board.metrics, asyncio.get_running_loop())
+        found = await asyncio.gather(*(pages.by_path[path]() for path in ("/metrics", "/metrics.json") * 8))
+        assert {response.status for response in found} == {"200 OK"}
+
+    asyncio.run(ask())
+    assert len(taken) == 1
+
+
+@pytest.mark.usefixtures("still")
+def test_a_client_gets_no_snapshot_that_was_begun_before_the_write_it_waited_for() -> None:
+    """The snapshot is under way when the write ends and the client asks."""
+    board = Board()
+
+    async def ask() -> bytes:
+        pages = LivePages(board.metrics, asyncio.get_running_loop())
+        original, later = board.metrics.snapshot, list[asyncio.Task[Response]]()
+
+        def overtaken(now_ms: float) -> dict[str, object]:
+            shown = original(now_ms)
+            if not later:
+                board.end(final(9))
+                later.append(asyncio.get_running_loop().create_task(ask_again()))
+            return shown
+
+        async def ask_again() -> Response:
+            return await pages.by_path["/metrics.json"]()
+
+        board.metrics.snapshot = overtaken  # type: ignore[method-assign]
+        await pages.by_path["/metrics.json"]()
+        return (await later[0]).body
+
+    (job,) = json.loads(asyncio.run(ask()))["jobs"]
+    assert job["state"] == "committed"
+
+
+@pytest.mark.usefixtures("still")
+def test_writes_that_end_one_after_another_cost_twenty_snapshots_a_second_at_most() -> None:
+    board = Board()
+    taken = count_snapshots(board.metrics)
+
+    async def ask() -> None:
+        pages = LivePages(board.metrics, asyncio.get_running_loop())
+        for number in range(5):
+            board.end(final(1, write=str(number)))
+            shown = json.loads((await pages.by_path["/metrics.json"]()).body)
+            assert len(shown["jobs"]) == number + 1
+
+    asyncio.run(ask())
+    assert all(after - before >= 50 for before, after in pairwise(taken))
+
+
+def test_a_snapshot_that_takes_longer_than_it_serves_is_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: on a busy host, a client would wait for one snapshot after the other."""
+    board = Board()
+    monkeypatch.setattr(live_view, "_FRESH_MS", 0.0)
+    taken = count_snapshots(board.metrics)
+
+    async def ask() -> None:
+        await LivePages(board.metrics, asyncio.get_running_loop()).by_path["/metrics.json"]()
+
+    asyncio.run(ask())
+    assert len(taken) == 1
+
+
+def test_a_coordinator_that_is_busy_is_reported_and_not_waited_for_for_long(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    served.loop.call_soon_threadsafe(release.wait, 60)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(live_view, "_SNAPSHOT_S", 0.1)
+        try:
+            assert served.get("/metrics").status == 503
+        finally:
+            release.set()
+    monkeypatch.setattr(live_view, "_SNAPSHOT_S", 60.0)
+    assert served.get("/metrics").status == 200
+
+
+def test_the_live_view_costs_less_than_a_hundredth_of_a_jobs_processor_time() -> None:
+    """Each of 100 tasks keeps a core busy, and writes to 100 topics on 20 brokers."""
+    assert live_view_cost.measure()["job_share"] < 0.01

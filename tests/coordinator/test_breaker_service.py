@@ -1,0 +1,644 @@
+"""What the coordinator mutes for all, whom it asks and who probes: at exact times, without sockets."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+
+import pytest
+
+from kafka_sink.breaker.states import BreakerState, Target
+from kafka_sink.coordinator.breaker import (
+    MAX_MUTES,
+    MAX_TARGETS,
+    Answer,
+    MuteChanges,
+    Mutes,
+    Outcomes,
+    Partitions,
+    Probe,
+    Question,
+    Targets,
+    TopicOutcomes,
+    Waiting,
+    Watch,
+    apart,
+    by_reason,
+    together,
+    with_reasons,
+)
+from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, deliver, encode
+from kafka_sink.errors import ProtocolError
+from kafka_sink.model import TopicPartition
+from tests.support.fake_outbox import FakeOutbox
+from tests.support.job_of_tasks import service
+
+INTERVAL = 2_000.0
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+SICK = 7
+OWN = {"class": "a.users.Class"}
+NOTHING = Targets()
+
+
+def muted(reasons: Mapping[Target, str], silence_ms: float = 0.0) -> MuteChanges:
+    silences = {one: silence_ms for one in reasons if isinstance(one, int)}
+    return MuteChanges(by_reason(reasons), NOTHING, (), silences)
+
+
+def unmuted(*targets: Target) -> MuteChanges:
+    return MuteChanges((), together(targets), (), {})
+
+
+def failed(*targets: Target) -> MuteChanges:
+    return MuteChanges((), NOTHING, by_reason(dict.fromkeys(targets, "refused")), {})
+
+
+def outcomes(
+    *counts: tuple[TopicPartition, int, int], answered: bool = True, error: str = "NO", rows: int = 1_000
+) -> Outcomes:
+    """Partition, written, failed."""
+    topics = tuple(
+        TopicOutcomes(one.topic, answered, error if failed else "", (one.partition,), (written,), (failed,))
+        for one, written, failed in counts
+    )
+    return Outcomes(rows, topics)
+
+
+def wanted(target: Target, silence_ms: float = 0.0) -> MuteChanges:
+    return muted({target: "it smells"}, silence_ms)
+
+
+class Bench:
+    """A service with so many tasks. Time passes in ``run``, in steps of 10 ms."""
+
+    def __init__(self, tasks: int, **breaker: str) -> None:
+        self.out = FakeOutbox()
+        self.now, self.stalled = 100_000.0, 0.0
+        self.service = service(self.out, lambda _: self.stalled, **breaker)
+        # How tasks answer.
+        self.answer: Callable[[int, Message], Iterable[Message]] = lambda peer, told: ()
+        self.told: list[tuple[float, int, Message]] = []
+        for peer in range(tasks):
+            self.service.on_joined(peer, self.now)
+        self.take()
+
+    def say(self, peer: int, message: Message) -> None:
+        deliver(self.service, peer, decode(encode(message)), self.now)
+
+    def take(self) -> list[tuple[int, Message]]:
+        found = self.out.taken()
+        self.told += [(self.now, peer, message) for peer, message in found]
+        return found
+
+    def run(self, ms: float) -> None:
+        until = self.now + ms
+        while self.now < until:
+            self.now += 10.0
+            for _ in range(100):
+                if self.service.next_change_ms(self.now) > 0:
+                    break
+                self.service.on_time(self.now)
+            for peer, message in self.take():
+                for said in self.answer(peer, message):
+                    self.say(peer, said)
+
+    def muted(self) -> set[Target]:
+        return set(self.service.table.mutes)
+
+    def of(self, kind: type[Message]) -> list[tuple[float, int]]:
+        """When who was told so."""
+        return [(at, peer) for at, peer, message in self.told if isinstance(message, kind)]
+
+    def writes(self, failing: Sequence[int], *, written: int = 5) -> None:
+        """Tasks answer what they watch: it fails for these."""
+
+        def answer(peer: int, told: Message) -> Iterable[Message]:
+            if isinstance(told, Watch):
+                partitions = [one for one in apart(told.partitions, MAX_MUTES) if not isinstance(one, int)]
+                failed = (0, 5) if peer in failing else (written, 0)
+                for start in range(0, len(partitions), MAX_TARGETS):
+                    yield outcomes(*((one, *failed) for one in partitions[start : start + MAX_TARGETS]))
+
+        self.answer = answer
+
+
+# -- messages -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Outcomes(1, (TopicOutcomes("t", True, "", (1, 2), (1,), (1, 1)),)),
+        Outcomes(1, (TopicOutcomes("t", True, "", tuple(range(401)), (1,) * 401, (1,) * 401),)),
+        muted(dict.fromkeys(range(401), "x")),
+        unmuted(*(TopicPartition("ab"[number % 2], number) for number in range(401))),
+        failed(*(TopicPartition("t", number) for number in range(401))),
+        Waiting(Targets((), (Partitions("t", tuple(range(101))),)), NOTHING),
+    ],
+)
+def test_a_message_about_too_much_changes_nothing(message: Message) -> None:
+    bench = Bench(2, **OWN)
+    with pytest.raises(ProtocolError):
+        bench.say(0, message)
+    bench.run(1_000)
+    assert not bench.muted()
+    assert not bench.told[2:]
+
+
+def test_targets_survive_their_grouping() -> None:
+    reasons: dict[Target, str] = {1: "a", P0: "a", TopicPartition("u", 3): "b", P1: "a", 2: "b"}
+    assert with_reasons(by_reason(reasons), 5) == reasons
+    assert set(apart(together(reasons), 5)) == reasons.keys()
+    assert len(by_reason({1: "x" * 1_000})[0].reason) == 300
+
+
+# -- partitions -----------------------------------------------------------------------------------------
+
+
+def sampled(failing: int) -> tuple[int, bool]:
+    """Of a thousand tasks it fails for so many. How many are asked, and is it muted?"""
+    bench = Bench(1_000)
+    bench.writes(range(failing))
+    for peer in range(min(failing, 30)):
+        bench.say(peer, outcomes((P0, 0, 5)))
+    bench.run(600)
+    return len(bench.of(Watch)), bench.muted() == {P0}
+
+
+@pytest.mark.parametrize(("failing", "muted"), [(1_000, True), (800, True), (200, False), (10, False)])
+def test_a_sample_decides_for_all_tasks(failing: int, muted: bool) -> None:
+    """Catches: a thousand tasks that are asked about 300 partitions each, which took ten seconds to count;
+    and the few that report by themselves counted as if they were a tenth of all."""
+    assert sampled(failing) == (100, muted)
+
+
+def test_each_task_counts_once_and_three_failures_are_needed() -> None:
+    """Sums of batches would let one busy task decide, and failures that are capped would never be half of
+    them."""
+    bench = Bench(4)
+    bench.writes([0, 1], written=1_000)
+    bench.say(0, outcomes((P0, 0, 5)))
+    bench.run(200)
+    assert bench.muted() == {P0}, "half of the tasks"
+    bench = Bench(2)
+    bench.answer = lambda peer, told: [outcomes((P0, 0, 1), answered=peer == 0)] * isinstance(told, Watch)
+    bench.say(0, outcomes((P0, 0, 1)))
+    bench.run(1_000)
+    assert not bench.muted(), "one error of a broker, and one lost connection, are no three failures"
+
+
+def test_the_decision_comes_with_the_last_answer_or_after_400_ms() -> None:
+    bench = Bench(3)
+    bench.writes([0, 1, 2])
+    bench.say(0, outcomes((P0, 0, 5)))
+    bench.run(70)
+    assert bench.muted() == {P0}
+    bench = Bench(3)
+    bench.say(0, outcomes((P0, 0, 5)))
+    bench.run(400)
+    assert not bench.muted()
+    bench.run(60)
+    assert bench.muted() == {P0}, "nobody else writes there"
+
+
+def test_rows_of_all_tasks_count_and_go_on_counting() -> None:
+    """trigger.message.count: of 1,000, with 400 of each task since its producer began."""
+    bench = Bench(3, trigger_message_count="1000")
+    few = 400
+    bench.answer = lambda peer, told: (
+        [outcomes((P0, 0, 5), rows=few)] * (isinstance(told, Watch) and peer < 2)
+    )
+    bench.say(0, outcomes((P0, 0, 5), rows=few))
+    bench.run(1_000)
+    assert not bench.muted(), "800 are known"
+    bench.service.on_gone(1, bench.now)
+    bench.say(2, outcomes((P1, 0, 5), rows=few))
+    bench.run(3_000)
+    assert P1 in bench.muted(), "the rows of a task that has ended count"
+
+
+def test_a_partition_that_does_not_fail_rests_for_two_seconds() -> None:
+    bench = Bench(10)
+    bench.writes([0])
+    for _ in range(40):
+        bench.say(0, outcomes((P0, 0, 5)))
+        bench.run(100)
+    assert len({at for at, _ in bench.of(Watch)}) == 2
+    assert not bench.muted()
+
+
+def test_a_partition_that_begins_to_fail_while_it_rests_is_muted_at_once() -> None:
+    """Catches: the first failure of many found that all was well, and nobody looked again for two seconds."""
+    bench = Bench(3)
+    bench.writes([], written=29)
+    bench.say(0, outcomes((P0, 29, 1)))
+    bench.run(100)
+    for peer in range(3):
+        bench.say(peer, outcomes((P0, 29, 17)))
+    bench.run(100)
+    assert not bench.muted()
+    for peer in range(2):
+        bench.say(peer, outcomes((P0, 29, 29)))
+    bench.run(100)
+    assert bench.muted() == {P0}
+    assert len(bench.of(Watch)) == 3
+
+
+# -- brokers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("age_ms", "muted"), [(350.0, False), (550.0, True)])
+def test_a_response_in_the_second_half_of_a_silence_rejects_it(age_ms: float, muted: bool) -> None:
+    bench = Bench(30)
+    bench.answer = lambda peer, told: [Answer(SICK, age_ms)] * isinstance(told, Question)
+    bench.say(3, wanted(SICK, silence_ms=1_000.0))
+    bench.run(240)
+    assert not bench.muted()
+    bench.run(20)
+    assert (bench.muted() == {SICK}) is muted
+    asked = [peer for _, peer in bench.of(Question)]
+    assert len(asked) == len(set(asked)) == 20
+    assert 3 not in asked
+
+
+def test_answers_of_those_that_were_not_asked_do_not_count() -> None:
+    bench = Bench(30)
+    bench.say(3, wanted(SICK, silence_ms=1_000.0))
+    bench.take()
+    asked = {peer for _, peer in bench.of(Question)}
+    for peer in set(range(30)) - asked:
+        bench.say(peer, Answer(SICK, 0.0))
+    bench.run(300)
+    assert bench.muted() == {SICK}
+
+
+def test_a_response_that_comes_in_time_withdraws_what_a_task_wanted() -> None:
+    bench = Bench(3)
+    bench.say(0, wanted(SICK, silence_ms=1_000.0))
+    bench.say(1, unmuted(SICK))
+    bench.run(100)
+    bench.say(0, unmuted(SICK))
+    bench.run(500)
+    assert not bench.muted()
+
+
+def test_thousands_that_mute_a_frozen_broker_cost_one_question() -> None:
+    """Catches: each such report looked at all tasks: ten thousand within two seconds kept the coordinator
+    busy for 14 s."""
+    bench = Bench(4_000)
+    for peer in range(4_000):
+        bench.say(peer, wanted(SICK, silence_ms=1_000.0))
+        if peer % 20 == 0:
+            bench.run(10)
+    assert bench.muted() == {SICK}
+    assert len(bench.of(Question)) == 20
+    assert len(bench.of(Mutes)) == 2 * 4_000, "once on coming, and once about the broker"
+
+
+# -- probes ---------------------------------------------------------------------------------------------
+
+
+def muted_broker(bench: Bench) -> None:
+    bench.say(0, wanted(SICK, silence_ms=1_000.0))
+    bench.run(260)
+    assert bench.muted() == {SICK}
+
+
+def test_any_task_probes_a_broker_one_at_a_time_and_in_turns() -> None:
+    bench = Bench(60)
+    muted_broker(bench)
+    bench.run(10 * INTERVAL)
+    probes = bench.of(Probe)
+    assert len(probes) in (9, 10)
+    assert len({peer for _, peer in probes}) == len(probes)
+    gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(probes)]
+    assert all(INTERVAL <= gap <= INTERVAL + 100 for gap in gaps)
+    asked = {peer for _, peer in bench.of(Question)}
+    assert not asked.intersection(peer for _, peer in probes), "these have a request with the broker"
+
+
+def test_the_next_probe_waits_after_a_failure_and_after_its_task_is_gone() -> None:
+    bench = Bench(3)
+    muted_broker(bench)
+    bench.run(INTERVAL + 100)
+    ((_, first),) = bench.of(Probe)
+    bench.say((first + 1) % 3, failed(SICK))
+    assert bench.service.table.mutes[SICK].state is BreakerState.HALF_OPEN, "another task's ends no probe"
+    bench.say(first, failed(SICK))
+    failed_ms = bench.now
+    bench.run(INTERVAL + 100)
+    at, second = bench.of(Probe)[-1]
+    assert at - failed_ms >= INTERVAL
+    assert second != first
+    bench.service.on_gone(second, bench.now)
+    gone = bench.now
+    bench.run(INTERVAL + 200)
+    at, third = bench.of(Probe)[-1]
+    assert at - gone >= INTERVAL
+    assert third != second
+
+
+def test_a_partition_needs_a_task_with_a_batch_and_after_another_interval_one_with_rows() -> None:
+    bench = Bench(4, **OWN)
+    bench.say(0, wanted(P0))
+    bench.run(100)
+    bench.say(1, Waiting(NOTHING, together([P0])))
+    bench.run(INTERVAL)
+    assert not bench.of(Probe), "no task has a batch"
+    bench.run(INTERVAL)
+    ((_, peer, probe),) = [one for one in bench.told if isinstance(one[2], Probe)]
+    assert isinstance(probe, Probe)
+    assert (peer, probe.new_rows) == (1, True)
+    bench.say(1, failed(P0))
+    bench.say(2, Waiting(together([P0]), NOTHING))
+    bench.run(INTERVAL + 100)
+    _, peer, probe = bench.told[-1]
+    assert isinstance(probe, Probe)
+    assert (peer, probe.new_rows) == (2, False)
+
+
+def test_no_probe_goes_out_before_the_mute_that_it_is_for() -> None:
+    bench = Bench(3, **{"mute.retry.interval": "100"})
+    muted_broker(bench)
+    bench.say(2, unmuted(SICK))
+    bench.run(300)
+    kinds = [type(message) for _, _, message in bench.told if isinstance(message, Mutes | Probe)]
+    assert kinds[3:7] == [Mutes, Mutes, Mutes, Probe]
+
+
+def test_only_those_that_know_at_first_hand_end_a_mute() -> None:
+    bench = Bench(60)
+    muted_broker(bench)
+    bench.run(200)
+    bench.say(5, unmuted(SICK))
+    assert bench.muted() == {SICK}
+    bench.run(100)
+    ((_, prober),) = bench.of(Probe)
+    assert prober != 5, "another task finds out"
+    bench.say(prober, unmuted(SICK))
+    assert not bench.muted()
+    bench = Bench(60)
+    muted_broker(bench)
+    bench.say(0, unmuted(SICK))
+    assert not bench.muted(), "it was the one that wanted it"
+
+
+def test_tasks_are_told_how_many_they_are() -> None:
+    """Of thousands, one after the other sends to what is unmuted."""
+    for tasks in (1, 8, 1_000):
+        bench = Bench(tasks)
+        muted_broker(bench)
+        bench.say(0, unmuted(SICK))
+        bench.run(100)
+        _, _, told = bench.told[-1]
+        assert isinstance(told, Mutes)
+        assert apart(told.removed, 1) == [SICK]
+        assert told.tasks == tasks
+
+
+def test_partitions_that_nobody_writes_to_are_forgotten_and_brokers_are_not() -> None:
+    bench = Bench(1, **OWN)
+    bench.say(0, wanted(P0))
+    bench.say(0, wanted(SICK))
+    bench.run(300)
+    bench.now += 601_000.0
+    bench.run(600)
+    assert bench.muted() == {SICK}
+
+
+# -- a task that comes, a driver that stalls ----------------------------------------------------------------
+
+
+def test_a_task_that_comes_is_told_everything_by_one_message_for_all() -> None:
+    bench = Bench(3, **OWN)
+    reasons: dict[Target, str] = {TopicPartition("t", number): "no" for number in range(300)}
+    bench.say(0, muted(reasons))
+    bench.run(100)
+    for peer in (7, 8):
+        bench.service.on_joined(peer, bench.now)
+    told = [message for _, message in bench.take()]
+    assert [len(with_reasons(one.added, MAX_MUTES)) for one in told if isinstance(one, Mutes)] == [300, 300]
+    assert all(isinstance(one, Mutes) and one.whole for one in told)
+    assert told[0] == told[1]
+
+
+def test_mutes_take_no_more_bytes_than_a_message_has() -> None:
+    """Catches: ten thousand mutes with long reasons ended the connection of every task that came."""
+    bench = Bench(30, **OWN)
+    for peer in range(30):
+        for start in range(0, 400, 200):
+            reasons: dict[Target, str] = {
+                TopicPartition("x" * 240, 1_000 * peer + start + n): f"{n}{peer}" + "\U0001d11e" * 250
+                for n in range(200)
+            }
+            bench.say(peer, muted(reasons))
+    bench.run(100)
+    assert 200 < len(bench.muted()) < 1_000
+    bench.service.on_joined(99, bench.now)
+    ((_, told),) = bench.take()
+    assert len(encode(told)) < MAX_MESSAGE_BYTES
+
+
+def test_a_stall_of_the_driver_decides_nothing() -> None:
+    """Catches: after a stall of 0.4 s the first report that was read decided for all, and a broker was muted
+    because its answers had not been read."""
+    bench = Bench(5)
+    bench.say(0, outcomes((P0, 0, 5)))
+    bench.say(0, wanted(SICK, silence_ms=800.0))
+    bench.run(60)
+    assert len(bench.of(Watch)) == 5
+    bench.now += 5_000.0
+    bench.stalled += 4_900.0
+    bench.service.on_time(bench.now)
+    assert not bench.muted()
+    for peer in range(5):
+        bench.say(peer, outcomes((P0, 5 * (peer > 0), 5 * (peer == 0))))
+        bench.say(peer, Answer(SICK, 5.0))
+    bench.run(1_000)
+    assert not bench.muted()
+
+
+# -- a connection that lies -----------------------------------------------------------------------------
+
+
+class Share:
+    """For how long something is muted, in all of the time."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.began, self.muted_ms = bench, bench.now, 0.0
+
+    def run(self, ms: float) -> None:
+        self.bench.run(ms)
+        self.muted_ms += ms * bool(self.bench.muted())
+
+    @property
+    def share(self) -> float:
+        return self.muted_ms / (self.bench.now - self.began)
+
+
+def probing(bench: Bench, liar: int, *, rows: bool) -> None:
+    """Honest tasks whose probes get through. They have batches for what is muted, or rows."""
+
+    def answer(peer: int, told: Message) -> Iterable[Message]:
+        if peer == liar:
+            if isinstance(told, Probe):
+                yield failed(*apart(told.targets, MAX_MUTES))
+            return
+        if isinstance(told, Mutes):
+            added = together(list(with_reasons(told.added, MAX_MUTES))[:100])
+            yield Waiting(NOTHING, added) if rows else Waiting(added, NOTHING)
+        elif isinstance(told, Question):
+            yield Answer(told.broker, 0.0)
+        elif isinstance(told, Probe):
+            yield unmuted(*apart(told.targets, MAX_MUTES))
+
+    bench.answer = answer
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("own_class", [False, True])
+def test_one_liar_mutes_nothing_for_most_of_the_time(rows: bool, own_class: bool) -> None:
+    """Catches: one connection kept all partitions muted for 99 % of the time."""
+    bench = Bench(10, **(OWN if own_class else {}))
+    liar = 9
+    probing(bench, liar, rows=rows)
+    share = Share(bench)
+    partitions = [TopicPartition("t", number) for number in range(20)]
+    for _ in range(600):
+        bench.say(liar, outcomes(*((one, 0, 5) for one in partitions)))
+        bench.say(liar, muted(dict.fromkeys(partitions, "a lie")))
+        bench.say(liar, Waiting(together(partitions), NOTHING))
+        share.run(100.0)
+    assert 0.0 < share.share < 0.3
+
+
+def test_a_liar_mutes_nothing_that_others_write_to_or_get_responses_of() -> None:
+    bench = Bench(10)
+    liar = 9
+
+    def answer(peer: int, told: Message) -> Iterable[Message]:
+        if peer != liar and isinstance(told, Watch):
+            yield outcomes((P0, 5, 0))
+        if peer != liar and isinstance(told, Question):
+            yield Answer(told.broker, 5.0)
+
+    bench.answer = answer
+    share = Share(bench)
+    for _ in range(300):
+        bench.say(liar, outcomes((P0, 0, 1_000), rows=10**9))
+        bench.say(liar, wanted(SICK, silence_ms=1e9))
+        bench.say(liar, wanted(3))
+        share.run(100.0)
+    assert share.share == 0.0
+
+
+def test_a_liar_causes_few_probes_and_ends_no_mute() -> None:
+    bench = Bench(40)
+    muted_broker(bench)
+    began = bench.now
+    for _ in range(400):
+        bench.say(9, unmuted(SICK))
+        bench.say(9, Answer(SICK, 0.0))
+        bench.run(50)
+        for _, prober in bench.of(Probe)[-1:]:
+            bench.say(prober, failed(SICK))
+    assert bench.muted() == {SICK}
+    assert len(bench.of(Probe)) <= 2 * (bench.now - began) / INTERVAL + 1
+
+
+def test_what_a_liar_names_takes_bounded_memory_and_leaves_room_for_others() -> None:
+    """Catches: votes on partitions that do not exist, questions about brokers that do not, without end."""
+    for breaker in ({}, OWN):
+        bench = Bench(30, **breaker)
+        for turn in range(40):
+            names = [TopicPartition(f"u{turn}", number) for number in range(400)]
+            bench.say(9, outcomes(*((one, 0, 5) for one in names)))
+            bench.say(9, muted(dict.fromkeys(names, "a lie")))
+            bench.say(9, muted(dict.fromkeys(range(turn * 400, turn * 400 + 400), "x")))
+            bench.run(20)
+        bench.run(1_000)
+        assert len(bench.muted()) <= 1_000
+        assert len({one for _, one in bench.of(Question)}) <= 30
+        assert len(bench.of(Question)) < 40 * 10 * 20
+        bench.writes(range(30))
+        bench.say(3, outcomes((P0, 0, 5)))
+        bench.say(3, wanted(P0))
+        bench.run(1_000)
+        assert P0 in bench.muted(), "an honest task is heard"
+
+
+# -- thousands at once ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [5_000, 10_000])
+def test_thousands_of_partitions_that_fail_for_a_thousand_hosts_are_muted_in_about_a_second(
+    partitions: int,
+) -> None:
+    """Catches: hundreds of tasks asked about each of 5,000 partitions, and iterations of more than a second.
+
+    Tasks report at random times within half a second. An iteration is a message or a call of on_time.
+    """
+    random = Random(2)
+    names = sorted(
+        TopicPartition(f"orders-of-{number % 100:03}", number // 100) for number in range(partitions)
+    )
+    bench = Bench(1_000)
+    longest = spent = 0.0
+
+    def timed(work: Callable[[], object]) -> None:
+        nonlocal longest, spent
+        started = time.thread_time()
+        work()
+        took = time.thread_time() - started
+        longest, spent = max(longest, took), spent + took
+
+    def say(peer: int, part: Sequence[TopicPartition]) -> None:
+        topics: dict[str, list[int]] = {}
+        for one in part:
+            topics.setdefault(one.topic, []).append(one.partition)
+        said = encode(
+            Outcomes(
+                1_000,
+                tuple(
+                    TopicOutcomes(
+                        name, True, "NOT_ENOUGH_REPLICAS", tuple(found), (0,) * len(found), (5,) * len(found)
+                    )
+                    for name, found in topics.items()
+                ),
+            )
+        )
+        timed(lambda: deliver(bench.service, peer, decode(said), bench.now))
+
+    due = sorted((bench.now + random.random() * 500.0, peer) for peer in range(1_000))
+    began, watched, muted = bench.now, 0, set[Target]()
+    gc.disable()
+    try:
+        while len(muted) < partitions:
+            bench.now += 10.0
+            assert bench.now - began < 1_100.0
+            while due and due[0][0] <= bench.now:
+                _, peer = due.pop(0)
+                start = random.randrange(partitions)
+                rest = [one for one in (*names[start:], *names[:start])[:MAX_TARGETS] if one not in muted]
+                say(peer, rest)
+            while bench.service.next_change_ms(bench.now) <= 0:
+                timed(lambda: bench.service.on_time(bench.now))
+            for peer, told in bench.take():
+                if isinstance(told, Watch):
+                    asked = [one for one in apart(told.partitions, MAX_MUTES) if not isinstance(one, int)]
+                    watched += len(asked)
+                    for first in range(0, len(asked), MAX_TARGETS):
+                        say(peer, asked[first : first + MAX_TARGETS])
+                elif isinstance(told, Mutes) and peer == 0:
+                    muted |= with_reasons(told.added, MAX_MUTES).keys()
+    finally:
+        gc.enable()
+    assert watched <= 20 * partitions
+    # 9 ms and 0.8 to 1.4 s where nothing else runs.
+    assert longest < 0.1
+    assert spent < 10.0
+    mutes = [message for _, _, message in bench.told if isinstance(message, Mutes)]
+    assert sum(len(encode(one)) for one in {id(one): one for one in mutes}.values()) < 200 * 1024

@@ -1,0 +1,351 @@
+"""A task's client over loopback: what it sends, what it survives, and when it works alone."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kafka_sink.coordinator import client as module
+from kafka_sink.coordinator.address import CoordinatorAddress
+from kafka_sink.coordinator.client import CoordinatorClient, KeptConnection, ask, tell
+from kafka_sink.coordinator.schema import Alive, Hello
+from kafka_sink.coordinator.transport import Connection, ServerBounds
+from kafka_sink.errors import ProtocolError
+from tests.support.coordinator_harness import (
+    HELLO,
+    RecordingChannel,
+    Said,
+    Shout,
+    address_at,
+    clock_ms,
+    eventually,
+    identity,
+    serving,
+)
+from tests.support.forked import in_a_fork
+
+
+def client_to(
+    address: CoordinatorAddress, channel: RecordingChannel, silence_ms: float = 20_000
+) -> CoordinatorClient:
+    return CoordinatorClient(address, [channel], lambda: HELLO, clock_ms, silence_ms, silence_ms)
+
+
+@contextmanager
+def client_of(
+    address: CoordinatorAddress, silence_ms: float = 20_000
+) -> Iterator[tuple[CoordinatorClient, RecordingChannel]]:
+    channel = RecordingChannel()
+    client = client_to(address, channel, silence_ms)
+    client.start()
+    client.resume()
+    try:
+        yield client, channel
+    finally:
+        client.close()
+        client.join(30)
+        assert not client.is_alive()
+
+
+def test_a_client_sends_and_receives() -> None:
+    with (
+        serving() as found,
+        client_of(found.address) as (client, channel),
+        client_of(found.address) as (_, other),
+    ):
+        channel.to_tell.append(Said(1))
+        client.wake()
+        eventually(lambda: channel.received == [Said(1)])
+        eventually(lambda: len(found.echo.tasks) == 2)
+        channel.to_tell.append(Shout(3))
+        client.wake()
+        eventually(lambda: other.received == [Said(0, "xxx")])
+        assert channel.events == ["connected"]
+
+
+def test_a_task_that_learns_its_cluster_says_hello_again() -> None:
+    hello = replace(HELLO, cluster_id="")
+    channel = RecordingChannel()
+    with serving() as found:
+        client = CoordinatorClient(found.address, [channel], lambda: hello, clock_ms)
+        client.start()
+        client.resume()
+        eventually(lambda: found.echoes)
+        hello = HELLO
+        channel.to_tell.append(Said(1))
+        client.wake()
+        eventually(lambda: channel.received)
+        assert channel.events == ["connected", "connected"]
+        assert found.echoes[1].heard == [Said(1)]
+        client.close()
+        client.join(30)
+
+
+def test_a_broken_connection_is_made_again_after_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        serving() as found,
+        client_of(found.address) as (client, channel),
+    ):
+        channel.received = None  # type: ignore[assignment]  # on_said raises
+        channel.to_tell.append(Said(1))
+        client.wake()
+        eventually(lambda: "lost" in channel.events)
+        channel.received = []
+        eventually(lambda: channel.events == ["connected", "lost", "connected"])
+    assert len([line for line in caplog.messages if "coordinator" in line]) == 1
+
+
+def test_a_coordinator_that_never_responds_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        socket.create_server(("127.0.0.1", 0)) as frozen,
+        client_of(address_at(frozen.getsockname()[1], identity()), silence_ms=50) as (_client, channel),
+    ):
+        eventually(lambda: channel.events.count("lost") >= 2)
+    assert len([line for line in caplog.messages if "coordinator" in line]) == 1
+    assert "connected" not in channel.events
+
+
+def test_a_coordinator_that_stalls_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ALIVE_MS", 100.0)
+    with serving() as found, client_of(found.address, silence_ms=300) as (_client, channel):
+        eventually(lambda: "connected" in channel.events)
+        eventually(lambda: found.server is not None and found.server._watch.messages > 3)
+        assert "lost" not in channel.events
+        with found.busy():
+            eventually(lambda: "lost" in channel.events)
+        eventually(lambda: channel.events.count("connected") == 2)
+
+
+def test_a_task_that_relies_on_the_coordinator_asks_for_signs_of_life_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_ALIVE_MS", 60_000.0)
+    monkeypatch.setattr(module, "_ALIVE_WAITING_MS", 50.0)
+    with serving() as found, client_of(found.address) as (client, channel):
+        server = found.server
+        assert server is not None
+        # Hello and one sign of life.
+        eventually(lambda: server._watch.messages == 2)
+        channel.is_waiting = True
+        client.wake()
+        eventually(lambda: server._watch.messages > 5)
+
+
+def test_a_process_that_stalled_takes_nobody_for_silent() -> None:
+    now_ms = 0.0
+    channel = RecordingChannel()
+    with serving() as found:
+        client = CoordinatorClient(found.address, [channel], lambda: HELLO, lambda: now_ms, 2_000)
+        client.resume()
+        client._run_once()
+        client._unanswered_ms = 0.0
+        connection = client._connection
+        assert connection is not None
+        for _ in range(5):
+            connection.receive() if client._wake_pending else None
+        # It ran neither when the answer came nor when its time was over.
+        now_ms = 10_000.0
+        client._wait(connection, 0.0)
+        assert client._unanswered_ms in (10_000.0, math.inf)
+        client.close()
+        connection.close()
+        client._wake_reader.close()
+
+
+@pytest.mark.parametrize("wrong", ["token", "fingerprint", "name"])
+def test_a_client_takes_no_response_from_who_does_not_prove_itself(wrong: str) -> None:
+    with serving() as found:
+        value: Any = "x.invalid" if wrong == "name" else b"x" * 32
+        address = replace(found.address, location=replace(found.address.location, **{wrong: value}))
+        with client_of(address) as (_client, channel):
+            eventually(lambda: "lost" in channel.events)
+            assert not channel.received
+            assert not found.echoes
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4, bytes(64)])
+def test_another_process_at_the_coordinators_port_is_not_taken_for_it(says: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = address_at(other.getsockname()[1], identity())
+        with client_of(address, silence_ms=1000) as (_client, channel):
+            peer, _ = other.accept()
+            with peer:
+                peer.sendall(says)
+            eventually(lambda: "lost" in channel.events)
+            assert "connected" not in channel.events
+
+
+def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now_ms = 0.0
+    bounds = ServerBounds(silence_ms=1_000)
+    with (
+        serving(bounds, clock=lambda: now_ms, watch_clock=clock_ms) as found,
+        client_of(found.address) as (client, channel),
+    ):
+        channel.to_tell.append(Said(1))
+        client.wake()
+        eventually(lambda: channel.received)
+        now_ms += 60_000
+        eventually(lambda: channel.events[:3] == ["connected", "lost", "connected"])
+    assert not [line for line in caplog.messages if "coordinator" in line]
+
+
+def test_a_client_that_is_let_in_and_then_turned_away_comes_back_ever_later() -> None:
+    with serving() as found:
+        channel = RecordingChannel()
+        wrong = Hello("g", "c", {"topic": "t"})
+        client = CoordinatorClient(found.address, [channel], lambda: wrong, clock_ms, 20_000)
+        client.start()
+        client.resume()
+        eventually(lambda: channel.events.count("lost") >= 2)
+        assert client._failures == 2
+        assert client._connect_after_ms - clock_ms() > 1200
+        client.close()
+        client.join(30)
+
+
+def test_a_task_too_many_works_alone_after_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.INFO),
+        serving(ServerBounds(connections=1)) as found,
+        client_of(found.address) as (_, first),
+    ):
+        eventually(lambda: first.events == ["connected"])
+        eventually(lambda: found.server is not None and found.server._connections.is_full)
+        with client_of(found.address) as (client, second):
+            eventually(lambda: "lost" in second.events)
+            assert client._connect_after_ms - clock_ms() > 25_000
+        assert first.events == ["connected"]
+    lines = [one for one in caplog.records if "as many tasks as it can" in one.message]
+    assert [one.levelno for one in lines] == [logging.INFO]
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+def test_a_resting_client_does_not_come_back_before_the_next_task(caplog: pytest.LogCaptureFixture) -> None:
+    now_ms = 0.0
+    bounds = ServerBounds(silence_ms=1_000)
+    with (
+        serving(bounds, clock=lambda: now_ms, watch_clock=clock_ms) as found,
+        client_of(found.address) as (client, channel),
+    ):
+        channel.to_tell.append(Said(1))
+        client.wake()
+        eventually(lambda: channel.received)
+        client.pause()
+        eventually(lambda: "hurry" in channel.events)
+        now_ms += 60_000
+        eventually(lambda: found.connections() == 0)
+        client.resume()
+        eventually(lambda: channel.events.count("connected") == 2)
+    assert not [line for line in caplog.messages if "coordinator" in line]
+
+
+def test_what_a_task_reports_at_its_end_is_sent_though_it_ended_before_the_client_connected() -> None:
+    with serving() as found:
+        channel = RecordingChannel()
+        client = client_to(found.address, channel)
+        client.resume()
+        channel.to_tell.append(Said(1))
+        client.pause()
+        client.start()
+        try:
+            eventually(lambda: channel.received, within_s=60)
+        finally:
+            client.close()
+            client.join(60)
+
+
+def test_a_task_that_has_ended_tries_once_to_reach_the_coordinator() -> None:
+    """Catches: the client's thread tries again and again while no task runs."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    client = client_to(address_at(port, identity()), RecordingChannel())
+    client.resume()
+    client.pause()
+    with pytest.raises(OSError, match="refused"):
+        client._run_once()
+    assert client._delay_ms(None, clock_ms()) == math.inf
+    assert not client._leaving
+    client.close()
+    client._wake_reader.close()
+
+
+# -- the driver -------------------------------------------------------------------------------------------
+
+
+def test_a_question_gets_its_answer_and_a_statement_is_handled_when_it_returns() -> None:
+    with serving() as found:
+        assert ask(found.address, Said(7), Said, 20_000, HELLO) == Said(7)
+        tell(found.address, Alive(), 20_000)
+        with pytest.raises(TimeoutError, match="no Shout within"):
+            ask(found.address, Said(7), Shout, 300, HELLO)
+
+
+def test_a_connection_is_kept_for_the_next_statement() -> None:
+    kept = KeptConnection(20_000)
+    with serving() as found:
+        for _ in range(3):
+            kept.tell(found.address, Alive())
+        assert found.connections() == 1
+        with serving() as other:
+            kept.tell(other.address, Alive())
+            eventually(lambda: found.connections() == 0)
+            kept.close()
+
+
+def test_a_connection_that_the_coordinator_has_left_is_made_again() -> None:
+    kept = KeptConnection(20_000)
+    now_ms = 0.0
+    with serving(ServerBounds(silence_ms=1_000), clock=lambda: now_ms, watch_clock=clock_ms) as found:
+        kept.tell(found.address, Alive())
+        eventually(lambda: found.server is not None and found.server._watch.messages)
+        now_ms = 60_000.0
+        eventually(lambda: found.connections() == 0)
+        # What is said before the end of the connection has come is lost.
+        eventually(lambda: kept.tell(found.address, Alive()) or found.connections() == 1)
+        kept.close()
+
+
+def test_a_fork_has_a_connection_of_its_own() -> None:
+    """Catches: two processes that encrypt with one key and the same numbers."""
+    kept = KeptConnection(20_000)
+    with serving() as found:
+        kept.tell(found.address, Alive())
+        connection = Connection(found.address, 20_000)
+
+        def child() -> bool:
+            with pytest.raises(ProtocolError, match="forked"):
+                connection.send(Alive())
+            return kept._kept is None
+
+        assert in_a_fork(child)
+        connection.send(Alive())
+        assert connection.receive() == [Alive()]
+        connection.close()
+        kept.tell(found.address, Alive())
+        kept.close()
+
+
+def test_a_kept_connection_may_have_a_high_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """select.select takes none above 1,023."""
+    monkeypatch.delattr(select, "select")
+    kept = KeptConnection(20_000)
+    with serving() as found:
+        kept.tell(found.address, Alive())
+        assert kept._kept is not None
+        assert fcntl.fcntl(kept._kept[1].socket, fcntl.F_GETFD) >= 0
+        kept.tell(found.address, Alive())
+        kept.close()

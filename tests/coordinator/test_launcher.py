@@ -1,0 +1,506 @@
+"""How planning finds the coordinator or starts it, what it must not outlive, what it must not show."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_sink.coordinator import launcher
+from kafka_sink.coordinator.address import PlannedCoordinator
+from kafka_sink.coordinator.client import ask
+from kafka_sink.coordinator.launcher import plan_coordinator
+from kafka_sink.coordinator.rendezvous import FOLDER, Rendezvous, read_found
+from kafka_sink.coordinator.schema import Alive
+from kafka_sink.coordinator.writes import WriteOver, Writing, end_attempts
+from kafka_sink.driver import driver_process
+from kafka_sink.driver.driver_process import DriverProcess
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.options import parse
+from tests.support.application import Application
+from tests.support.ports import free_port
+
+# Stands for a password.
+PASSWORD = "271828182"
+# What Spark's daemon and its workers know one another by.
+SPARKS_SECRET = "314159265"
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Iterator[Application]:
+    folder = tmp_path / "blockmgr"
+    folder.mkdir()
+    with Application(folder) as made:
+        yield made
+
+
+def planned(brokers: str = "127.0.0.1:1", **options: str) -> PlannedCoordinator:
+    raw = {"kafka.bootstrap.servers": brokers, "topic": "t"}
+    raw |= {name.replace("_", "."): value for name, value in options.items()}
+    return plan_coordinator(parse(raw).options)
+
+
+def answers(found: PlannedCoordinator) -> bool:
+    assert found.driver_address is not None
+    return ask(found.driver_address, Alive(), Alive, 30_000) == Alive()
+
+
+def has_view(found: PlannedCoordinator) -> bool:
+    assert found.location is not None
+    return found.location.has_view
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in caplog.messages if "coordinator" in line]
+
+
+def found_in(application: Application) -> Any:
+    return read_found(application.folder / FOLDER / "found")
+
+
+def test_the_first_write_starts_it_and_the_next_find_it(application: Application) -> None:
+    first, second = planned(), planned()
+    assert first.location is not None
+    assert first == second
+    assert len(application.processes) == 1
+    assert answers(second)
+
+
+def test_writes_share_it_and_groups_tell_them_apart(application: Application) -> None:
+    first, client, age, other = (
+        planned(),
+        planned(kafka_client_id="another"),
+        planned(kafka_metadata_max_age_ms="1000"),
+        planned("127.0.0.1:2"),
+    )
+    assert first == client
+    locations = [one.location for one in (first, age, other)]
+    assert len({one.port for one in locations if one}) == 1
+    assert len({one.group for one in locations if one}) == 3
+    assert len(application.processes) == 1
+
+
+def test_no_number_of_clusters_is_too_many(application: Application) -> None:
+    """Catches: after a crash, clusters beyond the 64th were never served again."""
+    planned()
+    application.processes[0].kill()
+    application.processes[0].wait()
+    for number in range(100):
+        assert answers(planned(f"127.0.0.1:{number + 1}"))
+    assert len(application.processes) == 2
+
+
+def test_it_goes_with_the_driver_killed(application: Application) -> None:
+    planned()
+    (process,) = application.processes
+    # Nobody waits for it: like a JVM whose parent lives on, it stays as a zombie.
+    application.driver.send_signal(signal.SIGKILL)
+    assert process.wait(30) == 0
+
+
+def test_it_goes_with_the_application_folder(application: Application) -> None:
+    planned()
+    (process,) = application.processes
+    shutil.rmtree(application.folder)
+    assert process.wait(30) == 0
+
+
+def test_a_dead_one_is_replaced_by_one_with_secrets_of_its_own(application: Application) -> None:
+    first = planned(ui_port="0")
+    before = found_in(application)
+    application.processes[0].kill()
+    application.processes[0].wait()
+    second = planned(ui_port="0")
+    after = found_in(application)
+    assert len(application.processes) == 2
+    assert answers(second)
+    assert first.location is not None
+    assert second.location is not None
+    assert first.location.token != second.location.token
+    assert first.location.fingerprint != second.location.fingerprint
+    # Open pages find it.
+    assert after.view == before.view
+
+
+def test_one_whose_place_another_has_taken_goes(application: Application) -> None:
+    planned()
+    place = Rendezvous(str(application.folder))
+    found = found_in(application)
+    (place.folder / "found").unlink()
+    assert application.processes[0].wait(30) == 0
+    assert not place.is_alive()
+    assert found is not None
+
+
+def test_two_that_plan_at_once_start_one(application: Application) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: planned(), range(4)))
+    assert len(set(found)) == 1
+    assert len(application.processes) == 1
+
+
+@pytest.mark.parametrize("problem", ["open to all", "a link"])
+def test_a_folder_that_others_could_write_to_is_not_believed(
+    problem: str, application: Application, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned()
+    folder = application.folder / FOLDER
+    if problem == "a link":
+        elsewhere = application.folder / "elsewhere"
+        folder.rename(elsewhere)
+        folder.symlink_to(elsewhere)
+    else:
+        folder.chmod(0o770)
+    with caplog.at_level(logging.WARNING):
+        assert planned() == PlannedCoordinator()
+    assert len(warnings(caplog)) == 1
+    assert str(folder) in warnings(caplog)[0]
+    assert len(application.processes) == 1
+
+
+def test_another_users_folder_is_not_believed(
+    application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned()
+    monkeypatch.setattr(os, "getuid", lambda: 12_345)
+    assert planned() == PlannedCoordinator()
+    assert len(application.processes) == 1
+
+
+@pytest.mark.usefixtures("application")
+def test_the_process_notifies_attempts_whose_write_is_over() -> None:
+    address = planned().driver_address
+    assert address is not None
+    end_attempts(address, "a")
+    assert ask(address, Writing("a", None), WriteOver, 30_000) == WriteOver("a")
+
+
+def test_it_can_be_switched_off(application: Application) -> None:
+    assert planned(coordinator_enabled="false") == PlannedCoordinator()
+    assert not application.processes
+    assert not (application.folder / FOLDER).exists()
+
+
+def test_a_taken_port_costs_one_warning(application: Application, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for _ in range(2):
+            assert planned(coordinator_port=port) == PlannedCoordinator()
+    assert len(warnings(caplog)) == 1
+    assert "coordinator.port" in warnings(caplog)[0]
+    assert not application.processes
+
+
+def test_a_process_that_does_not_start_costs_one_warning(
+    application: Application, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert planned() == PlannedCoordinator()
+    assert len(warnings(caplog)) == 1
+    assert str(application.folder / FOLDER / "log") in warnings(caplog)[0]
+    assert len(application.processes) == 1
+
+
+def test_nothing_shows_a_secret(application: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", SPARKS_SECRET)
+    found = planned(
+        kafka_security_protocol="SASL_SSL",
+        kafka_sasl_mechanism="PLAIN",
+        kafka_sasl_username="u",
+        kafka_sasl_password=PASSWORD,
+    )
+    location = found.location
+    assert location is not None
+    secrets = (location.token.hex(), repr(location.token), location.name, PASSWORD)
+    assert not any(secret in repr(found) for secret in secrets)
+    pid = application.processes[0].pid
+    shown = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True)
+    assert "kafka_sink.coordinator" in shown.stdout
+    assert not any(secret in shown.stdout for secret in secrets)
+    if sys.platform == "linux":
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"PATH=" in environ
+        assert not any(secret.encode() in environ for secret in (*secrets, SPARKS_SECRET))
+    folder = application.folder / FOLDER
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        # What users call secret is in no file; what the coordinator's peers prove is in one.
+        assert PASSWORD.encode() not in path.read_bytes()
+        assert (location.token.hex().encode() in path.read_bytes()) == (path.name == "found")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads another process's memory from /proc")
+def test_the_process_never_has_a_credential_of_kafka(application: Application) -> None:
+    planned(
+        kafka_security_protocol="SASL_SSL",
+        kafka_sasl_mechanism="PLAIN",
+        kafka_sasl_username="u",
+        kafka_sasl_password=PASSWORD,
+    )
+    pid = application.processes[0].pid
+    regions = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    if not os.access(f"/proc/{pid}/mem", os.R_OK):
+        pytest.skip("another process's memory may not be read here")
+    with Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for span, rights, *_ in regions:
+            start, end = (int(one, 16) for one in span.split("-"))
+            if rights.startswith("rw"):
+                memory.seek(start)
+                assert PASSWORD.encode() not in memory.read(end - start)
+
+
+@pytest.mark.parametrize("place", ["publish", "spawn"])
+def test_no_frame_of_an_error_holds_a_secret(
+    application: Application, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Error trackers collect the local variables of every frame (the launcher's held the passwords)."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    if place == "spawn":
+        monkeypatch.setattr(subprocess, "Popen", fails)
+    else:
+        monkeypatch.setattr(Rendezvous, place, fails)
+    with pytest.raises(RuntimeError) as caught:
+        planned(ui_port="0", kafka_producer_circuit_breaker_token=PASSWORD)
+    frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    seen = [f.f_locals for f in frames if "/kafka_sink/coordinator/" in f.f_code.co_filename]
+    assert len(seen) > 2
+    found = found_in(application)
+    known = [PASSWORD, *([] if found is None else [found.token, found.name])]
+    for local in seen:
+        assert not any(one in repr(local) for one in known)
+
+
+def test_it_leads_a_session_of_its_own(application: Application) -> None:
+    planned()
+    pid = application.processes[0].pid
+    assert os.getsid(pid) == os.getpgid(pid) == pid
+
+
+def test_another_folder_is_another_application(
+    application: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = planned()
+    other = tmp_path / "another"
+    other.mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{other},{tmp_path}")
+    assert planned().location != first.location
+    assert len(application.processes) == 2
+
+
+def test_without_a_driver_or_a_folder_there_is_none(
+    application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_process, "find_driver_process", lambda: None)
+    assert planned() == PlannedCoordinator()
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    assert planned() == PlannedCoordinator()
+    assert not application.processes
+
+
+def test_one_that_keeps_ending_is_started_ever_later_with_one_warning(
+    application: Application, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: every micro-batch starts a process and waits for it."""
+    monkeypatch.setattr(launcher, "_AFTER_FAILURE_S", 0.0)
+    now_s = [1_000_000.0]
+    monkeypatch.setattr("kafka_sink.coordinator.launcher.time.time", lambda: now_s[0])
+    started_at: list[float] = []
+    with caplog.at_level(logging.WARNING):
+        for _ in range(20):
+            before = len(application.processes)
+            planned()
+            for process in application.processes[before:]:
+                started_at.append(now_s[0] - 1_000_000)
+                process.kill()
+                process.wait()
+            now_s[0] += 5
+    assert started_at == [0, 5, 15, 35, 75]
+    assert len(warnings(caplog)) == 1
+    assert "has ended 2 times" in warnings(caplog)[0]
+    assert str(application.folder / FOLDER / "log") in warnings(caplog)[0]
+
+
+def test_the_first_of_sparks_folders_that_can_be_written_to_is_used(
+    application: Application,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"/proc/none,{application.folder}")
+    first, second = planned(), planned()
+    assert first.location is not None
+    assert first.location == second.location
+    assert (application.folder / FOLDER).is_dir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/proc/none,/proc/nor/this")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert planned() == PlannedCoordinator()
+    assert len(warnings(caplog)) == 1
+    assert len(application.processes) == 1
+
+
+def test_relative_paths_are_those_of_the_planning_worker(
+    application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a coordinator that does not find the package, as it runs in another folder."""
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    others = [entry for entry in sys.path if Path(entry or ".").resolve() != root]
+    monkeypatch.setattr(sys, "path", [".", *others])
+    assert answers(planned())
+    if sys.platform == "linux":
+        environ = Path(f"/proc/{application.processes[0].pid}/environ").read_bytes().split(b"\0")
+        (path,) = [one.partition(b"=")[2].decode() for one in environ if one.startswith(b"PYTHONPATH=")]
+        assert path.split(os.pathsep)[0] == str(root)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_it_imports_nothing_from_folders_that_others_may_write_to(
+    application: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    """Catches: a driver started in /tmp, or in a group's folder, whose coordinator imports its json.py."""
+    shared, evidence = tmp_path / "shared", tmp_path / "was-run"
+    shared.mkdir()
+    for name in ("json", "hmac"):
+        (shared / f"{name}.py").write_text(f"open({str(evidence)!r}, 'w').close()\nraise ImportError\n")
+    shared.chmod(mode)
+    monkeypatch.chdir(shared)
+    monkeypatch.setattr(sys, "path", [str(shared), "", *sys.path])
+    assert answers(planned())
+    assert not evidence.exists()
+    assert len(application.processes) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads another process's environment from /proc")
+def test_it_has_nothing_of_the_session_that_planned_first(
+    application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_JOB_ARTIFACT_UUID", "one-session-of-several")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:1")
+    planned()
+    environ = Path(f"/proc/{application.processes[0].pid}/environ").read_bytes()
+    assert b"one-session" not in environ
+    assert b"HTTPS_PROXY=http://proxy:1" in environ
+
+
+@pytest.mark.usefixtures("application")
+def test_the_live_view_opens_with_the_first_write_that_wants_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert not has_view(planned())
+        first, second = planned(ui_port="0"), planned(ui_port="0")
+        # Whoever plans later reports, too.
+        assert planned() == first == second
+        assert has_view(first)
+    assert len([line for line in caplog.messages if "the live view is at http://127.0.0.1:" in line]) == 1
+
+
+@pytest.mark.usefixtures("application")
+def test_a_live_view_that_cannot_open_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), socket.create_server(("127.0.0.1", 0)) as taken:
+        for _ in range(3):
+            found = planned(ui_port=str(taken.getsockname()[1]))
+            assert not has_view(found)
+    assert len([line for line in caplog.messages if "there is no live view" in line]) == 1
+
+
+@pytest.mark.parametrize("by", ["environment", "Spark's configuration"])
+def test_an_administrator_switches_it_off_for_all_jobs(
+    by: str, application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = ["-c", "spark.kafka-chunked.coordinator.enabled=false"]
+    if by == "environment":
+        monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_ENABLED", "false")
+    else:
+        monkeypatch.setattr(DriverProcess, "arguments", lambda self: ["java", *conf])
+    assert planned(coordinator_enabled="true") == PlannedCoordinator()
+    assert not application.processes
+    assert not (application.folder / FOLDER).exists()
+
+
+@pytest.mark.usefixtures("application")
+def test_an_administrator_fixes_the_port_for_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_PORT", str(port))
+    found = planned(coordinator_port="1")
+    assert found.location is not None
+    assert found.location.port == port
+
+
+@pytest.mark.usefixtures("application")
+def test_an_administrators_mistake_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_ENABLED", "flase")
+    with pytest.raises(
+        ConfigurationError, match="'KAFKA_CHUNKED_COORDINATOR_ENABLED' must be true or false, got 'flase'"
+    ):
+        planned()
+
+
+def listens_on(found: PlannedCoordinator) -> str:
+    """The address that the coordinator's socket is bound to, from /proc/net: hexadecimal."""
+    assert found.location is not None
+    suffix = f":{found.location.port:04X}"
+    for table in ("tcp", "tcp6"):
+        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_ = row.split()
+            if local.endswith(suffix) and state == "0A":
+                return local.removesuffix(suffix)
+    raise AssertionError("nobody listens")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds listening sockets in /proc")
+@pytest.mark.parametrize(
+    ("conf", "environ", "expected"),
+    [
+        (["--conf", "spark.driver.bindAddress=127.0.0.5"], {"SPARK_LOCAL_IP": "127.0.0.1"}, "0500007F"),
+        (["--conf", "spark.driver.host=127.0.0.6"], {}, "0600007F"),
+        ([], {"SPARK_LOCAL_IP": "[::1]"}, "00000000000000000000000001000000"),
+        ([], {"KAFKA_CHUNKED_COORDINATOR_BIND_ADDRESS": "127.0.0.7"}, "0700007F"),
+    ],
+)
+@pytest.mark.usefixtures("application")
+def test_it_listens_where_the_driver_does(
+    conf: list[str], environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: one that listens on all addresses, and one that cannot be had where hosts have IPv6 only."""
+    monkeypatch.delenv("SPARK_LOCAL_IP")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(DriverProcess, "arguments", lambda self: ["java", *conf, "pyspark-shell"])
+    found = planned()
+    assert answers(found)
+    assert listens_on(found) == expected
+    # No other host could reach it, so tasks get its address.
+    assert found.location is not None
+    assert found.location.host
+
+
+def test_planning_costs_files_only_where_it_runs(application: Application) -> None:
+    planned()
+    application.processes[0].send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    assert planned().location is not None
+    assert time.monotonic() - began < 5
+    application.processes[0].send_signal(signal.SIGCONT)

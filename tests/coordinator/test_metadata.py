@@ -1,0 +1,1163 @@
+"""Metadata shared by tasks: what is said when, and how often brokers are asked. Times are arguments."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tracemalloc
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from kafka_sink.coordinator import metadata as coordinator_metadata
+from kafka_sink.coordinator.metadata import (
+    Fetch,
+    MemoryBudget,
+    MetadataChannel,
+    MetadataService,
+    NamedLeader,
+    NodeHint,
+    SnapshotPart,
+    StaleTopic,
+    TopicHint,
+    Topics,
+    TopicsKnown,
+    TopicStale,
+    TopicsWanted,
+    coordinator_idle_ms,
+    parts_of,
+    snapshot_of,
+)
+from kafka_sink.coordinator.schema import Message, decode, deliver, encode
+from kafka_sink.errors import MetadataTimeoutError, ProtocolError
+from kafka_sink.metadata.cluster_metadata import ClusterMetadata, HintSource
+from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
+from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.options import parse
+from kafka_sink.timing_bounds import FETCH_SILENCE_MS, GIVE_UP_MS, HINT_WAIT_MS
+from tests.support.fake_outbox import FakeOutbox
+
+UNKNOWN, NOT_AUTHORIZED = 3, 29
+NODES = (Node(1, "one", 9092), Node(2, "two", 9092, "a-rack"))
+ID = bytes(16)
+TIMES = {"max_age_ms": 3e5, "idle_ms": 3e5, "retry_backoff_ms": 100.0, "retry_backoff_max_ms": 1000.0}
+
+# Messages and the tasks that they went to.
+Told = list[tuple[int, Topics]]
+
+
+def metadata(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes = ID) -> TopicMetadata:
+    return TopicMetadata.of(name, topic_id, (PartitionInfo(name, 0, leader, epoch),))
+
+
+def options(**given: object) -> Any:
+    raw = {"kafka.bootstrap.servers": "h:1"}
+    return parse(raw | {f"kafka.{name.replace('_', '.')}": str(one) for name, one in given.items()}).options
+
+
+class Coordinator:
+    """A service, and tasks whose answers the test gives."""
+
+    def __init__(self, tasks: int = 3, budget: MemoryBudget | None = None, **given: object) -> None:
+        self.now_ms = 1_000_000.0
+        self.out = FakeOutbox()
+        self.service = MetadataService(options(**given), self.out, budget, random=lambda: 0.5)
+        self.view = self.service.view
+        # Those that were asked to fetch, with the message.
+        self.asked: list[tuple[int, Fetch]] = []
+        for peer in range(1, tasks + 1):
+            self.service.on_joined(peer, self.now_ms)
+
+    def receive(self, peer: int, message: Message) -> Told:
+        deliver(self.service, peer, decode(encode(message)), self.now_ms)
+        return self.told()
+
+    def want(self, peer: int, *topics: str) -> Told:
+        return self.receive(peer, TopicsWanted(topics, is_needed=True))
+
+    def told(self) -> Told:
+        """What tasks are told until nothing more is due at this moment."""
+        while self.service.next_change_ms(self.now_ms) <= 0:
+            self.service.on_time(self.now_ms)
+        told = []
+        for peer, one in self.out.taken():
+            if isinstance(one, Fetch):
+                self.asked.append((peer, one))
+            else:
+                assert isinstance(one, Topics)
+                told.append((peer, one))
+        return told
+
+    def after(self, ms: float) -> Told:
+        """What tasks are told within the next milliseconds, at the times at which it is due."""
+        told, end_ms = self.told(), self.now_ms + ms
+        while (delay_ms := self.service.next_change_ms(self.now_ms)) <= end_ms - self.now_ms:
+            self.now_ms += delay_ms
+            told += self.told()
+        self.now_ms = end_ms
+        return told
+
+    def respond(self, *topics: TopicMetadata, by: int | None = None, **errors: int) -> Told:
+        """The task that was asked last answers."""
+        self.told()
+        peer, fetch = self.asked.pop()
+        snapshot = MetadataSnapshot(tuple(TopicSnapshot(one, 0.0) for one in topics), NODES)
+        (part,) = parts_of(snapshot)
+        return self.receive(by or peer, TopicsKnown(fetch.number, part, dict(errors)))
+
+    def fail(self) -> Told:
+        self.told()
+        peer, fetch = self.asked.pop()
+        return self.receive(peer, TopicsKnown(fetch.number, failed=True))
+
+    def fetching(self) -> tuple[str, ...]:
+        """What is being fetched for the tasks."""
+        self.told()
+        return self.asked[-1][1].topics if self.asked else ()
+
+
+def names(told: Told) -> list[tuple[int, list[str]]]:
+    return [(peer, sorted(topic.name for topic in one.part.topics)) for peer, one in told]
+
+
+def leaders(told: Told) -> set[tuple[int, int]]:
+    found = (one.metadata for _, message in told for one in snapshot_of(message.part).topics)
+    return {(one.partitions[0].leader, one.partitions[0].leader_epoch) for one in found}
+
+
+def missing(told: Told) -> list[tuple[int, tuple[str, ...]]]:
+    return [(peer, one.missing) for peer, one in told]
+
+
+# -- the coordinator's side -------------------------------------------------------------------------------
+
+
+def test_one_response_serves_all_waiting_tasks_and_later_ones_at_once() -> None:
+    coordinator = Coordinator()
+    for peer in (1, 2):
+        assert coordinator.want(peer, "a", "b") == []
+    assert len(coordinator.asked) == 1
+    assert names(coordinator.respond(metadata("a"), metadata("b"))) == [(1, ["a", "b"]), (2, ["a", "b"])]
+    assert names(coordinator.want(3, "a")) == [(3, ["a"])]
+    assert not coordinator.asked
+
+
+def test_a_change_is_pushed_to_those_who_use_the_topic_once() -> None:
+    coordinator = Coordinator()
+    coordinator.want(1, "a")
+    coordinator.want(2, "a")
+    coordinator.want(3, "b")
+    coordinator.respond(metadata("a"))
+    coordinator.respond(metadata("b"))
+    coordinator.now_ms += 1000
+    coordinator.receive(1, TopicStale((StaleTopic("a", 0.0),)))
+    coordinator.after(200)
+    told = coordinator.respond(metadata("a", leader=2, epoch=1))
+    assert names(told) == [(1, ["a"]), (2, ["a"])]
+    assert coordinator.told() == []
+    coordinator.service.on_gone(2, coordinator.now_ms)
+    coordinator.receive(1, TopicStale((StaleTopic("a", 0.0),)))
+    coordinator.after(2000)
+    assert names(coordinator.respond(metadata("a", leader=1, epoch=2))) == [(1, ["a"])]
+
+
+def test_a_task_that_only_uses_a_topic_is_told_of_it_too() -> None:
+    coordinator = Coordinator()
+    coordinator.receive(1, TopicsWanted(("a",)))
+    assert coordinator.fetching() == ("a",), "the service's own copy is refreshed from now on"
+    assert names(coordinator.respond(metadata("a"))) == [(1, ["a"])]
+
+
+def claimed(epoch: int) -> Coordinator:
+    """Two tasks use a topic with epoch 4; then one names leader 2 with this epoch."""
+    coordinator = Coordinator()
+    coordinator.want(1, "a")
+    coordinator.want(2, "a")
+    coordinator.respond(metadata("a", epoch=4))
+    coordinator.now_ms += 1000
+    named = NamedLeader("a", ID.hex(), 0, 2, epoch)
+    told = coordinator.receive(1, TopicStale((StaleTopic("a", 0.0),), (named,)))
+    assert told == [], "one task's word is not passed on"
+    assert coordinator.fetching() == ("a",)
+    return coordinator
+
+
+def test_a_leader_that_a_task_named_is_asked_for_until_a_broker_that_lags_confirms_it() -> None:
+    coordinator = claimed(epoch=5)
+    for _ in range(3):
+        assert leaders(coordinator.respond(metadata("a", leader=1, epoch=4))) == {(1, 4)}
+        coordinator.after(coordinator.service.next_change_ms(coordinator.now_ms))
+    told = coordinator.respond(metadata("a", leader=2, epoch=5))
+    assert names(told) == [(1, ["a"]), (2, ["a"])]
+    assert leaders(told) == {(2, 5)}
+    coordinator.after(2000)
+    assert not coordinator.asked
+
+
+def test_a_task_that_names_a_wrong_leader_does_not_mislead_the_others() -> None:
+    """Its epoch, taken as it is, would outlive all that brokers say."""
+    coordinator = claimed(epoch=2**31 - 1)
+    begun, responses = coordinator.now_ms, 0
+    while coordinator.asked:
+        assert leaders(coordinator.respond(metadata("a", leader=1, epoch=4))) == {(1, 4)}
+        responses += 1
+        coordinator.after(min(5000.0, coordinator.service.next_change_ms(coordinator.now_ms)))
+    assert responses <= 6
+    assert coordinator.now_ms - begun < 10_000
+    assert coordinator.view.topic("a") == metadata("a", leader=1, epoch=4)
+    assert not coordinator.service._reported
+
+
+def test_a_task_that_errs_all_the_time_costs_a_request_a_second() -> None:
+    coordinator = claimed(epoch=5)
+    begun, responses = coordinator.now_ms, 0
+    while coordinator.now_ms < begun + 20_000:
+        epoch = 6 + int(coordinator.now_ms - begun)
+        coordinator.receive(1, TopicStale((), (NamedLeader("a", ID.hex(), 0, 2, epoch),)))
+        if coordinator.asked:
+            coordinator.respond(metadata("a", leader=1, epoch=4))
+            responses += 1
+        coordinator.after(50)
+    assert responses < 25
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        NamedLeader("a", ID.hex(), 0, 2, 4),
+        NamedLeader("a", "01" * 16, 0, 2, 9),
+        NamedLeader("a", "", 7, 2, 9),
+        NamedLeader("b", "", 0, 2, 9),
+    ],
+)
+def test_a_leader_that_is_known_already_is_not_asked_for(named: NamedLeader) -> None:
+    coordinator = Coordinator()
+    coordinator.want(1, "a")
+    coordinator.respond(metadata("a", epoch=4))
+    coordinator.now_ms += 1000
+    assert coordinator.receive(1, TopicStale((), (named,))) == []
+    assert not coordinator.asked
+
+
+def test_a_leader_that_only_one_task_lacks_is_sent_without_a_request() -> None:
+    coordinator = Coordinator()
+    coordinator.want(1, "a")
+    coordinator.respond(metadata("a", epoch=5))
+    coordinator.now_ms += 1000
+    # What the task had was denied two seconds ago, before the coordinator asked.
+    assert names(coordinator.receive(1, TopicStale((StaleTopic("a", 2000.0),)))) == [(1, ["a"])]
+    coordinator.after(2000)
+    assert not coordinator.asked
+
+
+# -- who fetches ------------------------------------------------------------------------------------------
+
+
+def test_tasks_fetch_in_turn() -> None:
+    coordinator = Coordinator(tasks=3)
+    asked = []
+    for topic in "abcdef":
+        coordinator.want(1, topic)
+        asked.append(coordinator.asked[-1][0])
+        coordinator.respond(metadata(topic))
+    assert asked == [1, 2, 3, 1, 2, 3]
+
+
+def test_one_that_connects_again_and_again_is_not_asked_first() -> None:
+    """Else a task that errs could answer for all."""
+    coordinator = Coordinator(tasks=2)
+    coordinator.want(1, "a")
+    coordinator.respond(metadata("a"))
+    coordinator.service.on_joined(9, coordinator.now_ms)
+    coordinator.want(1, "b")
+    assert coordinator.asked[-1][0] == 2
+
+
+def test_another_task_is_asked_after_a_second_of_silence_and_the_others_wait_on() -> None:
+    coordinator = Coordinator(tasks=5)
+    coordinator.want(5, "a")
+    assert coordinator.after(FETCH_SILENCE_MS - 1) == []
+    told = coordinator.after(1)
+    assert sorted(told) == [(peer, Topics(pending=True)) for peer in (1, 2, 3, 4, 5)]
+    assert [peer for peer, _ in coordinator.asked] == [1, 2]
+    assert coordinator.asked[0][1] == coordinator.asked[1][1]
+    # The first one responds after all.
+    assert names(coordinator.respond(metadata("a"), by=1)) == [(5, ["a"])]
+    late = TopicsKnown(coordinator.asked[0][1].number, next(parts_of(MetadataSnapshot())))
+    assert coordinator.receive(2, late) == []
+
+
+def test_whoever_waits_is_told_in_time_that_nothing_comes() -> None:
+    coordinator = Coordinator(tasks=5)
+    coordinator.want(1, "a")
+    begun = coordinator.now_ms
+    told = coordinator.after(GIVE_UP_MS)
+    assert missing(told)[-1] == (1, ("a",))
+    assert coordinator.now_ms == begun + GIVE_UP_MS
+    coordinator.after(5_000)
+    assert len({peer for peer, _ in coordinator.asked}) == 3, "three silent tasks, then the fetch has failed"
+
+
+def test_the_only_task_is_given_time() -> None:
+    coordinator = Coordinator(tasks=1)
+    coordinator.want(1, "a")
+    coordinator.after(1_900)
+    assert len(coordinator.asked) == 1
+    assert names(coordinator.respond(metadata("a"))) == [(1, ["a"])]
+
+
+def test_a_fetch_of_a_task_that_leaves_goes_to_another_at_once() -> None:
+    coordinator = Coordinator(tasks=3)
+    coordinator.want(3, "a")
+    coordinator.service.on_gone(1, coordinator.now_ms)
+    coordinator.told()
+    assert [peer for peer, _ in coordinator.asked] == [1, 2]
+    assert names(coordinator.respond(metadata("a"))) == [(3, ["a"])]
+
+
+def test_the_last_task_that_leaves_does_not_make_brokers_look_unreachable() -> None:
+    """Catches: the next task was told at once that nothing comes."""
+    coordinator = Coordinator(tasks=1)
+    coordinator.want(1, "a")
+    coordinator.service.on_gone(1, coordinator.now_ms)
+    coordinator.service.on_joined(2, coordinator.now_ms)
+    coordinator.asked.clear()
+    assert coordinator.want(2, "b") == []
+    coordinator.after(500)
+    assert coordinator.asked
+
+
+def test_a_failed_fetch_ends_the_wait_and_is_tried_by_another_after_the_backoff() -> None:
+    coordinator = Coordinator(tasks=3, retry_backoff_ms=100)
+    coordinator.want(3, "a")
+    assert missing(coordinator.fail()) == [(3, ("a",))]
+    # Nobody is kept waiting meanwhile.
+    assert missing(coordinator.want(2, "b")) == [(2, ("b",))]
+    coordinator.after(99)
+    assert not coordinator.asked
+    coordinator.after(1)
+    ((peer, fetch),) = coordinator.asked
+    assert (peer, set(fetch.topics)) == (2, {"a", "b"})
+    assert names(coordinator.respond(metadata("a"), metadata("b"))) == [(3, ["a"]), (2, ["b"])]
+    coordinator.want(1, "c")
+    assert coordinator.told() == [], "brokers are back"
+
+
+def test_many_topics_are_fetched_in_messages_that_one_frame_takes() -> None:
+    coordinator = Coordinator(tasks=1)
+    wanted = [f"{number:06}".ljust(249, "x") for number in range(12_000)]
+    for start in range(0, 12_000, 5_000):
+        coordinator.want(1, *wanted[start : start + 5_000])
+    sizes, told = [], list[tuple[int, Topics]]()
+    while coordinator.asked:
+        peer, fetch = coordinator.asked.pop()
+        sizes.append(len(fetch.topics))
+        known = MetadataSnapshot(tuple(TopicSnapshot(metadata(one), 0.0) for one in fetch.topics), NODES)
+        *parts, last = parts_of(known)
+        assert bool(parts) == (len(fetch.topics) == 5_000)
+        for part in parts:
+            assert coordinator.receive(peer, TopicsKnown(fetch.number, part, more=True)) == []
+        told += coordinator.receive(peer, TopicsKnown(fetch.number, last))
+    # What was wanted first was asked for first.
+    assert sizes == [5_000, 5_000, 2_000]
+    assert sum(len(one.part.topics) for _, one in told) == 12_000
+
+
+def test_a_response_of_which_only_a_part_has_come_is_not_one() -> None:
+    coordinator = Coordinator()
+    coordinator.want(1, "a", "b")
+    peer, fetch = coordinator.asked[-1]
+    (part,) = parts_of(MetadataSnapshot((TopicSnapshot(metadata("a"), 0.0),), NODES))
+    assert coordinator.receive(peer, TopicsKnown(fetch.number, part, more=True)) == []
+    assert coordinator.view.topic("a") is None
+
+
+# -- missing topics ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [UNKNOWN, NOT_AUTHORIZED])
+def test_errors_end_the_wait_and_the_next_request_for_the_topic_fetches_again(code: int) -> None:
+    coordinator = Coordinator(allow_auto_create_topics="false")
+    coordinator.want(1, "a")
+    assert missing(coordinator.respond(a=code)) == [(1, ("a",))]
+    coordinator.after(60_000)
+    assert not coordinator.asked
+    coordinator.want(1, "a")
+    assert names(coordinator.respond(metadata("a"))) == [(1, ["a"])]
+
+
+def test_a_missing_topic_is_forgotten_whoever_left_while_it_waited() -> None:
+    """Catches: a task that had left kept a missing topic in the metadata, which brokers were asked for on."""
+    coordinator = Coordinator(allow_auto_create_topics="false")
+    coordinator.want(1, "x")
+    coordinator.service.on_gone(1, coordinator.now_ms)
+    coordinator.told()
+    coordinator.respond(x=UNKNOWN)
+    assert coordinator.view.names() == ()
+
+
+def test_a_topic_that_brokers_may_be_creating_is_waited_for() -> None:
+    coordinator = Coordinator(allow_auto_create_topics="true")
+    coordinator.want(1, "a")
+    assert coordinator.respond(a=UNKNOWN) == []
+    coordinator.after(150)
+    assert names(coordinator.respond(metadata("a"))) == [(1, ["a"])]
+
+
+def test_a_response_that_came_while_a_clock_was_read_has_no_negative_age() -> None:
+    coordinator = Coordinator()
+    coordinator.want(1, "a")
+    coordinator.now_ms += 5
+    coordinator.respond(metadata("a"))
+    coordinator.now_ms -= 5
+    ((_, told),) = coordinator.want(2, "a")
+    assert told.part.topics[0].age_ms == 0
+
+
+# -- tasks that err ---------------------------------------------------------------------------------------
+
+
+def lied_to(lie: TopicMetadata) -> Coordinator:
+    """Two tasks use a topic; the one that was asked to refresh it has just lied."""
+    coordinator = Coordinator(tasks=4, retry_backoff_ms=100, retry_backoff_max_ms=100)
+    coordinator.want(1, "a")
+    coordinator.want(2, "a")
+    coordinator.respond(metadata("a", epoch=4))
+    coordinator.now_ms += 1000
+    coordinator.receive(1, TopicStale((StaleTopic("a", 0.0),)))
+    coordinator.after(100)
+    coordinator.respond(lie)
+    return coordinator
+
+
+TRUTH = metadata("a", leader=1, epoch=4)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [metadata("a", leader=2, epoch=2**31 - 1), metadata("a", 2, 0, b"x" * 16), metadata("a", 2, 5)],
+    ids=["an epoch", "another topic", "a leader"],
+)
+def test_a_fetch_that_lied_misleads_until_the_next_refresh(lie: TopicMetadata) -> None:
+    """Catches: merged by its epoch, it would outlive all that brokers say."""
+    coordinator = lied_to(lie)
+    for _ in range(2):
+        coordinator.now_ms += 500
+        coordinator.receive(2, TopicStale((StaleTopic("a", 0.0),)))
+        coordinator.after(150)
+        told = coordinator.respond(TRUTH)
+    assert leaders(told) == {(1, 4)}
+    assert coordinator.view.topic("a") == TRUTH
+    coordinator.after(5_000)
+    while coordinator.asked:
+        coordinator.respond(TRUTH)
+        coordinator.after(5_000)
+    assert coordinator.view.topic("a") == TRUTH
+
+
+def test_a_broker_that_lags_convinces_nobody_by_one_response() -> None:
+    coordinator = lied_to(metadata("a", leader=2, epoch=5))
+    coordinator.now_ms += 500
+    coordinator.receive(2, TopicStale((StaleTopic("a", 0.0),)))
+    coordinator.after(150)
+    assert leaders(coordinator.respond(metadata("a", leader=1, epoch=4))) == {(2, 5)}
+    coordinator.after(150)
+    assert leaders(coordinator.respond(metadata("a", leader=2, epoch=5))) == {(2, 5)}
+    coordinator.after(5_000)
+    assert not coordinator.asked
+
+
+def test_a_task_of_another_cluster_convinces_nobody_by_one_response() -> None:
+    coordinator = Coordinator(tasks=3, retry_backoff_ms=100)
+
+    def respond(cluster_id: str) -> None:
+        coordinator.told()
+        peer, fetch = coordinator.asked.pop()
+        known = MetadataSnapshot(
+            tuple(TopicSnapshot(metadata(one), 0.0) for one in fetch.topics), NODES, 0.0, cluster_id
+        )
+        coordinator.receive(peer, TopicsKnown(fetch.number, next(parts_of(known))))
+
+    coordinator.want(1, "a")
+    respond("c-1")
+    coordinator.want(1, "b")
+    respond("c-2")
+    assert coordinator.view.cluster_id == "c-1"
+    assert coordinator.view.topic("a") is not None
+    coordinator.after(200)
+    respond("c-1")
+    assert coordinator.view.topic("b") is not None
+    assert coordinator.view.cluster_id == "c-1"
+    # Where the bootstrap addresses do lead elsewhere, two responses in a row say so.
+    for _ in range(2):
+        coordinator.want(1, "c")
+        coordinator.after(500)
+        respond("c-2")
+    assert coordinator.view.cluster_id == "c-2"
+
+
+def test_what_nobody_was_asked_for_is_not_taken() -> None:
+    coordinator = Coordinator()
+    coordinator.want(1, "a")
+    peer, fetch = coordinator.asked[-1]
+    forged = MetadataSnapshot((TopicSnapshot(metadata("a", leader=2), 0.0),), NODES)
+    known = TopicsKnown(fetch.number, next(parts_of(forged)))
+    assert coordinator.receive(peer + 1, known) == [], "it was not asked"
+    assert coordinator.receive(peer, TopicsKnown(fetch.number + 7, known.part)) == []
+    other = MetadataSnapshot((TopicSnapshot(metadata("b"), 0.0), TopicSnapshot(metadata("a"), 0.0)), NODES)
+    coordinator.receive(peer, TopicsKnown(fetch.number, next(parts_of(other)), {"c": UNKNOWN}))
+    assert coordinator.view.topic("a") == metadata("a")
+    assert coordinator.view.names() == ("a",)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        SnapshotPart(topics=(TopicHint("a", "00", 0.0, ""),)),
+        SnapshotPart(topics=(TopicHint("a", "zz" * 16, 0.0, ""),)),
+        SnapshotPart(topics=(TopicHint("a", "", 0.0, "AAAA"),)),
+        SnapshotPart(topics=(TopicHint("a", "", 0.0, "AAAAAA=="),)),
+        SnapshotPart(topics=(TopicHint("a", "", 0.0, "not base64"),)),
+        SnapshotPart(nodes=(NodeHint(1, "a host\n", 1, None),)),
+    ],
+)
+def test_hints_that_make_no_sense_are_refused(part: SnapshotPart) -> None:
+    coordinator = Coordinator()
+    coordinator.want(1, "a")
+    peer, fetch = coordinator.asked[-1]
+    with pytest.raises(ProtocolError):
+        coordinator.receive(peer, TopicsKnown(fetch.number, part))
+    assert coordinator.view.topic("a") is None
+    task = Task()
+    with pytest.raises(ProtocolError):
+        deliver(task.channel, Topics(part), 0.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        TopicsWanted(("a",) * 5001),
+        TopicsWanted(("x" * 250,)),
+        TopicStale((StaleTopic("a", -1.0),)),
+        TopicStale((), (NamedLeader("a", "", -1, 1, 1),)),
+        TopicStale((), (NamedLeader("a", "", 0, 1, 2**40),)),
+        TopicStale((StaleTopic("a", 0.0),) * 1001),
+        Topics(SnapshotPart(topics=(TopicHint("a", "", -1.0, ""),))),
+        Topics(SnapshotPart(nodes=(NodeHint(1, "h", 70_000, None),))),
+    ],
+)
+def test_messages_that_make_no_sense_are_refused(wrong: Message) -> None:
+    with pytest.raises(ProtocolError):
+        decode(encode(wrong))
+
+
+def test_a_snapshot_survives_the_wire() -> None:
+    topics = tuple(
+        TopicMetadata.of(f"t{number}", ID if number % 2 else None, infos)
+        for number, infos in enumerate(
+            [(), (PartitionInfo("t1", 0, -1, -1), PartitionInfo("t1", 1, 2**31 - 1, 7))]
+        )
+    )
+    sent = MetadataSnapshot(tuple(TopicSnapshot(one, 5.0) for one in topics), NODES, 7.0, "c")
+    (part,) = parts_of(sent)
+    assert snapshot_of(part) == sent
+
+
+def test_a_large_snapshot_is_several_messages() -> None:
+    wide = TopicMetadata.of("wide", ID, [PartitionInfo("wide", one, 1, one) for one in range(100_000)])
+    topics = (wide, *(metadata(f"{number:06}".ljust(249, "x")) for number in range(9_000)))
+    sent = MetadataSnapshot(tuple(TopicSnapshot(one, 0.0) for one in topics), NODES, 0.0, "c")
+    messages = [decode(encode(Topics(part))) for part in parts_of(sent)]
+    parts = [snapshot_of(one.part) for one in messages if isinstance(one, Topics)]
+    assert tuple(one for part in parts for one in part.topics) == sent.topics
+    assert [len(part.nodes) for part in parts] == [2] + [0] * (len(parts) - 1)
+
+
+# -- bounds -----------------------------------------------------------------------------------------------
+
+
+def test_tasks_that_ask_for_ever_new_topics_do_not_fill_the_memory() -> None:
+    """Catches: one task's credential made the process grow from 26 MiB to 1,164 MiB in 25 s."""
+    budget = MemoryBudget(8 * 2**20, 4 * 2**20)
+    groups = [Coordinator(tasks=5, budget=budget) for _ in range(4)]
+    honest = Coordinator(tasks=1, budget=MemoryBudget())
+    honest.want(1, "a")
+    honest.respond(metadata("a"))
+    tracemalloc.start()
+    try:
+        for number in range(15):
+            for coordinator in groups:
+                for peer in range(1, 6):
+                    wanted = [f"{number}-{peer}-{one}".ljust(100, "x") for one in range(500)]
+                    coordinator.want(peer, *wanted)
+                    coordinator.receive(peer, TopicsWanted(tuple(wanted[:250])))
+                coordinator.after(10)
+                coordinator.asked.clear()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 20 * 2**20, f"150,000 names of 100 characters took {most / 2**20:.0f} MiB"
+    assert budget.used < budget.limit + 2 * 2**20
+    # Once they stop, there is capacity again.
+    for coordinator in groups:
+        coordinator.after(5_000)
+        for peer in range(1, 6):
+            coordinator.service.on_gone(peer, coordinator.now_ms)
+        coordinator.service.on_joined(9, coordinator.now_ms)
+        coordinator.now_ms += 600_000
+        coordinator.told()
+        coordinator.want(9, "b")
+        assert coordinator.view.names() == ("b",)
+        coordinator.service.close()
+    assert budget.used == 0
+
+
+def test_a_topic_for_which_there_is_no_capacity_is_asked_for_by_its_task() -> None:
+    coordinator = Coordinator(budget=MemoryBudget(limit_of_group=4_000))
+    assert coordinator.want(1, "a", "b", "c") == []
+    coordinator.respond(metadata("a"), metadata("b"), metadata("c"))
+    assert missing(coordinator.want(2, "d")) == [(2, ("d",))]
+    told = coordinator.want(2, "a", "e")
+    assert names(told)[-1] == (2, ["a"])
+    assert missing(told)[0] == (2, ("e",))
+
+
+def test_the_topics_of_a_task_are_bounded() -> None:
+    coordinator = Coordinator(tasks=1)
+    limit = coordinator_metadata._MAX_TOPICS_OF_A_TASK
+    for start in range(0, limit + 10_000, 5_000):
+        used = [f"t-{number}" for number in range(start, start + 5_000)]
+        coordinator.receive(1, TopicsWanted(tuple(used)))
+    assert len(coordinator.service._users_of[1].topics) <= limit
+    assert used[0] in coordinator.service._users_of[1].topics
+
+
+def test_tasks_that_wait_for_the_same_topics_share_them() -> None:
+    """Catches: 100 tasks that asked for 10,000 topics took 60 MiB until the response came."""
+    coordinator = Coordinator(tasks=100)
+    topics = [f"orders-{number}" for number in range(2_000)]
+    coordinator.want(1, *topics)
+    tracemalloc.start()
+    try:
+        for peer in range(2, 101):
+            coordinator.want(peer, *topics)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 3 * 2**20
+
+
+def test_a_response_for_many_tasks_is_encoded_once() -> None:
+    """A thousand workers begin with the same two thousand topics, and wait meanwhile."""
+    coordinator = Coordinator(tasks=50)
+    for peer in range(1, 51):
+        coordinator.want(peer, "a", "b")
+    coordinator.out.encoded = 0
+    told = coordinator.respond(metadata("a"), metadata("b"))
+    assert names(told) == [(peer, ["a", "b"]) for peer in range(1, 51)]
+    assert coordinator.out.encoded == 1
+
+
+def test_tasks_that_begin_with_many_known_topics_share_an_answer() -> None:
+    coordinator = Coordinator(tasks=50)
+    topics = [f"t{number}" for number in range(1_000)]
+    coordinator.want(1, *topics)
+    coordinator.respond(*map(metadata, topics))
+    coordinator.out.encoded = 0
+    for peer in range(2, 51):
+        assert coordinator.want(peer, *topics) == []
+    assert len(coordinator.after(100)) == 49
+    assert coordinator.out.encoded == 1
+
+
+def test_what_takes_long_is_told_in_parts() -> None:
+    """Catches: 2,000 tasks with topics of their own hold the loop for seconds after each response."""
+    coordinator = Coordinator(tasks=2_000)
+    for peer in range(1, 2_001):
+        coordinator.receive(peer, TopicsWanted(tuple(f"t{(peer + one) % 2_000}" for one in range(50))))
+    coordinator.respond(*(metadata(f"t{number}") for number in range(2_000)))
+    coordinator.told()
+    peer, fetch = coordinator.asked.pop()
+    assert len(fetch.topics) > 1_000
+    known = MetadataSnapshot(tuple(TopicSnapshot(metadata(one), 0.0) for one in fetch.topics), NODES)
+    deliver(coordinator.service, peer, TopicsKnown(fetch.number, next(parts_of(known))), coordinator.now_ms)
+    rounds = 0
+    while coordinator.service.next_change_ms(coordinator.now_ms) <= 0:
+        before = coordinator.out.encoded
+        coordinator.service.on_time(coordinator.now_ms)
+        assert coordinator.out.encoded - before <= 500
+        rounds += 1
+    assert rounds > 3
+
+
+# -- a task's side ----------------------------------------------------------------------------------------
+
+
+class View(ClusterMetadata):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.0, lambda: None, lambda: "", lambda: 0.5, **TIMES)
+        self.taken: list[MetadataSnapshot] = []
+        self.held_until_ms = -math.inf
+        self.shared = False
+
+    def import_hints(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
+        self.taken.append(snapshot)
+        return 1
+
+    def hold(self, until_ms: float) -> None:
+        self.held_until_ms = until_ms
+
+    def release(self, now_ms: float) -> None:
+        self.held_until_ms = now_ms
+
+    def share_refreshes(self, shared: bool) -> None:
+        self.shared = shared
+
+
+class Task:
+    """The channel of a task; the test is its client."""
+
+    def __init__(self, idle_ms: float = 300_000) -> None:
+        self.now_ms = 0.0
+        self.view = View()
+        self.woken = 0
+        self.channel = MetadataChannel(self.view, lambda: self.now_ms, 500, idle_ms)
+        self.channel.attach(self._wake)
+        self.channel.on_connected(0)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def send(self) -> Message | None:
+        return self.channel.next_message(self.now_ms)
+
+
+def test_what_is_asked_goes_at_once_and_use_when_it_is_gathered() -> None:
+    task = Task()
+    assert task.send() is None
+    assert task.channel.next_message_delay_ms(0.0) == math.inf, "at rest it sends nothing"
+    assert task.channel.ask(["a"])
+    assert task.woken == 1
+    assert task.channel.is_waiting
+    assert task.send() == TopicsWanted(("a",), is_needed=True)
+    task.channel.note_use(["a", "b"])
+    assert task.woken == 2
+    assert task.send() == TopicsWanted(("a", "b"))
+    task.channel.note_use(["a", "c"])
+    assert task.send() is None
+    task.now_ms = 500
+    assert task.send() == TopicsWanted(("a", "c"))
+    task.channel.note_use(["a", "b"])
+    assert task.channel.next_message_delay_ms(500) == 60_000
+    task.now_ms = 60_500
+    assert task.send() == TopicsWanted(("a", "b"))
+    assert task.channel.next_message_delay_ms(60_500) == math.inf
+
+
+def test_a_stale_leader_is_reported_soon() -> None:
+    task = Task()
+    task.channel.report_stale("x")
+    assert task.send() == TopicStale((StaleTopic("x", 0.0),)), "the first one at once"
+    task.now_ms = 50
+    task.channel.report_stale("a")
+    task.channel.report_stale("b")
+    assert task.channel.next_message_delay_ms(50) == 50
+    task.now_ms = 100
+    assert task.send() == TopicStale((StaleTopic("a", 50), StaleTopic("b", 50)))
+
+
+def test_a_task_that_ends_reports_a_stale_leader_at_once() -> None:
+    task = Task()
+    task.channel.report_stale("x")
+    task.send()
+    task.channel.report_stale("a")
+    assert task.send() is None
+    task.channel.hurry()
+    assert task.send() == TopicStale((StaleTopic("a", 0.0),))
+
+
+def test_a_thousand_leaders_and_more_that_move_together_are_all_told() -> None:
+    task = Task()
+    for number in range(2500):
+        task.channel.report_stale(f"t{number}")
+    sent: list[str] = []
+    for _ in range(3):
+        task.now_ms += task.channel.next_message_delay_ms(task.now_ms)
+        message = task.send()
+        assert isinstance(message, TopicStale)
+        sent += [one.topic for one in message.topics]
+    assert task.now_ms <= 300
+    assert sent == [f"t{number}" for number in range(2500)]
+    task.now_ms += 100
+    assert task.send() is None
+
+
+def test_the_largest_messages_are_taken_by_the_coordinator() -> None:
+    many = [f"{number:05}".ljust(249, "x") for number in range(20_000)]
+    task = Task()
+    task.channel.ask(many)
+    task.channel.note_use(many)
+    for name in many:
+        task.channel.report_leader(TopicPartition(name, 123_456), 2**31 - 1, 2**31 - 1, b"i" * 16)
+    count = 0
+    while count < 24:
+        if (message := task.send()) is None:
+            task.now_ms += 60_000
+            continue
+        count += 1
+        assert decode(encode(message)) == message
+
+
+def test_a_leader_that_a_broker_named_is_reported_with_its_epoch() -> None:
+    task = Task()
+    task.channel.report_leader(TopicPartition("a", 3), 2, 7, b"i" * 16)
+    task.channel.report_leader(TopicPartition("a", 3), 1, 8, b"i" * 16)
+    task.channel.report_leader(TopicPartition("b", 0), 1, 1, None)
+    assert task.woken == 1
+    named = (NamedLeader("a", (b"i" * 16).hex(), 3, 1, 8), NamedLeader("b", "", 0, 1, 1))
+    assert task.send() == TopicStale((StaleTopic("a", 0), StaleTopic("b", 0)), named)
+    task.now_ms = 600
+    assert task.send() is None
+
+
+def test_a_leader_found_stale_while_a_clock_was_read_has_no_negative_age() -> None:
+    task = Task()
+    task.now_ms = 7
+    task.channel.report_stale("a")
+    assert task.channel.next_message(0) == TopicStale((StaleTopic("a", 0),))
+
+
+def test_requests_are_held_as_long_as_metadata_may_come() -> None:
+    task = Task()
+    task.channel.ask(["a", "b"])
+    task.send()
+    deliver(task.channel, Topics(pending=True), 100.0)
+    assert task.view.held_until_ms == 100 + HINT_WAIT_MS
+    (part,) = parts_of(MetadataSnapshot((TopicSnapshot(metadata("a"), 0.0),), NODES))
+    deliver(task.channel, Topics(part), 200.0)
+    assert task.view.taken
+    assert task.view.held_until_ms == 100 + HINT_WAIT_MS, "one of them is still to come"
+    deliver(task.channel, Topics(missing=("b",)), 300.0)
+    assert task.view.held_until_ms == 300
+    assert not task.channel.is_waiting
+    deliver(task.channel, Topics(pending=True), 400.0)
+    assert task.view.held_until_ms == 300, "that is for others"
+
+
+def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
+    task = Task()
+    task.channel.ask(["a"])
+    task.channel.on_lost(10)
+    assert task.view.held_until_ms == 10
+    assert not task.channel.ask(["b"])
+    task.channel.on_connected(20)
+    assert task.send() is None
+    assert task.channel.ask(["b"])
+
+
+def test_a_new_coordinator_hears_again_what_a_task_uses() -> None:
+    task = Task()
+    task.channel.note_use(["a"])
+    assert task.send() == TopicsWanted(("a",))
+    task.channel.on_lost(10)
+    task.channel.on_connected(20)
+    task.channel.note_use(["a"])
+    task.now_ms = 20
+    assert task.send() == TopicsWanted(("a",))
+
+
+def test_refreshing_is_left_to_the_coordinator_while_it_is_there() -> None:
+    task = Task()
+    assert task.view.shared
+    task.channel.on_lost(10)
+    assert not task.view.shared
+    task.channel.on_connected(20)
+    assert task.view.shared
+
+
+def test_a_task_fetches_for_others_and_says_what_brokers_said() -> None:
+    task = Task()
+    view = task.view
+    view.hints = task.channel
+    deliver(task.channel, Fetch(7, ("a", "b")), 0.0)
+    assert view.next_request_delay_ms(0.0) == 0.0
+    assert view.next_request(0.0) == ("a", "b")
+    deliver(task.channel, Fetch(8, ("c",)), 0.0)
+    assert task.channel.left_delay_ms(0.0) == math.inf
+    view.on_response(MetadataUpdate(NODES, (metadata("a"),), {"b": UNKNOWN}, "c"), ("a", "b"), 1.0)
+    assert task.channel.left_delay_ms(0.0) == 0.0, "between tasks, too"
+    first, last = task.send(), task.send()
+    assert isinstance(first, TopicsKnown)
+    assert isinstance(last, TopicsKnown)
+    assert (first.number, first.more, last.more) == (7, True, False)
+    assert snapshot_of(first.part).topics == (TopicSnapshot(metadata("a"), 0.0),)
+    assert snapshot_of(first.part).nodes == NODES
+    assert last.errors == {"b": UNKNOWN}
+    assert view.names() == ()
+    assert view.topic("a") is None, "it is not this task's topic"
+    assert view.next_request(1.0) == ("c",)
+    view.on_failure(2.0)
+    assert task.send() == TopicsKnown(8, failed=True)
+
+
+def test_fetches_for_others_are_bounded() -> None:
+    task = Task()
+    for number in range(1_000):
+        deliver(task.channel, Fetch(number, (f"t{number}",)), 0.0)
+    asked = task.view.next_request(0.0)
+    assert asked is not None
+    assert len(asked) <= 32
+
+
+def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
+    """However often the coordinator says that it is at it."""
+
+    class Hopeful(HintSource):
+        def ask(self, topics: Iterable[str]) -> bool:
+            return True
+
+    now_ms, asked_ms = 0.0, math.inf
+    view = ClusterMetadata(lambda: now_ms, lambda: None, lambda: "", lambda: 0.5, **TIMES)
+    view.hints = Hopeful()
+
+    def hold_again() -> None:
+        nonlocal asked_ms, now_ms
+        view.hold(now_ms + HINT_WAIT_MS)
+        if view.next_request(now_ms):
+            asked_ms = min(asked_ms, now_ms)
+        now_ms += 50
+
+    with pytest.raises(MetadataTimeoutError):
+        view.await_topics(["a"], 400, hold_again)
+    assert asked_ms == 200
+
+
+@pytest.mark.parametrize("idle_ms", [5_000, 20_000, 300_000])
+@pytest.mark.parametrize("pause", [0.01, 0.2, 0.34, 0.7, 0.99])
+def test_a_topic_in_use_is_never_forgotten_by_the_coordinator(idle_ms: float, pause: float) -> None:
+    """``pause``: from one use to the next, as a part of metadata.max.idle.ms."""
+    coordinator, task = Coordinator(metadata_max_idle_ms=idle_ms), Task(idle_ms)
+    begun = coordinator.now_ms
+    task.channel.ask(["a"])
+    asked = task.send()
+    assert asked is not None
+    coordinator.receive(1, asked)
+    coordinator.respond(metadata("a"))
+    use_ms = 0.0
+    messages = 0
+    while task.now_ms < 5 * idle_ms:
+        if task.now_ms >= use_ms:
+            task.channel.note_use(["a"])
+            use_ms += pause * idle_ms
+        said = task.send()
+        coordinator.now_ms = begun + task.now_ms
+        if said is not None:
+            messages += 1
+            coordinator.receive(1, said)
+        coordinator.told()
+        if coordinator.asked:
+            coordinator.respond(metadata("a"))
+        assert coordinator.view.topic("a") is not None, f"forgotten at {task.now_ms} ms"
+        task.now_ms += 50
+    assert messages <= 5 * 15, "a task need not tell of each use"
+    coordinator.now_ms += coordinator_idle_ms(idle_ms)
+    coordinator.told()
+    assert coordinator.view.topic("a") is None
+
+
+# -- a whole job (KIP-526) --------------------------------------------------------------------------------
+
+
+class Job:
+    """Tasks with their metadata and channels, a service, and a cluster that counts requests and responds
+    after ``latency_ms``."""
+
+    def __init__(self, tasks: int, latency_ms: float = 5.0) -> None:
+        self.now_ms = 0.0
+        self.latency_ms = latency_ms
+        self.requests: list[tuple[int, tuple[str, ...]]] = []
+        self.epoch = 4
+        # What a task that errs says, by its number.
+        self.lies: dict[int, TopicMetadata] = {}
+        self.out = FakeOutbox()
+        self.service = MetadataService(options(), self.out, random=lambda: 0.5)
+        self.views: list[ClusterMetadata] = []
+        self.channels: list[MetadataChannel] = []
+        self.responses: deque[tuple[float, int, tuple[str, ...]]] = deque()
+        for number in range(tasks):
+            view = ClusterMetadata(self.clock, lambda: None, lambda: "", lambda: 0.5, **TIMES)
+            channel = MetadataChannel(view, self.clock, 500, 300_000)
+            view.hints = channel
+            self.views.append(view)
+            self.channels.append(channel)
+            self.service.on_joined(number, 0.0)
+            channel.on_connected(0.0)
+
+    def clock(self) -> float:
+        return self.now_ms
+
+    def use(self, task: int, *topics: str) -> None:
+        """As await_topics does."""
+        view = self.views[task]
+        view.hints.note_use(topics)
+        view.note_use(topics, self.now_ms)
+        lacking = [one for one in topics if view.topic(one) is None]
+        if lacking and view.hints.ask(lacking):
+            view.hold(self.now_ms + HINT_WAIT_MS)
+
+    def step(self, ms: float = 1.0) -> None:
+        for number, channel in enumerate(self.channels):
+            while (message := channel.next_message(self.now_ms)) is not None:
+                deliver(self.service, number, decode(encode(message)), self.now_ms)
+        while self.service.next_change_ms(self.now_ms) <= 0:
+            self.service.on_time(self.now_ms)
+        for peer, message in self.out.taken():
+            deliver(self.channels[peer], message, self.now_ms)
+        for number, view in enumerate(self.views):
+            if view.next_request_delay_ms(self.now_ms) <= 0:
+                topics = view.next_request(self.now_ms)
+                if topics is not None:
+                    self.requests.append((number, topics))
+                    self.responses.append((self.now_ms + self.latency_ms, number, topics))
+        while self.responses and self.responses[0][0] <= self.now_ms:
+            _, number, topics = self.responses.popleft()
+            found = tuple(self.lies.get(number, metadata(one, 1, self.epoch)) for one in topics)
+            self.views[number].on_response(MetadataUpdate(NODES, found, {}, "c"), topics, self.now_ms)
+        self.now_ms += ms
+
+    def run(self, ms: float, by_ms: float = 1.0) -> None:
+        until_ms = self.now_ms + ms
+        while self.now_ms < until_ms:
+            self.step(by_ms)
+
+    def knows(self, task: int, topics: Iterable[str]) -> bool:
+        return all(self.views[task].topic(one) is not None for one in topics)
+
+
+def test_a_thousand_tasks_that_start_together_with_an_empty_plan_ask_once() -> None:
+    job = Job(1_000)
+    for task in range(1_000):
+        job.use(task, "a", "b")
+    job.run(20)
+    assert [topics for _, topics in job.requests] == [("a", "b")]
+    assert all(job.knows(task, "ab") for task in range(1_000))
+
+
+def test_two_thousand_topics_take_a_request_cold_and_none_warm() -> None:
+    """Tasks of a job meet them in tables of their own."""
+    topics = [f"t{number}" for number in range(2_000)]
+    job = Job(8)
+    for task in range(8):
+        job.use(task, *topics)
+    job.run(150)
+    assert len(job.requests) <= 2
+    assert all(job.knows(task, topics) for task in range(8))
+    # Another write's tasks.
+    again = Job(8)
+    again.service, again.out = job.service, job.out
+    for task in range(8):
+        again.service.on_gone(task, job.now_ms)
+        again.service.on_joined(task, job.now_ms)
+    again.now_ms = job.now_ms
+    for task in range(8):
+        again.use(task, *topics)
+    again.run(300)
+    assert again.requests == []
+    assert all(again.knows(task, topics) for task in range(8))
+
+
+def test_a_frozen_broker_at_one_task_costs_the_others_a_second() -> None:
+    job = Job(3, latency_ms=math.inf)
+    job.use(0, "a")
+    job.use(1, "a")
+    job.run(900)
+    assert len(job.requests) == 1
+    job.latency_ms = 5.0
+    job.responses.clear()
+    job.run(150)
+    assert [number for number, _ in job.requests] == [0, 1]
+    assert job.knows(0, "a")
+    assert job.knows(1, "a")
+
+
+def test_a_lying_task_misleads_for_one_refresh() -> None:
+    """Catches: by its epoch the lie would outlive all that brokers say, in tasks and in the coordinator."""
+    job = Job(4)
+    for task in range(4):
+        job.use(task, "a")
+    job.run(50)
+    partition = TopicPartition("a", 0)
+    liar = next(iter(job.service._tasks))
+    job.lies[liar] = metadata("a", 2, 2**31 - 1)
+    victim = (liar + 1) % 4
+    job.views[victim].mark_stale("a", job.now_ms)
+    # Nor may the victim's own request come first.
+    job.views[victim].hold(job.now_ms + 400)
+    job.run(400)
+    honest = [one for one in range(4) if one != liar]
+    assert {job.views[one].leader(partition) for one in honest} != {("a", 0, 1, 4)}, "it is believed"
+    job.lies.clear()
+    # Brokers deny it to those who write.
+    for _ in range(3):
+        for task in honest:
+            found = job.views[task].leader(partition)
+            if found is not None and found.leader != 1:
+                job.views[task].mark_stale("a", job.now_ms)
+        job.run(500)
+    assert {tuple(job.views[one].leader(partition) or ()) for one in honest} == {("a", 0, 1, 4)}
+    assert job.service.view.topic("a") == metadata("a", 1, 4)
+    late = len(job.requests)
+    job.run(10_000, 5.0)
+    assert len(job.requests) - late <= 2, "and then it is quiet"
+
+
+@pytest.mark.parametrize(("count", "refreshes"), [(1, 1.2), (10, 1.2), (100, 2.1), (1000, 2.1)])
+def test_topics_are_refreshed_no_more_often_than_by_a_producer_by_itself(
+    count: int, refreshes: float
+) -> None:
+    """Few topics when they are nearly over-aged, many from half of that on (KIP-526)."""
+    coordinator = Coordinator(tasks=2)
+    max_age_ms, asked, begun = 300_000.0, 0, coordinator.now_ms
+    known = [f"t{number}" for number in range(count)]
+    while (passed_ms := coordinator.now_ms - begun) < 10 * max_age_ms:
+        # Topics come one after the other over the first age.
+        coordinator.view.note_use(known[: int(count * passed_ms / max_age_ms) + 1], coordinator.now_ms)
+        coordinator.told()
+        if coordinator.asked:
+            topics = coordinator.asked[-1][1].topics
+            asked += len(topics) * (passed_ms > 2 * max_age_ms)
+            coordinator.respond(*map(metadata, topics))
+        coordinator.now_ms += min(max(1.0, coordinator.service.next_change_ms(coordinator.now_ms)), 10_000)
+    assert asked / 8 / count <= refreshes
+
+
+def test_what_is_fetched_for_others_neither_enters_the_topics_in_use_nor_the_size_of_a_request() -> None:
+    times = TIMES | {"max_age_ms": 10_000.0}
+    view = ClusterMetadata(lambda: 0.0, lambda: None, lambda: "", lambda: 0.5, **times)
+    own = [f"own-{number}" for number in range(25)]
+    view.note_use(own, 0.0)
+    asked = view.next_request(0.0) or ()
+    view.on_response(MetadataUpdate(NODES, tuple(map(metadata, asked)), {}), asked, 0.0)
+    others = [f"other-{number}" for number in range(500)]
+    view.fetch(others)
+    asked = view.next_request(6_000.0) or ()
+    assert set(asked) >= set(others)
+    assert len([one for one in asked if one in own]) == 25, "as many as without them"
+    view.on_response(MetadataUpdate(NODES, tuple(map(metadata, asked)), {}), asked, 6_001.0)
+    assert sorted(view.names()) == sorted(own)
+    assert view.sizes() == (25, 25)
+    assert (view.requests, view.fetches) == (2, 1)
+
+
+def test_numbers_of_fetches_do_not_come_again() -> None:
+    coordinator = Coordinator()
+    numbers = []
+    for topic in itertools.islice("abc", 3):
+        coordinator.want(1, topic)
+        numbers.append(coordinator.asked[-1][1].number)
+        coordinator.respond(metadata(topic))
+    assert len(set(numbers)) == 3

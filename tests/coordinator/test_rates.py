@@ -1,0 +1,281 @@
+"""A job's rate limit in the coordinator: never exceeded, and everyone gets a turn. In virtual time."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafka_sink.coordinator import rates
+from kafka_sink.coordinator.rates import RateChannel, RateService, RowsGranted, RowsWanted
+from kafka_sink.coordinator.schema import decode, deliver, encode
+from kafka_sink.errors import ProtocolError
+from tests.support.fake_outbox import FakeOutbox
+
+SECOND = 1000.0
+
+
+def wanted(rows: int, size: int = 0, job: str = "j", limits: dict[str, int] | None = None) -> RowsWanted:
+    return RowsWanted(job, limits or {"rows": 1000}, rows, size)
+
+
+class Coordinator:
+    """A service and what it grants."""
+
+    def __init__(self) -> None:
+        self.out = FakeOutbox()
+        self.service = RateService(self.out)
+
+    def ask(self, peer: int, asked: RowsWanted, now_ms: float = 0.0) -> list[tuple[int, int]]:
+        deliver(self.service, peer, decode(encode(asked)), now_ms)
+        return self.granted()
+
+    def at(self, now_ms: float) -> list[tuple[int, int]]:
+        self.service.on_time(now_ms)
+        return self.granted()
+
+    def granted(self) -> list[tuple[int, int]]:
+        found = []
+        for peer, message in self.out.taken():
+            assert isinstance(message, RowsGranted)
+            found.append((peer, message.rows))
+        return found
+
+
+class Tasks:
+    """Tasks that ask again as soon as they may, and count what they were granted."""
+
+    def __init__(self, row_bytes: int = 10, **limits: int) -> None:
+        self.coordinator = Coordinator()
+        self.service = self.coordinator.service
+        self.limits = limits
+        self.row_bytes = row_bytes
+        self.left: dict[int, int] = {}
+        self.granted: dict[int, list[tuple[float, int]]] = {}
+        self.messages = 0
+
+    def start(self, peer: int, rows: int, now_ms: float) -> None:
+        self.left[peer] = rows
+        self.granted[peer] = []
+        self._ask(peer, now_ms)
+
+    def _ask(self, peer: int, now_ms: float) -> None:
+        rows = min(self.left[peer], 20_000)
+        if rows:
+            self.messages += 1
+            asked = wanted(rows, rows * self.row_bytes, limits=self.limits)
+            self._take(self.coordinator.ask(peer, asked, now_ms), now_ms)
+
+    def _take(self, grants: list[tuple[int, int]], now_ms: float) -> None:
+        for peer, rows in grants:
+            self.granted[peer].append((now_ms, rows))
+            self.left[peer] -= rows
+        for peer, _ in grants:
+            self._ask(peer, now_ms)
+
+    def run(self, from_ms: float, to_ms: float) -> None:
+        now_ms = from_ms
+        while True:
+            now_ms += max(self.service.next_change_ms(now_ms), 0.0)
+            if now_ms > to_ms:
+                return
+            self._take(self.coordinator.at(now_ms), now_ms)
+
+    def rows(self, peer: int | None = None, after_ms: float = -1.0) -> int:
+        grants = [grant for one, grants in self.granted.items() if peer in (None, one) for grant in grants]
+        return sum(rows for at_ms, rows in grants if at_ms > after_ms)
+
+
+@given(
+    st.lists(st.integers(1, 100_000), min_size=1, max_size=40),
+    st.sampled_from([{"rows": 5_000}, {"bytes": 50_000}, {"rows": 5_000, "bytes": 20_000}]),
+)
+@settings(max_examples=30)
+def test_no_second_exceeds_the_limit_and_none_is_wasted(backlogs: list[int], limits: dict[str, int]) -> None:
+    tasks = Tasks(**limits)
+    for peer, rows in enumerate(backlogs):
+        tasks.start(peer, rows, 0.0)
+    tasks.run(0.0, 10 * SECOND)
+    limit = min(limits.get("rows", 10**9), limits.get("bytes", 10**9) // tasks.row_bytes)
+    assert tasks.rows() <= limit * 10 * 1.05
+    assert tasks.rows() >= min(sum(backlogs), limit * 10 * 0.95)
+
+
+def test_a_task_with_few_rows_does_not_wait_for_those_with_many() -> None:
+    tasks = Tasks(rows=1000)
+    for peer in range(9):
+        tasks.start(peer, 10**9, 0.0)
+    tasks.run(0.0, 5 * SECOND)
+    tasks.start(9, 5, 5 * SECOND)
+    tasks.run(5 * SECOND, 6 * SECOND)
+    assert tasks.left[9] == 0
+    shares = [tasks.rows(peer) for peer in range(9)]
+    assert max(shares) < 1.25 * min(shares)
+
+
+def test_what_tasks_with_little_to_do_leave_goes_to_the_others() -> None:
+    tasks = Tasks(rows=1000)
+    tasks.start(0, 10**9, 0.0)
+    rng = random.Random(1)
+    for second in range(10):
+        tasks.start(1 + second, rng.randrange(1, 50), second * SECOND)
+        tasks.run(second * SECOND, (second + 1) * SECOND)
+    assert tasks.rows() == pytest.approx(10_000, rel=0.05)
+
+
+def test_a_thousand_tasks_take_a_bounded_number_of_messages() -> None:
+    tasks = Tasks(rows=1_000_000)
+    for peer in range(1000):
+        tasks.start(peer, 10**9, 0.0)
+    tasks.run(0.0, 5 * SECOND)
+    assert tasks.messages < 8_000
+    assert tasks.rows() == pytest.approx(5_000_000, rel=0.06)
+    assert min(tasks.rows(peer) for peer in range(1000)) > 0
+
+
+def test_a_row_larger_than_a_second_is_sent_and_paid_for() -> None:
+    tasks = Tasks(row_bytes=3000, bytes=1000)
+    tasks.start(0, 3, 0.0)
+    tasks.run(0.0, 10 * SECOND)
+    assert [rows for _, rows in tasks.granted[0]] == [1, 1, 1]
+    times = [at_ms for at_ms, _ in tasks.granted[0]]
+    assert [later - earlier for earlier, later in pairwise(times)] == pytest.approx([3000, 3000], abs=10)
+
+
+def test_a_job_does_not_catch_up_on_a_long_pause() -> None:
+    tasks = Tasks(rows=1000)
+    tasks.start(0, 10**9, 0.0)
+    tasks.run(0.0, SECOND)
+    tasks.service.on_gone(0, SECOND)
+    tasks.start(1, 10**9, 100 * SECOND)
+    tasks.run(100 * SECOND, 101 * SECOND)
+    assert tasks.rows(1) <= 1300
+
+
+def test_a_restart_with_another_limit_counts_at_once() -> None:
+    tasks = Tasks(rows=1000)
+    tasks.start(0, 10**9, 0.0)
+    tasks.run(0.0, 5 * SECOND)
+    tasks.service.on_gone(0, 5 * SECOND)
+    tasks.limits = {"rows": 100}
+    tasks.start(1, 10**9, 5 * SECOND)
+    tasks.run(5 * SECOND, 15 * SECOND)
+    assert tasks.rows(1) == pytest.approx(1000, rel=0.08)
+
+
+def test_jobs_have_limits_of_their_own_and_unused_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "MAX_JOBS", 3)
+    coordinator = Coordinator()
+    for number in range(5):
+        assert coordinator.ask(number, wanted(1, job=f"job {number}")) == [(number, 1)]
+    assert len(coordinator.service._jobs) == 3
+
+
+def test_ever_new_jobs_for_which_a_task_waits_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: one peer that named ever new jobs filled the coordinator's memory."""
+    monkeypatch.setattr(rates, "MAX_JOBS", 3)
+    coordinator = Coordinator()
+    for number in range(100):
+        for _ in range(2):
+            coordinator.ask(1, wanted(10_000, job=f"job {number}"))
+    assert len(coordinator.service._jobs) <= 4
+    assert len(coordinator.service._waiting) == len(coordinator.service._job_of) == 1
+
+
+def test_writes_of_one_query_with_different_limits_have_buckets_of_their_own() -> None:
+    """Each ask forgot the other's debt: 20 times the limit."""
+    coordinator = Coordinator()
+    sent = [0, 0]
+    limits = [{"rows": 100}, {"bytes": 1000}]
+
+    def take(grants: list[tuple[int, int]], now_ms: float) -> None:
+        for peer, rows in grants:
+            sent[peer] += rows
+            ask(peer, now_ms)
+
+    def ask(peer: int, now_ms: float) -> None:
+        take(coordinator.ask(peer, wanted(1000, 10_000, limits=limits[peer]), now_ms), now_ms)
+
+    for peer in range(2):
+        ask(peer, 0.0)
+    for now_ms in range(0, 10_000, 10):
+        take(coordinator.at(now_ms), now_ms)
+    assert sent == [pytest.approx(1000, rel=0.06)] * 2
+
+
+def test_a_task_that_is_gone_leaves_its_place() -> None:
+    coordinator = Coordinator()
+    coordinator.ask(1, wanted(10**6))
+    coordinator.ask(2, wanted(10**6))
+    coordinator.ask(3, wanted(10))
+    coordinator.service.on_gone(2, 0.0)
+    later = [peer for peer, _ in coordinator.at(SECOND)]
+    assert 2 not in later
+    assert 3 in later
+
+
+def test_thousands_that_wait_are_served_in_parts_of_bounded_size() -> None:
+    """Catches: 10,000 grants in one iteration of the loop, and everybody else waits."""
+    coordinator = Coordinator()
+    limits = {"rows": 10**9}
+    coordinator.ask(0, wanted(10**9, limits=limits))
+    for peer in range(1, 3_000):
+        coordinator.ask(peer, wanted(1, limits=limits))
+    served, parts, now_ms = 0, 0, SECOND
+    while (delay_ms := coordinator.service.next_change_ms(now_ms)) < math.inf:
+        now_ms += delay_ms
+        part = len(coordinator.at(now_ms))
+        assert part <= 500
+        served, parts = served + part, parts + 1
+    assert (served, parts) == (2_999, 6)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        wanted(1, job="x" * 201),
+        wanted(1, limits={"rows": 0}),
+        wanted(1, limits={"cats": 1}),
+        RowsWanted("j", {}, 1, 0),
+        RowsWanted("j", {"rows": 1, "bytes": 1, "cats": 1}, 1, 0),
+        wanted(0),
+        wanted(1, -1),
+    ],
+)
+def test_a_message_that_makes_no_sense_is_refused(wrong: RowsWanted) -> None:
+    coordinator = Coordinator()
+    with pytest.raises(ProtocolError):
+        coordinator.ask(1, wrong)
+    assert not coordinator.service._jobs
+
+
+def test_a_grant_for_another_job_is_not_taken() -> None:
+    """Catches: the next task of a worker took what the last one had been granted."""
+    channel = RateChannel()
+    assert channel.ask("a", {"rows": 10}, 5, 50)
+    assert channel.next_message(0.0) == RowsWanted("a", {"rows": 10}, 5, 50)
+    assert channel.next_message(0.0) is None
+    assert channel.is_waiting
+    assert channel.ask("b", {"rows": 10}, 5, 50)
+    deliver(channel, RowsGranted("a", 3), 0.0)
+    assert channel.await_grant(0.0) == 0
+    deliver(channel, RowsGranted("b", 4), 0.0)
+    assert channel.await_grant(0.0) == 4
+    assert not channel.is_waiting
+
+
+def test_who_has_lost_the_coordinator_is_told_and_asks_again_once_it_is_back() -> None:
+    channel = RateChannel()
+    channel.ask("a", {"rows": 10}, 5, 50)
+    channel.next_message(0.0)
+    channel.on_connected(0.0)
+    assert channel.next_message(0.0) is not None, "a new coordinator does not know"
+    channel.on_lost(0.0)
+    assert channel.await_grant(0.0) is None
+    assert not channel.ask("a", {"rows": 10}, 5, 50)
+    channel.on_connected(0.0)
+    assert channel.ask("a", {"rows": 10}, 5, 50)

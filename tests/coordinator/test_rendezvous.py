@@ -1,0 +1,80 @@
+"""The folder where planning finds the coordinator: see test_launcher for what happens in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator, pause_s, read_found
+from kafka_sink.options import parse
+
+FOUND = RunningCoordinator(1, "::1", "ab" * 32, "name.invalid", "cd" * 32)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Rendezvous:
+    return Rendezvous.make(str(tmp_path))
+
+
+def test_what_is_published_is_found(place: Rendezvous) -> None:
+    assert place.found() is None
+    place.publish(FOUND)
+    assert place.found() == FOUND
+    assert "cd" * 32 not in repr(FOUND)
+    assert "name.invalid" not in repr(FOUND)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"port": 1}', b'{"token": 1, "fingerprint": ""}', b"\xff"]
+)
+def test_what_is_no_coordinator_is_none(place: Rendezvous, content: bytes) -> None:
+    """Catches: a file of another version of the package that ends every write."""
+    path = place.folder / "found"
+    path.write_bytes(content)
+    assert read_found(path) is None
+
+
+def test_who_holds_the_lock_is_alive_until_it_ends(place: Rendezvous) -> None:
+    assert not place.is_alive()
+    place.publish(FOUND)
+    with place.life() as handle:
+        assert place.found() is None, "that of the one before"
+        assert place.is_alive()
+        # As a child that inherits it.
+        inherited = os.dup(handle)
+    assert place.is_alive()
+    with pytest.raises(TimeoutError, match="has not ended"), place.life():
+        pass
+    os.close(inherited)
+    assert not place.is_alive()
+
+
+def test_the_lock_is_waited_for(place: Rendezvous) -> None:
+    with place.lock(1_000.0), pytest.raises(TimeoutError, match="held by another"), place.lock(20.0):
+        pass
+    with place.lock(0.0):
+        pass
+
+
+def test_starts_are_counted_until_one_has_lived_long(place: Rendezvous) -> None:
+    assert place.starts() == (0, 0.0)
+    place.note_start(3, 5.0)
+    assert place.starts() == (3, 5.0)
+    place.forget_starts()
+    place.forget_starts()
+    assert place.starts() == (0, 0.0)
+
+
+def test_pauses_between_starts_double_up_to_ten_minutes() -> None:
+    assert [pause_s(starts) for starts in (0, 1, 2, 3, 4, 8, 9, 10_000)] == [0, 0, 10, 20, 40, 600, 600, 600]
+
+
+def test_a_groups_key_gives_no_password_away() -> None:
+    """It goes over the wire: a hash without the token could be tried out."""
+    settings = parse({"kafka.bootstrap.servers": "h:1"}).options.identity_of_cluster()
+    other = RunningCoordinator(1, "::1", "ab" * 32, "name.invalid", "ce" * 32)
+    assert FOUND.group_of(settings) == FOUND.group_of(dict(reversed(settings.items())))
+    assert FOUND.group_of(settings) != other.group_of(settings)
+    assert FOUND.group_of(settings) != FOUND.group_of({**settings, "kafka.security.protocol": "SSL"})

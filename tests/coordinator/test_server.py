@@ -1,0 +1,646 @@
+"""The server over loopback: who is let in, what is bounded, which tasks share an instance of a service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kafka_sink.coordinator.schema import (
+    Alive,
+    Full,
+    Hello,
+    Message,
+    Outbox,
+    Scope,
+    Service,
+    encode,
+    receives,
+)
+from kafka_sink.coordinator.server import CoordinatorServer, LoopWatch
+from kafka_sink.coordinator.transport import (
+    VERSION,
+    Connection,
+    ServerBounds,
+    _client_context,
+    framed,
+    framed_bytes,
+)
+from kafka_sink.options import SinkOptions
+from tests.support.coordinator_harness import (
+    HELLO,
+    Echo,
+    Said,
+    Serving,
+    Shout,
+    clock_ms,
+    eventually,
+    identity,
+    serving,
+)
+
+# For peers that prove nothing, and for peers that do and are as slow as a busy machine.
+SHORT = ServerBounds(challenge_ms=200, silence_ms=60_000)
+PATIENT = ServerBounds(challenge_ms=60_000, frame_ms=60_000, silence_ms=60_000)
+
+
+class Raw:
+    """A peer that knows the protocol but need not keep to it."""
+
+    def __init__(self, found: Serving, source: str = "127.0.0.1") -> None:
+        self.plain = socket.create_connection(("127.0.0.1", found.port), 30, source_address=(source, 0))
+        self.socket: Any = self.plain
+
+    def shake_hands(self) -> Raw:
+        self.socket = _client_context().wrap_socket(self.plain, server_hostname=identity().name)
+        return self
+
+    def is_closed(self) -> bool:
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while self.socket.recv(65536):
+                pass
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@contextmanager
+def raw(found: Serving, source: str = "127.0.0.1") -> Iterator[Raw]:
+    peer = Raw(found, source)
+    try:
+        yield peer
+    finally:
+        peer.close()
+
+
+@contextmanager
+def task(found: Serving, hello: Hello | None = HELLO) -> Iterator[Connection]:
+    connection = Connection(found.address, 30_000)
+    try:
+        if hello is not None:
+            connection.send(hello)
+        yield connection
+    finally:
+        connection.close()
+
+
+def heard(connection: Connection) -> list[Message]:
+    while not (found := connection.receive()):
+        pass
+    return found
+
+
+def asked(connection: Connection, message: Message) -> Message:
+    connection.send(message)
+    return heard(connection)[0]
+
+
+def works(found: Serving) -> bool:
+    with task(found) as one:
+        return asked(one, Said(1)) == Said(1)
+
+
+def is_closed(connection: Connection) -> bool:
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while True:
+            connection.receive()
+    return True
+
+
+# -- who is let in ----------------------------------------------------------------------------------------
+
+
+def test_who_knows_certificate_and_token_is_served() -> None:
+    with serving() as found:
+        assert works(found)
+        eventually(lambda: found.echo.gone)
+
+
+@pytest.mark.parametrize(
+    "proof", [bytes((VERSION,)) + b"x" * 32, bytes((VERSION + 1,)) + identity().token, b"", b"x" * 34]
+)
+def test_a_wrong_token_or_version_is_turned_away(proof: bytes) -> None:
+    with serving() as found, raw(found) as peer:
+        peer.shake_hands().socket.sendall(framed_bytes(proof) if proof else bytes(4))
+        assert peer.is_closed()
+        assert works(found)
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" * 600])
+def test_garbage_ends_only_its_own_connection(garbage: bytes) -> None:
+    with serving() as found, raw(found) as peer:
+        peer.socket.sendall(garbage)
+        assert peer.is_closed()
+        assert works(found)
+
+
+def test_a_conversation_that_was_recorded_says_nothing_again() -> None:
+    """TLS has it; catches a proof that would be good for another connection."""
+    with serving() as found, socket.create_server(("127.0.0.1", 0)) as proxy:
+        recorded = b""
+        connected = socket.create_connection(proxy.getsockname())
+        near, _ = proxy.accept()
+        far = socket.create_connection(("127.0.0.1", found.port))
+        context = _client_context()
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = context.wrap_bio(incoming, outgoing, server_hostname=identity().name)
+        with connected, near, far:
+            while True:
+                try:
+                    client.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    sent = outgoing.read()
+                    recorded += sent
+                    far.sendall(sent)
+                    incoming.write(far.recv(65536))
+            client.write(framed_bytes(bytes((VERSION,)) + identity().token) + framed(HELLO) + framed(Said(1)))
+            sent = outgoing.read()
+            recorded += sent
+            far.sendall(sent)
+            eventually(lambda: found.echoes and found.echo.heard)
+        with raw(found) as again:
+            again.socket.sendall(recorded)
+            assert again.is_closed()
+        assert found.echo.heard == [Said(1)]
+
+
+def test_silence_instead_of_a_proof_is_bounded() -> None:
+    with serving(SHORT) as found, raw(found) as peer, raw(found) as half:
+        half.shake_hands()
+        assert peer.is_closed()
+        assert half.is_closed()
+        eventually(lambda: found.connections() == 0)
+
+
+def test_a_thousand_silent_connections_do_not_keep_a_task_out() -> None:
+    bounds = ServerBounds(unproved=256)
+    with serving(bounds) as found:
+        crowd = [socket.create_connection(("127.0.0.1", found.port), timeout=5) for _ in range(1000)]
+        try:
+            assert works(found)
+            assert found.connections() <= bounds.unproved + 1
+        finally:
+            for one in crowd:
+                one.close()
+
+
+def test_a_flood_of_connects_keeps_no_task_of_the_same_address_out() -> None:
+    """Catches: a bound of connections an address and second, which shut out the tasks of a host together with
+    whoever else is there."""
+    with serving() as found:
+        for _ in range(20):
+            for _ in range(200):
+                socket.create_connection(("127.0.0.1", found.port), timeout=5).close()
+            assert works(found)
+
+
+def test_a_flood_from_one_address_keeps_no_task_of_another_out() -> None:
+    bounds = replace(PATIENT, unproved=8)
+    with serving(bounds) as found, contextlib.ExitStack() as stack:
+        slow = stack.enter_context(raw(found))
+        for _ in range(100):
+            stack.enter_context(raw(found, "127.0.0.2"))
+        eventually(lambda: found.server is not None and found.server._count == 101)
+        assert found.connections() == 8
+        slow.shake_hands()
+
+
+def test_a_task_too_many_is_told_so() -> None:
+    with (
+        serving(replace(PATIENT, connections=2, challenge_ms=1_000)) as found,
+        contextlib.ExitStack() as stack,
+    ):
+        tasks = [stack.enter_context(task(found)) for _ in range(2)]
+        for one in tasks:
+            assert asked(one, Said(1)) == Said(1)
+        with task(found, None) as third:
+            assert heard(third) == [Full()]
+            assert is_closed(third)
+        for one in tasks:
+            assert asked(one, Said(2)) == Said(2)
+        stack.close()
+        eventually(lambda: found.connections() == 0)
+        assert works(found)
+
+
+class OutOfFiles(socket.socket):
+    """A socket that listens in a process that may open no more files."""
+
+    is_out, tries = True, 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.tries += 1
+        if self.is_out:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_a_process_out_of_files_accepts_again_later_and_does_not_spin_meanwhile() -> None:
+    watch = LoopWatch(clock_ms)
+
+    async def serve() -> None:
+        with OutOfFiles(fileno=socket.create_server(("127.0.0.1", 0)).detach()) as listening:
+            server = CoordinatorServer(identity(), {}, clock_ms, watch, PATIENT)
+            server.start(listening)
+            with socket.create_connection(listening.getsockname(), 30):
+                for _ in range(2_000):
+                    await asyncio.sleep(0)
+                assert 1 <= listening.tries < 100
+                listening.is_out = False
+                until = time.monotonic() + 30
+                while not server.connections:
+                    assert time.monotonic() < until
+                    await asyncio.sleep(0.01)
+            server.close()
+
+    loop = watch.new_loop()
+    loop.run_until_complete(serve())
+    loop.close()
+
+
+# -- what a peer may cost ---------------------------------------------------------------------------------
+
+
+def test_a_message_that_never_ends_is_bounded_in_time() -> None:
+    with serving(replace(PATIENT, frame_ms=200)) as found, task(found) as one:
+        one.socket.sendall(b"\0\0\1\0abc")
+        assert is_closed(one)
+        eventually(lambda: found.connections() == 0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"[]", b'["Nobody"]', b'["Said",-1]', b'["Said",1,"\\ud800"]', encode(Full()), b"\xff" * 100],
+)
+def test_messages_that_make_no_sense_end_the_connection(data: bytes) -> None:
+    with serving() as found, task(found) as one:
+        one.socket.sendall(framed_bytes(data))
+        assert is_closed(one)
+        assert not found.echo.heard
+        assert works(found)
+
+
+def test_a_bug_in_a_service_ends_one_connection(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(Service):
+        scope = Scope.APPLICATION
+
+        @receives(Shout)
+        def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
+            raise ZeroDivisionError
+
+    with serving(services={Faulty: Faulty}) as found, task(found, None) as one, task(found, None) as other:
+        one.send(Shout(1))
+        assert is_closed(one)
+        assert asked(other, Alive()) == Alive()
+    assert "a service failed" in caplog.text
+
+
+def test_a_peer_that_does_not_read_is_dropped_and_not_heard_after() -> None:
+    bounds = replace(PATIENT, frame_ms=300, unread_bytes=400_000, burst=10_000)
+    with serving(bounds) as found, task(found) as one:
+        one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        # Each draws 1 MB, which is compressed: texts at random are not.
+        text = os.urandom(400_000).hex()
+        with contextlib.suppress(OSError):
+            for number in range(30):
+                one.send(Said(number, text))
+        eventually(lambda: found.connections() == 0)
+        assert len(found.echo.heard) < 30
+        assert len(found.echo.gone) == 1
+        assert not found.echo.tasks
+
+
+def test_a_peer_that_reads_slowly_is_not_dropped() -> None:
+    """Catches: tasks that lose their connection because their topics take long to read."""
+    bounds = replace(PATIENT, frame_ms=400, unread_bytes=64 * 1024 * 1024, burst=10_000)
+    now_ms = 0.0
+    text = os.urandom(400_000).hex()
+    with serving(bounds, clock=lambda: now_ms, watch_clock=clock_ms) as found, task(found) as one:
+        one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        for number in range(5):
+            one.send(Said(number, text))
+        received: list[Message] = []
+        while len(received) < 5:
+            received += one.receive()
+            # The server's clock goes on with what is read, however long that takes: twice frame_ms in all.
+            now_ms += 6.0
+            time.sleep(0.001)
+        assert now_ms > 2 * bounds.frame_ms
+
+
+def test_a_message_to_many_is_in_memory_once_and_reaches_all() -> None:
+    with serving(PATIENT) as found, contextlib.ExitStack() as stack:
+        tasks = [stack.enter_context(task(found)) for _ in range(30)]
+        for one in tasks:
+            assert asked(one, Said(1)) == Said(1)
+        tasks[0].send(Shout(100_000))
+        for one in tasks:
+            assert heard(one) == [Said(0, "x" * 100_000)]
+
+
+def test_a_peer_that_sends_too_much_is_read_from_later_and_loses_nothing() -> None:
+    bounds = ServerBounds(messages_per_s=50.0, burst=50.0)
+    with serving(bounds) as found, task(found) as one:
+        started = time.monotonic()
+        for number in range(99):
+            one.send(Said(number))
+        received: list[Message] = []
+        while len(received) < 99:
+            received += one.receive()
+        assert received == [Said(number) for number in range(99)]
+        assert time.monotonic() - started > 0.8
+
+
+def test_many_messages_in_one_frame_s_time_do_not_keep_others_waiting() -> None:
+    """Catches: 43,688 messages of one peer that came together and held the loop for a second. An iteration
+    handles so many, or takes so long, at most."""
+    bounds = replace(PATIENT, messages_per_s=1e6, burst=1e6, messages_at_once=50)
+    with serving(bounds) as found, task(found) as one, task(found) as other:
+        assert asked(other, Said(1)) == Said(1)
+        server = found.server
+        assert server is not None
+        before = server._watch.iterations
+        one.socket.sendall(framed(Said(0)) * 5_000)
+        assert asked(other, Said(2)) == Said(2)
+        eventually(lambda: len(found.echo.heard) == 5_002)
+        assert server._watch.iterations - before >= 5_000 / 50
+        assert server._watch._longest_ms < 500
+
+
+def test_a_long_message_counts_as_several() -> None:
+    bounds = ServerBounds(messages_per_s=100.0, burst=100.0)
+    text = os.urandom(200_000).hex()
+    with serving(bounds) as found, task(found) as one:
+        started = time.monotonic()
+        for number in range(3):
+            one.send(Said(number, text))
+        received: list[Message] = []
+        while len(received) < 3:
+            received += one.receive()
+        # Some 60 each.
+        assert time.monotonic() - started > 0.2
+
+
+def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), serving(SHORT) as found:
+        with raw(found) as peer:
+            peer.shake_hands().socket.sendall(framed_bytes(bytes((VERSION,)) + b"x" * 32))
+            assert peer.is_closed()
+        eventually(lambda: any("did not prove that they know" in line for line in caplog.messages))
+    (line,) = [line for line in caplog.messages if "connections dropped" in line]
+    assert "127.0.0.1" in line
+    assert identity().token.hex() not in line
+
+
+def test_a_peer_may_prove_itself_after_the_server_stalled() -> None:
+    now_ms = 0.0
+    with serving(ServerBounds(challenge_ms=1_000), clock=lambda: now_ms) as found, raw(found) as peer:
+        eventually(lambda: found.connections() == 1)
+        with found.busy():
+            now_ms += 10_000.0
+        peer.shake_hands().socket.sendall(
+            framed_bytes(bytes((VERSION,)) + identity().token) + framed(Alive())
+        )
+        assert peer.socket.recv(100)
+
+
+# -- groups -----------------------------------------------------------------------------------------------
+
+
+def test_tasks_share_an_instance_by_group_settings_and_cluster() -> None:
+    age = {"kafka.metadata.max.age.ms": "1000"}
+    hellos = [
+        HELLO,
+        HELLO,
+        Hello("another", "a-cluster", {}),
+        Hello(HELLO.group, "b", {}),
+        replace(HELLO, settings=age),
+    ]
+    with serving() as found, contextlib.ExitStack() as stack:
+        for hello in hellos:
+            assert asked(stack.enter_context(task(found, hello)), Said(1)) == Said(1)
+        assert [len(one.tasks) for one in found.echoes] == [2, 1, 1, 1]
+        assert found.echoes[3].options.metadata_max_age_ms == 1000
+        assert found.echoes[0].options.metadata_max_age_ms == 300_000
+
+
+def test_a_task_that_learns_its_cluster_moves() -> None:
+    with serving() as found, task(found, replace(HELLO, cluster_id="")) as one:
+        assert asked(one, Said(1)) == Said(1)
+        one.send(HELLO)
+        assert asked(one, Said(2)) == Said(2)
+        before, after = found.echoes
+        assert (before.tasks, len(before.gone), len(after.tasks)) == (set(), 1, 1)
+        one.send(HELLO)
+        assert asked(one, Said(3)) == Said(3)
+        assert after.gone == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"kafka.sasl.password": "x"}, {"kafka.metadata.max.age.ms": "soon"}, {"topic": "t"}],
+)
+def test_settings_that_groups_do_not_have_end_the_connection(settings: dict[str, str]) -> None:
+    with serving() as found, task(found, replace(HELLO, settings=settings)) as one:
+        assert is_closed(one)
+        assert not found.echoes
+
+
+def test_who_has_not_said_hello_has_no_group() -> None:
+    with serving() as found, task(found, None) as one:
+        assert asked(one, Alive()) == Alive()
+        one.send(Said(1))
+        assert is_closed(one)
+        assert not found.echoes
+
+
+def test_groups_are_bounded_and_the_longest_unused_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka_sink.coordinator.server._MAX_INSTANCES", 3)
+    with serving(replace(PATIENT, burst=10_000)) as found, task(found) as kept, task(found, None) as one:
+        assert asked(kept, Said(0)) == Said(0)
+        for number in range(20):
+            one.send(Hello(str(number), "", {}))
+            assert asked(one, Said(number)) == Said(number)
+        closed = [echo.closed for echo in found.echoes]
+        assert closed == [0, *[1] * 18, 0, 0]
+        assert asked(kept, Said(1)) == Said(1)
+
+
+def test_a_group_that_nobody_uses_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka_sink.coordinator.server._IDLE_MS", 100.0)
+    with serving(replace(PATIENT, frame_ms=400)) as found:
+        assert works(found)
+        eventually(lambda: found.echoes[0].closed == 1)
+        assert works(found)
+        assert len(found.echoes) == 2
+
+
+class Timed(Service):
+    """Counts its times; the first one fails."""
+
+    scope = Scope.APPLICATION
+
+    def __init__(self, out: Outbox) -> None:
+        super().__init__(out)
+        self.times = 0
+        self.due = False
+
+    @receives(Shout)
+    def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
+        self.due = True
+
+    def on_time(self, now_ms: float) -> None:
+        self.times += 1
+        if self.times == 1:
+            raise ZeroDivisionError
+        self.due = False
+
+    def next_change_ms(self, now_ms: float) -> float:
+        return 0.0 if self.due else float("inf")
+
+
+def test_a_service_that_fails_at_its_time_gets_it_again_later(caplog: pytest.LogCaptureFixture) -> None:
+    made: list[Timed] = []
+
+    def make(out: Outbox) -> Timed:
+        made.append(Timed(out))
+        return made[0]
+
+    with serving(services={Timed: make}) as found, task(found, None) as one:
+        one.send(Shout(1))
+        eventually(lambda: made and made[0].times == 2)
+        assert found.server is not None
+        found.server.wake(Timed)
+        eventually(lambda: made[0].times == 3)
+    assert caplog.text.count("a service failed") == 1
+
+
+class Punctual(Service):
+    """Due with each message. ``heard_before``: messages before its first time."""
+
+    scope = Scope.APPLICATION
+
+    def __init__(self, out: Outbox) -> None:
+        super().__init__(out)
+        self.may_go_on = threading.Event()
+        self.heard = 0
+        self.heard_before: int | None = None
+
+    @receives(Shout)
+    def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
+        self.may_go_on.wait(30)
+        self.heard += 1
+
+    def on_time(self, now_ms: float) -> None:
+        if self.heard_before is None:
+            self.heard_before = self.heard
+
+    def next_change_ms(self, now_ms: float) -> float:
+        return 0.0 if self.heard and self.heard_before is None else float("inf")
+
+
+def test_a_service_gets_its_time_however_many_messages_come() -> None:
+    """Each message of an iteration set a timer anew that was due, and timers come last in an iteration."""
+    made: list[Punctual] = []
+
+    def make(out: Outbox) -> Punctual:
+        made.append(Punctual(out))
+        return made[0]
+
+    bounds = replace(PATIENT, messages_at_once=1)
+    with contextlib.ExitStack() as ends, serving(bounds, services={Punctual: make}) as found:
+        tasks = [ends.enter_context(task(found, None)) for _ in range(20)]
+        for one in tasks:
+            assert asked(one, Alive()) == Alive()
+        for one in tasks:
+            one.send(Shout(1))
+        eventually(lambda: made)
+        made[0].may_go_on.set()
+        eventually(lambda: made[0].heard == len(tasks))
+        eventually(lambda: made[0].heard_before is not None)
+        assert made[0].heard_before is not None
+        assert made[0].heard_before <= 3
+
+
+def test_instances_end_with_the_server() -> None:
+    with serving() as found:
+        assert works(found)
+    assert found.echo.closed == 1
+
+
+# -- how late the loop is ---------------------------------------------------------------------------------
+
+
+class Clock:
+    """Milliseconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+
+    def __call__(self) -> float:
+        return self.now_ms
+
+
+def test_long_iterations_and_a_process_that_did_not_run_count_as_stalls() -> None:
+    clock = Clock()
+    watch = LoopWatch(clock)
+    watch.iteration_begins(0.0, 0.0, None)
+    watch.iteration_ends(150.0)
+    assert watch.stalled_ms(150.0) == 50.0
+    # A timer that fires 400 ms late.
+    watch.iteration_begins(150.0, 650.0, 100.0)
+    assert watch.stalled_ms(650.0) == 350.0
+    # An iteration that goes on counts, too.
+    assert watch.stalled_ms(1_000.0) == 600.0
+
+
+def test_messages_that_waited_for_long_are_counted_and_logged() -> None:
+    clock = Clock()
+    watch = LoopWatch(clock)
+    watch.iteration_begins(0.0, 0.0, None)
+    watch.handled(1, 900.0)
+    watch.iteration_ends(1_500.0)
+    # Ready at once: it had waited since the iteration before began.
+    watch.iteration_begins(1_500.0, 1_500.5, None)
+    watch.handled(2, 1_600.0)
+    assert (watch.messages, watch.late) == (3, 2)
+    assert watch.line(59_999.0) is None
+    line = watch.line(60_000.0)
+    assert line is not None
+    assert "for 1.5 s" in line
+    assert "2 messages" in line
+    watch.iteration_ends(1_600.0)
+    assert watch.line(120_000.0) is None
+    assert watch.state()["late"] == 2
+
+
+def test_sinkoptions_of_a_group_are_kept() -> None:
+    """Catches: options parsed again for each of 10,000 tasks."""
+    parsed: list[SinkOptions] = []
+
+    def make(options: SinkOptions, out: Outbox) -> Echo:
+        parsed.append(options)
+        return Echo(options, out)
+
+    with (
+        serving(services={Echo: make}) as found,
+        task(found) as one,
+        task(found, replace(HELLO, group="g")) as other,
+    ):
+        assert asked(one, Said(1)) == Said(1)
+        assert asked(other, Said(1)) == Said(1)
+        assert parsed[0] is parsed[1]

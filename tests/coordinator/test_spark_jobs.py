@@ -1,0 +1,159 @@
+"""The end of a job, as Spark's monitoring REST API shows it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from kafka_sink.clock import monotonic_ms
+from kafka_sink.coordinator import spark_jobs
+from kafka_sink.coordinator.spark_jobs import MAX_STAGES, SparkJobs, SparkUi, StageTracker
+from kafka_sink.driver.driver_process import DriverProcess
+from tests.support.coordinator_harness import eventually
+from tests.support.spark_ui import serving_ui
+
+
+def _nothing(stages: set[int]) -> None:
+    raise AssertionError(f"{stages} have not ended")
+
+
+def test_a_stage_ends_with_the_job_that_had_it_and_not_before() -> None:
+    tracker = StageTracker()
+    tracker.watch(7, 0.0)
+    tracker.watch(8, 0.0)
+    assert tracker.observe({}, 10.0) == [], "its job is not listed yet"
+    assert tracker.observe({1: [5, 7], 2: [8]}, 20.0) == []
+    assert tracker.observe({2: [8], 3: [9]}, 30.0) == [7]
+    assert tracker.observe({3: [9]}, 40.0) == [8]
+    assert not tracker.since_ms
+
+
+def test_a_stage_whose_job_is_never_listed_is_watched_for_a_minute() -> None:
+    """Catches: the UI was asked for ever, as Spark drops events under load."""
+    tracker = StageTracker()
+    tracker.watch(7, 0.0)
+    assert tracker.observe({}, 60_000.0) == []
+    assert list(tracker.since_ms) == [7]
+    assert tracker.observe({}, 60_001.0) == []
+    assert not tracker.since_ms
+
+
+def test_a_stage_that_is_watched_again_is_a_new_one() -> None:
+    """Catches: where tasks always write, stages whose job was never listed left something behind."""
+    tracker = StageTracker()
+    tracker.watch(1, 0.0)
+    tracker.observe({}, 60_001.0)
+    tracker.watch(1, 60_001.0)
+    assert tracker.observe({5: [1]}, 60_002.0) == []
+    assert tracker.observe({}, 60_003.0) == [1]
+
+
+def test_a_micro_batch_is_not_looked_for() -> None:
+    """Catches: each micro-batch was looked for three times a second, for a minute after its end."""
+    tracker = StageTracker()
+    for stage in range(3):
+        tracker.watch(stage, 0.0)
+        tracker.unwatch(stage)
+    assert not tracker.since_ms, "nothing is left of a micro-batch, so the thread sleeps"
+    assert tracker.watched_for_ms(1000.0) == 0.0
+    tracker.watch(9, 1000.0)
+    assert tracker.watched_for_ms(1010.0) == 10.0
+
+
+def test_the_number_of_watched_stages_is_bounded() -> None:
+    tracker = StageTracker()
+    for stage in range(MAX_STAGES + 5):
+        tracker.watch(stage, 0.0)
+    assert len(tracker.since_ms) == MAX_STAGES
+
+
+@contextmanager
+def watching(
+    port: int,
+    on_end: Callable[[set[int]], None],
+    clock: Callable[[], float] = monotonic_ms,
+    interval_s: float = 0.01,
+) -> Iterator[SparkJobs]:
+    jobs = SparkJobs(lambda: ("127.0.0.1", port), clock, interval_s=interval_s)
+    jobs.wake = lambda: on_end(jobs.take_ended())
+    yield jobs
+    jobs.close()
+    eventually(lambda: not any(one.name == "kafka-chunked-jobs" for one in threading.enumerate()))
+
+
+def test_a_stage_that_is_watched_for_less_than_an_interval_costs_no_request() -> None:
+    requests, checks = list[str](), list[float]()
+    now = [0.0]
+
+    def clock() -> float:
+        checks.append(now[0])
+        return now[0]
+
+    with (
+        serving_ui({}, requests=requests) as port,
+        watching(port, _nothing, clock, interval_s=0.001) as jobs,
+    ):
+        jobs.watch(9)
+        eventually(lambda: len(checks) >= 4)
+        assert not requests
+        now[0] = 1.0
+        eventually(lambda: requests)
+
+
+def test_the_end_of_a_job_is_reported() -> None:
+    running = {1: [6, 7]}
+    ended, requests = list[set[int]](), list[str]()
+    with serving_ui(running, requests=requests) as port, watching(port, ended.append) as jobs:
+        jobs.watch(7)
+        # The second list is asked for once the first was looked at.
+        eventually(lambda: sum("/jobs?" in one for one in requests) >= 2)
+        assert not ended
+        running.clear()
+        eventually(lambda: ended == [{7}])
+
+
+@pytest.mark.parametrize("status", [302, 403, 500])
+def test_a_ui_that_may_not_be_read_lists_nothing(status: int) -> None:
+    """Catches: an error page taken for a list without running jobs would end all tasks."""
+    with serving_ui({1: [7]}, status) as port:
+        ui = SparkUi(lambda: ("127.0.0.1", port))
+        with pytest.raises(LookupError):
+            ui.running()
+        ui.disconnect()
+
+
+def test_the_ui_is_found_among_what_the_driver_listens_on() -> None:
+    class Driver(DriverProcess):
+        """This process, which listens as a driver does."""
+
+        def arguments(self) -> list[str]:
+            return ["java", f"-Dspark.ui.port={port}"]
+
+    with serving_ui({1: [7]}) as port:
+        found = spark_jobs.find_ui(Driver(os.getpid(), "0"))
+    assert found == ("127.0.0.1", port)
+
+
+def test_only_the_ports_of_the_ui_are_tried() -> None:
+    """Catches: Spark logs an error for each HTTP request at its RPC port."""
+    assert spark_jobs.first_port(["java", "--conf", "spark.ui.port=5050"]) == 5050
+    assert spark_jobs.first_port(["java", "-Dspark.ui.port=5060"]) == 5060
+    assert spark_jobs.first_port(["java"]) == 4040
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("0100007F:0FC8", ("127.0.0.1", 4040)),
+        ("00000000:0FC8", ("127.0.0.1", 4040)),
+        ("00000000000000000000000000000000:0FC9", ("127.0.0.1", 4041)),
+        ("0000000000000000FFFF00000100007F:0FC8", ("127.0.0.1", 4040)),
+        ("00000000000000000000000001000000:0FC8", ("::1", 4040)),
+    ],
+)
+def test_addresses_are_read_as_the_kernel_writes_them(text: str, address: tuple[str, int]) -> None:
+    assert spark_jobs.listening_address(text) == address

@@ -1,0 +1,280 @@
+"""Frames, the certificate, and the bounds of connections: without a server."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from kafka_sink.coordinator import transport
+from kafka_sink.coordinator.transport import (
+    TOKEN_BYTES,
+    Connection,
+    Connections,
+    Dropped,
+    FrameReader,
+    Peer,
+    ServerBounds,
+    framed_bytes,
+    new_identity,
+)
+from kafka_sink.errors import ProtocolError
+from tests.support.coordinator_harness import address_at, identity
+
+SIZES = (1, 65_535, 65_536, 65_537, 131_072, 200_000)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_message_comes_out_whole_however_its_bytes_come(size: int) -> None:
+    data = bytes(range(256)) * (size // 256 + 1)
+    stream = framed_bytes(data[:size]) + framed_bytes(b"next")
+    for step in (1 if size < 70_000 else 4_099, 16_384, len(stream)):
+        reader, found = FrameReader(2**21), []
+        for at in range(0, len(stream), step):
+            reader.feed(stream[at : at + step])
+            while (message := reader.next_message()) is not None:
+                found.append(message)
+        assert found == [data[:size], b"next"]
+        assert reader.held == 0
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack(">I", 0),
+        struct.pack(">I", 65_537),
+        struct.pack(">I", 101),
+        # One that goes on and is short: a message of a million frames.
+        struct.pack(">I", 1 << 31 | 10) + bytes(10),
+    ],
+)
+def test_a_frame_outside_the_bounds_is_refused_by_its_length(frame: bytes) -> None:
+    reader = FrameReader(100)
+    reader.feed(frame)
+    with pytest.raises(ProtocolError, match="a frame of"):
+        reader.next_message()
+
+
+def test_a_message_is_refused_by_the_frame_that_makes_it_too_large() -> None:
+    reader = FrameReader(100_000)
+    reader.feed(framed_bytes(bytes(100_001))[: 4 + 65_536 + 4])
+    with pytest.raises(ProtocolError):
+        reader.next_message()
+
+
+def test_an_identity_is_new_each_time_and_hidden() -> None:
+    one, other = new_identity(), new_identity()
+    assert one.fingerprint != other.fingerprint
+    assert len(one.token) == TOKEN_BYTES
+    assert one.token != other.token
+    for secret in (one.token.hex(), repr(one.token), one.name):
+        assert secret not in repr(one)
+        assert secret not in repr(address_at(1, one))
+
+
+@pytest.fixture
+def foreign() -> Iterator[int]:
+    """The port of a process that does TLS as the coordinator does and knows the name, with a certificate of
+    its own."""
+    other = replace(new_identity(), name=identity().name)
+    other.context.sni_callback = None  # type: ignore[assignment]
+    listening = socket.create_server(("127.0.0.1", 0))
+    heard: list[bytes] = []
+
+    def serve() -> None:
+        sock, _ = listening.accept()
+        with sock:
+            try:
+                with other.context.wrap_socket(sock, server_side=True) as tls:
+                    heard.append(tls.recv(1000))
+            except OSError:
+                pass
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield listening.getsockname()[1]
+    thread.join(10)
+    listening.close()
+    # No token for who is not the coordinator.
+    assert heard in ([], [b""])
+
+
+def test_a_client_tells_its_token_to_no_other_certificate(foreign: int) -> None:
+    with pytest.raises(ProtocolError, match="certificate is not the coordinator's"):
+        Connection(address_at(foreign, identity()), 5_000)
+
+
+def test_only_who_knows_the_name_gets_a_handshake() -> None:
+    """Catches: a port scanner, or a flood, that costs a signature for each connection."""
+    left, right = socket.socketpair()
+    with left, right:
+        left.setblocking(False)
+        right.settimeout(5)
+        peer = Peer(1, "x", left, 0.0)
+        context = transport._client_context()
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        stranger = context.wrap_bio(incoming, outgoing, server_hostname="wrong.invalid")
+        with pytest.raises(ssl.SSLWantReadError):
+            stranger.do_handshake()
+        right.sendall(outgoing.read())
+        with pytest.raises(ssl.SSLError):
+            peer.receive(identity().context)
+        incoming.write(right.recv(10_000))
+        with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
+            stranger.do_handshake()
+
+
+def test_who_has_given_up_before_its_turn_costs_no_handshake() -> None:
+    """Catches: a server that works through thousands who have gone while those who are there give up."""
+    left, right = socket.socketpair()
+    with left:
+        left.setblocking(False)
+        peer = Peer(1, "x", left, 0.0)
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = transport._client_context().wrap_bio(incoming, outgoing, server_hostname=identity().name)
+        with pytest.raises(ssl.SSLWantReadError):
+            client.do_handshake()
+        right.sendall(outgoing.read())
+        right.close()
+        with pytest.raises(ConnectionError, match="before its turn"):
+            peer.receive(identity().context)
+        assert not peer.has_begun
+
+
+def test_messages_of_tls_without_data_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that only sends what TLS itself answers would keep the loop busy for ever."""
+    monkeypatch.setattr(transport, "_MAX_WITHOUT_DATA", 100)
+    left, right = socket.socketpair()
+    with left, right:
+        left.setblocking(False)
+        peer = Peer(1, "x", left, 0.0)
+        # The beginning of a record that never ends.
+        right.sendall(b"\x16\x03\x01\x40\x00" + b"\x01\x00\x3f\xfc" + bytes(200))
+        with pytest.raises((ProtocolError, ssl.SSLError)):
+            peer.receive(identity().context)
+
+
+# -- which connections are kept ---------------------------------------------------------------------------
+
+
+class _Peers:
+    def __init__(self, bounds: ServerBounds) -> None:
+        self.removed: list[int] = []
+        self.connections = Connections(bounds, lambda peer: self.removed.append(peer.number))
+        self._sockets: list[socket.socket] = []
+        self._count = 0
+
+    def add(self, source: str = "one", now_ms: float = 0.0, *, proved: bool = False) -> Peer:
+        left, right = socket.socketpair()
+        self._sockets += [left, right]
+        self._count += 1
+        peer = Peer(self._count, source, left, now_ms)
+        self.connections.add(peer)
+        if proved:
+            self.connections.on_proved(peer)
+        return peer
+
+    def close(self) -> None:
+        for one in self._sockets:
+            one.close()
+
+
+@pytest.fixture
+def peers() -> Iterator[_Peers]:
+    made = _Peers(ServerBounds(unproved=3))
+    yield made
+    made.close()
+
+
+def test_a_flood_makes_room_for_others_by_its_own(peers: _Peers) -> None:
+    for _ in range(3):
+        peers.add("flood")
+    other = peers.add("other")
+    for _ in range(20):
+        peers.add("flood")
+    assert not other.is_gone
+    assert len(peers.removed) == 21
+    assert len(peers.connections.peers) == 3
+
+
+def test_of_an_address_any_one_goes(peers: _Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: the oldest goes, which may be a task in the middle of its proof."""
+    monkeypatch.setattr(transport, "RANDOM", Random(5))
+    for _ in range(23):
+        peers.add("same")
+    assert peers.removed != sorted(peers.removed)
+
+
+def test_who_has_proved_itself_makes_room_for_nobody(peers: _Peers) -> None:
+    tasks = [peers.add(proved=True) for _ in range(10)]
+    for _ in range(10):
+        peers.add()
+    assert not any(one.is_gone for one in tasks)
+    assert peers.connections.proved == 10
+
+
+def test_times_of_peers_are_bounded_and_wait_for_a_server_that_stalled(peers: _Peers) -> None:
+    silent, half, idle, well = (peers.add(proved=number > 0) for number in range(4))
+    half.frames.feed(b"\0\0")
+    peers.connections.note_unfinished(half, 0.0)
+    for one in (half, well):
+        one.heard_ms = 119_000
+    peers.connections.sweep(5_000.0)
+    assert not peers.removed
+    peers.connections.sweep(15_000.0, stalled_ms=10_000.0)
+    assert not peers.removed
+    peers.connections.sweep(15_001.0, stalled_ms=10_000.0)
+    assert peers.removed == [half.number]
+    peers.connections.sweep(20_001.0, stalled_ms=10_000.0)
+    assert peers.removed == [half.number, silent.number]
+    peers.connections.sweep(130_001.0, stalled_ms=10_000.0)
+    assert peers.removed == [half.number, silent.number, idle.number]
+    assert not well.is_gone
+
+
+def test_unfinished_messages_are_bounded_over_all_peers() -> None:
+    peers = _Peers(ServerBounds(unfinished_bytes=1_000))
+    one, other = peers.add(proved=True), peers.add(proved=True)
+    one.frames.feed(bytes(600))
+    peers.connections.note_unfinished(one, 0.0)
+    other.frames.feed(bytes(600))
+    with pytest.raises(ProtocolError, match="too many unfinished"):
+        peers.connections.note_unfinished(other, 0.0)
+    peers.connections.drop(other, Dropped.NONSENSE)
+    peers.connections.note_unfinished(one, 0.0)
+    peers.close()
+
+
+def test_what_is_unread_is_bounded_over_all_peers_and_shared_messages_count_once() -> None:
+    peers = _Peers(ServerBounds(unread_bytes_of_all=1_000))
+    shared = bytes(10_000)
+    tasks = [peers.add(proved=True) for _ in range(4)]
+    for number, one in enumerate(tasks):
+        one.enqueue(shared, shared=True)
+        one.enqueue(bytes(200 + number), shared=False)
+        peers.connections.note_unread(one)
+    peers.connections.bound_unread()
+    assert not peers.removed
+    tasks[1].enqueue(bytes(500), shared=False)
+    peers.connections.bound_unread()
+    assert peers.removed == [tasks[1].number]
+    assert tasks[1].held == 0
+    peers.close()
+
+
+def test_dropped_connections_are_logged_once_a_minute(peers: _Peers) -> None:
+    for source in ("a", "a", "b"):
+        peers.connections.drop(peers.add(source), Dropped.WRONG_PROOF)
+    line = peers.connections.log.line(0.0)
+    assert line is not None
+    assert "3 did not prove" in line
+    assert "most from a, b" in line
+    peers.connections.drop(peers.add("c"), Dropped.STALLED)
+    assert peers.connections.log.line(59_999.0) is None
+    assert "1 did not complete" in (peers.connections.log.line(60_000.0) or "")

@@ -1,0 +1,267 @@
+"""Attempts end when the driver says that their write is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kafka_sink.coordinator import writes
+from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
+from kafka_sink.coordinator.live.application import ApplicationMetrics
+from kafka_sink.coordinator.schema import Message, decode, deliver, encode
+from kafka_sink.coordinator.spark_jobs import SparkJobs
+from kafka_sink.coordinator.writes import (
+    MAX_CAUSE,
+    MAX_FAILED,
+    MAX_OVER,
+    MAX_WATCHED,
+    AttemptFailed,
+    WriteCause,
+    WriteChannel,
+    WriteEnding,
+    WriteOver,
+    WriteService,
+    Writing,
+    end_attempts,
+    report_failure,
+)
+from kafka_sink.errors import ProtocolError, WriteOverError
+from tests.support.fake_outbox import FakeOutbox
+
+DRIVER = 99
+
+
+class Jobs(SparkJobs):
+    """Stages that are watched, and those that the test ends."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None, lambda: 0.0)
+        self.watched: set[int] = set()
+        self.ended: set[int] = set()
+
+    def watch(self, stage: int) -> None:
+        self.watched.add(stage)
+
+    def unwatch(self, stage: int) -> None:
+        self.watched.discard(stage)
+
+    def take_ended(self) -> set[int]:
+        ended, self.ended = self.ended, set()
+        self.watched -= ended
+        return ended
+
+
+class Coordinator:
+    """A service with what it sends."""
+
+    def __init__(self, jobs: Jobs | None = None, listener: ApplicationMetrics | None = None) -> None:
+        self.out = FakeOutbox()
+        self.jobs = Jobs() if jobs is None else jobs
+        self.service = WriteService(self.out, self.jobs, listener)
+
+    def receive(self, peer: int, message: Message) -> list[tuple[int, Message]]:
+        deliver(self.service, peer, message, 0.0)
+        return self.out.taken()
+
+    def end(self, write: str, *, again: bool = False, aborts: bool = False) -> list[tuple[int, Message]]:
+        return self.receive(DRIVER, WriteEnding(write, again, aborts))
+
+    def end_job(self, *stages: int) -> list[tuple[int, Message]]:
+        self.jobs.ended.update(stages)
+        self.service.on_time(0.0)
+        return self.out.taken()
+
+
+ANSWER = (DRIVER, WriteCause(""))
+
+
+def test_only_tasks_of_a_write_that_is_over_are_notified() -> None:
+    coordinator = Coordinator()
+    assert coordinator.receive(1, Writing("a")) == []
+    coordinator.receive(2, Writing("a"))
+    coordinator.receive(3, Writing("b"))
+    coordinator.receive(4, Writing("a"))
+    coordinator.receive(4, Writing("b"))
+    coordinator.service.on_gone(2, 0.0)
+    assert coordinator.end("a") == [(1, WriteOver("a")), ANSWER]
+
+
+def test_an_attempt_that_begins_after_its_write_is_over_is_notified_at_once() -> None:
+    coordinator = Coordinator()
+    coordinator.end("a")
+    assert coordinator.receive(1, Writing("a")) == [(1, WriteOver("a"))]
+    assert coordinator.receive(1, Writing("a/1")) == [], "the next micro-batch"
+
+
+def test_the_driver_hears_once_why_the_last_attempt_failed() -> None:
+    coordinator = Coordinator()
+    for cause in ("the first", "the\nlast"):
+        assert coordinator.receive(1, AttemptFailed("a", cause)) == []
+    assert coordinator.end("b") == [ANSWER]
+    assert coordinator.end("a") == [(DRIVER, WriteCause("the last"))]
+    assert coordinator.end("a") == [ANSWER]
+
+
+def test_the_live_view_hears_of_failures_and_of_the_end() -> None:
+    heard: list[tuple[Any, ...]] = []
+
+    class Listener(ApplicationMetrics):
+        def note_failure(self, write: str, cause: str) -> None:
+            heard.append((write, cause))
+
+        def note_over(self, write: str, now_ms: float, *, aborts: bool) -> None:
+            heard.append((write, now_ms, aborts))
+
+    coordinator = Coordinator(listener=Listener())
+    coordinator.receive(1, AttemptFailed("a", "no disk"))
+    coordinator.end("a", aborts=True)
+    assert heard == [("a", "no disk"), ("a", 0.0, True)]
+
+
+def test_causes_of_failures_are_kept_within_bounds() -> None:
+    """A task decides neither how many nor how long they are."""
+    coordinator = Coordinator()
+    for number in range(MAX_FAILED + 1):
+        coordinator.receive(1, AttemptFailed(str(number), "x" * MAX_CAUSE))
+    assert coordinator.end("0") == [ANSWER]
+    assert coordinator.end("1") == [(DRIVER, WriteCause("x" * MAX_CAUSE))]
+    with pytest.raises(ProtocolError):
+        decode(encode(AttemptFailed("1", "x" * (MAX_CAUSE + 1))))
+
+
+def test_what_is_over_is_remembered_within_a_bound() -> None:
+    coordinator = Coordinator()
+    for number in range(MAX_OVER + 1):
+        coordinator.end(str(number))
+    assert coordinator.receive(1, Writing("0")) == []
+    assert coordinator.receive(1, Writing("1")) == [(1, WriteOver("1"))]
+
+
+def test_a_name_that_comes_again_is_not_remembered() -> None:
+    """Catches: a restarted query could not write its micro-batch again, as the abort had ended it."""
+    coordinator = Coordinator()
+    coordinator.receive(1, Writing("query/5"))
+    assert coordinator.end("query/5", again=True) == [(1, WriteOver("query/5")), ANSWER]
+    assert coordinator.receive(2, Writing("query/5")) == []
+
+
+def test_the_job_of_a_write_that_is_over_is_not_looked_for() -> None:
+    """Catches: the coordinator asked Spark's UI three times a second for every micro-batch of the last
+    minute."""
+    coordinator = Coordinator()
+    coordinator.receive(1, Writing("query/5", 7))
+    coordinator.receive(2, Writing("query/5", 7))
+    coordinator.receive(3, Writing("b", 8))
+    coordinator.end("query/5", again=True)
+    assert coordinator.jobs.watched == {8}
+
+
+def test_the_job_of_a_write_is_not_looked_for_once_its_tasks_write_for_another() -> None:
+    """Catches: with two streams, a stage was looked for after its micro-batch, as its tasks had moved on."""
+    coordinator = Coordinator()
+    coordinator.receive(1, Writing("query/5", 7))
+    coordinator.receive(2, Writing("query/5", 7))
+    coordinator.receive(1, Writing("other/1", 8))
+    coordinator.service.on_gone(2, 0.0)
+    coordinator.end("query/5", again=True)
+    assert coordinator.jobs.watched == {8}
+
+
+@pytest.mark.parametrize("write", ["w", "w-{}"], ids=["of one write", "of ever more writes"])
+def test_stages_that_tasks_name_do_not_add_up(write: str) -> None:
+    coordinator = Coordinator()
+    for number in range(MAX_WATCHED + 500):
+        assert coordinator.receive(1, Writing(write.format(number), number)) == []
+    assert len(coordinator.jobs.watched) <= MAX_WATCHED
+    assert coordinator.service._watched_count == len(coordinator.jobs.watched)
+    assert len(coordinator.service._tasks) == 2
+    coordinator.end(write.format(MAX_WATCHED + 499))
+    assert MAX_WATCHED + 499 not in coordinator.jobs.watched
+
+
+def test_tasks_of_a_job_that_spark_ended_are_notified_before_the_driver_calls_abort() -> None:
+    """Catches: tasks of a cancelled job wrote for seconds, until the driver had started a Python process
+    for abort, or the executor's JVM had ended them."""
+    coordinator = Coordinator()
+    coordinator.receive(1, Writing("a", 7))
+    coordinator.receive(2, Writing("b", 8))
+    assert coordinator.end_job() == []
+    assert coordinator.end_job(7) == [(1, WriteOver("a", 7))]
+    assert coordinator.receive(3, Writing("a", 7)) == [(3, WriteOver("a", 7))]
+    assert coordinator.receive(3, Writing("a", 9)) == []
+
+
+def test_the_end_of_a_write_of_thousands_of_tasks_is_encoded_once() -> None:
+    coordinator = Coordinator()
+    for peer in range(2_000):
+        coordinator.receive(peer, Writing("a", 7))
+    coordinator.out.encoded = 0
+    assert len(coordinator.end_job(7)) == 2_000
+    assert coordinator.out.encoded == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [Writing("x" * 201), Writing("a", -1), WriteEnding("x" * 201, False, False)]
+)
+def test_what_makes_no_sense_is_refused(wrong: Message) -> None:
+    with pytest.raises(ProtocolError):
+        decode(encode(wrong))
+
+
+# -- a task's side ----------------------------------------------------------------------------------------
+
+
+def test_a_task_that_has_ended_is_left_alone() -> None:
+    causes: list[Exception] = []
+    channel = WriteChannel(causes.append)
+    channel.begin("a", 7)
+    assert channel.next_message(0) == Writing("a", 7)
+    assert channel.next_message(0) is None
+    deliver(channel, WriteOver("b"), 0.0)
+    channel.end()
+    deliver(channel, WriteOver("a"), 0.0)
+    assert causes == []
+    channel.on_connected(0)
+    assert channel.next_message(0) is None
+    channel.begin("c")
+    channel.next_message(0)
+    channel.on_connected(0)
+    assert channel.next_message(0) == Writing("c"), "a new coordinator gets it, too"
+    deliver(channel, WriteOver("c"), 0.0)
+    assert isinstance(causes[0], WriteOverError)
+
+
+def test_the_late_end_of_a_stage_does_not_end_the_task_that_runs_its_micro_batch_again() -> None:
+    causes: list[Exception] = []
+    channel = WriteChannel(causes.append)
+    channel.begin("query/5", 8)
+    deliver(channel, WriteOver("query/5", 7), 0.0)
+    assert causes == []
+    deliver(channel, WriteOver("query/5", 8), 0.0)
+    deliver(channel, WriteOver("query/5"), 0.0)
+    assert len(causes) == 2
+
+
+# -- the driver's side ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_urgent", [True, False])
+def test_a_driver_without_coordinator_goes_on(is_urgent: bool) -> None:
+    nobody = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"f" * 32, "name", b"t" * 32))
+    assert end_attempts(nobody, "a", is_urgent=is_urgent) == ""
+    report_failure(nobody, "a", "no disk")
+
+
+def test_a_driver_that_must_not_wait_tells_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: each micro-batch connected to commit and waited for the reply, which took 3 ms."""
+    told: list[Message] = []
+
+    class Kept:
+        def tell(self, address: object, message: Message) -> None:
+            told.append(message)
+
+    monkeypatch.setattr(writes, "_KEPT", Kept())
+    address = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"f" * 32, "name", b"t" * 32))
+    assert end_attempts(address, "q/1", again=True, is_urgent=False) == ""
+    assert told == [WriteEnding("q/1", again=True, aborts=False)]

@@ -1,0 +1,33 @@
+"""The driver's process, found from a planning worker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from kafka_sink.driver import driver_process
+from kafka_sink.driver.driver_process import DriverProcess
+from tests.support.coordinator_harness import eventually
+
+
+def test_the_driver_is_the_nearest_ancestor_that_is_no_python() -> None:
+    script = "from kafka_sink.driver.driver_process import find_driver_process as f; print(f().pid)"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {script!r}], check=True)"
+    shell = subprocess.Popen(
+        ["sh", "-c", '"$0" -c "$1"; true', sys.executable, nested],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    printed, _ = shell.communicate(timeout=30)
+    assert int(printed) == shell.pid
+
+
+def test_a_process_is_known_by_its_start_too() -> None:
+    found = driver_process.process(os.getpid())
+    assert found is not None
+    assert found.is_alive()
+    assert not DriverProcess(os.getpid(), "another time").is_alive()
+    eventually(lambda: driver_process.process(2**22 + 1) is None)

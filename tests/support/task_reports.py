@@ -1,0 +1,89 @@
+"""What tasks and the driver report, and as an HTTP client sees it added up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kafka_sink.coordinator.live.application import ApplicationMetrics
+from kafka_sink.coordinator.live.messages import (
+    BrokerReport,
+    DeadLetterCount,
+    MuteReport,
+    TaskIdentity,
+    TaskReport,
+    WriteEnded,
+)
+from kafka_sink.counts import NAMES, TopicFigures
+
+CLUSTER = "broker:9092"
+TASK = TaskIdentity("w", 7, 3, 0, "host", application="app")
+
+
+def report(records: int, identity: TaskIdentity = TASK, **changes: Any) -> TaskReport:
+    """A task that has written so many rows of 10 bytes to topic t."""
+    made = TaskReport(
+        CLUSTER,
+        identity,
+        elapsed_ms=1000.0,
+        counters={"records": records, "sent_bytes": 10 * records, "batches": 1},
+        topics={"t": TopicFigures(records, 10 * records, 20 * records, 1)} if records else {},
+    )
+    return replace(made, **changes)
+
+
+def final(records: int, **changes: Any) -> WriteEnded:
+    made = WriteEnded(
+        CLUSTER,
+        "w",
+        "committed",
+        tasks=1,
+        counters={"records": records, "sent_bytes": 10 * records, "batches": 1},
+        topics={"t": TopicFigures(records, 10 * records, 20 * records, 1)},
+    )
+    return replace(made, **changes)
+
+
+def broker(requests: int, buckets: tuple[int, ...]) -> BrokerReport:
+    return BrokerReport("b:9092", requests, 0, 2, 50.0, 30.0, buckets, 5.0, 7_000.0)
+
+
+def full_report() -> TaskReport:
+    return report(
+        5,
+        counters=dict.fromkeys(NAMES, 3),
+        brokers={-1: broker(3, (1, 2))},
+        mutes=(MuteReport("1", "why", 5.0, 7, 9.0, 2, ("t-0", "t-1")),),
+        dead_letters=(DeadLetterCount("t", "E", 4),),
+        transaction_ms=4.0,
+        done=True,
+    )
+
+
+class Board:
+    """Metrics as an HTTP client sees them."""
+
+    def __init__(self, metrics: ApplicationMetrics | None = None) -> None:
+        self.metrics = metrics or ApplicationMetrics(lambda: 1_000.0)
+
+    def report(self, report: TaskReport, now_ms: float = 0.0) -> None:
+        self.metrics.report(report, now_ms)
+
+    def end(self, ended: WriteEnded, now_ms: float = 0.0) -> None:
+        self.metrics.end_write(ended, now_ms)
+
+    def shown(self, now_ms: float = 0.0) -> Mapping[str, Any]:
+        decoded: Mapping[str, Any] = json.loads(json.dumps(self.metrics.snapshot(now_ms)))
+        return decoded
+
+    def total(self, name: str = "records") -> int:
+        return int(self.shown()["clusters"][0]["counters"].get(name, 0))
+
+    def topic(self, name: str = "t") -> int:
+        return next(int(one["records"]) for one in self.shown()["topics"] if one["topic"] == name)
+
+    def job(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.shown()["jobs"][0]
+        return found
