@@ -30,7 +30,7 @@ def samples(port: int, name: str, topic: str) -> float:
 
 
 def jobs(port: int, topic: str) -> list[dict[str, Any]]:
-    shown = live_view_client.figures(f"http://127.0.0.1:{port}")["jobs"]
+    shown = live_view_client.metrics(f"http://127.0.0.1:{port}")["jobs"]
     return [one for one in shown if topic in one["topics"]]
 
 
@@ -60,7 +60,7 @@ def test_the_figures_of_a_batch_write_are_those_of_its_report(
     assert samples(port, "record_send_total", topic) == ROWS
     assert samples(port, "sent_bytes_total", topic) == sum(one["bytes"] for one in line["partitions"])
     address = f"http://127.0.0.1:{port}"
-    assert job["job"] not in {task["job"] for task in live_view_client.figures(address)["tasks"]}
+    assert job["job"] not in {task["job"] for task in live_view_client.metrics(address)["tasks"]}
     live_view_client.eventually(address, lambda shown: shown["application"] == "kafka-chunked tests")
 
 
@@ -122,7 +122,7 @@ def test_a_job_that_fails_says_why(spark: SparkSession, broker: LocalBroker, por
             ).save()
     finally:
         spark.sparkContext.setJobDescription("")
-    shown = live_view_client.figures(f"http://127.0.0.1:{port}")
+    shown = live_view_client.metrics(f"http://127.0.0.1:{port}")
     (job,) = (one for one in shown["jobs"] if one["name"] == "nightly orders")
     assert job["state"] == "aborted"
     assert "task 0 on " in job["cause"]

@@ -25,6 +25,7 @@ from kafka_sink import spark_application
 from kafka_sink.coordinator import writes
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation, PlannedCoordinator
 from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
+from kafka_sink.coordinator.server import Services
 from kafka_sink.coordinator.writes import WriteService
 from kafka_sink.driver import driver_conf, driver_process
 from kafka_sink.errors import ConfigurationError
@@ -370,7 +371,7 @@ def test_another_users_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 @contextmanager
 def viewed(metrics: ApplicationMetrics) -> Iterator[tuple[PlannedCoordinator, Serving]]:
     """What planning gives to a write whose metrics are shown."""
-    services = {ReportService: partial(ReportService, metrics=metrics), WriteService: WriteService}
+    services: Services = {ReportService: partial(ReportService, metrics=metrics), WriteService: WriteService}
     with serving(services=services) as server:
         location = replace(server.address.location, has_view=True)
         yield PlannedCoordinator(location, None, CoordinatorAddress("127.0.0.1", location)), server
