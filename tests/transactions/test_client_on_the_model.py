@@ -27,7 +27,6 @@ from kafka_sink.network import transaction_requests as responses
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.options import parse
 from kafka_sink.transactions import batch as batches
-from kafka_sink.transactions import client as module
 from kafka_sink.transactions import driver, task
 from kafka_sink.transactions.batch import Duty, Handover, TaskReport
 from kafka_sink.transactions.client import TransactionClient
@@ -295,13 +294,16 @@ def write(client: TransactionClient, brokers: Brokers, number: int) -> None:
         raise
 
 
-def history(seed: int, protocol: int, monkeypatch: pytest.MonkeyPatch, *, delays_offsets: bool) -> Brokers:
+def history(seed: int, protocol: int, *, delays_offsets: bool) -> Brokers:
     """A query that is started again whenever its driver dies or fails."""
     brokers = Brokers(random.Random(seed), protocol, delays_offsets=delays_offsets)
-    monkeypatch.setattr(module, "monotonic_ms", lambda: brokers.now_ms)
-    monkeypatch.setattr(module, "NetworkClient", lambda *_: brokers)
+
+    def connected() -> TransactionClient:
+        network: Any = brokers
+        return TransactionClient(OPTIONS, network, lambda: brokers.now_ms)
+
     number = runs = 0
-    client = TransactionClient(OPTIONS)
+    client = connected()
     while number < BATCHES:
         runs += 1
         assert runs < 40, f"seed {seed}: never done"
@@ -309,7 +311,7 @@ def history(seed: int, protocol: int, monkeypatch: pytest.MonkeyPatch, *, delays
             write(client, brokers, number)
         except (Died, DeliveryError):
             client.close()
-            client = TransactionClient(OPTIONS)
+            client = connected()
             continue
         number += 1
     brokers.faults = brokers.deaths = 0
@@ -321,11 +323,11 @@ def history(seed: int, protocol: int, monkeypatch: pytest.MonkeyPatch, *, delays
 
 @pytest.mark.parametrize(("protocol", "delays_offsets"), [(1, False), (1, True), (2, False)])
 def test_rows_are_written_once_whatever_requests_and_responses_do(
-    protocol: int, delays_offsets: bool, monkeypatch: pytest.MonkeyPatch
+    protocol: int, delays_offsets: bool
 ) -> None:
     expected = {(number, index): 1 for number in range(BATCHES) for index in range(TASKS)}
     for seed in range(60 * EFFORT):
-        brokers = history(seed, protocol, monkeypatch, delays_offsets=delays_offsets)
+        brokers = history(seed, protocol, delays_offsets=delays_offsets)
         assert dict(brokers.kafka.visible) == expected, f"seed {seed}"
         # With protocol 1 a late request may begin another one, which the next batch ends.
         held_up = [name for name in brokers.kafka.open() if brokers.kafka.transactions[name].rows]
