@@ -193,7 +193,9 @@ def test_a_long_task_comes_back_to_a_coordinator_whose_connections_dropped(
             first = client._connection
             for peer in list(server._connections.peers.values()):
                 found.loop.call_soon_threadsafe(server._connections.remove, peer)
-            eventually(lambda: client._connection not in (None, first) and client._said is not None)
+            eventually(lambda: client._connection not in (None, first))
+            # Its channels know.
+            eventually(lambda: view(producer)._schedule.shared)
             producer.send(rows("u"))
             producer.finish()
         assert asked(cluster) == [{"t"}, {"u"}]
