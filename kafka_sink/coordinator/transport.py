@@ -173,6 +173,8 @@ class Connection:
         location = address.location
         with socket.create_connection((address.host, location.port), timeout=silence_ms / 1000) as connected:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Python's TLS socket leaks the descriptor of a connection that is reset before it looks for that.
+            connected.getpeername()
             # Takes the descriptor over.
             self.socket = _client_context().wrap_socket(connected, server_hostname=location.name)
         try:
