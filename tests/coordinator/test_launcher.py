@@ -377,15 +377,18 @@ def test_relative_paths_are_those_of_the_planning_worker(
         assert path.split(os.pathsep)[0] == str(root)
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o775])
 def test_it_imports_nothing_from_folders_that_others_may_write_to(
-    application: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    application: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
-    """Catches: a driver started in /tmp, whose coordinator imports /tmp/json.py."""
+    """Catches: a driver started in /tmp, or in a group's folder, whose coordinator imports its json.py."""
     shared, evidence = tmp_path / "shared", tmp_path / "was-run"
     shared.mkdir()
     for name in ("json", "hmac"):
         (shared / f"{name}.py").write_text(f"open({str(evidence)!r}, 'w').close()\nraise ImportError\n")
-    shared.chmod(0o777)
+    shared.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(shared, -1, 12345)  # not root's own group
     monkeypatch.chdir(shared)
     monkeypatch.setattr(sys, "path", [str(shared), "", *sys.path])
     assert answers(planned())
