@@ -1,6 +1,6 @@
-"""The coordinator at scale: 10,000 tasks at rest, with a frozen broker, after a stall and a kill.
+"""The coordinator at scale: up to 10,000 tasks at rest, with a frozen broker, after a stall and a kill.
 
-    python -m benchmarks.coordinator [--tasks N] [--smoke]
+    python -m benchmarks.coordinator [--tasks N,...] [--smoke]
 
 The coordinator's own process with its default bounds, and modelled tasks (``modelled_tasks``) on another
 core, each with a connection of its own. The live view is read twice a second. One thing follows another:
@@ -258,19 +258,33 @@ def measure(tasks: int, partitions: int, seconds: float) -> dict[str, Any]:
 
 
 def plot(kept: dict[str, Any], file: Path) -> None:
-    """Bars by event."""
-    events = kept["events"]
-    names = [one["name"] for one in events]
+    """Bars by event and number of tasks."""
     parts = (
         ("told_s", "Until the last task is told, s", "{:.2f}"),
         ("slowest_ms", "Slowest reply, ms", "{:,.0f}"),
         ("cpu_percent", "% of a core", "{:.0f}"),
     )
-    made, axes = charts.figure("The coordinator at scale", [kept["conditions"]], (10, 4.6), 1, 3, sharey=True)
+    sizes = [kept[tasks] for tasks in sorted(kept, key=int)]
+    names = [one["name"] for one in sizes[0]["events"]]
+    conditions = [one["conditions"] for one in sizes]
+    made, axes = charts.figure("The coordinator at scale", conditions, (10, 6.4), 1, 3, sharey=True)
+    height = 0.8 / len(sizes)
     for axis, (key, title, form) in zip(axes[0], parts, strict=True):
-        drawn = charts.bars(axis, names, [one[key] or 0.0 for one in events], color=charts.OURS)
-        charts.label(axis, drawn, ["" if one[key] is None else form.format(one[key]) for one in events])
+        for number, (size, colour) in enumerate(zip(sizes, (charts.LIGHT, charts.OURS), strict=False)):
+            places = [place + (number - (len(sizes) - 1) / 2) * height for place in range(len(names))]
+            values = [one[key] for one in size["events"]]
+            drawn = axis.barh(
+                places,
+                [value or 0.0 for value in values],
+                height=height,
+                color=colour,
+                label=f"{size['tasks']:,} tasks",
+            )
+            charts.label(axis, drawn, ["" if value is None else form.format(value) for value in values])
         axis.set_title(title)
+    axes[0][0].set_yticks(range(len(names)), names)
+    axes[0][0].invert_yaxis()
+    axes[0][0].legend()
     charts.save(made, file)
 
 
@@ -278,16 +292,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tasks", type=int, default=10_000)
+    parser.add_argument("--tasks", default="2500,10000", help="numbers; the figures of others are kept")
     parser.add_argument("--smoke", action="store_true", help="few tasks, no files: does it run at all")
     options = parser.parse_args()
     if options.smoke:
         measure(20, 50, 1.0)
         return
-    found = measure(options.tasks, MANY, 10.0)
     file = RESULTS / "coordinator.json"
-    file.write_text(json.dumps(found, indent=1) + "\n")
-    plot(found, file.with_suffix(".png"))
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    for tasks in options.tasks.split(","):
+        kept[tasks] = measure(int(tasks), MANY, 10.0)
+        file.write_text(json.dumps(kept, indent=1) + "\n")
+    plot(kept, file.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ CONNECT_S, GIVE_UP_S, GIVE_UP_MUTED_S = 10.0, 6.0, COORDINATOR_SILENCE_MS / 1000
 # How soon tasks with requests at a frozen broker notice, how long such a probe takes, and one that succeeds.
 SILENCE_S, NOTICE_S, PROBE_S, BACK_S = 0.5, 2.0, 1.0, 0.01
 OUTCOMES_S = WAITING_S = OPTIONS.coordinator_report_interval_ms / 1000
-STALLED_S = 0.5
+SPREAD_S, STALLED_S = 0.0003, 0.5
 FIRST_REPORT_S, USE_S = 0.3, 60.0
 CONNECTS_PER_S = 500
 # Linux: choose the port when connecting, so that each address has its own.
@@ -423,7 +423,11 @@ class Crowd:
         self._failing = self._outcomes(self.partitions)
         self.begin_telling()
         for task in self.tasks:
-            self.after(self.chance.random() * OUTCOMES_S, partial(self._report_failures, task))
+            self.after(self._spread_s(OUTCOMES_S), partial(self._report_failures, task))
+
+    def _spread_s(self, least_s: float) -> float:
+        """When a task says what others will say, too: the more there are, the later."""
+        return self.chance.random() * max(least_s, SPREAD_S * len(self.tasks))
 
     def recover(self) -> None:
         self.fails = False
@@ -487,7 +491,7 @@ class Crowd:
             self.told.setdefault(task.number, time.monotonic())
         if partitions > 0 and not task.says_waiting:
             task.says_waiting = True
-            self.after(self.chance.random() * WAITING_S, partial(self._say_waiting, task))
+            self.after(self._spread_s(WAITING_S), partial(self._say_waiting, task))
         if task.is_waiting and not was_waiting:
             self._beat_after(task, ALIVE_MUTED_S * self.chance.random())
 

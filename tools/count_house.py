@@ -346,7 +346,10 @@ def texts() -> dict[str, tuple[str, set[str]]]:
 
 def failures(step: dict[str, Any], counts: dict[str, int]) -> Iterator[str]:
     """Why a step's check fails."""
-    yield from (f"{path} is still there" for path in step.get("gone", ()) if (ROOT / path).exists())
+    for path in step.get("gone", ()):
+        # Folders of bytecode stay behind.
+        if (ROOT / path).is_file() or any((ROOT / path).rglob("*.py")):
+            yield f"{path} is still there"
     for name, most in step.get("at most", {}).items():
         if counts[name] > most:
             yield f"{counts[name]:,} {name}, {most:,} at most {NAMES.get(name, [''])[:10]}"

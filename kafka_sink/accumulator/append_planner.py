@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import SizeEstimates
-from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
+from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.clock import Clock
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import WholeCodec
@@ -197,14 +198,14 @@ class AppendPlanner:
         that may not fit, or that the pool has no memory for. Return that run."""
         ordered = plan.ordered
         starts, at_run, partitions = ordered.starts, ordered.bound_at_run, ordered.partitions
-        found: list[PartitionQueue] = []
+        found: list[Partition] = []
         sizes: list[int] = []
         for number in range(run, run if self._compresses_at_seal else stop_run):
             queue = queues.queue(partitions[number])
             if queue.batches and queue.batches[-1].state is BatchState.OPEN:
                 break
             size = self._estimates.new_batch_bytes_of_run(
-                queue.partition.topic,
+                queue.id.topic,
                 starts[number + 1] - starts[number],
                 at_run[number + 1] - at_run[number],
                 ordered.largest_bound,
@@ -227,7 +228,7 @@ class AppendPlanner:
         return number
 
     def _place_run(
-        self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, stop: int
+        self, queues: BatchQueues, plan: AppendPlan, queue: Partition, start: int, stop: int
     ) -> int:
         """Place a run in as many batches as it needs; return the first row without a place."""
         while start < stop:
@@ -270,11 +271,11 @@ class AppendPlanner:
         return end
 
     def _place_in_new_batch(
-        self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, stop: int
+        self, queues: BatchQueues, plan: AppendPlan, queue: Partition, start: int, stop: int
     ) -> int:
         """Open a batch and put rows into it; return the first row beyond, ``start`` where the pool
         is short of memory."""
-        ordered, topic = plan.ordered, queue.partition.topic
+        ordered, topic = plan.ordered, queue.id.topic
         end = self._estimates.rows_for_new_batch(ordered, start, stop, topic)
         size = self._new_batch_bytes(queues, plan, topic, start, end)
         buffer = self._try_open(size, ordered, start)
@@ -311,22 +312,20 @@ class AppendPlanner:
         return _FRAME_BYTES + ordered.bound(start, start + 1)
 
     def _place_granted(
-        self, queues: BatchQueues, plan: AppendPlan, queue: PartitionQueue, start: int, grant: Grant
+        self, queues: BatchQueues, plan: AppendPlan, queue: Partition, start: int, grant: Grant
     ) -> int:
         """Open a batch in granted memory, which stays the caller's until the batch is in its queue."""
         batch = self._batch_in(grant.buffer, plan, queue, start)
         self._add_batch(queues, plan, queue, batch, start, grant.stop, plan.ordered.bound(start, grant.stop))
         return grant.stop
 
-    def _batch_in(
-        self, buffer: BatchBuffer, plan: AppendPlan, queue: PartitionQueue, start: int
-    ) -> ProducerBatch:
+    def _batch_in(self, buffer: BatchBuffer, plan: AppendPlan, queue: Partition, start: int) -> ProducerBatch:
         batch = ProducerBatch(
-            queue.partition,
+            queue,
             buffer,
             self._codec,
             self._options.compression_type,
-            self._estimates.ratio(queue.partition.topic),
+            self._estimates.ratio(queue.id.topic),
             plan.ordered.timestamp(start),
             plan.now_ms,
         )
@@ -338,7 +337,7 @@ class AppendPlanner:
         self,
         queues: BatchQueues,
         plan: AppendPlan,
-        queue: PartitionQueue,
+        queue: Partition,
         batch: ProducerBatch,
         start: int,
         stop: int,
@@ -348,7 +347,7 @@ class AppendPlanner:
         queues.enqueue(queue, batch)
         plan.opened = True
         if self._compresses_at_seal and batch_header.SIZE + added > batch.buffer.capacity:
-            batch.pack(self._estimates.packed_ratio(queue.partition.topic))
+            batch.pack(self._estimates.packed_ratio(queue.id.topic))
         else:
             plan.raw_bytes += added
         plan.add(batch, start, stop)

@@ -4,35 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from kafka_sink.accumulator.buffer_pool import LentChunks, give_all
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import TopicPartition
-
-
-@dataclass(slots=True)
-class PartitionQueue:
-    """One partition's batches, oldest first; the last may be open.
-
-    The backoff of the first batch ends at ``retry_at_ms``. ``leader`` is the partition's as of
-    ``metadata_version``.
-    """
-
-    partition: TopicPartition
-    batches: deque[ProducerBatch] = field(default_factory=deque)
-    in_flight: int = 0
-    retry_at_ms: float = 0.0
-    leader: Broker | None = None
-    metadata_version: int | None = None
-
-    def look_up(
-        self, leader: Callable[[TopicPartition], Broker | None], metadata_version: int | None
-    ) -> None:
-        self.leader = leader(self.partition)
-        self.metadata_version = metadata_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +29,10 @@ class BatchQueues:
     """
 
     def __init__(self) -> None:
-        self.by_partition: dict[TopicPartition, PartitionQueue] = {}
+        self.by_partition: dict[TopicPartition, Partition] = {}
         # Queues with batches, so that the cost of a check grows with the buffered partitions, not with all
         # that were ever written to.
-        self.waiting: dict[TopicPartition, PartitionQueue] = {}
+        self.waiting: dict[TopicPartition, Partition] = {}
         # Every batch with memory, wherever it is. A closing producer must release all of them.
         self.live: set[ProducerBatch] = set()
         # Batches without a final state: queued, open or in flight.
@@ -68,34 +46,29 @@ class BatchQueues:
         # Bytes that open batches of a whole-batch codec hold raw.
         self.open_raw_bytes = 0
 
-    def queue(self, partition: TopicPartition) -> PartitionQueue:
+    def queue(self, partition: TopicPartition) -> Partition:
         """The partition's queue, made at first use."""
         found = self.by_partition.get(partition)
         if found is None:
-            found = self.by_partition[partition] = PartitionQueue(partition)
+            found = self.by_partition[partition] = Partition(partition)
         return found
 
-    def enqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+    def enqueue(self, queue: Partition, batch: ProducerBatch) -> None:
         queue.batches.append(batch)
-        self.waiting[queue.partition] = queue
+        self.waiting[queue.id] = queue
         self.live.add(batch)
         self.incomplete += 1
 
-    def insert(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+    def insert(self, queue: Partition, batch: ProducerBatch) -> None:
         """Put a batch back in append order: retries of several in-flight batches may return in any order."""
-        place = 0
-        for queued in queue.batches:
-            if queued.ordinal > batch.ordinal:
-                break
-            place += 1
-        queue.batches.insert(place, batch)
-        self.waiting[queue.partition] = queue
+        queue.insert(batch)
+        self.waiting[queue.id] = queue
 
-    def take_first(self, queue: PartitionQueue) -> ProducerBatch:
+    def take_first(self, queue: Partition) -> ProducerBatch:
         """Take the oldest batch for a request. An open batch comes back closed but unsealed."""
         batch = queue.batches.popleft()
         if not queue.batches:
-            del self.waiting[queue.partition]
+            del self.waiting[queue.id]
         if batch.state is BatchState.OPEN:
             self.close(batch)
         queue.in_flight += 1
@@ -105,22 +78,22 @@ class BatchQueues:
     def take(self, batch: ProducerBatch) -> None:
         """Take a sealed batch out of its queue, wherever it is there, as if for a request."""
         self.remove(batch)
-        self.by_partition[batch.partition].in_flight += 1
+        batch.home.in_flight += 1
         batch.request_references += 1
 
     def request_ended(self, batch: ProducerBatch) -> None:
         """A batch's request has a response, has failed or was never sent."""
         batch.request_references -= 1
-        self.by_partition[batch.partition].in_flight -= 1
+        batch.home.in_flight -= 1
 
     def remove(self, batch: ProducerBatch) -> None:
-        queue = self.by_partition[batch.partition]
+        queue = batch.home
         if batch in queue.batches:
             queue.batches.remove(batch)
             if not queue.batches:
-                self.waiting.pop(queue.partition, None)
+                self.waiting.pop(queue.id, None)
 
-    def move_unsent(self, source: PartitionQueue, targets: Sequence[TopicPartition]) -> list[ProducerBatch]:
+    def move_unsent(self, source: Partition, targets: Sequence[TopicPartition]) -> list[ProducerBatch]:
         """Append the batches of a queue that may move to these partitions, the shortest queue first.
 
         Their order is kept. They come behind what is queued there, so they and an open batch there take no
@@ -144,7 +117,7 @@ class BatchQueues:
             kept.append(batch)
         source.batches = deque(kept)
         if not kept:
-            self.waiting.pop(source.partition, None)
+            self.waiting.pop(source.id, None)
         return moved
 
     def _lengths(self, targets: Sequence[TopicPartition]) -> list[tuple[int, int]]:
@@ -158,13 +131,13 @@ class BatchQueues:
         heapq.heapify(lengths)
         return lengths
 
-    def _append_moved(self, batch: ProducerBatch, queue: PartitionQueue) -> None:
+    def _append_moved(self, batch: ProducerBatch, queue: Partition) -> None:
         for one in (batch, *((queue.batches[-1],) if queue.batches else ())):
             if one.state is BatchState.OPEN:
                 self.close(one)
-        batch.move_to_partition(queue.partition)
+        batch.move_to_partition(queue)
         queue.batches.append(batch)
-        self.waiting[queue.partition] = queue
+        self.waiting[queue.id] = queue
 
     def close(self, batch: ProducerBatch) -> None:
         batch.move_to(BatchState.CLOSED)

@@ -7,7 +7,8 @@ from enum import Enum
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer
 from kafka_sink.accumulator.buffer_pool import LentChunks
-from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header
 from kafka_sink.records.batch_header import NO_SEQUENCE, ProducerSequence
 from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios, WholeCodec, unpack
@@ -109,6 +110,7 @@ class ProducerBatch:
         "counted_raw",
         "created_ms",
         "free",
+        "home",
         "last_error",
         "leased",
         "letters",
@@ -126,7 +128,7 @@ class ProducerBatch:
 
     def __init__(
         self,
-        partition: TopicPartition,
+        home: Partition,
         buffer: BatchBuffer,
         codec: BlockCodec | WholeCodec | None,
         compression: CompressionType,
@@ -134,7 +136,9 @@ class ProducerBatch:
         base_timestamp: int,
         created_ms: float,
     ) -> None:
-        self.partition = partition
+        # Where it is queued, and that partition's name.
+        self.home = home
+        self.partition = home.id
         # Whether the records are dead letters, which are no rows of the task's.
         self.letters = False
         self.buffer = buffer
@@ -404,7 +408,7 @@ class ProducerBatch:
         """
         return self.free and not self.attempts and not self.has_sequence
 
-    def move_to_partition(self, partition: TopicPartition) -> None:
+    def move_to_partition(self, home: Partition) -> None:
         """The batch is appended anew to another partition. Its bytes name none, so they stay as they are.
 
         Raises IllegalTransitionError for a batch that may not move, or that its task writes into.
@@ -413,7 +417,8 @@ class ProducerBatch:
             raise IllegalTransitionError(
                 f"a batch of {self.partition} that is {self.state.value} cannot move"
             )
-        self.partition = partition
+        self.home = home
+        self.partition = home.id
         self.ordinal = (next(_ordinals),)
 
     @property

@@ -11,9 +11,10 @@ from functools import partial
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import LearntLimits
-from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue, TooLargeBatch
+from kafka_sink.accumulator.batch_queues import BatchQueues, TooLargeBatch
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
 
@@ -30,9 +31,9 @@ class ReadyCheck:
     ``muted`` are queues by leader that would be ready. ``leaderless`` are muted, too, and have none.
     """
 
-    brokers: dict[Broker, list[PartitionQueue]]
-    muted: dict[Broker, list[PartitionQueue]]
-    leaderless: list[PartitionQueue]
+    brokers: dict[Broker, list[Partition]]
+    muted: dict[Broker, list[Partition]]
+    leaderless: list[Partition]
     unknown_leaders: set[str]
     next_check_delay_ms: float
 
@@ -135,9 +136,9 @@ class RecordAccumulator:
         """
         # Asked once, not for each queue.
         muted = muted or ()
-        brokers: dict[Broker, list[PartitionQueue]] = {}
-        held_back: dict[Broker, list[PartitionQueue]] = {}
-        leaderless: list[PartitionQueue] = []
+        brokers: dict[Broker, list[Partition]] = {}
+        held_back: dict[Broker, list[Partition]] = {}
+        leaderless: list[Partition] = []
         unknown: set[str] = set()
         delay = math.inf
         with self._lock:
@@ -164,19 +165,19 @@ class RecordAccumulator:
                         delay = min(delay, wait)
                         continue
                 if metadata_version is None or queue.metadata_version != metadata_version:
-                    queue.look_up(leader, metadata_version)
-                is_muted = queue.partition in muted
+                    queue.refresh_leader(leader, metadata_version)
+                is_muted = queue.id in muted
                 if queue.leader is not None:
                     (held_back if is_muted else brokers).setdefault(queue.leader, []).append(queue)
                 else:
-                    unknown.add(queue.partition.topic)
+                    unknown.add(queue.id.topic)
                     if is_muted:
                         leaderless.append(queue)
         if oldest < math.inf:
             delay = min(delay, oldest - lingers_since)
         return ReadyCheck(brokers, held_back, leaderless, unknown, delay)
 
-    def _wait_ms_locked(self, queue: PartitionQueue, hurry: bool, now_ms: float) -> float:
+    def _wait_ms_locked(self, queue: Partition, hurry: bool, now_ms: float) -> float:
         """Milliseconds until the first batch may go; infinite while something else must happen first."""
         head = queue.batches[0]
         if head.leased:
@@ -193,7 +194,7 @@ class RecordAccumulator:
     def drain(
         self,
         broker: Broker,
-        queues: Sequence[PartitionQueue],
+        queues: Sequence[Partition],
         max_bytes: int,
         may_send: Callable[[ProducerBatch], bool],
         filled: int = 0,
@@ -231,19 +232,17 @@ class RecordAccumulator:
         return taken
 
     def move_unsent(
-        self, sources: Iterable[PartitionQueue], targets: Callable[[TopicPartition], Sequence[TopicPartition]]
+        self, sources: Iterable[Partition], targets: Callable[[TopicPartition], Sequence[TopicPartition]]
     ) -> dict[TopicPartition, list[ProducerBatch]]:
         """Move batches that no request ever had, and whose rows are free, to other partitions.
 
         ``targets``: where a partition's batches may go, in any order. Returns what was moved, by where it
         was. Batches keep their age and their memory.
         """
-        places = [(queue, targets(queue.partition)) for queue in sources]
+        places = [(queue, targets(queue.id)) for queue in sources]
         with self._lock:
             moved = {
-                queue.partition: self._queues.move_unsent(queue, choices)
-                for queue, choices in places
-                if choices
+                queue.id: self._queues.move_unsent(queue, choices) for queue, choices in places if choices
             }
         return {partition: batches for partition, batches in moved.items() if batches}
 
@@ -252,7 +251,7 @@ class RecordAccumulator:
         with self._lock:
             for batch in batches:
                 self._queues.request_ended(batch)
-                self._queues.insert(self._queues.queue(batch.partition), batch)
+                self._queues.insert(batch.home, batch)
 
     def take(self, batch: ProducerBatch) -> bool:
         """Take one batch out of its queue, as ``drain`` does; False if it has failed meanwhile."""
@@ -269,7 +268,7 @@ class RecordAccumulator:
             if not batch.move_to(BatchState.SEALED):
                 self._queues.release(batch)
                 return
-            queue = self._queues.queue(batch.partition)
+            queue = batch.home
             self._queues.insert(queue, batch)
             queue.retry_at_ms = max(queue.retry_at_ms, retry_at_ms)
 
@@ -280,7 +279,7 @@ class RecordAccumulator:
             self._queues.request_ended(parent)
             first = parent.move_to(BatchState.SPLIT)
             if first:
-                queue = self._queues.queue(parent.partition)
+                queue = parent.home
                 for piece in pieces:
                     self._queues.insert(queue, piece)
                 self._queues.live.update(pieces)

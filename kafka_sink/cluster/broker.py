@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -193,23 +193,20 @@ class Broker:
     # -- slow start: see SlowStart --------------------------------------------------------------------
 
     def limited(
-        self, may_send: Callable[[ProducerBatch], bool], served: Container[TopicPartition], now_ms: float
+        self, may_send: Callable[[ProducerBatch], bool], now_ms: float
     ) -> Callable[[ProducerBatch], bool]:
-        """``may_send`` with this broker's limits, for filling one request.
-
-        ``served``: partitions that have taken a batch from this producer.
-        """
+        """``may_send`` with this broker's limits, for filling one request."""
         if not self.slow_starts:
             return may_send
         starts = self.slow_starts.items()
         left = {topic: 0 if now_ms < start.not_before_ms else start.limit for topic, start in starts}
         for batch in self.batches():
-            if batch.partition.topic in left and batch.partition not in served:
+            if batch.partition.topic in left and not batch.home.has_taken:
                 left[batch.partition.topic] -= 1
 
         def may_send_within_limits(batch: ProducerBatch) -> bool:
             topic = batch.partition.topic
-            if topic not in left or batch.partition in served:
+            if topic not in left or batch.home.has_taken:
                 return may_send(batch)
             if left[topic] <= 0 or not may_send(batch):
                 return False
@@ -231,11 +228,9 @@ class Broker:
             if start is not None and start.grow() >= _UNLIMITED:
                 del self.slow_starts[topic]
 
-    def refused(
-        self, batch: ProducerBatch, error_code: int, served: Container[TopicPartition], now_ms: float
-    ) -> None:
+    def refused(self, batch: ProducerBatch, error_code: int, now_ms: float) -> None:
         """It has responded with an error for the batch."""
-        if error_code not in _NOT_READY or batch.partition in served:
+        if error_code not in _NOT_READY or batch.home.has_taken:
             return
         topic = batch.partition.topic
         start = self.slow_starts.get(topic)

@@ -13,7 +13,6 @@ decides, by another task. So a task that errs misleads until the next refresh at
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import sys
 import threading
@@ -178,11 +177,10 @@ def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
 
 def _encode_topic(hint: TopicSnapshot) -> TopicHint:
     topic = hint.metadata
-    numbers = topic.partitions.leaders + topic.partitions.epochs
-    if sys.byteorder == "big":
-        numbers.byteswap()
+    # Little-endian wherever PyArrow runs.
+    numbers = (topic.partitions.leaders + topic.partitions.epochs).tobytes()
     topic_id = "" if topic.topic_id is None else topic.topic_id.hex()
-    return TopicHint(topic.name, topic_id, hint.age_ms, base64.b64encode(numbers.tobytes()).decode())
+    return TopicHint(topic.name, topic_id, hint.age_ms, base64.b64encode(numbers).decode())
 
 
 def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
@@ -190,22 +188,19 @@ def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
     if not all(is_host(one.host) for one in part.nodes):
         raise ProtocolError("a broker's address that is none")
     topics = tuple(TopicSnapshot(_decode_topic(one), one.age_ms) for one in part.topics)
-    return MetadataSnapshot(
-        topics, tuple(Node(*one) for one in part.nodes), part.nodes_age_ms, part.cluster_id
-    )
+    nodes = tuple(Node(*one) for one in part.nodes)
+    return MetadataSnapshot(topics, nodes, part.nodes_age_ms, part.cluster_id)
 
 
 def _decode_topic(hint: TopicHint) -> TopicMetadata:
     numbers = array("i")
     try:
         numbers.frombytes(base64.b64decode(hint.partitions, validate=True))
-    except (ValueError, binascii.Error):
+    except ValueError:
         raise ProtocolError("partitions of a topic that cannot be read") from None
-    if len(numbers) % 2:
-        raise ProtocolError("a topic with another number of leaders than of epochs")
-    if sys.byteorder == "big":
-        numbers.byteswap()
     count = len(numbers) // 2
+    if len(numbers) != 2 * count:
+        raise ProtocolError("a topic with another number of leaders than of epochs")
     partitions = Partitions(hint.name, numbers[:count], numbers[count:])
     return TopicMetadata(hint.name, _id_of(hint.topic_id), partitions)
 

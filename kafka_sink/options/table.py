@@ -406,7 +406,8 @@ class SinkOptions:
     )
     metadata_max_idle_ms: int = _option(
         "kafka.metadata.max.idle.ms", values.integer(5_000, LONG_MAX), 300_000, METADATA, "low",
-        """Metadata of a topic is dropped if nothing was written to the topic for this long.""",
+        """Metadata of a topic is dropped if nothing was written to the topic for this long. The coordinator,
+        which hears of the use of a topic up to once a minute, keeps it two minutes longer.""",
         aliases=("kafka.metadata.evict.ms",),
     )
     metadata_recovery_strategy: str = _option(

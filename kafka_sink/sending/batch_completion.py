@@ -10,6 +10,7 @@ from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator, WrittenBatch
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import DeliveryError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition
@@ -124,8 +125,8 @@ class BatchExpiry:
         self._identity = identity
         self._policy = policy
         self._connection_errors = connection_errors
-        # Since when each partition with queued rows has been missing from its topic.
-        self._missing_since_ms: dict[TopicPartition, float] = {}
+        # Partitions with queued rows that are missing from their topic.
+        self._missing: set[Partition] = set()
         # With thousands of partitions, a look at every batch would be most of a pass's cost.
         self._none_expires_before_ms = 0.0
 
@@ -174,18 +175,22 @@ class BatchExpiry:
         A topic that is recreated with fewer partitions leaves such rows behind. The partition may come back,
         but a task that fails soon is run again, and its rows then go to the partitions that exist.
         """
-        if not topics:
-            self._missing_since_ms.clear()
+        if not topics and not self._missing:
             return
-        snapshot = self._accumulator.queued_batches_snapshot()
+        snapshot = self._accumulator.queued_batches_snapshot() if topics else []
         queued = [batch for batch in snapshot if batch.partition.topic in topics]
-        partitions = {batch.partition for batch in queued}
-        missing = {partition for partition in partitions if self._partitions_without(partition) is not None}
-        since_ms = {partition: self._missing_since_ms.get(partition, now_ms) for partition in missing}
-        self._missing_since_ms = since_ms
+        partitions = {batch.home for batch in queued}
+        missing = {one for one in partitions if self._partitions_without(one.id) is not None}
+        for partition in self._missing - missing:
+            partition.missing_since_ms = None
+        for partition in missing:
+            if partition.missing_since_ms is None:
+                partition.missing_since_ms = now_ms
+        self._missing = missing
         max_block_ms = self._accumulator.options.max_block_ms
         for batch in queued:
-            if now_ms - since_ms.get(batch.partition, now_ms) >= max_block_ms:
+            since_ms = batch.home.missing_since_ms
+            if since_ms is not None and now_ms - since_ms >= max_block_ms:
                 reason = f"{self._obstacle(batch.partition)}, for kafka.max.block.ms = {max_block_ms:.0f} ms"
                 self._completion.fail(batch, DeliveryError(f"{batch.partition}: {reason}"))
 
@@ -214,14 +219,14 @@ def restart_sequences(identity: ProducerIdentity, completion: BatchCompletion) -
     A batch that may have been written fails: under a new sequence it could be written twice.
     """
     for partition in identity.restarts_due():
-        unresolved = identity.unresolved(partition)
+        unresolved = partition.unresolved
         for batch in unresolved:
             last = f"{batch.last_error}; " if batch.last_error is not None else ""
             reason = "the leader lost its state of this producer, and the batch may have been written"
-            completion.fail(batch, DeliveryError(f"{last}{partition}: {reason}"))
+            completion.fail(batch, DeliveryError(f"{last}{partition.id}: {reason}"))
         if not unresolved:
             identity.restart(partition)
-            _log.warning("the sequences of %s restart, because its leader rejected them", partition)
+            _log.warning("the sequences of %s restart, because its leader rejected them", partition.id)
 
 
 def close_sequence_gaps(identity: ProducerIdentity, completion: BatchCompletion) -> None:
@@ -230,10 +235,10 @@ def close_sequence_gaps(identity: ProducerIdentity, completion: BatchCompletion)
     A batch that may have been written fails: under a new sequence it could be written twice.
     """
     for partition in identity.gaps_due():
-        unresolved = [batch for batch in identity.after_gap(partition) if batch.possibly_written]
+        unresolved = [batch for batch in partition.after_gap if batch.possibly_written]
         for batch in unresolved:
             last = f"{batch.last_error}; " if batch.last_error is not None else ""
             reason = "records before this batch were rejected, and the batch may have been written"
-            completion.fail(batch, DeliveryError(f"{last}{partition}: {reason}"))
+            completion.fail(batch, DeliveryError(f"{last}{partition.id}: {reason}"))
         if not unresolved:
             identity.close_gap(partition)

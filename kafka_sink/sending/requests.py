@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kafka_sink.accumulator.batch_queues import PartitionQueue
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.cluster.broker import Broker, SentRequest
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import TopicPartition
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def fill_request(
     accumulator: RecordAccumulator,
     broker: Broker,
-    queues: Sequence[PartitionQueue],
+    queues: Sequence[Partition],
     max_bytes: int,
     may_send: Callable[[ProducerBatch], bool],
     split_if_too_large: Callable[[ProducerBatch], bool] | None,

@@ -62,13 +62,11 @@ class ResponseHandler:
         self._backoff = backoff
         self._policy = policy
         self._dead_letters = dead_letters
-        # Partitions that have taken a batch from this producer.
-        self.served: set[TopicPartition] = set()
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
         # Rejected batches that wait in their queues until there is room for their dead letters.
         self._waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
-        self.splitter = BatchSplitter(completion, accumulator, identity)
+        self.splitter = BatchSplitter(completion, accumulator)
 
     def send(self, broker: Broker, sent: SentRequest, now_ms: float) -> None:
         """A Produce request goes out. Raises as ``Broker.send``."""
@@ -158,9 +156,9 @@ class ResponseHandler:
             return attempt
         return replace(
             attempt,
-            is_next_expected=self._identity.is_next(batch),
-            last_acknowledged_offset=self._identity.last_acknowledged_offset(batch.partition),
-            restarted=self._identity.restarted(batch.partition),
+            is_next_expected=batch.home.is_next(batch),
+            last_acknowledged_offset=batch.home.last_offset,
+            restarted=batch.home.restarted,
             transactional=self._identity.transactional_id is not None,
         )
 
@@ -180,16 +178,16 @@ class ResponseHandler:
         taken = [batch for batch, _, _ in batches]
         ended = [(batch.partition, batch.record_count) for batch in taken]
         self._policy.on_complete(broker, ended, None, now_ms)
-        self.served.update([batch.partition for batch in taken])
+        for batch in taken:
+            batch.home.has_taken = True
         broker.took(taken)
         if self._unauthorized_topics:
             for batch in taken:
                 self._unauthorized_topics.pop(batch.partition.topic, None)
         if self._identity is not None:
-            acknowledged = self._identity.acknowledged
             for batch, base_offset, _ in batches:
                 last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
-                acknowledged(batch, last_offset, now_ms)
+                batch.home.acknowledged(batch, last_offset, now_ms)
         self._completion.succeed(batches, confirmed=confirmed)
 
     def _apply(self, batch: ProducerBatch, broker: Broker, verdict: Verdict, now_ms: float) -> None:
@@ -217,7 +215,7 @@ class ResponseHandler:
     ) -> None:
         self._policy.on_complete(broker, [(batch.partition, batch.record_count)], cause, now_ms)
         error_code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
-        broker.refused(batch, error_code, self.served, now_ms)
+        broker.refused(batch, error_code, now_ms)
         if verdict.possibly_written:
             batch.set_possibly_written()
         batch.last_error = verdict.cause
@@ -227,7 +225,7 @@ class ResponseHandler:
         if verdict.too_large:
             self._accumulator.note_too_large(batch, costs_task=verdict.action is Action.FAIL)
         if self._identity is not None:
-            self._identity.attempt_failed(batch)
+            batch.home.attempt_failed()
 
     def _retries_left(self, batch: ProducerBatch, verdict: Verdict) -> bool:
         return not verdict.spends_retry or batch.retries_spent <= self._options.retries
@@ -239,7 +237,7 @@ class ResponseHandler:
             _log.debug(
                 "%s: sequences restart once nothing is in flight: %s", batch.partition, _error_name(cause)
             )
-        self._identity.request_restart(batch.partition)
+        self._identity.request_restart(batch.home)
 
     def _retry(self, batch: ProducerBatch, cause: Exception, verdict: Verdict, now_ms: float) -> None:
         failures = batch.retries_spent if verdict.spends_retry else batch.attempts

@@ -17,12 +17,12 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from kafka_sink.accumulator.batch_queues import PartitionQueue
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, note_waits, unavailable
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.counts import BrokerFigures
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
@@ -77,7 +77,7 @@ class UnsentMoves:
         self._network = network
         self._policy = policy
 
-    def move(self, queues: Sequence[PartitionQueue], muted: Container[TopicPartition]) -> bool:
+    def move(self, queues: Sequence[Partition], muted: Container[TopicPartition]) -> bool:
         """Move what may move from the queues of muted partitions; return whether that was anything."""
         targets: dict[str, Sequence[TopicPartition]] = {}
 
@@ -195,6 +195,7 @@ class Sender(threading.Thread):
 
     def begin(self) -> None:
         """A new task: its counts start at zero. It has failed already if the thread has."""
+        self.deliveries.end_task()
         self._completion.deliveries = TaskDeliveries()
         for broker in list(self._cluster.brokers.values()):
             broker.begin_task()
@@ -368,12 +369,12 @@ class Sender(threading.Thread):
         return 0.0 if stuck and self._moves.move(stuck, muted) else delay
 
     def _note_waits(
-        self, ready: Mapping[Broker, Sequence[PartitionQueue]], accepting: Collection[Broker], now_ms: float
+        self, ready: Mapping[Broker, Sequence[Partition]], accepting: Collection[Broker], now_ms: float
     ) -> None:
         """Note which brokers batches wait for."""
         waiting = [broker for broker in ready if broker not in accepting]
         for broker in waiting:
-            self._policy.on_waiting(queue.partition for queue in ready[broker])
+            self._policy.on_waiting(queue.id for queue in ready[broker])
         brokers = self._cluster.brokers.values()
         # The others have a full in-flight window, or throttle.
         note_waits(brokers, [broker for broker in waiting if not broker.is_connected], now_ms)
@@ -389,7 +390,7 @@ class Sender(threading.Thread):
         pauses = [one.pause_ms(now_ms) for one in self._cluster.brokers.values() if one.slow_starts]
         return min(pauses, default=math.inf)
 
-    def _delay_after_request(self, queues: Sequence[PartitionQueue], now_ms: float) -> float:
+    def _delay_after_request(self, queues: Sequence[Partition], now_ms: float) -> float:
         """Until the next pass, after a request with the queues' first batches was sent."""
         if any(map(_batches_of, queues)):
             return 0.0
@@ -406,11 +407,11 @@ class Sender(threading.Thread):
             self._cluster.mark_stale(topic, now_ms)
         return self._metadata.refresh(now_ms)
 
-    def _probe(self, broker: Broker, queues: Sequence[PartitionQueue], now_ms: float) -> float:
+    def _probe(self, broker: Broker, queues: Sequence[Partition], now_ms: float) -> float:
         """Send one batch of a muted partition that the breaker wants to probe; return the delay until
         the next look at this broker."""
         for queue in queues:
-            if not self._policy.may_probe(queue.partition):
+            if not self._policy.may_probe(queue.id):
                 continue
             if not broker.accepts(now_ms):
                 return broker.delay_ms(now_ms)
@@ -418,13 +419,13 @@ class Sender(threading.Thread):
                 return 0.0
         return math.inf
 
-    def _produce(self, broker: Broker, queues: Sequence[PartitionQueue], now_ms: float) -> bool:
+    def _produce(self, broker: Broker, queues: Sequence[Partition], now_ms: float) -> bool:
         """Send one request if there is a batch for it; return whether it did."""
         connection = broker.connection
         if self._aborting or connection is None:
             return False
         max_bytes = self._options.max_request_size
-        may_send = broker.limited(self._sending_rule(now_ms), self._responses.served, now_ms)
+        may_send = broker.limited(self._sending_rule(now_ms), now_ms)
         split = self._responses.splitter.split_if_too_large if self._accumulator.limits.any_learnt else None
         taken = fill_request(self._accumulator, broker, queues, max_bytes, may_send, split)
         if not taken:
@@ -491,11 +492,11 @@ class Sender(threading.Thread):
             self._completion.fail_all(cause)
 
 
-def _topics_of_gone(led: Mapping[Broker, Sequence[PartitionQueue]]) -> set[str]:
+def _topics_of_gone(led: Mapping[Broker, Sequence[Partition]]) -> set[str]:
     """Topics with rows for a broker that cannot be reached.
 
     Other brokers lead their partitions once the cluster has noticed, and only a Metadata request shows it.
     The metadata's backoff bounds how often that is sent.
     """
     gone = (queues for broker, queues in led.items() if broker.is_gone)
-    return {queue.partition.topic for queues in gone for queue in queues}
+    return {queue.id.topic for queues in gone for queue in queues}

@@ -21,7 +21,6 @@ from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header, varint
 from kafka_sink.records.compression import CompressionRatios, decompressed
 from kafka_sink.sending.batch_completion import BatchCompletion
-from kafka_sink.sending.producer_identity import ProducerIdentity
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +44,9 @@ class TakenRecords:
 class BatchSplitter:
     """Splits batches of one producer; used by the sender's thread."""
 
-    def __init__(
-        self, completion: BatchCompletion, accumulator: RecordAccumulator, identity: ProducerIdentity | None
-    ) -> None:
+    def __init__(self, completion: BatchCompletion, accumulator: RecordAccumulator) -> None:
         self._completion = completion
         self._accumulator = accumulator
-        self._identity = identity
 
     def split(self, batch: ProducerBatch) -> None:
         """The records of a batch that was surely not written go on in smaller ones with consecutive
@@ -68,8 +64,8 @@ class BatchSplitter:
             )
         for piece in pieces:
             piece.free = may_move
-        if self._identity is not None and batch.has_sequence:
-            self._identity.replaced(batch, pieces)
+        if batch.has_sequence:
+            batch.home.replaced(batch, pieces)
         self._completion.replace(batch, pieces)
 
     def split_if_too_large(self, batch: ProducerBatch) -> bool:
@@ -246,7 +242,7 @@ class _Piece:
         self._parent_base = parent.base_timestamp
         self.scratch = _ScratchBuffer()
         self.batch = ProducerBatch(
-            parent.partition,
+            parent.home,
             self.scratch,
             parent.codec,
             parent.compression,

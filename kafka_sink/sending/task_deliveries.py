@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from kafka_sink.accumulator.record_accumulator import WrittenBatch
+from kafka_sink.cluster.partition import Partition, PartitionCounts, Range
 from kafka_sink.counts import TopicFigures
 from kafka_sink.errors import DeliveryError
-from kafka_sink.model import NO_TIMESTAMP, PartitionResult, TopicPartition
+from kafka_sink.model import PartitionResult, TopicPartition
 from kafka_sink.records import batch_header
-
-Range = tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -48,39 +48,27 @@ class DeliveryCounts:
         return self.records + self.unconfirmed
 
 
-class _PartitionCounts:
-    """One partition's acknowledged batches."""
-
-    __slots__ = ("batches", "log_append_time_ms", "ranges", "raw_bytes", "records", "sent_bytes")
-
-    def __init__(self) -> None:
-        self.records = 0
-        self.batches = 0
-        self.sent_bytes = 0
-        self.raw_bytes = 0
-        self.log_append_time_ms = NO_TIMESTAMP
-        self.ranges: list[Range] = []
-
-
 class TaskDeliveries:
     """Thread-safe: the sender writes, the task reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards everything below
         self._counts = DeliveryCounts()
-        self._partitions: dict[TopicPartition, _PartitionCounts] = {}
+        # Those with acknowledged batches, whose counts are of this task.
+        self._partitions: list[Partition] = []
         self._first_failure: tuple[TopicPartition | None, Exception] | None = None
 
     def acknowledged(self, batches: Iterable[WrittenBatch], *, confirmed: bool = True) -> None:
         """Brokers have these batches; ``confirmed`` unless acks is 0."""
         with self._lock:
-            counts, partitions = self._counts, self._partitions
+            counts = self._counts
             for batch, base_offset, log_append_time_ms in batches:
-                partition, records = batch.partition, batch.record_count
+                partition, records = batch.home, batch.record_count
                 raw_bytes, sent_bytes = batch.raw_bytes, batch.buffer.size
-                of_partition = partitions.get(partition)
+                of_partition = partition.counts
                 if of_partition is None:
-                    of_partition = partitions[partition] = _PartitionCounts()
+                    of_partition = partition.counts = PartitionCounts()
+                    self._partitions.append(partition)
                 of_partition.records += records
                 of_partition.batches += 1
                 of_partition.sent_bytes += sent_bytes
@@ -88,7 +76,7 @@ class TaskDeliveries:
                 if log_append_time_ms > of_partition.log_append_time_ms:
                     of_partition.log_append_time_ms = log_append_time_ms
                 if base_offset >= 0:
-                    _extend(of_partition.ranges, base_offset, base_offset + records - 1)
+                    of_partition.extend(base_offset, base_offset + records - 1)
                 if batch.letters:
                     counts.letters += records
                 elif confirmed:
@@ -126,6 +114,16 @@ class TaskDeliveries:
                 counts.queue_ms += sum(queue_ms)
                 counts.max_queue_ms = max(counts.max_queue_ms, *queue_ms)
 
+    def end_task(self) -> None:
+        """Partitions' counts start at zero for the next task."""
+        with self._lock:
+            for partition in self._partitions:
+                partition.counts = None
+            self._partitions.clear()
+
+    def _by_partition(self) -> list[tuple[TopicPartition, PartitionCounts]]:
+        return [(one.id, one.counts) for one in self._partitions if one.counts is not None]
+
     def counts(self) -> DeliveryCounts:
         """A copy of the counts, all as of one moment."""
         with self._lock:
@@ -135,7 +133,7 @@ class TaskDeliveries:
         """The counts by topic, in the order of their first batches."""
         found: dict[str, list[int]] = {}
         with self._lock:
-            for partition, counts in self._partitions.items():
+            for partition, counts in self._by_partition():
                 sums = found.setdefault(partition.topic, [0, 0, 0, 0])
                 sums[0] += counts.records
                 sums[1] += counts.sent_bytes
@@ -184,16 +182,8 @@ class TaskDeliveries:
                     offset_ranges=merge_ranges(counts.ranges),
                     log_append_time_ms=counts.log_append_time_ms,
                 )
-                for partition, counts in sorted(self._partitions.items())
+                for partition, counts in sorted(self._by_partition(), key=itemgetter(0))
             )
-
-
-def _extend(ranges: list[Range], first: int, last: int) -> None:
-    """Batches of one writer are neighbours mostly: a producer that runs for months has few ranges."""
-    if ranges and ranges[-1][1] + 1 == first:
-        ranges[-1] = (ranges[-1][0], last)
-    else:
-        ranges.append((first, last))
 
 
 def merge_ranges(ranges: list[Range]) -> tuple[Range, ...]:

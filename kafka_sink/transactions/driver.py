@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kafka_sink.errors import IncompleteBatchError, TransactionError
+from kafka_sink.errors import DeliveryError, IncompleteBatchError, TransactionError
 from kafka_sink.model import TopicPartition
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import proof
@@ -25,6 +25,7 @@ from kafka_sink.transactions.operations import (
     EndTransaction,
     Failed,
     FetchOffsets,
+    FetchStableOffsets,
     InitProducer,
     ListOpen,
     OffsetKey,
@@ -84,13 +85,19 @@ def take_over(scope: Scope, now_ms: float) -> Steps[Ownership]:
 
 def _settle(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownership]:
     """Complete what was decided and abort everything else, as the owner of the prefix."""
-    # Both at once, for every micro-batch waits for it; where nothing is left open, this is all.
-    seen, names = yield (FetchOffsets(take_over_groups(scope)), ListOpen(scope.prefix))
+    key = scope.decision_key(0)
+    read: tuple[Operation, ...] = FetchOffsets(take_over_groups(scope)), FetchStableOffsets((key,))
+    # All at once, for every micro-batch waits for it; where nothing is left open, this is all.
+    names, *offsets = yield (ListOpen(scope.prefix), *read)
     left = proof.LeftOpen(claim, {})
     if names:
         # Of these, what a former coordinator does not know to be decided would be aborted.
-        left = yield from proof.look_at(scope, claim, names, scope.decision_key(0), scope.mark_key(0))
-        seen = yield from fetch_offsets(*take_over_groups(scope))
+        left = yield from proof.look_at(scope, claim, names, key, scope.mark_key(0))
+        offsets = list((yield read))
+    # Brokers of Kafka 3 tell offsets some time after their transaction is over.
+    while offsets[0].get(key, "") != offsets[1].get(key, ""):
+        offsets = list((yield read))
+    seen: Mapping[OffsetKey, str] = offsets[0]
     decision = yield from _decision_in(scope, seen)
     decided = () if decision is None else decision.parts
     undone: tuple[Part, ...] = ()
@@ -215,10 +222,7 @@ def take_over_groups(scope: Scope) -> tuple[str, ...]:
 
 
 def read_decision(scope: Scope) -> Steps[Decision | None]:
-    """The latest decision under the prefix. Raises ProtocolError for one that cannot be read.
-
-    No decision is pending after the driver's id was taken over, as that waits for its transaction's markers.
-    """
+    """The latest decision that is told by now. Raises ProtocolError for one that cannot be read."""
     return (yield from _decision_in(scope, (yield from fetch_offsets(_first_decision_group(scope)))))
 
 
@@ -281,14 +285,28 @@ def decide(
 ) -> Steps[Committed]:
     """Record a decision and commit those of its parts that are written now.
 
-    ``found`` describes their transactions. Raises TransactionError where nothing was decided or nobody knows,
-    or another driver completes it, IncompleteBatchError where it was and some transactions had ended by then.
+    ``found`` describes their transactions. Raises TransactionError where nothing was decided or another
+    driver completes it, IncompleteBatchError where it was and some transactions had ended by then,
+    DeliveryError where this was not learnt in time.
     """
     found = yield from _require_open(scope, decision.batch, parts, found)
     began = tuple(one for one in (_began_ms(scope, part, found) for part in parts) if one is not None)
     earliest = min((one for one in (*began, decision.began_ms) if one >= 0), default=-1)
     decision = replace(decision, began_ms=earliest)
-    claim = yield from _decided(scope, claim, decision)
+    try:
+        claim = yield from _decided(scope, claim, decision)
+        aborted = yield from _carried_out(scope, claim, decision, parts)
+    except TransactionError:
+        raise
+    except DeliveryError as error:
+        raise DeliveryError(proof.unfinished(scope, decision, error)) from error
+    return Committed(began, aborted)
+
+
+def _carried_out(
+    scope: Scope, claim: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
+) -> Steps[BeganMs]:
+    """Commit what was decided just now; returns when what was aborted beside it began."""
     # The list first: a broker handles requests of one connection in order, and commits wait for its log.
     names, *results = yield (ListOpen(scope.prefix), *proof.ends_of(scope, parts))
     failed = proof.failed_of(parts, results)
@@ -302,7 +320,7 @@ def decide(
     lost = [part.task for part in (*judgement.lost, *judgement.unknown)]
     if lost:
         raise IncompleteBatchError(proof.incomplete(scope, decision, lost))
-    return Committed(began, aborted + judgement.aborted)
+    return aborted + judgement.aborted
 
 
 def _require_open(

@@ -273,6 +273,16 @@ def incomplete(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
     )
 
 
+def unfinished(scope: Scope, decision: Decision, error: Exception) -> str:
+    """What to say where a driver did not learn what became of a decision, or of what was decided."""
+    who = "The next run of it, or" if decision.batch.is_named else "No other job, as it has no txnAppId, but"
+    return (
+        f"{decision.batch} may be decided: then readers of committed rows see a part or all of it by now, "
+        f"else nothing. {who} {_command('complete', scope)} completes what was decided, within "
+        f"kafka.transaction.timeout.ms of the first row. {error}"
+    )
+
+
 def unknowable(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
     """What to say of a batch of which Kafka cannot tell any more whether readers see it."""
     unknown = sorted(tasks)

@@ -86,7 +86,7 @@ class Bench:
         enqueue = queues_of(self.accumulator).enqueue
 
         def noting(queue, batch):  # type: ignore[no-untyped-def]
-            self.order.append(queue.partition.partition)
+            self.order.append(queue.id.partition)
             enqueue(queue, batch)
 
         queues_of(self.accumulator).enqueue = noting  # type: ignore[method-assign]

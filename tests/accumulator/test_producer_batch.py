@@ -16,6 +16,7 @@ from kafka_sink.accumulator.producer_batch import (
     ProducerBatch,
     projected_size,
 )
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records.compression import BlockCodec, codec_for
 
@@ -27,7 +28,7 @@ def pool() -> BufferPool:
 def batch_in(state: BatchState, memory: BufferPool | None = None) -> ProducerBatch:
     buffer = IncrementalAllocator(memory or pool()).try_open(100)
     assert buffer is not None
-    batch = ProducerBatch(TopicPartition("t", 0), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    batch = ProducerBatch(Partition(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
     batch.state = state
     return batch
 
@@ -74,7 +75,7 @@ def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
     assert buffer is not None
     assert between is not None
     assert allocator.try_grow(buffer, 3_000)
-    batch = ProducerBatch(TopicPartition("t", 0), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    batch = ProducerBatch(Partition(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
     batch.leased = True
     batch.append(memoryview(b"r" * 2_500), 1, 0)
     first, again = (b"".join(batch.write_header()) for _ in range(2))
@@ -119,7 +120,9 @@ def test_rows_that_were_packed_meanwhile_make_the_same_batch(
         memory = BufferPool(4 << 20, 16_384, clock_ms=lambda: 0.0)
         buffer = IncrementalAllocator(memory).try_open(1 << 20)
         assert buffer is not None
-        batch = ProducerBatch(TopicPartition("t", 0), buffer, codec_for(codec, None), codec, 1.0, 0, 0)
+        batch = ProducerBatch(
+            Partition(TopicPartition("t", 0)), buffer, codec_for(codec, None), codec, 1.0, 0, 0
+        )
         batch.leased = True
         for number, piece in enumerate(pieces):
             if packs and number == begin:

@@ -13,6 +13,7 @@ from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.batch_header import ProducerSequence
@@ -54,12 +55,14 @@ class Bench:
     def batch(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
         buffer = self.accumulator.allocator.try_open(size)
         assert buffer is not None
-        batch = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, created)
+        with self.accumulator.planning() as queues:
+            home = queues.queue(partition)
+        batch = ProducerBatch(home, buffer, None, CompressionType.NONE, 1.0, 0, created)
         batch.leased = True
         batch.append(memoryview(b"x" * (size - 61)), 2, 0)
         batch.leased = False
         with self.accumulator.planning() as queues:
-            queues.enqueue(queues.queue(partition), batch)
+            queues.enqueue(home, batch)
         return batch
 
     def closed(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
@@ -75,7 +78,7 @@ class Bench:
     def ready(self, now: float, muted: tuple[TopicPartition, ...] = ()) -> tuple[dict[int, set[int]], float]:
         """Partition numbers by broker, and the delay."""
         check = self.accumulator.ready(self.leader, now, muted)
-        nodes = {one.id: {q.partition.partition for q in queues} for one, queues in check.brokers.items()}
+        nodes = {one.id: {q.id.partition for q in queues} for one, queues in check.brokers.items()}
         return nodes, check.next_check_delay_ms
 
     def drain(
@@ -304,7 +307,9 @@ def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
     (taken,) = bench.drain(0)
     bench.accumulator.fail(taken, nothing)
     buffer = bench.accumulator.allocator.open(100, 0)
-    piece = ProducerBatch(P[0], buffer, None, CompressionType.NONE, 1.0, 0, 0)
+    piece = ProducerBatch(
+        queues_of(bench.accumulator).queue(P[0]), buffer, None, CompressionType.NONE, 1.0, 0, 0
+    )
     assert not bench.accumulator.reenqueue_split(taken, [piece])
     assert (bench.used(), bench.accumulator.incomplete) == (0, 0)
     assert bench.ready(10_000)[0] == {}
@@ -422,7 +427,7 @@ def test_only_free_batches_that_no_request_had_move_and_they_keep_their_order() 
     assert bench.used() == before
     for batch in (tried, keyed, sequenced):
         with pytest.raises(IllegalTransitionError, match="cannot move"):
-            batch.move_to_partition(P[1])
+            batch.move_to_partition(Partition(P[1]))
 
 
 def test_they_go_behind_what_is_queued_where_least_is() -> None:
@@ -465,6 +470,6 @@ def test_muted_queues_without_a_leader_are_named() -> None:
     bench.closed(P[0])
     bench.leaders[P[0]] = -1
     check = bench.accumulator.ready(bench.leader, 1_000, (P[0],))
-    assert [queue.partition for queue in check.leaderless] == [P[0]]
+    assert [queue.id for queue in check.leaderless] == [P[0]]
     assert (check.muted, check.unknown_leaders) == ({}, {"t"})
     assert not bench.accumulator.ready(bench.leader, 1_000).leaderless

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
+from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.sending.response_classifier import Verdict
 from kafka_sink.sending.response_handler import ResponseHandler
 from local_kafka import LocalBroker
@@ -119,10 +120,10 @@ def test_without_idempotence_a_swallowed_response_doubles_rows(
         assert Invariant.ONCE in broken(report)
 
 
-def _insert_last(self: BatchQueues, queue: PartitionQueue, batch: ProducerBatch) -> None:
+def _insert_last(self: BatchQueues, queue: Partition, batch: ProducerBatch) -> None:
     """The bug: what comes back from a broken connection goes behind what has not been sent yet."""
     queue.batches.append(batch)
-    self.waiting[queue.partition] = queue
+    self.waiting[queue.id] = queue
 
 
 def _call_it_written(

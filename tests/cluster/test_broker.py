@@ -120,16 +120,15 @@ class Limits:
     def __init__(self) -> None:
         self.brokers = Brokers(1, 2)
         self.broker: Broker = self.brokers[1]
-        self.served: set[TopicPartition] = set()
 
     def taken(self, one: ProducerBatch) -> None:
         self._end(one)
-        self.served.add(one.partition)
+        one.home.has_taken = True
         self.broker.took([one])
 
     def failed(self, one: ProducerBatch, code: int, now_ms: float) -> None:
         self._end(one)
-        self.broker.refused(one, code, self.served, now_ms)
+        self.broker.refused(one, code, now_ms)
 
     def _end(self, one: ProducerBatch) -> None:
         for sent in list(self.broker.sent):
@@ -144,7 +143,7 @@ def new(partition: int, topic: str = "t") -> ProducerBatch:
 
 def sendable(limits: Limits, batches: list[ProducerBatch], now_ms: float) -> list[ProducerBatch]:
     """Those that go into the next request."""
-    may_send = limits.broker.limited(lambda _: True, limits.served, now_ms)
+    may_send = limits.broker.limited(lambda _: True, now_ms)
     taken = [one for one in batches if may_send(one)]
     for one in taken:
         limits.brokers.send_batches(1, [one], now_ms)
@@ -212,15 +211,16 @@ def test_partitions_that_took_a_batch_other_topics_and_other_brokers_go_on() -> 
     limits.taken(served)
     limits.failed(fresh, REFUSAL, 0)
     elsewhere = new(1, "other")
-    may_send = limits.broker.limited(lambda _: True, limits.served, 1)
+    may_send = limits.broker.limited(lambda _: True, 1)
     assert [may_send(one) for one in (served, fresh, elsewhere)] == [True, False, True]
-    assert limits.brokers[2].limited(lambda _: True, limits.served, 1)(fresh)
+    assert limits.brokers[2].limited(lambda _: True, 1)(fresh)
 
 
 def test_a_moved_leader_limits_nothing() -> None:
     limits = Limits()
-    limits.taken(new(0))
-    limits.failed(new(0), REFUSAL, 0)
+    served = new(0)
+    limits.taken(served)
+    limits.failed(served, REFUSAL, 0)
     assert len(sendable(limits, [new(n) for n in range(10)], 1)) == 10
 
 
@@ -241,7 +241,7 @@ def test_a_batch_that_may_not_go_for_other_reasons_takes_no_place() -> None:
     limits = Limits()
     limits.failed(new(0), REFUSAL, 0)
     held, free = new(1), new(2)
-    may_send = limits.broker.limited(lambda one: one is not held, limits.served, 10)
+    may_send = limits.broker.limited(lambda one: one is not held, 10)
     assert [may_send(held), may_send(free)] == [False, True]
 
 

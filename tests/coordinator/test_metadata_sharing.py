@@ -207,7 +207,7 @@ def test_a_frozen_coordinator_costs_one_warning_and_a_moment(caplog: pytest.LogC
         FakeCluster(topics) as cluster,
         socket.create_server(("127.0.0.1", 0)) as frozen,
     ):
-        address = Serving(frozen.getsockname()[1]).address
+        address = Serving(frozen).address
         started = time.monotonic()
         with task(options_of(cluster), address) as producer:
             for topic in topics:
@@ -244,7 +244,7 @@ def test_tasks_together_refresh_topics_as_often_as_one(monkeypatch: pytest.Monke
 
 def test_a_frozen_coordinator_does_not_use_up_max_block() -> None:
     with FakeCluster({"t": 1}) as cluster, socket.create_server(("127.0.0.1", 0)) as frozen:
-        address = Serving(frozen.getsockname()[1]).address
+        address = Serving(frozen).address
         with task(options_of(cluster, max_block_ms=900), address) as producer:
             producer.send(rows("t"))
             producer.finish()

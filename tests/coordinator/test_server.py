@@ -130,7 +130,9 @@ def test_who_knows_certificate_and_token_is_served() -> None:
 
 
 @pytest.mark.parametrize(
-    "proof", [bytes((VERSION,)) + b"x" * 32, bytes((VERSION + 1,)) + identity().token, b"", b"x" * 34]
+    "proof",
+    [bytes((VERSION,)) + b"x" * 32, bytes((VERSION + 1,)) + identity().token, b"", b"x" * 34],
+    ids=["token", "version", "nothing", "both"],
 )
 def test_a_wrong_token_or_version_is_turned_away(proof: bytes) -> None:
     with serving() as found, raw(found) as peer:

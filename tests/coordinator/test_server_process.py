@@ -15,7 +15,7 @@ from kafka_sink.coordinator.transport import ServerBounds
     [
         (1024, 1_000_000, 20_000),
         (resource.RLIM_INFINITY, 0, 20_000),
-        (2048, 6_000, 1_781),
+        (2048, 6_000, 2_208),
         (1024, 10, 427),
     ],
 )
@@ -34,7 +34,7 @@ def test_a_system_that_allows_few_files_gets_fewer_connections(
     monkeypatch.setattr(resource, "setrlimit", setrlimit)
     bounds = server_process.bounds_of_process()
     assert bounds.connections == connections
-    assert bounds.connections + bounds.unproved <= 20_000 + 4_096
+    assert bounds.connections + bounds.unproved <= 20_000 + 8_192
     assert ("ulimit -n" in caplog.text) == (connections < ServerBounds().connections)
 
 

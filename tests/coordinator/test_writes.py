@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kafka_sink.coordinator import writes
-from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
+from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation, PlannedCoordinator
+from kafka_sink.coordinator.client import CoordinatorClient
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.coordinator.spark_jobs import SparkJobs
@@ -27,6 +28,10 @@ from kafka_sink.coordinator.writes import (
     report_failure,
 )
 from kafka_sink.errors import ProtocolError, WriteOverError
+from kafka_sink.options import parse
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.spark.writer import PlannedWrite
+from tests.support.coordinator_harness import HELLO, clock_ms, eventually, serving
 from tests.support.fake_outbox import FakeOutbox
 
 DRIVER = 99
@@ -265,3 +270,24 @@ def test_a_driver_that_must_not_wait_tells_only(monkeypatch: pytest.MonkeyPatch)
     address = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"f" * 32, "name", b"t" * 32))
     assert end_attempts(address, "q/1", again=True, is_urgent=False) == ""
     assert told == [WriteEnding("q/1", again=True, aborts=False)]
+
+
+def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
+    causes: list[Exception] = []
+    with serving(services={WriteService: WriteService}) as server:
+        channel = WriteChannel(causes.append)
+        client = CoordinatorClient(server.address, [channel], lambda: HELLO, clock_ms)
+        client.start()
+        client.resume()
+        options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", "log.summary": "false"}).options
+        planned = PlannedCoordinator(server.address.location, None, server.address)
+        other, mine = (PlannedWrite(options, ColumnPlan(value=0, topic="t"), planned) for _ in range(2))
+        channel.begin(mine._name_in_task())
+        eventually(lambda: server.server is not None and server.server.state()["messages"] >= 2)
+        other.commit([])
+        mine.commit([])
+        eventually(lambda: causes)
+        assert isinstance(causes[0], WriteOverError)
+        channel.end()
+        client.close()
+        client.join(30)

@@ -8,10 +8,11 @@ from confluent_kafka import Consumer, TopicPartition
 
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.sending.producer_identity import ProducerIdentity, _PartitionSequences
+from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
+from tests.support.queues import queues_of
 from tests.support.scripted_cluster import until
 
 
@@ -49,10 +50,9 @@ def test_sequences_wrap(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) ->
     seen: list[int] = []
 
     def near_the_end(self, batch):  # type: ignore[no-untyped-def]
-        if batch.partition not in self._sequences:
-            sequence = self._sequences[batch.partition] = _PartitionSequences()
-            sequence.producer = (self.producer_id, self.producer_epoch)
-            sequence.next = 2**31 - 7
+        if not seen:
+            batch.home.producer = (self.producer_id, self.producer_epoch)
+            batch.home.next_sequence = 2**31 - 7
         assign(self, batch)
         seen.append(batch.sequence.base_sequence)
 
@@ -77,11 +77,11 @@ def test_a_gap_is_answered_by_a_new_epoch_or_a_new_id(broker: LocalBroker, last_
         until(lambda: producer.acknowledged == producer.rows, "the acknowledgement")
         identity = identity_of(producer)
         before = identity.producer_id
-        (sequence,) = identity._sequences.values()
-        sequence.next += 1_000
+        (partition,) = queues_of(producer.accumulator).by_partition.values()
+        partition.next_sequence += 1_000
         if last_epoch:
             identity.producer_epoch = 2**15 - 1
-            sequence.producer = (identity.producer_id, identity.producer_epoch)
+            partition.producer = (identity.producer_id, identity.producer_epoch)
         producer.send(rows(5, 5))
         producer.send(rows(10, 5))
         assert producer.finish().records == 15

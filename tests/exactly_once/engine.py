@@ -296,7 +296,7 @@ def _task(
     task: int,
     attempt: int,
 ) -> Any:
-    plan = ColumnPlan.of([("value", "binary")], settings.topic)
+    plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], settings.topic)
     batches = _rows(settings, number, rows, task)
     if planned is None:
         with task_producer(options, plan) as producer:
@@ -311,7 +311,7 @@ def _task(
             BatchIdentity.of_query(_QUERY, number),
             task,
             attempt,
-            [0],
+            plan.parts,
             options.max_block_ms,
         )
         if ours.duty is not Duty.WRITE:
@@ -329,10 +329,11 @@ def _task(
 
 
 def _rows(settings: Settings, number: int, rows: range, task: int) -> Iterator[pa.RecordBatch]:
-    """A contiguous part of the batch's rows for each task, a little at a time."""
+    """A contiguous part of the batch's rows for each task, a little at a time. Its number is their key."""
     chance = random.Random(f"{settings.seed} {number} {task} {os.getpid()} {time.monotonic_ns()}")
     first, last = (len(rows) * at // settings.tasks for at in (task, task + 1))
     for start in range(first, last, _ROWS_A_BATCH):
         values = [b"%d" % row for row in rows[start : min(last, start + _ROWS_A_BATCH)]]
         time.sleep(chance.random() * settings.pause_ms / 1000)
-        yield pa.record_batch({"value": pa.array(values, pa.binary())})
+        keys = [b"%d" % task] * len(values)
+        yield pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})

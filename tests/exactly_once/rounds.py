@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from multiprocessing import Pipe
@@ -132,6 +132,8 @@ class Report:
     rows: int = 0
     lost: int = 0
     doubled: int = 0
+    # Rows that stand behind a later row of their key.
+    disordered: int = 0
     loud: int = 0
     # Runs that said that a batch has other rows than were written, and those that should have.
     changed: int = 0
@@ -145,11 +147,13 @@ class Report:
 
     @property
     def is_broken(self) -> bool:
-        return bool(self.lost or self.doubled or self.silent or self.unfinished or self.unexplained)
+        wrong = self.lost or self.doubled or self.disordered or self.silent or self.unexplained
+        return bool(wrong or self.unfinished)
 
     def __str__(self) -> str:
         faults = ", ".join(f"{fault.value} x {count}" for fault, count in self.faults.items())
-        verdict = f"BROKEN: {self.lost} lost, {self.doubled} doubled" if self.is_broken else "ok"
+        wrong = f"BROKEN: {self.lost} lost, {self.doubled} doubled, {self.disordered} out of order"
+        verdict = wrong if self.is_broken else "ok"
         if self.unfinished:
             verdict += ", never finished"
         if self.silent:
@@ -404,7 +408,7 @@ class Round:
         self._heal(wait=True)
         number = last_decided(self._settings.sink_options(), self._prefix)
         rows = planned_rows(self._settings, number)
-        seen = Counter(read_committed(self._cluster.bootstrap_servers, self._topic))
+        seen = Counter(row for _, row in read_committed(self._cluster.bootstrap_servers, self._topic))
         action = "abandon" if any(seen[row] for row in rows) else "rewrite"
         resolve(self._cluster, self._prefix, action)
         self._is_unknown = False
@@ -517,7 +521,9 @@ class Round:
 
     def _read(self) -> Counter[int]:
         call = time.monotonic_ns()
-        seen = Counter(read_committed(self._cluster.bootstrap_servers, self._topic))
+        rows = read_committed(self._cluster.bootstrap_servers, self._topic)
+        self._report.disordered = disordered(rows)
+        seen = Counter(row for _, row in rows)
         self._history.reads.append(Read(call, time.monotonic_ns(), seen))
         return seen
 
@@ -553,8 +559,18 @@ def create_topic(cluster: LocalBroker, name: str) -> None:
             raise
 
 
-def read_committed(bootstrap_servers: str, topic: str) -> list[int]:
-    """All rows that readers of committed rows see, once no transaction holds them up."""
+def disordered(rows: Iterable[tuple[bytes | None, int]]) -> int:
+    """How many of these rows, as they were read, stand behind a later one of their key."""
+    last: dict[bytes | None, int] = {}
+    count = 0
+    for key, row in rows:
+        count += row < last.get(key, row)
+        last[key] = max(row, last.get(key, row))
+    return count
+
+
+def read_committed(bootstrap_servers: str, topic: str) -> list[tuple[bytes | None, int]]:
+    """Keys and rows that readers of committed rows see, once no transaction holds them up."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -566,7 +582,7 @@ def read_committed(bootstrap_servers: str, topic: str) -> list[int]:
         }
     )
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
-    rows: list[int] = []
+    rows: list[tuple[bytes | None, int]] = []
     ended: set[int] = set()
     deadline = time.monotonic() + 60
     try:
@@ -578,7 +594,7 @@ def read_committed(bootstrap_servers: str, topic: str) -> list[int]:
                 continue
             error = message.error()
             if error is None:
-                rows.append(int(message.value() or b""))
+                rows.append((message.key(), int(message.value() or b"")))
             elif error.name() == "_PARTITION_EOF":
                 ended.add(message.partition() or 0)
             elif not error.retriable():

@@ -370,7 +370,7 @@ class SparkRound:
     def _check(self, query: Query) -> None:
         """Rows of whole batches, from the first on; the last may be decided and not in the commit log."""
         rows = int(query.settings["rows"])
-        seen = Counter(read_committed(self._brokers.bootstrap_servers, query.topic))
+        seen = Counter(row for _, row in read_committed(self._brokers.bootstrap_servers, query.topic))
         batches = max(query.committed() + 1, (max(seen, default=-1) + rows) // rows)
         self.found["rows"] += batches * rows
         self.found["lost"] += sum(1 for row in range(batches * rows) if not seen[row])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.exactly_once.history import Checker, History, Read, write_began, write_is_known
+from tests.exactly_once.rounds import disordered
 
 pytestmark = pytest.mark.skipif(shutil.which("go") is None, reason="the checker is in Go")
 
@@ -69,3 +70,8 @@ def test_an_anomaly_is_found(
     # It begins behind the read that saw one of its rows.
     write(history, 2, is_known=False)
     assert checker.problems(history.registers(range(10))) == [f"{wrong}: Illegal"]
+
+
+def test_rows_of_a_key_that_trade_places_are_counted() -> None:
+    assert disordered([(b"a", 1), (b"b", 9), (b"a", 2), (b"b", 11)]) == 0
+    assert disordered([(b"a", 1), (b"a", 3), (b"b", 5), (b"a", 2), (b"a", 3)]) == 1

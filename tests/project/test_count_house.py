@@ -67,7 +67,7 @@ def test_it_counts(house: ModuleType) -> None:
     ("step", "failure"),
     [
         ({"gone": ["kafka_sink/engine"]}, "kafka_sink/engine is still there"),
-        ({"gone": ["kafka_sink/peek.py"]}, None),
+        ({"gone": ["kafka_sink/sender.py"]}, None),
         ({"at most": {"classes": 1}}, "2 classes, 1 at most"),
         ({"at most": {"classes": 2}}, None),
         ({"names": ["Post[A-Z]\\w+"]}, "docs/design.md has the name PostBox"),

@@ -12,6 +12,7 @@ import zstandard
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records.compression import BlockCodec, codec_for
 
@@ -32,7 +33,7 @@ def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.Monk
         buffer = allocator.try_open(1_000)
         assert buffer is not None
         batch = ProducerBatch(
-            TopicPartition("t", partition), buffer, codec, CompressionType.ZSTD, 1.0, 0, 0.0
+            Partition(TopicPartition("t", partition)), buffer, codec, CompressionType.ZSTD, 1.0, 0, 0.0
         )
         batch.leased = True
         batch.append(memoryview(b"row" * 300), 1, 0)

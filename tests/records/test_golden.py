@@ -15,6 +15,7 @@ from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.single_buffer import FullAllocator
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.batch_header import ProducerSequence
@@ -58,7 +59,13 @@ def encode_batch(
     assert buffer is not None
     base = batch.rows[0].timestamp
     made = ProducerBatch(
-        TopicPartition("t", 0), buffer, codec_for(compression, None), compression, 1.0, base, 0.0
+        Partition(TopicPartition("t", 0)),
+        buffer,
+        codec_for(compression, None),
+        compression,
+        1.0,
+        base,
+        0.0,
     )
     if batch.producer_id >= 0:
         made.assign_sequence(ProducerSequence(batch.producer_id, batch.producer_epoch, batch.base_sequence))

@@ -23,10 +23,11 @@ from hypothesis.stateful import (
 )
 
 from kafka_sink.accumulator import producer_batch, record_accumulator
-from kafka_sink.accumulator.batch_queues import BatchQueues, PartitionQueue
+from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.buffer_pool import LentChunks
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header
@@ -349,9 +350,9 @@ def _leases_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def _retries_go_to_the_end(patch: pytest.MonkeyPatch) -> None:
-    def insert(self: BatchQueues, queue: PartitionQueue, batch: ProducerBatch) -> None:
+    def insert(self: BatchQueues, queue: Partition, batch: ProducerBatch) -> None:
         queue.batches.append(batch)
-        self.waiting[queue.partition] = queue
+        self.waiting[queue.id] = queue
 
     patch.setattr(BatchQueues, "insert", insert)
 
@@ -375,7 +376,7 @@ def _each_attempt_gets_a_new_sequence(patch: pytest.MonkeyPatch) -> None:
 
     def anew(self: ProducerIdentity, batch: ProducerBatch) -> None:
         if batch.attempts:
-            self._sequences[batch.partition].unacknowledged.remove(batch)
+            batch.home.unacknowledged.remove(batch)
             batch._sequence = batch_header.NO_SEQUENCE
         assign(self, batch)
 
@@ -385,21 +386,21 @@ def _each_attempt_gets_a_new_sequence(patch: pytest.MonkeyPatch) -> None:
 def _no_sequences_at_all(patch: pytest.MonkeyPatch) -> None:
     """Idempotence off: the fake log takes every batch, also twice."""
     patch.setattr(ProducerIdentity, "assign", lambda self, batch: None)
-    patch.setattr(ProducerIdentity, "acknowledged", lambda *arguments: None)
-    patch.setattr(ProducerIdentity, "attempt_failed", lambda *arguments: None)
+    patch.setattr(Partition, "acknowledged", lambda *arguments: None)
+    patch.setattr(Partition, "attempt_failed", lambda *arguments: None)
 
 
 def _restarts_renumber_everything(patch: pytest.MonkeyPatch) -> None:
     """As Kafka's own client does: also what may have been written gets a new sequence."""
-    patch.setattr(ProducerIdentity, "unresolved", lambda *arguments: [])
-    restart = ProducerIdentity.restart
+    patch.setattr(Partition, "unresolved", [])
+    restart = Partition.restart
 
-    def forced(self: ProducerIdentity, partition: TopicPartition) -> None:
-        for batch in self._sequences[partition].unacknowledged:
+    def forced(self: Partition) -> None:
+        for batch in self.unacknowledged:
             batch._possibly_written = False
-        restart(self, partition)
+        restart(self)
 
-    patch.setattr(ProducerIdentity, "restart", forced)
+    patch.setattr(Partition, "restart", forced)
 
 
 def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -415,10 +416,10 @@ def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 def _pieces_get_no_sequence(patch: pytest.MonkeyPatch) -> None:
     """The pieces of a split batch are numbered after what was sent behind it."""
 
-    def replaced(self: ProducerIdentity, batch: ProducerBatch, _pieces: list[ProducerBatch]) -> None:
-        self._sequences[batch.partition].unacknowledged.remove(batch)
+    def replaced(self: Partition, batch: ProducerBatch, _pieces: list[ProducerBatch]) -> None:
+        self.unacknowledged.remove(batch)
 
-    patch.setattr(ProducerIdentity, "replaced", replaced)
+    patch.setattr(Partition, "replaced", replaced)
 
 
 def _split_parents_keep_their_memory(patch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 import kafka_sink
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.counts import TaskCounts
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.model import TopicPartition
@@ -37,7 +38,7 @@ class Reporter:
 
 
 def acknowledge(deliveries: TaskDeliveries, raw: int, wire: int) -> None:
-    deliveries.acknowledged([written_batch(TopicPartition("t", 0), 1, raw, wire, 0)])
+    deliveries.acknowledged([written_batch(Partition(TopicPartition("t", 0)), 1, raw, wire, 0)])
 
 
 def test_totals_and_averages_are_of_one_task() -> None:

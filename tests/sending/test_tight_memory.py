@@ -112,7 +112,7 @@ class Task:
         self.appender = RecordAppender(self.accumulator, estimates, lambda: 0.0, lambda: None)
         self.brokers = Brokers()
         self.completion = BatchCompletion(self.accumulator, {})
-        self.splitter = BatchSplitter(self.completion, self.accumulator, None)
+        self.splitter = BatchSplitter(self.completion, self.accumulator)
         self.written: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
         self.letters: list[bytes] = []
         self.too_large = self.unit_bytes = self.sent = 0

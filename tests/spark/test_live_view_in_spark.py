@@ -1,4 +1,4 @@
-"""The live view and the delivery report of real Spark jobs: figures equal what was written."""
+"""The live view and the delivery report of real Spark jobs: metrics equal what was written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_figures_of_a_batch_write_are_those_of_its_report(
+def test_the_metrics_of_a_batch_write_are_those_of_its_report(
     spark: SparkSession, broker: LocalBroker, tmp_path: Path, port: int
 ) -> None:
     topic, path = "live-batch", tmp_path / "report.jsonl"

@@ -8,6 +8,7 @@ from typing import cast
 
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker, SentRequest, note_waits
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import Request
@@ -50,11 +51,12 @@ class _Batch:
 
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
+        self.home = Partition(partition)
         self.buffer = SimpleNamespace(size=100)
 
 
 def batch(partition: TopicPartition) -> ProducerBatch:
-    """Of a hundred bytes."""
+    """Of a hundred bytes, and of a partition of its own."""
     return cast(ProducerBatch, _Batch(partition))
 
 

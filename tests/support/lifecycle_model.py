@@ -400,7 +400,7 @@ class Model:
             ordinals = [batch.ordinal for batch in queue.batches]
             assert ordinals == sorted(ordinals), "a retry left its place"
             assert len(set(ordinals)) == len(ordinals)
-            mine = [batch for batch in live if batch.partition == queue.partition]
+            mine = [batch for batch in live if batch.partition == queue.id]
             if not self.closed:
                 assert queue.in_flight == sum(batch.request_references for batch in mine)
             waiting = {BatchState.OPEN, BatchState.CLOSED, BatchState.SEALED}

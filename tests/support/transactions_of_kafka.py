@@ -65,6 +65,8 @@ class Transaction:
     written: set[Row] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
     offsets: dict[OffsetKey, str] = field(default_factory=dict)
+    # Committed, and not told yet by a group's coordinator that takes its time.
+    late_offsets: dict[OffsetKey, str] = field(default_factory=dict)
     began_ms: int = -1
     # By Kafka.inits, when it was taken over last.
     taken: int = 0
@@ -73,8 +75,11 @@ class Transaction:
 class Kafka:
     """Executes operations; ``visible`` counts the rows that readers of committed rows see."""
 
-    def __init__(self, last_epoch: int = 32_766, protocol: int = 2) -> None:
-        self._protocol = protocol
+    def __init__(self, last_epoch: int = 32_766, protocol: int = 2, *, delays_offsets: bool = False) -> None:
+        # As the client that asks next speaks it.
+        self.protocol = protocol
+        # Whether offsets are told some time after their transaction is over, as by brokers of Kafka 3.
+        self._delays_offsets = delays_offsets
         # An id gets another producer id behind it.
         self._last_epoch = last_epoch
         self.transactions: dict[str, Transaction] = {}
@@ -102,7 +107,7 @@ class Kafka:
             case ListOpen(prefix):
                 # All brokers are asked.
                 named = [*self.transactions.items(), *self.former_ids.items()]
-                states = (OPEN,) if self._protocol == 1 else (OPEN, NO_TRANSACTION)
+                states = (OPEN,) if self.protocol == 1 else (OPEN, NO_TRANSACTION)
                 live = [name for name, one in named if one.state in states]
                 return list(dict.fromkeys(name for name in live if name.startswith(f"{prefix}-task-")))
             case Produce(name, producer, rows):
@@ -125,7 +130,7 @@ class Kafka:
     def send(self, operation: Any) -> tuple[Any, RaiseEpoch | None]:
         """As ``execute``, but just an operation's first request; with the one that follows it."""
         match operation:
-            case EndTransaction(name, producer, commit, afresh, of_task) if self._protocol == 1:
+            case EndTransaction(name, producer, commit, afresh, of_task) if self.protocol == 1:
                 if afresh:
                     self._find_again(name)
                 ended = self._end_txn(name, producer, commit)
@@ -143,7 +148,7 @@ class Kafka:
                 known[name].state,
                 known[name].producer,
                 known[name].began_ms,
-                ends_raise_epoch=self._protocol == 2,
+                ends_raise_epoch=self.protocol == 2,
             )
             for name in names
             if name in known and known[name].producer.epoch >= 0
@@ -190,6 +195,8 @@ class Kafka:
         if of == found.producer:
             self._begin_epoch(found)
             found.raised_from = of
+            self.inits += 1
+            found.taken = self.inits
         return found.producer
 
     def _begin_epoch(self, found: Transaction) -> None:
@@ -216,7 +223,7 @@ class Kafka:
         found = self.transactions.get(name)
         is_ending = found is not None and found.state.startswith("Prepare") and found.ended_with == producer
         # With protocol 1 the group is added to the transaction before, which is refused meanwhile.
-        is_ending &= self._protocol == 2
+        is_ending &= self.protocol == 2
         if found is not None and is_ending and offsets.keys() & found.offsets.keys():
             # A partition that has not got the marker yet takes it into the transaction that is being ended.
             found.offsets.update(offsets)
@@ -238,7 +245,7 @@ class Kafka:
     ) -> ProducerEpoch | Failed:
         """With protocol 1 the client raises the epoch behind most ends, once the markers are written."""
         ended = self._end_txn(name, producer, commit)
-        if self._protocol == 2 or leaves_epoch or isinstance(ended, Failed):
+        if self.protocol == 2 or leaves_epoch or isinstance(ended, Failed):
             return ended
         raised = self._raise(name, producer)
         return producer if isinstance(raised, Failed) else raised
@@ -267,10 +274,10 @@ class Kafka:
             return found.producer
         if found.producer != producer:
             return Failed("INVALID_PRODUCER_EPOCH")
-        if found.state != OPEN and (commit or self._protocol == 1):
+        if found.state != OPEN and (commit or self.protocol == 1):
             return Failed("INVALID_TXN_STATE")
         found.ended_with = producer
-        if self._protocol == 2:
+        if self.protocol == 2:
             found.producer, found.raised_from = self._next(producer), producer
             found.written = set()
         if commit:
@@ -286,9 +293,21 @@ class Kafka:
     def write_markers(self, name: str) -> None:
         """Makes a committed transaction visible."""
         found = self.transactions[name]
+        self.tell_offsets(name)
         self.visible.update(found.rows)
-        self.offsets.update(found.offsets)
+        found.late_offsets = dict(found.offsets)
         found.rows, found.offsets, found.state = [], {}, "CompleteCommit"
+        if not self._delays_offsets:
+            self.tell_offsets(name)
+
+    def late_offsets(self) -> list[str]:
+        """Ids whose commit is over, and whose offsets are not told yet."""
+        return [name for name, one in self.transactions.items() if one.late_offsets]
+
+    def tell_offsets(self, name: str) -> None:
+        found = self.transactions[name]
+        self.offsets.update(found.late_offsets)
+        found.late_offsets = {}
 
     def open(self) -> list[str]:
         """Ids with an open transaction."""
@@ -305,6 +324,8 @@ class Kafka:
 
     def expire_offsets(self, family: str) -> None:
         """offsets.retention.minutes has passed for the offsets of this group."""
+        for name in self.late_offsets():
+            self.tell_offsets(name)
         self.offsets = {key: text for key, text in self.offsets.items() if key.group != family}
 
     def expire_ids(self) -> None:
@@ -321,7 +342,7 @@ class Kafka:
     def _fetch_stable(self, keys: tuple[OffsetKey, ...]) -> dict[OffsetKey, str | None]:
         current = [key for key in keys if key.group not in self.former]
         pending = {key for one in self.transactions.values() for key in current if key in one.offsets}
-        if any(
+        if any(key in one.late_offsets for one in self.transactions.values() for key in current) or any(
             one.state == "PrepareCommit" for one in self.transactions.values() if pending & set(one.offsets)
         ):
             # Soon they are not, and the client waits for it.

@@ -24,12 +24,14 @@ from kafka_sink.transactions.operations import (
     EndTransaction,
     FetchOffsets,
     ListOpen,
+    ProducerEpoch,
     RecordOffsets,
 )
 from kafka_sink.transactions.scope import Scope
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce, Row
 
-SCOPE = Scope("q", "t", 2)
+# More versions of one writer than this there are not.
+_KEYS = 100
 Choose = Callable[[int], int]
 # What can happen: what it is, to whom or what, and how it is done. The names are for people who read a trace,
 # and most of what can happen never does, so nothing is put into words before.
@@ -37,6 +39,8 @@ Move = tuple[str, object, Callable[[], None]]
 Body = Generator[Any, Any, Any]
 # Steps of a run without faults; one that waits for ever counts as never done.
 _MAX_RUN = 300
+# Jobs of one schedule that fail before it is given up.
+_MAX_FAILURES = 4
 # In traces: a message that arrives although its sender has given it up, and an answer to repeat it.
 _LATE, _NOT_YET = "late", "not yet"
 
@@ -55,6 +59,13 @@ class Faults:
     former_coordinators_of_ids: int = 0
     weeks: int = 0
     expires_ids: bool = False
+    # A job that its user was told is written, and runs again.
+    reruns: int = 0
+    # The command, run by a person, and an abort by the coordinator, of a driver that may live.
+    operators: int = 0
+    coordinator_aborts: int = 0
+    # Brokers go from transaction protocol 1 to 2; processes that run go on with what they know.
+    upgrades: int = 0
 
 
 @dataclass
@@ -72,13 +83,18 @@ class Actor:
     children: list[Actor] = field(default_factory=list)
     # By Kafka.inits, when it asked for what is open last.
     listed: int = -1
+    # As it found brokers when it started.
+    protocol: int = 2
+    # Of a driver: the one that it has taken last.
+    claim: tuple[Scope, ProducerEpoch] | None = None
 
 
 @dataclass
 class Settings:
     """``layouts``: rows of each task, by layout. ``patience``: how much likelier than a fault each other
-    event is. ``last_epoch``: of a producer id. ``protocol``: Kafka's of transactions. The callables are the
-    sink's own, which tests replace by wrong ones."""
+    event is. ``last_epoch``: of a producer id. ``protocol``: Kafka's of transactions. ``writers``: so many
+    applications, of which ``count`` versions each are run in any order; 0 is a query with as many
+    micro-batches. The callables are the sink's own, which tests replace by wrong ones."""
 
     layouts: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1), (2,)),)
     count: int = 2
@@ -86,6 +102,8 @@ class Settings:
     patience: int = 1
     last_epoch: int = 32_766
     protocol: int = 2
+    writers: int = 0
+    delays_offsets: bool = False
     take_over: Callable[..., Any] = driver.take_over
     begin: Callable[..., Any] = task.begin
     finish: Callable[..., Any] = task.finish
@@ -93,20 +111,27 @@ class Settings:
     abort: Callable[..., Any] = driver.abort
     handover: Callable[..., Handover] = Handover.of
     slot_of: Callable[[int], int] = lambda attempt: attempt
+    scope_of: Callable[[int], Scope] = lambda writer: Scope(f"q{writer}", "t", 2)
 
 
 class World:
-    """One run. ``commit_log`` is Spark's: the batches that it will not run again."""
+    """One run. ``told`` are the batches, by writer and number, whose run ended well: Spark does not run these
+    again, nor does the user of a job without need."""
 
     def __init__(self, settings: Settings, choose: Choose) -> None:
         self.settings = settings
         self.faults = settings.faults
         self.choose = choose
-        self.kafka = Kafka(settings.last_epoch, settings.protocol)
-        self.commit_log = 0
+        self.kafka = Kafka(settings.last_epoch, settings.protocol, delays_offsets=settings.delays_offsets)
+        self.protocol = settings.protocol
+        self.scopes = [settings.scope_of(writer) for writer in range(max(1, settings.writers))]
+        self.told: set[tuple[int, int]] = set()
+        # Batches whose rows a person has agreed to double, or to leave out.
+        self.may_double: set[int] = set()
+        self.may_lack: set[int] = set()
         self.layout = 0
         self.actors: list[Actor] = []
-        self.copies: list[Any] = []
+        self.copies: list[tuple[Any, int]] = []
         self.lost_after_decision = False
         self.loud: list[Exception] = []
         # Decided transactions that a driver aborted, and ids that a driver left for others to write under.
@@ -127,72 +152,123 @@ class World:
 
     def _start(self, actor: Actor) -> None:
         actor.name = f"{actor.name}#{self._serial}"
+        actor.protocol = self.protocol
         self._serial += 1
         self.actors.append(actor)
         self._advance(actor, None)
 
-    def _driver(self, me: Actor) -> Body:
-        while self.commit_log < self.settings.count:
-            number = self.commit_log
-            rows = self.settings.layouts[self.layout]
-            ownership = yield from self.settings.take_over(SCOPE, self.kafka.now_ms)
-            self._look_for_escaped(me)
-            handover = self.settings.handover(SCOPE, ownership, self.kafka.now_ms)
-            try:
-                attempts = [
-                    self._spawn(me, handover, number, index, 0, rows[index]) for index in range(len(rows))
-                ]
-                reports = yield attempts
-                yield from self.settings.commit(reports, records_empty=False)
-                self._look_for_escaped(me)
-            except (TransactionError, IncompleteBatchError):
-                with contextlib.suppress(TransactionError):
-                    yield from self.settings.abort(SCOPE, ownership.claim, self.kafka.now_ms)
-                raise
-            # Spark's own commit log refuses what another driver of the checkpoint has written.
-            if self.commit_log != number:
-                return
-            self.commit_log = number + 1
+    def undone(self) -> list[tuple[int, int]]:
+        """What has to be run now, or in any order. A query runs its micro-batches in turn."""
+        count, writers = self.settings.count, self.settings.writers
+        left = [(w, n) for w in range(max(1, writers)) for n in range(count) if (w, n) not in self.told]
+        return left if writers else left[:1]
 
-    def _look_for_escaped(self, me: Actor) -> None:
+    def _driver(self, me: Actor) -> Body:
+        failures = 0
+        while todo := self.undone() + (sorted(self.told) if self.faults.reruns else []):
+            writer, number = todo[self.choose(len(todo)) if len(todo) > 1 else 0]
+            self.faults.reruns -= (writer, number) in self.told
+            try:
+                yield from self._batch(me, writer, number)
+            except (TransactionError, IncompleteBatchError) as error:
+                # The next job of a schedule is run all the same.
+                failures += 1
+                if not self.settings.writers or failures > _MAX_FAILURES:
+                    raise
+                if isinstance(error, IncompleteBatchError):
+                    self.loud.append(error)
+
+    def _batch(self, me: Actor, writer: int, number: int) -> Body:
+        scope, rows = self.scopes[writer], self.settings.layouts[self.layout]
+        ownership = yield from self.settings.take_over(scope, self.kafka.now_ms)
+        me.claim = scope, ownership.claim
+        self._look_for_escaped(me, scope)
+        handover = self.settings.handover(scope, ownership, self.kafka.now_ms)
+        try:
+            reports = yield [
+                self._spawn(me, handover, (writer, number), index, 0, rows[index])
+                for index in range(len(rows))
+            ]
+            yield from self.settings.commit(reports, records_empty=False)
+            self._look_for_escaped(me, scope)
+        except (TransactionError, IncompleteBatchError):
+            with contextlib.suppress(TransactionError):
+                yield from self.settings.abort(scope, ownership.claim, self.kafka.now_ms)
+            raise
+        # Spark's own commit log refuses what another driver of the checkpoint has written.
+        if (writer, number) in self.told and not self.settings.writers:
+            raise TransactionError("the commit log has it already")
+        self.told.add((writer, number))
+
+    def _operator(self, writer: int, action: str) -> Body:
+        """The command: ``complete``, ``rewrite`` or ``abandon``."""
+        scope = self.scopes[writer]
+        ownership = yield from self.settings.take_over(scope, self.kafka.now_ms)
+        decision = ownership.decision
+        if action == "complete" or decision is None or not ownership.missing | ownership.unknown:
+            return
+        key = next(key for key in self._keys() if decision.batch == self._identity(*divmod(key, _KEYS)))
+        (self.may_double if action == "rewrite" else self.may_lack).add(key)
+        yield from driver.resolve(scope, ownership.claim, decision, rewrite=action == "rewrite")
+
+    def _keys(self) -> list[int]:
+        writers = range(max(1, self.settings.writers))
+        return [writer * _KEYS + number for writer in writers for number in range(self.settings.count)]
+
+    def _identity(self, writer: int, number: int) -> BatchIdentity:
+        if self.settings.writers:
+            return BatchIdentity.of_application(f"app {writer}", "t", number)
+        return BatchIdentity.of_query("query", number)
+
+    def _look_for_escaped(self, me: Actor, scope: Scope) -> None:
         """No id may be written under that a task had taken over when the driver looked for such ids.
 
         With protocol 1 it cannot tell them from ids that are not in use.
         """
-        if self.settings.protocol == 1:
+        if me.protocol == 1:
             return
         self.escaped += [
             name
             for name, one in self.kafka.transactions.items()
-            if name.startswith(f"{SCOPE.prefix}-task-")
+            if name.startswith(f"{scope.prefix}-task-")
             and one.state in (OPEN, NO_TRANSACTION)
             and one.taken <= me.listed
+            # Behind a commit with protocol 1 a late copy of a request begins another one without rows.
+            and (one.ended_with != one.producer or one.rows)
         ]
 
     def _spawn(
-        self, parent: Actor, handover: Handover, number: int, index: int, attempt: int, rows: tuple[int, ...]
+        self,
+        parent: Actor,
+        handover: Handover,
+        batch: tuple[int, int],
+        index: int,
+        attempt: int,
+        rows: tuple[int, ...],
     ) -> Actor:
-        actor = Actor(f"task{index}.{attempt}", self._task(handover, number, index, attempt, rows))
-        actor.spec = (handover, number, index, attempt, rows)  # type: ignore[attr-defined]
+        actor = Actor(f"task{index}.{attempt}", self._task(handover, batch, index, attempt, rows))
+        actor.spec = (handover, batch, index, attempt, rows)  # type: ignore[attr-defined]
         parent.children.append(actor)
         self._start(actor)
         return actor
 
-    def _task(self, handover: Handover, number: int, index: int, attempt: int, rows: tuple[int, ...]) -> Body:
-        batch = BatchIdentity("query", number)
+    def _task(
+        self, handover: Handover, of: tuple[int, int], index: int, attempt: int, rows: tuple[int, ...]
+    ) -> Body:
+        batch, scope, key = self._identity(*of), self.scopes[of[0]], of[0] * _KEYS + of[1]
         duty = handover.duty(batch, index)
         digest = RowsDigest(len(rows), len(rows), sum(hash((row,)) & 0xFFFF for row in rows))
         part = None
         slot = self.settings.slot_of(attempt)
         if duty is Duty.WRITE and rows:
-            slot, producer = yield from self.settings.begin(SCOPE, handover.claim, index, slot)
-            name = SCOPE.task_id(index, slot)
-            (taken,) = yield (Produce(name, producer, tuple((number, row) for row in rows)),)
+            slot, producer = yield from self.settings.begin(scope, handover.claim, index, slot)
+            name = scope.task_id(index, slot)
+            (taken,) = yield (Produce(name, producer, tuple((key, row) for row in rows)),)
             if not taken:
                 raise TransactionError("fenced")
-            yield from self.settings.finish(SCOPE, handover.claim, batch, index, slot, producer)
+            yield from self.settings.finish(scope, handover.claim, batch, index, slot, producer)
             part = Part(index, slot, producer, digest)
-        return TaskReport(handover.run(SCOPE, batch), index, duty, digest, part)
+        return TaskReport(handover.run(scope, batch), index, duty, digest, part)
 
     def _advance(self, actor: Actor, sent: Any) -> None:
         """Runs an actor's code to its next operations; an exception is raised there."""
@@ -235,6 +311,7 @@ class World:
         found += [
             ("markers of", name, lambda n=name: self._write_markers(n)) for name in kafka.pending_markers()
         ]
+        found += [("offsets of", name, lambda n=name: self._tell_offsets(n)) for name in kafka.late_offsets()]
         learns = "learns of it: former coordinator of"
         found += [(learns, group, lambda g=group: kafka.former.pop(g, None)) for group in kafka.former]
         found += [(learns, name, lambda n=name: kafka.former_ids.pop(n, None)) for name in kafka.former_ids]
@@ -257,12 +334,14 @@ class World:
             if faults.crashes:
                 found.append(("crash", actor.name, lambda a=actor: self._crash(a)))
             if faults.late_copies:
-                found += [("copy", op, lambda o=op: self._copy(o)) for op in actor.waiting.values()]
+                found += [
+                    ("copy", op, lambda a=actor, o=op: self._copy(a, o)) for op in actor.waiting.values()
+                ]
             if faults.late_attempts and actor.awaits_tasks:
                 found += [
                     ("another", c.name, lambda a=actor, c=c: self._retry(a, c)) for c in actor.awaits_tasks
                 ]
-        for index, operation in enumerate(self.copies):
+        for index, (operation, _) in enumerate(self.copies):
             found.append((_LATE, operation, lambda i=index: self._late(i)))
         if faults.drivers:
             found.append(("another", "driver", self._another_driver))
@@ -273,18 +352,36 @@ class World:
             found += [("other coordinator of", g, lambda g=g: self._replace_coordinator(g)) for g in groups]
         if faults.former_coordinators_of_ids:
             ids = [
-                SCOPE.driver_id,
+                *(scope.driver_id for scope in self.scopes),
                 *(name for name in self.kafka.transactions if name not in self.kafka.former_ids),
             ]
-            ids += [name for name in (SCOPE.task_id(0, 0),) if name not in self.kafka.transactions]
+            ids += [name for name in (self.scopes[0].task_id(0, 0),) if name not in self.kafka.transactions]
             found += [
                 ("other coordinator of id", name, lambda n=name: self._replace_coordinator_of_id(n))
                 for name in dict.fromkeys(ids)
             ]
+        found += self._moves_of_people()
         if faults.weeks:
             found.append(("passes", "a week", self._pass_week))
         if faults.layout_changes:
             found.append(("changes", "the layout", self._change_layout))
+        return found
+
+    def _moves_of_people(self) -> list[Move]:
+        """What others than drivers may do meanwhile."""
+        found: list[Move] = []
+        faults = self.faults
+        if faults.operators:
+            found += [
+                (action, scope.prefix, lambda w=writer, a=action: self._operate(w, a))
+                for writer, scope in enumerate(self.scopes)
+                for action in ("complete", "rewrite", "abandon")
+            ]
+        if faults.coordinator_aborts:
+            claims = {one.claim: None for one in self.actors if one.claim is not None}
+            found += [("coordinator aborts", claim, lambda c=claim: self._abort_for(*c)) for claim in claims]
+        if faults.upgrades:
+            found.append(("upgrades", "brokers", self._upgrade))
         return found
 
     def step(self) -> bool:
@@ -304,6 +401,7 @@ class World:
 
     def _deliver(self, actor: Actor, index: int) -> None:
         self._look_for_suicide(actor.waiting[index])
+        self.kafka.protocol = actor.protocol
         try:
             actor.responses[index], follows = self.kafka.send(actor.waiting[index])
         except NotYet:
@@ -322,6 +420,22 @@ class World:
         self._not_yet = []
         self.kafka.write_markers(name)
 
+    def _tell_offsets(self, name: str) -> None:
+        self._not_yet = []
+        self.kafka.tell_offsets(name)
+
+    def _operate(self, writer: int, action: str) -> None:
+        self.faults.operators -= 1
+        self._start(Actor(action, self._operator(writer, action)))
+
+    def _abort_for(self, scope: Scope, claim: ProducerEpoch) -> None:
+        self.faults.coordinator_aborts -= 1
+        self._start(Actor("coordinator", self.settings.abort(scope, claim, self.kafka.now_ms)))
+
+    def _upgrade(self) -> None:
+        self.faults.upgrades -= 1
+        self.protocol = 2
+
     def _look_for_suicide(self, operation: Any) -> None:
         """No decided transaction that is open may be aborted."""
         if not isinstance(operation, EndTransaction) or operation.commit:
@@ -332,14 +446,19 @@ class World:
         if found.ended_with == found.producer and not found.rows:
             # Committed before, with protocol 1: a late copy of a request began another one without rows.
             return
-        group = SCOPE.decision_key(0).group
-        decision = decisions.decode(text for key, text in self.kafka.offsets.items() if key.group == group)
-        for part in () if decision is None else decision.parts:
-            if (SCOPE.task_id(part.task, part.slot), part.producer) == (
-                operation.transactional_id,
-                operation.producer,
-            ):
-                self.aborted_decided.append(operation.transactional_id)
+        late = {
+            key: text for one in self.kafka.transactions.values() for key, text in one.late_offsets.items()
+        }
+        offsets = self.kafka.offsets | late
+        for scope in self.scopes:
+            group = scope.decision_key(0).group
+            decision = decisions.decode(text for key, text in offsets.items() if key.group == group)
+            for part in () if decision is None else decision.parts:
+                if (scope.task_id(part.task, part.slot), part.producer) == (
+                    operation.transactional_id,
+                    operation.producer,
+                ):
+                    self.aborted_decided.append(operation.transactional_id)
 
     def _tasks_over(self, actor: Actor) -> bool:
         """Every partition has an attempt that succeeded, or one of them has none left that could."""
@@ -365,24 +484,24 @@ class World:
         """Gone, while what it has sent may still arrive."""
         self.faults.crashes -= 1
         actor.done, actor.error = True, TransactionError("crashed")
-        self.copies += list(actor.waiting.values())
+        self.copies += [(one, actor.protocol) for one in actor.waiting.values()]
         actor.waiting = {}
 
-    def _copy(self, operation: Any) -> None:
+    def _copy(self, actor: Actor, operation: Any) -> None:
         self.faults.late_copies -= 1
-        self.copies.append(operation)
+        self.copies.append((operation, actor.protocol))
 
     def _late(self, index: int) -> None:
-        operation = self.copies.pop(index)
+        operation, self.kafka.protocol = self.copies.pop(index)
         with contextlib.suppress(NotYet):
             self.kafka.send(operation)
 
     def _retry(self, parent: Actor, child: Actor) -> None:
         """Spark starts another attempt, whether the first is over or not."""
         self.faults.late_attempts -= 1
-        handover, number, index, _, rows = child.spec  # type: ignore[attr-defined]
+        handover, batch, index, _, rows = child.spec  # type: ignore[attr-defined]
         attempt = 1 + max(c.spec[3] for c in parent.awaits_tasks or ())  # type: ignore[attr-defined]
-        fresh = self._spawn(parent, handover, number, index, attempt, rows)
+        fresh = self._spawn(parent, handover, batch, index, attempt, rows)
         (parent.awaits_tasks or []).append(fresh)
 
     def _another_driver(self) -> None:
@@ -405,7 +524,8 @@ class World:
         """Marks expire, and their decision not yet."""
         self.faults.weeks -= 1
         self.kafka.now_ms += 7 * 86_400_000
-        self.kafka.expire_offsets(SCOPE.mark_key(0).group)
+        for scope in self.scopes:
+            self.kafka.expire_offsets(scope.mark_key(0).group)
         if self.faults.expires_ids:
             self.kafka.expire_ids()
 
@@ -422,8 +542,8 @@ class World:
             actor.done = True
         self.kafka.former.clear()
         self.kafka.former_ids.clear()
-        for _ in range(2 + 2 * self.settings.count):
-            if self.commit_log >= self.settings.count:
+        for _ in range(2 + 2 * len(self._keys())):
+            if not self.undone():
                 break
             self.start_driver()
             for _ in range(_MAX_RUN):
@@ -434,8 +554,11 @@ class World:
                 self.trace.append((f"end: {what}", whom))
                 act()
                 if self.trace[-1][0] == _NOT_YET:
-                    for name in self.kafka.pending_markers():
+                    pending = self.kafka.pending_markers()
+                    for name in pending:
                         self._write_markers(name)
+                    for name in () if pending else self.kafka.late_offsets():
+                        self._tell_offsets(name)
         for name in self.kafka.pending_markers():
             self.kafka.write_markers(name)
 
@@ -445,14 +568,17 @@ class World:
         return any(isinstance(one.error, IncompleteBatchError) for one in (driver, *driver.children))
 
     def expected(self) -> set[Row]:
-        """The rows of the batches that Spark will not run again."""
+        """The rows of the batches that nobody will run again."""
         rows = {row for layout in self.settings.layouts for one in layout for row in one}
-        return {(number, row) for number in range(self.commit_log) for row in rows}
+        keys = {writer * _KEYS + number for writer, number in self.told} - self.may_lack
+        return {(key, row) for key in keys for row in rows}
 
     def doubled(self) -> list[Row]:
         """Rows that readers see more than once."""
-        return [row for row, count in self.kafka.visible.items() if count > 1]
+        return [
+            row for row, count in self.kafka.visible.items() if count > 1 and row[0] not in self.may_double
+        ]
 
     def lost(self) -> list[Row]:
-        """Rows of batches in the commit log that no reader sees nor ever will."""
+        """Rows of batches that are told to be written, and that no reader sees nor ever will."""
         return sorted(self.expected() - set(self.kafka.visible))

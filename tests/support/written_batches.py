@@ -6,11 +6,12 @@ from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import WrittenBatch
-from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.model import CompressionType
 
 
 def written_batch(
-    partition: TopicPartition, records: int, raw_bytes: int, sent_bytes: int, base_offset: int
+    partition: Partition, records: int, raw_bytes: int, sent_bytes: int, base_offset: int
 ) -> WrittenBatch:
     """A batch of so many records, whose ``sent_bytes`` include its header."""
     buffer = IncrementalAllocator(BufferPool(sent_bytes + 128, 128, clock_ms=lambda: 0.0)).open(

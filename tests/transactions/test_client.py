@@ -25,7 +25,6 @@ from kafka_sink.network.transaction_requests import (
     TransactionDescription,
 )
 from kafka_sink.options import parse
-from kafka_sink.transactions import client as module
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import (
     EndTransaction,
@@ -140,26 +139,18 @@ class Network:
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
-    """Give clients this network, and its time."""
-
-    def using(network: Network) -> Network:
-        monkeypatch.setattr(module, "monotonic_ms", lambda: network.now_ms)
-        monkeypatch.setattr(module, "NetworkClient", lambda *_: network)
-        return network
-
-    return using
+def network() -> Network:
+    return Network()
 
 
-@pytest.fixture
-def network(use: Callable[[Any], Any]) -> Network:
-    network: Network = use(Network())
-    return network
+def client_of(network: Any) -> TransactionClient:
+    """On this network, and in its time."""
+    options = parse({"kafka.bootstrap.servers": "a:1"}).options
+    return TransactionClient(options, network, lambda: float(network.now_ms))
 
 
 def connected(network: Network) -> TransactionClient:
-    options = parse({"kafka.bootstrap.servers": "a:1"}).options
-    client = TransactionClient(options)
+    client = client_of(network)
     assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-2-0", "p-task-3-0"}
     network.now_ms = 0.0
     return client
@@ -194,8 +185,25 @@ def test_without_any_broker_a_step_ends_with_its_time(network: Network) -> None:
     client = connected(network)
     network.silent = {1, 2, 3}
 
-    with pytest.raises(DeliveryError, match="within the time allowed"):
+    with pytest.raises(
+        DeliveryError, match=r"time allowed by kafka\.delivery\.timeout\.ms .* kafka\.max\.block"
+    ):
         client.run(fetch_offsets("p-decision"), 20_000)
+
+
+def test_steps_are_told_that_a_step_has_failed(network: Network) -> None:
+    """Only they know what it means for a batch."""
+
+    def steps() -> Steps[str]:
+        try:
+            yield from fetch_offsets("p-decision")
+        except DeliveryError as error:
+            return f"the batch may be there: {error}"
+        raise AssertionError
+
+    client = connected(network)
+    network.silent = {1, 2, 3}
+    assert client.run(steps(), 20_000).startswith("the batch may be there: ")
 
 
 class WithoutGroups(Network):
@@ -207,10 +215,9 @@ class WithoutGroups(Network):
         return OffsetFetchResponse({"g": (kafka_errors.GROUP_ID_NOT_FOUND, {})})
 
 
-def test_a_group_that_does_not_exist_has_no_offsets(use: Callable[[Any], Any]) -> None:
+def test_a_group_that_does_not_exist_has_no_offsets() -> None:
     """Catches: the first batch under a prefix failed on brokers that answer so."""
-    use(WithoutGroups())
-    client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
+    client = client_of(WithoutGroups())
     assert client.run(fetch_offsets("g"), 60_000) == {}
     assert client.run(fetch_stable_offsets(OffsetKey("g", PLACE)), 60_000) == {}
 
@@ -228,26 +235,24 @@ class FormerCoordinator(Network):
         return EndTxnResponse(kafka_errors.PRODUCER_FENCED, -1, -1) if node == 1 else EndTxnResponse(0, 1, 1)
 
 
-def test_a_coordinator_that_is_not_believed_is_asked_for_at_another_broker(
-    use: Callable[[Any], Any],
-) -> None:
+def test_a_coordinator_that_is_not_believed_is_asked_for_at_another_broker() -> None:
     """Catches: a broker that was frozen and replaced named itself again, and so the driver gave up."""
-    use(FormerCoordinator())
+    network = FormerCoordinator()
 
     def end(*, afresh: bool) -> Steps[Any]:
         (ended,) = yield (EndTransaction("id", ProducerEpoch(1, 0), commit=True, afresh=afresh),)
         return ended
 
-    client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
+    client = client_of(network)
     assert client.run(end(afresh=False), 60_000) == Failed("PRODUCER_FENCED")
     assert client.run(end(afresh=True), 60_000) == ProducerEpoch(1, 1)
     assert client.run(end(afresh=False), 60_000) == ProducerEpoch(1, 1)
 
 
-def test_an_offset_that_stays_pending_is_said_to_be(use: Callable[[Any], Any]) -> None:
+def test_an_offset_that_stays_pending_is_said_to_be() -> None:
     """Catches: a run that waited for a mark in a transaction that only it could end, until its bound."""
-    network = use(FormerCoordinator())
-    client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
+    network = FormerCoordinator()
+    client = client_of(network)
     assert client.run(fetch_stable_offsets(OffsetKey("g", PLACE)), 60_000) == {OffsetKey("g", PLACE): None}
     assert network.now_ms < 5_000
 
@@ -301,18 +306,16 @@ class Coordinators(Network):
 PLACE = TopicPartition("t", 0)
 
 
-def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_them(
-    use: Callable[[Any], Any],
-) -> None:
+def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_them() -> None:
     """Catches: a decision checked against what a former coordinator told, as the request that only the
     present one can handle was sent again."""
-    network = use(Coordinators())
+    network = Coordinators()
 
     def steps() -> Steps[Any]:
         record = RecordOffsets("id", ProducerEpoch(1, 0), "g", ((PLACE, "new"),))
         return (yield (record, FetchOffsets(("g",))))
 
-    client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
+    client = client_of(network)
     failed, found = client.run(steps(), 60_000)
     assert failed is None
     assert found == {OffsetKey("g", PLACE): "present"}
@@ -334,12 +337,9 @@ class LastEpoch(Network):
         return DescribeTransactionsResponse({"p-driver": one})
 
 
-def test_who_owns_an_id_is_not_told_while_it_gets_another_producer_id(
-    use: Callable[[Any], Any],
-) -> None:
+def test_who_owns_an_id_is_not_told_while_it_gets_another_producer_id() -> None:
     """Catches: a driver that knew its next producer id by the response to EndTxn, and took what the id still
     showed for another driver's."""
-    use(LastEpoch())
-    client = TransactionClient(parse({"kafka.bootstrap.servers": "a:1"}).options)
+    client = client_of(LastEpoch())
     found = client.run(describe("p-driver"), 60_000)
     assert found["p-driver"].producer == ProducerEpoch(1007, 0)

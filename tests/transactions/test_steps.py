@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, TransactionError
+from kafka_sink.errors import ChangedBatchError, DeliveryError, IncompleteBatchError, TransactionError
 from kafka_sink.model import EndedTransactions
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, proof, task
@@ -415,6 +415,42 @@ def test_a_version_is_written_once_whether_its_first_job_was_aborted_before_or_a
         if not decided:
             cluster.commit(*(cluster.write(again, 7, index, index, app="nightly") for index in range(2)))
         assert dict(cluster.kafka.visible) == {(7, 0): 1, (7, 1): 1}
+
+
+@pytest.mark.parametrize(
+    ("app", "who"),
+    [
+        ("nightly", "The next run of it, or 'kafka-chunked-transactions"),
+        (None, "No other job, as it has no txnAppId, but"),
+    ],
+)
+def test_a_driver_that_does_not_learn_what_became_of_a_decision_says_what_readers_see(
+    app: str | None, who: str
+) -> None:
+    """Catches: a job of which readers saw a part, and would for good, was told as a request that failed."""
+    cluster = Cluster()
+    report = cluster.write(cluster.plan(), 7, 0, 0, app="nightly")
+    if app is None:
+        report = replace(report, run=replace(report.run, batch=BatchIdentity.of_unnamed_job()))
+    steps = batches.commit([report], records_empty=False)
+    wanted = next(steps)
+    while not any(map(ends_task(0), wanted)):
+        wanted = steps.send(tuple(cluster._answer(one, None) for one in wanted))
+    with pytest.raises(DeliveryError, match=f"may be decided.* see a part.*{who}.*--prefix q.*: no response"):
+        steps.throw(DeliveryError("EndTxn did not succeed: no response"))
+
+
+def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
+    """Catches: it expired by offsets.retention.minutes however often its job was started."""
+    cluster = Cluster()
+    run, batch = cluster.plan(), BatchIdentity.of_application("nightly", "t", 1)
+    empty = TaskReport(run.run(SCOPE, batch), 0, Duty.WRITE, RowsDigest(), None)
+    cluster.run(batches.commit([empty], records_empty=True))
+    cluster.kafka.now_ms = 7 * 86_400_000
+    for _ in range(2):
+        found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms)).decision
+        assert (found.number, found.began_ms) == (2, cluster.kafka.now_ms)
+    assert cluster.plan().duty(batch, 0) is Duty.SKIP
 
 
 def test_a_batch_of_which_no_task_reports_is_not_committed() -> None:

@@ -1,0 +1,271 @@
+"""All that a producer knows of one partition: batches, leader, sequences (KIP-98, KIP-360) and counts.
+
+The accumulator's lock guards its batches, which the task's thread and the sender's share. The sender's thread
+writes all else. Times are monotonic milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kafka_sink.cluster.broker import Broker
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.model import NO_TIMESTAMP, TopicPartition
+from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerSequence
+
+if TYPE_CHECKING:
+    from kafka_sink.accumulator.producer_batch import ProducerBatch
+
+
+# Brokers remember this many batches of a producer and partition for finding duplicates.
+MAX_IN_FLIGHT = 5
+_SEQUENCE_RANGE = 1 << 31
+# Far below any producer.id.expiration.ms: after this a broker may have forgotten the producer.
+_ESTABLISHED_MS = 300_000.0
+
+
+# The first and the last offset.
+Range = tuple[int, int]
+
+
+class PartitionCounts:
+    """Of a task's acknowledged batches. ``ranges`` are their offsets, in the order of responses."""
+
+    __slots__ = ("batches", "log_append_time_ms", "ranges", "raw_bytes", "records", "sent_bytes")
+
+    def __init__(self) -> None:
+        self.records = self.batches = self.sent_bytes = self.raw_bytes = 0
+        self.log_append_time_ms = NO_TIMESTAMP
+        self.ranges: list[Range] = []
+
+    def extend(self, first: int, last: int) -> None:
+        """Batches of one writer are neighbours mostly: a producer that runs for months has few ranges."""
+        ranges = self.ranges
+        if ranges and ranges[-1][1] + 1 == first:
+            ranges[-1] = (ranges[-1][0], last)
+        else:
+            ranges.append((first, last))
+
+
+class Partition:
+    """One for each partition that a producer has written to.
+
+    A batch keeps its sequence until it is acknowledged. The exceptions are a restart, after a broker has lost
+    its state of this producer, and a gap, after records were dropped: then batches that were surely not
+    written get new sequences, once none of them is in flight.
+    """
+
+    __slots__ = (
+        *("_numbers", "_started", "batches", "counts", "established_until_ms", "gap", "has_taken"),
+        *("id", "in_flight", "last_offset", "leader", "metadata_version", "missing_since_ms"),
+        *("needs_restart", "next_sequence", "producer", "restarts", "retry_at_ms", "unacknowledged"),
+    )
+
+    def __init__(self, partition: TopicPartition) -> None:
+        self.id = partition
+        # Oldest first; the last may be open. The backoff of the first ends at ``retry_at_ms``.
+        self.batches: deque[ProducerBatch] = deque()
+        self.in_flight = 0
+        self.retry_at_ms = 0.0
+        # As of this version of the metadata.
+        self.leader: Broker | None = None
+        self.metadata_version: int | None = None
+        # Whether a broker has taken a batch of this producer.
+        self.has_taken = False
+        # Since when rows have waited for it though its topic has no such partition.
+        self.missing_since_ms: float | None = None
+        # Of the present task; None before its first acknowledgement.
+        self.counts: PartitionCounts | None = None
+        self.forget_sequences()
+
+    def forget_sequences(self) -> None:
+        """Begin as a partition that was never written to."""
+        # The id and epoch that the sequences belong to.
+        self.producer = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+        self.next_sequence = 0
+        # Until then the leader surely remembers the producer, as it has acknowledged a batch.
+        self.established_until_ms = -math.inf
+        # The last offset that the leader acknowledged, -1 where there is none.
+        self.last_offset = -1
+        self.restarts = 0
+        # Whether the broker and this producer disagree about the next sequence.
+        self.needs_restart = False
+        # The first sequence of records that were dropped. Later batches have sequences that are too high.
+        self.gap: int | None = None
+        # Batches with a sequence and without an acknowledgement, in sequence order.
+        self.unacknowledged: deque[ProducerBatch] = deque()
+        # How many batches got a sequence, and for each unacknowledged one how many had when it did. Pieces
+        # have the number of the batch that they were part of.
+        self._started = 0
+        self._numbers: dict[ProducerBatch, int] = {}
+
+    def refresh_leader(
+        self, leader: Callable[[TopicPartition], Broker | None], metadata_version: int | None
+    ) -> None:
+        """Look the leader up, which holds for this version of the metadata."""
+        self.leader = leader(self.id)
+        self.metadata_version = metadata_version
+
+    def insert(self, batch: ProducerBatch) -> None:
+        """Put a batch back in append order: retries of several in-flight batches may return in any order."""
+        place = 0
+        for queued in self.batches:
+            if queued.ordinal > batch.ordinal:
+                break
+            place += 1
+        self.batches.insert(place, batch)
+
+    # -- sequences ----------------------------------------------------------------------------------
+
+    def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
+        """Whether the batch may be sent now without risk to the partition's order.
+
+        A batch that was sent before is sent again only as the oldest unacknowledged one. A partition's first
+        batch, and the first after an error, is sent alone: a broker without state of this producer accepts
+        any sequence as the first, so a second batch could overtake a rejected first one and be written before
+        it (seen on a real broker that responded NOT_LEADER_OR_FOLLOWER to a new topic's first batch only).
+        No more than four batches pass one whose outcome is unknown, however often that one is sent: a broker
+        that has taken five others no longer knows whether it has it.
+        """
+        if self.gap is not None:
+            return False
+        if not self.unacknowledged:
+            return True
+        if self.needs_restart:
+            return False
+        first = self.unacknowledged[0]
+        if batch.has_sequence:
+            return first is batch
+        if now_ms >= self.established_until_ms or len(self.unacknowledged) >= MAX_IN_FLIGHT:
+            return False
+        # How many come after the first unacknowledged one, acknowledged ones included.
+        return self._started - self._numbers[first] < MAX_IN_FLIGHT - 1
+
+    def assign(self, batch: ProducerBatch, producer: tuple[int, int]) -> None:
+        """Give a batch its sequence under this id and epoch."""
+        if self.producer != producer and not self.unacknowledged:
+            # Another partition's restart raised the epoch. This one follows when all is acknowledged.
+            self.producer = producer
+            self.next_sequence = 0
+            self.established_until_ms = -math.inf
+        batch.assign_sequence(ProducerSequence(*self.producer, self.next_sequence))
+        self.unacknowledged.append(batch)
+        self._started += 1
+        self._numbers[batch] = self._started
+        self.next_sequence = (self.next_sequence + batch.record_count) % _SEQUENCE_RANGE
+
+    def acknowledged(self, batch: ProducerBatch, last_offset: int, now_ms: float) -> None:
+        """The broker has the batch. ``last_offset`` is its last record's offset, -1 where unknown."""
+        self.established_until_ms = now_ms + _ESTABLISHED_MS
+        self.last_offset = max(self.last_offset, last_offset)
+        if self.unacknowledged and self.unacknowledged[0] is batch:
+            self.unacknowledged.popleft()
+            del self._numbers[batch]
+            return
+        if batch not in self.unacknowledged:
+            return
+        for earlier in self.unacknowledged:
+            if earlier is batch:
+                break
+            # A broker accepts sequences in order, so it has these too. Their own responses are late or lost.
+            earlier.set_possibly_written()
+        self.unacknowledged.remove(batch)
+        del self._numbers[batch]
+
+    def attempt_failed(self) -> None:
+        """Until the next acknowledgement the partition's batches are sent one by one."""
+        self.established_until_ms = -math.inf
+
+    def is_next(self, batch: ProducerBatch) -> bool:
+        """Whether every earlier batch is acknowledged, and no earlier record was dropped."""
+        return self.gap is None and bool(self.unacknowledged) and self.unacknowledged[0] is batch
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a request has a batch without an acknowledgement."""
+        return any(batch.request_references for batch in self.unacknowledged)
+
+    @property
+    def restarted(self) -> bool:
+        """Whether the sequences were restarted and nothing was acknowledged since."""
+        return self.restarts > 0 and self.established_until_ms == -math.inf
+
+    @property
+    def unresolved(self) -> list[ProducerBatch]:
+        """Batches that may have been written. No restart may change their sequences."""
+        return [batch for batch in self.unacknowledged if batch.possibly_written]
+
+    def restart(self) -> None:
+        """Take the sequences back: they start at 0 with the next id or epoch.
+
+        Raises KafkaSinkError and changes nothing where a batch is in flight or may have been written.
+        """
+        if self.is_in_flight or self.unresolved:
+            raise KafkaSinkError(f"{self.id} has unresolved batches, which keep their sequences")
+        for batch in self.unacknowledged:
+            batch.withdraw_sequence()
+        self.unacknowledged.clear()
+        self._numbers.clear()
+        self.producer = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+        self.restarts += 1
+        self.established_until_ms = -math.inf
+        self.needs_restart = False
+        self.gap = None
+
+    def replaced(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
+        """The pieces of a batch that was surely not written take over its sequences."""
+        place = self.unacknowledged.index(batch)
+        del self.unacknowledged[place]
+        number = self._numbers.pop(batch)
+        at = batch.sequence.base_sequence
+        for offset, piece in enumerate(pieces):
+            piece.assign_sequence(batch.sequence._replace(base_sequence=at))
+            self.unacknowledged.insert(place + offset, piece)
+            self._numbers[piece] = number
+            at = (at + piece.record_count) % _SEQUENCE_RANGE
+
+    def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
+        """A batch that was surely not written lost records. ``pieces`` contain the others and take over its
+        first sequences.
+
+        The broker expects the sequence after them next, so it rejects what is in flight behind them. Nothing
+        more is sent to the partition until ``close_gap``.
+        """
+        self.replaced(batch, pieces)
+        gap = (batch.sequence.base_sequence + sum(piece.record_count for piece in pieces)) % _SEQUENCE_RANGE
+        if self.gap is None or not _is_after(gap, self.gap):
+            self.gap = gap
+
+    @property
+    def after_gap(self) -> list[ProducerBatch]:
+        """The batches whose sequences ``close_gap`` would change."""
+        gap = self.gap
+        if gap is None:
+            return []
+        return [batch for batch in self.unacknowledged if _is_after(batch.sequence.base_sequence, gap)]
+
+    def close_gap(self) -> None:
+        """Batches behind dropped records take over their sequences.
+
+        Raises KafkaSinkError and changes nothing where one of them is in flight or may have been written.
+        """
+        behind, at = self.after_gap, self.gap
+        if any(batch.request_references or batch.possibly_written for batch in behind):
+            raise KafkaSinkError(f"{self.id} has unresolved batches, which keep their sequences")
+        if at is None:
+            return
+        for batch in behind:
+            moved = batch.sequence._replace(base_sequence=at)
+            batch.withdraw_sequence()
+            batch.assign_sequence(moved)
+            at = (at + batch.record_count) % _SEQUENCE_RANGE
+        self.next_sequence = at
+        self.gap = None
+
+
+def _is_after(sequence: int, other: int) -> bool:
+    """Whether a sequence is ``other`` or follows it. Sequences wrap around."""
+    return (sequence - other) % _SEQUENCE_RANGE < _SEQUENCE_RANGE // 2

@@ -1,0 +1,226 @@
+"""What is known of one partition: its sequences, at exact times and without sockets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_sink.accumulator.producer_batch import ProducerBatch
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.errors import KafkaSinkError
+from kafka_sink.model import TopicPartition
+from kafka_sink.sending.producer_identity import ProducerIdentity
+from tests.support.brokers import Brokers
+from tests.support.sequences import P0, P1, acknowledge, batch, ended, fail, identity, marks, sent
+
+# -- sequences ----------------------------------------------------------------------------------------
+
+
+def test_a_sequence_is_given_once_and_counts_records() -> None:
+    of = identity()
+    first = sent(of, batch(10))
+    acknowledge(first)
+    second, other = sent(of, batch(3)), sent(of, batch(3, P1))
+    assert [marks(one) for one in (first, second, other)] == [(7, 0, 0), (7, 0, 10), (7, 0, 0)]
+    of.assign(second)
+    assert marks(second) == (7, 0, 10)
+
+
+def test_sequences_wrap_to_zero() -> None:
+    of = identity()
+    acknowledge(sent(of, batch(2**31 - 3)))
+    numbers = []
+    for count in (2, 1, 4):
+        one = sent(of, batch(count))
+        numbers.append(one.sequence.base_sequence)
+        acknowledge(one)
+    assert numbers == [2**31 - 3, 2**31 - 1, 0]
+
+
+@given(st.lists(st.integers(1, 2**30), min_size=1, max_size=20))
+def test_sequences_always_follow_each_other(counts: list[int]) -> None:
+    of = identity()
+    expected = 0
+    for count in counts:
+        one = sent(of, batch(count))
+        assert one.sequence.base_sequence == expected
+        assert 0 <= one.sequence.base_sequence < 2**31
+        expected = (expected + count) % 2**31
+        acknowledge(one)
+        one.buffer.release()
+
+
+def test_the_first_batch_goes_alone_then_up_to_five() -> None:
+    of = identity()
+    first = sent(of, batch())
+    assert not of.may_send(batch(), 0)
+    assert of.may_send(batch(partition=P1), 0)
+    acknowledge(first)
+    for _ in range(5):
+        sent(of, batch())
+    assert not of.may_send(batch(), 0)
+
+
+def test_a_broker_may_forget_so_after_a_long_silence_the_first_goes_alone_again() -> None:
+    of = identity()
+    acknowledge(sent(of, batch()), 1000)
+    sent(of, batch())
+    assert of.may_send(batch(), 1000 + 299_999)
+    assert not of.may_send(batch(), 1000 + 300_000)
+
+
+def test_after_an_error_batches_go_one_by_one_and_old_ones_in_order() -> None:
+    of = identity()
+    acknowledge(sent(of, batch()))
+    one, two = sent(of, batch()), sent(of, batch())
+    fail(two)
+    assert not of.may_send(two, 0)
+    assert not of.may_send(batch(), 0)
+    fail(one)
+    assert of.may_send(one, 0)
+    assert (one.home.is_next(one), two.home.is_next(two)) == (True, False)
+    one.request_references += 1
+    acknowledge(one)
+    assert (of.may_send(two, 0), two.home.is_next(two)) == (True, True)
+
+
+def test_no_more_than_four_batches_pass_one_of_unknown_outcome() -> None:
+    """However often it is sent again: a broker remembers the last five batches."""
+    of = identity()
+    acknowledge(sent(of, batch()))
+    unknown, *others = [sent(of, batch()) for _ in range(3)]
+    unknown.set_possibly_written()
+    fail(unknown)
+    for one in others:
+        acknowledge(one)
+    assert of.may_send(unknown, 0)
+    unknown.request_references += 1
+    for _ in range(2):
+        acknowledge(sent(of, batch()))
+    assert not of.may_send(batch(), 0), "four have passed it"
+    acknowledge(unknown)
+    for _ in range(5):
+        sent(of, batch())
+
+
+def test_pieces_are_passed_by_no_more_than_their_parent() -> None:
+    of = identity()
+    acknowledge(sent(of, batch()))
+    parent, *others = [sent(of, batch(2)) for _ in range(4)]
+    pieces = [batch(), batch()]
+    parent.home.replaced(parent, pieces)
+    for one in others:
+        one.request_references -= 1
+        one.home.acknowledged(one, -1, 0)
+    acknowledge_piece(of, pieces[0])
+    sent(of, batch())
+    assert not of.may_send(batch(), 0), "four have passed the second piece"
+    acknowledge_piece(of, pieces[1])
+    assert of.may_send(batch(), 0)
+
+
+def acknowledge_piece(of: ProducerIdentity, piece: ProducerBatch) -> None:
+    assert of.may_send(piece, 0)
+    piece.request_references += 1
+    acknowledge(piece)
+
+
+def test_an_acknowledgement_means_that_earlier_batches_are_written_too() -> None:
+    of = identity()
+    acknowledge(sent(of, batch()))
+    one, two, three = (sent(of, batch()) for _ in range(3))
+    acknowledge(two)
+    assert (one.possibly_written, three.possibly_written) == (True, False)
+    assert one.home.is_next(one)
+
+
+def test_pieces_share_their_parents_sequences_in_its_place() -> None:
+    of = identity()
+    acknowledge(sent(of, batch()))
+    parent, behind = sent(of, batch(10)), sent(of, batch(1))
+    pieces = [batch(4), batch(6)]
+    parent.home.replaced(parent, pieces)
+    assert [marks(piece) for piece in pieces] == [(7, 0, 1), (7, 0, 5)]
+    assert (of.may_send(pieces[0], 0), of.may_send(pieces[1], 0), of.may_send(behind, 0)) == (
+        True,
+        False,
+        False,
+    )
+    assert behind.sequence.base_sequence == 11
+
+
+# -- dropped records ----------------------------------------------------------------------------------
+
+
+def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
+    of = identity()
+    ended(sent(of, batch(1)))
+    first, dropped, behind = sent(of, batch(2)), sent(of, batch(5)), sent(of, batch(3))
+    behind.write_header()
+    start = first.sequence.base_sequence
+    fail(dropped)
+    left = batch(4)
+    of.shrunk(dropped, [left])
+    assert left.sequence.base_sequence == start + 2
+    assert not of.may_send(left, 0)
+    assert not behind.home.is_next(behind), "its refusal is no reason to restart"
+    assert of.gaps_due() == [], "two batches are in flight"
+    first.request_references -= 1
+    first.home.acknowledged(first, 1, 0)
+    fail(behind)
+    assert of.gaps_due() == [P0]
+    of.close_gap(P0)
+    assert behind.sequence.base_sequence == start + 6
+    behind.write_header()
+    header = b"".join(behind.buffer.views())
+    assert int.from_bytes(header[53:57], "big") == start + 6, "the header has the old one"
+    assert of.gaps_due() == []
+    assert not of.settled
+    for one in (left, behind):
+        ended(sent(of, one), -1)
+    assert of.settled
+    assert sent(of, batch(1)).sequence.base_sequence == start + 9
+
+
+def test_a_gap_keeps_a_batch_that_may_have_been_written() -> None:
+    of = identity()
+    ended(sent(of, batch(1)))
+    dropped, behind = sent(of, batch(1)), sent(of, batch(1))
+    fail(dropped)
+    of.shrunk(dropped, [])
+    fail(behind)
+    behind.set_possibly_written()
+    assert P0.after_gap == [behind]
+    with pytest.raises(KafkaSinkError, match="keep their sequences"):
+        of.close_gap(P0)
+
+
+def test_two_gaps_close_at_once() -> None:
+    of = identity()
+    ended(sent(of, batch(1)))
+    one, two, three = (sent(of, batch(1)) for _ in range(3))
+    for dropped in (two, one):
+        fail(dropped)
+        of.shrunk(dropped, [])
+    fail(three)
+    of.close_gap(P0)
+    assert three.sequence == one.sequence
+
+
+# -- batches and offsets ------------------------------------------------------------------------------
+
+
+def test_what_comes_back_takes_its_place_among_what_was_appended() -> None:
+    partition = Partition(TopicPartition("t", 0))
+    batches = [batch(1, partition) for _ in range(4)]
+    partition.batches.extend((batches[1], batches[3]))
+    for one in (batches[2], batches[0]):
+        partition.insert(one)
+    assert list(partition.batches) == batches
+
+
+def test_a_leader_is_looked_up_once_for_a_version_of_the_metadata() -> None:
+    brokers, partition = Brokers(1), Partition(TopicPartition("t", 0))
+    partition.refresh_leader(brokers.led_by(lambda _: 1), 7)
+    assert (partition.leader, partition.metadata_version) == (brokers[1], 7)

@@ -1,0 +1,61 @@
+"""Batches and partitions of an idempotent producer, without sockets."""
+
+from __future__ import annotations
+
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.accumulator.producer_batch import ProducerBatch
+from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.network.requests import ProducerIdResponse
+from kafka_sink.records.batch_header import ProducerSequence
+from kafka_sink.sending.producer_identity import ProducerIdentity
+
+ALLOCATOR = IncrementalAllocator(BufferPool(1 << 22, 128, clock_ms=lambda: 0.0))
+P0, P1 = Partition(TopicPartition("t", 0)), Partition(TopicPartition("t", 1))
+
+
+def identity(epoch: int = 0) -> ProducerIdentity:
+    """With an id, and partitions that were never written to."""
+    P0.forget_sequences()
+    P1.forget_sequences()
+    made = ProducerIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
+    assert made.on_response(ProducerIdResponse(0, 7, epoch), 0) is None
+    return made
+
+
+def batch(records: int = 1, partition: Partition = P0) -> ProducerBatch:
+    buffer = ALLOCATOR.try_open(100)
+    assert buffer is not None
+    made = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    made.record_count = records
+    return made
+
+
+def sent(of: ProducerIdentity, one: ProducerBatch) -> ProducerBatch:
+    """As the sender does it."""
+    assert of.may_send(one, 0)
+    of.assign(one)
+    one.request_references += 1
+    one.attempts += 1
+    return one
+
+
+def fail(one: ProducerBatch) -> None:
+    one.request_references -= 1
+    one.home.attempt_failed()
+
+
+def acknowledge(one: ProducerBatch, now_ms: float = 0) -> None:
+    one.request_references -= 1
+    one.home.acknowledged(one, -1, now_ms)
+
+
+def ended(one: ProducerBatch, last_offset: int = 0) -> None:
+    """Acknowledged, while its request still refers to it."""
+    one.home.acknowledged(one, last_offset, 0)
+
+
+def marks(one: ProducerBatch) -> ProducerSequence:
+    return one.sequence
