@@ -25,7 +25,7 @@ from kafka_sink.driver.command_line import (
     problem,
 )
 from kafka_sink.errors import KafkaSinkError, MissingTopicError
-from kafka_sink.libraries import OF_DRIVER, OF_TASKS, anybody_may_write
+from kafka_sink.libraries import OF_DRIVER, OF_TASKS, others_may_write
 from kafka_sink.printable import printable, printable_list
 from kafka_sink.version import __version__
 
@@ -299,10 +299,10 @@ def _folders(environ: Mapping[str, str]) -> Finding:
 def _shared_import_folders() -> Iterator[Finding]:
     """Spark's workers are started by ``-m``, so they import from the folder of the driver's start."""
     for folder in dict.fromkeys([os.getcwd(), *map(os.path.abspath, sys.path)]):
-        if anybody_may_write(folder):
+        if others_may_write(folder):
             yield note(
-                f"Python imports from {folder}, where any user of this host can put a module that then runs "
-                "as you: start jobs in a folder of your own, and take shared ones off PYTHONPATH"
+                f"Python imports from {folder}, where others on this host can put a module that then runs as "
+                "you: start jobs in a folder of your own, and take shared ones off PYTHONPATH"
             )
 
 

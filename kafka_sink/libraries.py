@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import socket
 import stat
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 # Modules that every task imports, and the distribution that has each.
 OF_TASKS = {
@@ -66,30 +69,50 @@ def _is_there(module: str) -> bool:
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def anybody_may_write(folder: str) -> bool:
-    """Whether every user of the host may create files there, as in /tmp."""
-    try:
-        mode = os.stat(folder).st_mode
-    except OSError:
+def others_may_write(path: str) -> bool:
+    """Whether users of the host other than this one and root may put files into the folder, as into /tmp, or
+    change the file; or put another in its place. False for what is not there."""
+    path = os.path.realpath(path)
+    if not os.path.exists(path):
         return False
-    return stat.S_ISDIR(mode) and bool(mode & stat.S_IWOTH)
+    return _is_of_others(path) or any(
+        # In a folder such as /tmp nobody may move what is another's.
+        _is_of_others(str(parent)) and not os.stat(parent).st_mode & stat.S_ISVTX
+        for parent in Path(path).parents
+    )
 
 
-def is_ours(folder: str) -> bool:
-    """Whether only this user and root may create files there."""
+def _is_of_others(path: str) -> bool:
     try:
-        found = os.stat(folder)
+        found = os.stat(path)
     except OSError:
-        # An archive of Spark's, say, that is not there yet.
-        return not os.path.lexists(folder)
-    return found.st_uid in (0, os.getuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return True
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and not _is_own_group(found.st_gid)
+
+
+def _is_own_group(group: int) -> bool:
+    """root's, or the one that many systems make for each user."""
+    if group == 0:
+        return True
+    try:
+        user, of_files = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    return of_files.gr_name == user and set(of_files.gr_mem) <= {user}
 
 
 def path_for_child(path: Sequence[str]) -> str:
     """PYTHONPATH for a process in another folder that imports what this one can, by absolute paths.
 
-    Folders of others, and those that a group may write to, are left out, except for the one that holds this
-    package. What comes with Python itself is on the child's path without it.
+    What others may write to is left out, except for what holds this package.
     """
     folders = dict.fromkeys(map(os.path.abspath, path))
-    return os.pathsep.join(one for one in folders if one == _PACKAGE_ROOT or is_ours(one))
+    return os.pathsep.join(one for one in folders if one == _PACKAGE_ROOT or not others_may_write(one))
+
+
+def module_command(module: str) -> list[str]:
+    """Runs a module of this package. Python 3.10 imports from its current folder then: let that be "/"."""
+    safe = ["-P"] if sys.version_info >= (3, 11) else []
+    return [os.path.abspath(sys.executable), *safe, "-m", module]

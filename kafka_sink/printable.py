@@ -1,4 +1,4 @@
-"""Texts of others, such as brokers, made safe for one line of a log or of an exception."""
+"""Texts of others, such as brokers and rows, made safe for one line of a log or of an exception."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from kafka_sink.secret import repeats_secret
 
 MAX_CHARACTERS = 300
-# Names, IPv4 and IPv6 addresses: what a resolver may be asked for, and what may stand in a line of a log.
 _REPEATS = "[hidden: it repeats a secret]"
+# Names, IPv4 and IPv6 addresses: what a resolver may be asked for, and what may stand in a line of a log.
 _HOST = re.compile(r"[\w.%:-]{1,255}")
 
 
@@ -19,13 +19,16 @@ def is_host(text: str) -> bool:
 
 
 def printable(text: str, limit: int = MAX_CHARACTERS) -> str:
-    """At most ``limit`` characters of the text, on one line. Nothing of one that repeats a secret.
+    """As ``one_line``, for texts of peers and libraries: nothing of one that repeats a secret."""
+    return _REPEATS if repeats_secret(text) else one_line(text, limit)
+
+
+def one_line(text: str, limit: int = MAX_CHARACTERS) -> str:
+    """At most ``limit`` characters of the text, on one line.
 
     What is not printable becomes a space: ends of lines, terminals' escape codes, marks that turn the
     direction of writing. A text that is cut ends in "...".
     """
-    if repeats_secret(text):
-        return _REPEATS
     cut = text[: limit - 3] + "..." if len(text) > limit else text
     return cut if cut.isprintable() else "".join(char if char.isprintable() else " " for char in cut)
 
@@ -39,4 +42,4 @@ def printable_list(texts: Iterable[str], limit: int = MAX_CHARACTERS) -> str:
             break
         shown.append(printable(text, limit))
         length += len(shown[-1]) + 2
-    return printable(", ".join(shown), limit)
+    return one_line(", ".join(shown), limit)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import grp
+import os
+import pwd
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,3 +77,46 @@ def test_a_library_that_is_there_and_too_old_is_to_be_upgraded(miss: Callable[..
 def test_other_errors_have_none() -> None:
     assert libraries.explanation(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
     assert libraries.explanation(ImportError("lz4")) is None
+
+
+def test_what_others_may_write_to_is_not_imported_by_child_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: folders of another user, and those that a group may write to; and theirs below."""
+    own, shared, group, below = (tmp_path / name for name in ("own", "shared", "group", "shared/below"))
+    for folder, mode in ((own, 0o755), (shared, 0o777), (group, 0o775), (below, 0o755)):
+        folder.mkdir()
+        folder.chmod(mode)
+    monkeypatch.setattr(libraries, "_is_own_group", lambda number: False)
+    archive = own / "job.zip"
+    archive.write_bytes(b"")
+    everything = [str(one) for one in (own, shared, group, below, archive)]
+    assert libraries.path_for_child(everything).split(os.pathsep) == [str(own), str(archive)]
+    archive.chmod(0o666)
+    assert libraries.path_for_child(everything) == str(own)
+    if os.geteuid() == 0:
+        os.chown(own, 12_345, -1)
+        assert libraries.path_for_child(everything) == ""
+        os.chown(own, 0, -1)
+    shared.chmod(0o1777)
+    assert libraries.path_for_child([str(shared), str(below)]) == str(below), "as in /tmp"
+    assert not libraries.others_may_write(str(tmp_path / "missing"))
+
+
+def test_a_users_own_group_and_roots_are_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = pwd.getpwuid(os.geteuid()).pw_name
+    groups = {7: SimpleNamespace(gr_name=name, gr_mem=[name]), 8: SimpleNamespace(gr_name="staff", gr_mem=[])}
+    groups[9] = SimpleNamespace(gr_name=name, gr_mem=["mallory"])
+    monkeypatch.setattr(grp, "getgrgid", groups.__getitem__)
+    found = [libraries._is_own_group(number) for number in (0, 7, 8, 9, 10)]
+    assert found == [True, True, False, False, False]
+
+
+def test_a_module_is_run_without_the_current_folder(tmp_path: Path) -> None:
+    planted = "raise SystemExit('planted')\n"
+    for name in ("json", "argparse", "this"):
+        (tmp_path / f"{name}.py").write_text(planted)
+    folder = tmp_path if sys.version_info >= (3, 11) else Path("/")
+    command = [*libraries.module_command("json.tool"), "--help"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from kafka_sink.breaker.probes import ProbePolicy
 from kafka_sink.breaker.states import NO_EVIDENCE, Evidence, LocalMutes, Mute, ProbeLease, Target, target_of
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import NO_LEADER, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.printable import one_line
 
 
 class MutedView:
@@ -108,7 +109,7 @@ class CircuitBreakManager:
         if self._is_other_thread():
             self._queued.append(partial(self.mute, target, reason, evidence))
         else:
-            self.local.mute(target, str(reason), evidence, own=True)
+            self.local.mute(target, one_line(str(reason)), evidence, own=True)
 
     def unmute(self, target: int | TopicPartition, reason: str = "unmuted by the breaker class") -> None:
         """End a mute. Raises ValueError for a target that cannot be muted."""
@@ -116,7 +117,7 @@ class CircuitBreakManager:
         if self._is_other_thread():
             self._queued.append(partial(self.unmute, target, reason))
         else:
-            self.local.unmute(target, str(reason), own=True)
+            self.local.unmute(target, one_line(str(reason)), own=True)
 
     def available_partitions_for_topic(self, topic: str) -> list[PartitionInfo]:
         """Partitions that have a leader and are not muted."""

@@ -210,14 +210,12 @@ def _spawn(
     }
     inherited = {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
     inherited["PYTHONPATH"] = libraries.path_for_child(sys.path)
-    # `-m` would put the process's own folder first.
-    inherited["PYTHONSAFEPATH"] = "1"
     flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
     log = os.open(place.folder / "log", flags, 0o600)
     module = "kafka_sink.coordinator.server_process"
     try:
         process = subprocess.Popen(
-            [os.path.abspath(sys.executable), "-m", module, json.dumps(settings)],
+            [*libraries.module_command(module), json.dumps(settings)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

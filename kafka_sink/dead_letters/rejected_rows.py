@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.dtypes import Int64s
 from kafka_sink.errors import TooManyDeadLettersError
+from kafka_sink.printable import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -156,6 +157,7 @@ UNLIMITED = -1
 _MAX_REASONS = 1000
 # Rows that a task logs one by one. The summary counts all.
 _LOGGED = 3
+_LONGEST_REASON = 1000
 # Bytes of rejected rows from which on the sender leaves others in their batches, and so in buffer.memory. It
 # takes as many out of a batch at once.
 ROOM_BYTES = 4 << 20
@@ -195,7 +197,7 @@ class DeadLetters:
         if self._max_rows != UNLIMITED and rows > self._max_rows:
             raise TooManyDeadLettersError(
                 f"{rows} rows of this task can never be written, more than errors.max = {self._max_rows}. "
-                f"The last one: {reason}. Mend the rows, or raise errors.max"
+                f"The last one: {one_line(reason, _LONGEST_REASON)}. Mend the rows, or raise errors.max"
             )
 
     def add(self, rejected: Rejected) -> None:
@@ -212,9 +214,9 @@ class DeadLetters:
                 self._held_bytes += rejected.held_bytes
         for row in range(logged):
             _log.warning(
-                "a row for topic %.255s can never be written: %s; errors.tolerance=all skips it",
-                rejected.topic_of(row),
-                rejected.reason,
+                "a row for topic %s can never be written: %s; errors.tolerance=all skips it",
+                one_line(str(rejected.topic_of(row))),
+                one_line(rejected.reason, _LONGEST_REASON),
             )
 
     @property

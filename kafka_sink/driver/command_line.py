@@ -7,6 +7,11 @@ import json
 from dataclasses import dataclass
 from enum import Enum
 
+from kafka_sink.printable import one_line
+
+# Findings quote what brokers, registries and processes say.
+_LONGEST = 10_000
+
 
 def parser_of(program: str, description: str) -> argparse.ArgumentParser:
     """For a tool; the description keeps its lines."""
@@ -74,12 +79,12 @@ class Finding:
 
 
 def ok(text: str) -> Finding:
-    return Finding(Level.OK, text)
+    return Finding(Level.OK, one_line(text, _LONGEST))
 
 
 def note(text: str) -> Finding:
-    return Finding(Level.NOTE, text)
+    return Finding(Level.NOTE, one_line(text, _LONGEST))
 
 
 def problem(text: str) -> Finding:
-    return Finding(Level.PROBLEM, text)
+    return Finding(Level.PROBLEM, one_line(text, _LONGEST))

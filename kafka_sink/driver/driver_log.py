@@ -12,7 +12,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kafka_sink.printable import one_line
+
 LOGGER = logging.getLogger("kafka_sink")
+# Lines quote names of topics, prefixes and others' transactions.
+_LONGEST = 10_000
 # The format of Spark's own lines, which surround these.
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _DATE_FORMAT = "%y/%m/%d %H:%M:%S"
@@ -21,23 +25,23 @@ _DATE_FORMAT = "%y/%m/%d %H:%M:%S"
 def report(line: str) -> None:
     """Log a line that the user should see although nothing is wrong."""
     with _visible():
-        LOGGER.info(line)
+        LOGGER.info("%s", one_line(line, _LONGEST))
 
 
 def report_json(line: str) -> None:
     """Log a line of JSON, without anything before it unless the user's own handlers add that."""
     with _visible("%(message)s"):
-        LOGGER.info(line)
+        LOGGER.info("%s", line)
 
 
 def warn(line: str) -> None:
     with _visible():
-        LOGGER.warning(line)
+        LOGGER.warning("%s", one_line(line, _LONGEST))
 
 
 def error(line: str) -> None:
     with _visible():
-        LOGGER.error(line)
+        LOGGER.error("%s", one_line(line, _LONGEST))
 
 
 def formatted_error(line: str) -> str:

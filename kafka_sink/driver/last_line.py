@@ -49,10 +49,9 @@ def leave(subject: str, line: str, environ: Mapping[str, str] = os.environ) -> N
         return
     inherited = {name: environ[name] for name in _INHERITED if name in environ}
     inherited["PYTHONPATH"] = libraries.path_for_child(sys.path)
-    inherited["PYTHONSAFEPATH"] = "1"
     with suppress(OSError):
         process = subprocess.Popen(
-            [os.path.abspath(sys.executable), "-m", _MODULE, str(driver.pid), driver.started],
+            [*libraries.module_command(_MODULE), str(driver.pid), driver.started],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.printable import printable
+from kafka_sink.printable import one_line, printable
 from kafka_sink.secret import HiddenBytes, Secret
 from kafka_sink.security.settings import Store
 
@@ -88,7 +88,7 @@ def read_private_key(store: Store) -> PrivateKeyTypes:
 
 def named(store: Store) -> str:
     """The store's option and file, for messages."""
-    where = f" = {printable(store.location)}" if store.location else ""
+    where = f" = {one_line(store.location)}" if store.location else ""
     return f"Option '{store.option}'{where}"
 
 

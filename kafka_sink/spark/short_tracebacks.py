@@ -16,7 +16,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from kafka_sink import libraries
 from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import BufferOwnershipError, KafkaSinkError, ProducerClosedError, ProtocolError
-from kafka_sink.printable import printable
+from kafka_sink.printable import one_line
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -59,7 +59,7 @@ def logged_on_driver(
 
 def log_failure(subject: str, line: str) -> None:
     """Log what has failed and what to do, now and when the driver ends."""
-    line = printable(line, _MAX_LINE)
+    line = one_line(line, _MAX_LINE)
     driver_log.error(line)
     last_line.leave(subject, driver_log.formatted_error(line))
 

@@ -15,6 +15,7 @@ from kafka_sink.driver.command_line import add_options, given_options, parser_of
 from kafka_sink.driver.planning_client import CONNECT_BOUND_MS
 from kafka_sink.errors import KafkaSinkError, ProtocolError
 from kafka_sink.options import SinkOptions, parse
+from kafka_sink.printable import one_line
 from kafka_sink.transactions import driver, proof
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import Decision
@@ -23,6 +24,7 @@ from kafka_sink.transactions.scope import Scope, prefix_of
 
 _TIMEOUT_MS = 60_000.0
 _NEAR = 3
+_LONGEST = 10_000
 _DESCRIPTION = """\
 Shows and ends what the transactions of a transactional.id.prefix have left behind.
 
@@ -59,8 +61,13 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
         finally:
             client.close()
     except KafkaSinkError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(f"error: {error}", sys.stderr)
         return 1
+
+
+def _say(line: str, out: TextIO) -> None:
+    """Brokers name prefixes and transactions of everybody, which may hold anything."""
+    print(one_line(line, _LONGEST), file=out)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,7 +103,7 @@ def _warn_of_brokers(client: TransactionClient) -> None:
     """Warn of brokers that a list lacks."""
     if client.left_out:
         named = ", ".join(map(str, sorted(client.left_out)))
-        print(f"warning: broker {named} did not respond: what it coordinates is not listed", file=sys.stderr)
+        _say(f"warning: broker {named} did not respond: what it coordinates is not listed", sys.stderr)
 
 
 def _known_scope(client: TransactionClient, prefix: str, topic: str | None, known: Iterable[str]) -> Scope:
@@ -141,29 +148,29 @@ def _list_prefixes(client: TransactionClient, known: Iterable[str], out: TextIO)
             continue  # another application's
         found = client.run(_open(scope), _TIMEOUT_MS)
         decided = "nothing decided" if decision is None else _decided(client, scope, decision)
-        print(f"{prefix}: {decided}; {_count_open(found)}", file=out)
+        _say(f"{prefix}: {decided}; {_count_open(found)}", out)
         shown += 1
     if not shown:
-        print("no prefix is known to brokers", file=out)
+        _say("no prefix is known to brokers", out)
     return 0
 
 
 def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     decision = client.run(driver.read_decision(scope), _TIMEOUT_MS)
     if decision is None:
-        print("no batch was decided", file=out)
+        _say("no batch was decided", out)
     else:
-        print(f"last decided: {_decided(client, scope, decision)}", file=out)
-        print(f"written of {decision.batch.writer}: {decision.written}", file=out)
+        _say(f"last decided: {_decided(client, scope, decision)}", out)
+        _say(f"written of {decision.batch.writer}: {decision.written}", out)
     found = client.run(_open(scope), _TIMEOUT_MS)
     _warn_of_brokers(client)
-    print(_count_open(found), file=out)
+    _say(_count_open(found), out)
     now_ms = wall_ms()
     for name, one in sorted(found.items()):
-        print(
+        _say(
             f"{name}: open for {max(0.0, now_ms - one.started_ms) / 1000:.0f} s in {one.partitions} "
             f"partitions, producer {one.producer.producer_id}, epoch {one.producer.epoch}",
-            file=out,
+            out,
         )
     return 0
 
@@ -190,10 +197,10 @@ def _open(scope: Scope) -> Steps[dict[str, Described]]:
 
 def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     ownership = client.run(driver.take_over(scope, wall_ms()), _TIMEOUT_MS)
-    print(f"{len(ownership.completed)} transactions committed, {len(ownership.aborted)} aborted", file=out)
+    _say(f"{len(ownership.completed)} transactions committed, {len(ownership.aborted)} aborted", out)
     problem = driver.problem_of(scope, ownership)
     if problem:
-        print(problem, file=out)
+        _say(problem, out)
         return 2
     return 0
 
@@ -202,17 +209,17 @@ def _resolve(client: TransactionClient, scope: Scope, out: TextIO, *, rewrite: b
     ownership = client.run(driver.take_over(scope, wall_ms()), _TIMEOUT_MS)
     decision, missing = ownership.decision, ownership.missing | ownership.unknown
     if decision is None or not missing:
-        print("no batch is incomplete: nothing is changed", file=out)
+        _say("no batch is incomplete: nothing is changed", out)
         return 0
     client.run(driver.resolve(scope, ownership.claim, decision, rewrite=rewrite), _TIMEOUT_MS)
     if rewrite:
-        print(f"{decision.batch} is forgotten; the next run writes all of it", file=out)
+        _say(f"{decision.batch} is forgotten; the next run writes all of it", out)
         return 0
     rows = sum(decision.digest_of(task).rows for task in missing)
-    print(
+    _say(
         f"{decision.batch} is taken for written: {rows} rows of {len(missing)} tasks "
         f"{'may be' if ownership.unknown else 'are'} missing, and no run writes them",
-        file=out,
+        out,
     )
     return 0
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import IncompleteBatchError, KafkaSinkError
+from kafka_sink.printable import one_line
 from kafka_sink.transactions import task
 from kafka_sink.transactions.batch import LONG_OPEN, Handover, TaskReport
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
@@ -117,7 +118,8 @@ class TaskAttempt:
     @staticmethod
     def _warn(problem: str | None) -> None:
         if problem is not None:
-            _log.warning("%s", problem)
+            # It names transactions of others.
+            _log.warning("%s", one_line(problem, 1000))
 
     def finish(self) -> TaskReport:
         """Once all rows are acknowledged. Raises TransactionError."""

@@ -226,13 +226,8 @@ def commit(
         decision = decisions.repaired(incomplete, parts)
     else:
         decision = decisions.next_decision(run.scope, previous, run.batch, len(reports), parts)
-    committed = yield from driver.decide(run.scope, run.claim, decision, tuple(parts), found)
-    return BatchOutcome(
-        committed=committed.committed,
-        aborted=committed.aborted,
-        recovered=run.recovered,
-        repaired=run.is_repair,
-    )
+    committed, aborted = yield from driver.decide(run.scope, run.claim, decision, tuple(parts), found)
+    return BatchOutcome(committed=committed, aborted=aborted, recovered=run.recovered, repaired=run.is_repair)
 
 
 def _skipped(

@@ -27,7 +27,7 @@ from kafka_sink.records.arrays import has_byte_offsets, lengths, null_mask, numb
 from kafka_sink.transactions.decision import RowsDigest
 
 # Measured: smaller blocks pay for calls, larger ones fall out of the processor's caches.
-_BLOCK_BYTES = 1024 * 1024
+_BLOCK_BYTES = 2 * 1024 * 1024
 # So many words of a value have powers in a table, those behind them by a factor more.
 _SEGMENT = 16 * 1024
 _29, _32, _33 = (np.uint64(one) for one in (29, 32, 33))

@@ -65,15 +65,6 @@ class Ownership:
         return frozenset(part.task for part in parts if part.fate is Fate.LOST)
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """What became of a batch: when the transactions began that were committed, and those of others that were
-    open under the prefix and were aborted."""
-
-    committed: BeganMs
-    aborted: BeganMs
-
-
 def take_over(scope: Scope, now_ms: float) -> Steps[Ownership]:
     """Fence other drivers of the prefix, complete what was decided, abort everything else that is open.
 
@@ -282,10 +273,11 @@ def decide(
     decision: Decision,
     parts: tuple[Part, ...],
     found: Mapping[str, Described],
-) -> Steps[Committed]:
+) -> Steps[tuple[BeganMs, BeganMs]]:
     """Record a decision and commit those of its parts that are written now.
 
-    ``found`` describes their transactions. Raises TransactionError where nothing was decided or another
+    ``found`` describes their transactions. Returns when those began, and others that were open and were
+    aborted. Raises TransactionError where nothing was decided or another
     driver completes it, IncompleteBatchError where it was and some transactions had ended by then,
     DeliveryError where this was not learnt in time.
     """
@@ -300,7 +292,7 @@ def decide(
         raise
     except DeliveryError as error:
         raise DeliveryError(proof.unfinished(scope, decision, error)) from error
-    return Committed(began, aborted)
+    return began, aborted
 
 
 def _carried_out(

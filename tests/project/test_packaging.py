@@ -435,3 +435,16 @@ def test_the_wheel_and_its_dependencies_write_a_polars_frame(wheel: Path, tmp_pa
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         assert printed_by(code, environ, tmp_path) == f"2 {folder}/kafka_sink/__init__.py"
         assert sum(batch.record_count for batch in cluster.batches("t", 0)) == 2
+
+
+def test_workflows_name_actions_by_commit_and_build_releases_with_pinned_tools() -> None:
+    """A tag can be moved by whoever takes an action over."""
+    workflows = {path.name: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+    used = [line for text in workflows.values() for line in re.findall(r"uses: (.*)", text)]
+    assert len(used) > 5
+    assert [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+(\.\d+)+", one)] == []
+    release = workflows["release.yml"]
+    installs = re.findall(r"pip install (.*)", release)
+    assert installs == ["--require-hashes --no-deps -r .github/release-tools.txt"]
+    assert re.findall(r"-m build(.*)", release) == [" --no-isolation"]
+    assert "uv " not in release

@@ -233,6 +233,24 @@ def test_what_timed_out_after_the_decision_is_written_again_and_only_that(job: C
     assert run.take_over().duty(BatchIdentity("query", 0), 1).value == "skip"
 
 
+def test_a_version_that_was_lost_entirely_is_written_when_it_is_run_again_behind_another(
+    job: Callable[..., Job],
+) -> None:
+    """Catches: the decision of the other one said that both were written, and its rows were nowhere."""
+    run = job()
+    handover = run.take_over()
+    reports = [run.write(handover, 1, index, [f"1-{index}"]) for index in range(2)]
+    run.decide_only(handover, *reports)
+    for report in reports:
+        assert report.part is not None
+        run.run(task.abort(run.scope, report.task, 0, report.part.producer))
+    run.commit(run.write(run.take_over(), 2, 0, ["2-0"]))
+    again = run.take_over()
+    assert again.duty(BatchIdentity("query", 2), 0).value == "skip"
+    run.commit(*(run.write(again, 1, index, [f"1-{index}"]) for index in range(2)))
+    run.await_rows(["1-0", "1-1", "2-0"])
+
+
 def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
     job: Callable[..., Job], kafka: LocalBroker, tmp_path: Path
 ) -> None:

@@ -1,0 +1,82 @@
+"""What comes of rows, brokers, other tasks and users' classes forges no line of a log or a terminal."""
+
+from __future__ import annotations
+
+import io
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from kafka_sink.breaker.manager import CircuitBreakManager
+from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
+from kafka_sink.driver import driver_log
+from kafka_sink.driver.command_line import note, ok, problem
+from kafka_sink.printable import one_line, printable, printable_list
+from kafka_sink.transactions import __main__ as transactions
+from kafka_sink.transactions.attempt import TaskAttempt
+from tests.support.breaker_cluster import Cluster
+
+FORGED = "t\n26/01/01 00:00:00 ERROR kafka_sink: all is lost\r\x1b[2J\x1b]0;title\x07\u202ereversed"
+
+
+def assert_plain(text: str) -> None:
+    assert "all is lost" in text, "it is quoted"
+    assert text.isprintable()
+
+
+def test_one_line_of_any_text() -> None:
+    assert_plain(one_line(FORGED))
+    assert_plain(printable(FORGED))
+    assert_plain(printable_list([FORGED, FORGED]))
+    assert one_line("x" * 400) == "x" * 297 + "..."
+    assert one_line("äöü 漢字 \u00a0") == "äöü 漢字  "
+
+
+@pytest.mark.parametrize("log", [driver_log.report, driver_log.warn, driver_log.error])
+def test_lines_of_the_driver(log: object, caplog: pytest.LogCaptureFixture) -> None:
+    """Names of topics and prefixes that a row, a broker or another application has chosen."""
+    assert callable(log)
+    log(f"kafka-chunked: an earlier run with transactional.id.prefix '{FORGED}' 100 %")
+    assert_plain(caplog.records[0].getMessage())
+
+
+def test_a_rows_topic_in_the_line_about_a_dead_letter(caplog: pytest.LogCaptureFixture) -> None:
+    letters = DeadLetters("letters", 10, 1000)
+    rows = RejectedRows(
+        None, pa.array([b"v"]), None, pa.array([FORGED.encode()]), 0, 0, np.array([1]), f"why {FORGED}", "E"
+    )
+    letters.add(rows)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert_plain(record.getMessage())
+
+
+def test_the_reason_of_a_users_breaker_class() -> None:
+    manager = CircuitBreakManager(Cluster(a=[1]), 2_000.0)
+    manager.mute(1, FORGED)
+    manager.unmute(1, FORGED)
+    for change in manager.local.take_changes():
+        assert_plain(change.reason)
+
+
+def test_transactions_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    TaskAttempt._warn(f"the transaction '{FORGED}' of another is open")
+    assert_plain(caplog.records[0].getMessage())
+
+
+def test_findings_of_the_doctor() -> None:
+    for finding in (ok, note, problem):
+        assert_plain(str(finding(FORGED)))
+
+
+def test_prefixes_in_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any application that may write transactions chooses its own."""
+    monkeypatch.setattr(transactions, "_decided", lambda *_: "decided")
+    client = SimpleNamespace(run=lambda *_: {})
+    out = io.StringIO()
+    assert transactions._list_prefixes(client, [FORGED], out) == 0  # type: ignore[arg-type]
+    (line,) = out.getvalue().splitlines()
+    assert_plain(line)
