@@ -49,6 +49,7 @@ from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE
 from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import MetadataUpdate, Node, Partitions, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
+from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.printable import is_host
 from kafka_sink.timing_bounds import FETCH_SILENCE_MS, GATHER_STALE_MS, GIVE_UP_MS, HINT_WAIT_MS
 
@@ -738,9 +739,9 @@ class MetadataChannel(Channel, HintSource):
     # -- HintSource: the task's and the sender's thread -------------------------------------------
 
     def ask(self, topics: Iterable[str]) -> bool:
-        names = tuple(topics)
+        names = tuple(filter(_may_exist, topics))
         with self._lock:
-            if not self._reachable:
+            if not self._reachable or not names:
                 return False
             self._to_ask.extend(_in_chunks(names))
             self._needed.update(names)
@@ -748,7 +749,9 @@ class MetadataChannel(Channel, HintSource):
         return True
 
     def note_use(self, topics: Iterable[str]) -> None:
-        topics = tuple(topics)
+        topics = tuple(filter(_may_exist, topics))
+        if not topics:
+            return
         with self._lock:
             self._used.update(dict.fromkeys(topics))
             is_new = not self._reported.issuperset(topics)
@@ -759,6 +762,8 @@ class MetadataChannel(Channel, HintSource):
             self.wake()
 
     def report_stale(self, topic: str) -> None:
+        if not _may_exist(topic):
+            return
         with self._lock:
             first = not self._stale
             # Bounded by the number of topics that the task writes to.
@@ -874,6 +879,11 @@ class MetadataChannel(Channel, HintSource):
             self._fetched.clear()
         self._view.share_refreshes(False)
         self._view.release(now_ms)
+
+
+def _may_exist(topic: str) -> bool:
+    """Whether a row's topic is one that a message takes. Brokers refuse others."""
+    return len(topic) <= TOPIC_MAX_LENGTH and topic.isascii()
 
 
 def _response(number: int, asked: frozenset[str], update: MetadataUpdate | None) -> Iterator[TopicsKnown]:

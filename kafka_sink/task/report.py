@@ -25,6 +25,7 @@ from kafka_sink.coordinator.live.messages import (
 )
 from kafka_sink.coordinator.schema import cut
 from kafka_sink.counts import NAMES, Number, TaskCounts, TopicFigures
+from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.sending.producer_metrics import Metrics, RowMetrics, task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
 
@@ -215,7 +216,7 @@ def _rounded(values: Mapping[str, Number]) -> dict[str, Number]:
 def first_dead_letters(rows: Mapping[tuple[str, str], int]) -> tuple[DeadLetterCount, ...]:
     """The first of them, and the sum of all others under no topic and no reason."""
     found = [
-        DeadLetterCount(topic, cut(reason), number)
+        DeadLetterCount(cut(topic, TOPIC_MAX_LENGTH), cut(reason), number)
         for (topic, reason), number in islice(rows.items(), MAX_DEAD_LETTERS - 1)
     ]
     others = sum(rows.values()) - sum(one.rows for one in found)

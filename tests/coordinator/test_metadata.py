@@ -758,6 +758,20 @@ def test_what_is_asked_goes_at_once_and_use_when_it_is_gathered() -> None:
     assert task.channel.next_message_delay_ms(60_500) == math.inf
 
 
+def test_names_that_no_topic_can_have_are_left_to_brokers() -> None:
+    """Catches: a row with such a name made the coordinator end the task's connection again and again."""
+    task = Task()
+    wrong = ("x" * 250, "\ud800")
+    assert task.channel.ask([*wrong, "a"])
+    assert task.send() == TopicsWanted(("a",), is_needed=True)
+    assert not task.channel.ask(wrong)
+    task.channel.note_use(wrong)
+    for name in wrong:
+        task.channel.report_stale(name)
+    assert task.send() is None
+    assert task.channel.next_message_delay_ms(0.0) == math.inf
+
+
 def test_a_stale_leader_is_reported_soon() -> None:
     task = Task()
     task.channel.report_stale("x")

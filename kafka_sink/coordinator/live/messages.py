@@ -243,6 +243,9 @@ class ReportChannel(Channel):
 
     def begin(self, identity: TaskIdentity) -> None:
         """A task starts. It reports soon, so that it is seen, unless it ends before."""
+        # Spark's names may be longer than a message takes.
+        host, application = cut(identity.host), cut(identity.application)
+        identity = replace(identity, host=host, application=application)
         with self._lock:
             self._identity, self._has_reported, self._sent_topics = identity, False, {}
             self._due_ms = max(self._due_ms, self._clock_ms() + _FIRST_MS)

@@ -53,9 +53,7 @@ class _Sums:
     gauges: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
     in_flight: Counter[int] = field(default_factory=Counter)
-    request_since_ms: defaultdict[int, dict[AttemptKey, float]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
+    request_since_ms: dict[int, dict[AttemptKey, float]] = field(default_factory=dict)
     transaction_since_ms: dict[AttemptKey, float] = field(default_factory=dict)
 
 
@@ -104,7 +102,7 @@ class RunningTasks:
         self._count(task, 1)
         sums = self._sums[task.cluster]
         for node, age_ms in oldest_ms.items():
-            sums.request_since_ms[node][key] = now_ms - age_ms
+            sums.request_since_ms.setdefault(node, {})[key] = now_ms - age_ms
         if report.transaction_ms is not None and not report.failed:
             sums.transaction_since_ms[key] = now_ms - report.transaction_ms
         else:

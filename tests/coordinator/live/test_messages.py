@@ -64,6 +64,15 @@ def test_what_a_job_says_of_itself_is_cut_to_what_a_message_takes() -> None:
     assert decode(encode(sent)) == sent
 
 
+def test_a_task_with_long_names_reports() -> None:
+    """Catches: an application's name of 301 characters, and each report ended the connection."""
+    task = Task()
+    task.channel.begin(replace(TASK, application="n" * 301, host="\ud800"))
+    task.now_ms = 300.0
+    (sent,) = task.send()
+    assert decode(encode(sent)) == sent
+
+
 class Task:
     """A task with a counter, and the messages that it sends."""
 
