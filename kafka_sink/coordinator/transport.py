@@ -231,34 +231,10 @@ class Peer:
     """
 
     __slots__ = (
-        "_at",
-        "_handshaken",
-        "_incoming",
-        "_outgoing",
-        "_own",
-        "_queue",
-        "_queued",
-        "_rest",
-        "_socket",
-        "_tls",
-        "_without_data",
-        "allowance",
-        "allowed_ms",
-        "begun_ms",
-        "frames",
-        "heard_ms",
-        "is_gone",
-        "is_paused",
-        "is_proved",
-        "number",
-        "opened_ms",
-        "place",
-        "source",
-        "taken",
-        "taken_before",
-        "unfinished",
-        "unread_since_ms",
-        "writes_later",
+        "_at", "_handshaken", "_incoming", "_outgoing", "_own", "_queue", "_queued", "_rest", "_socket",
+        "_tls", "_without_data", "allowance", "allowed_ms", "begun_ms", "frames", "heard_ms", "is_gone",
+        "is_paused", "is_proved", "number", "opened_ms", "place", "source", "taken", "taken_before",
+        "unfinished", "unread_since_ms", "writes_later",
     )  # fmt: skip
 
     def __init__(self, number: int, source: str, connected: socket.socket, now_ms: float) -> None:
