@@ -489,7 +489,7 @@ class Crowd:
         all_muted = len(self.partitions) if self.fails else 0
         if task.muted_partitions == all_muted and task.has_muted_broker is not self.responds:
             self.told.setdefault(task.number, time.monotonic())
-        if partitions > 0 and not task.says_waiting:
+        if partitions and task.muted_partitions and not task.says_waiting:
             task.says_waiting = True
             self.after(self._spread_s(WAITING_S), partial(self._say_waiting, task))
         if task.is_waiting and not was_waiting:

@@ -19,8 +19,9 @@ FETCH_SILENCE_MS = 1000.0
 HINT_WAIT_MS = 1100.0
 # After this the coordinator gives a topic up, and the task asks brokers itself.
 GIVE_UP_MS = 2000.0
-# A task takes a coordinator that does not answer a sign of life for gone.
-COORDINATOR_SILENCE_MS = 2000.0
+# A task takes a coordinator that does not answer a sign of life for gone. A driver that stalls for seconds
+# must not lose all its tasks at once.
+COORDINATOR_SILENCE_MS = 6000.0
 
 # After this time every broker knows a new topic, and one that is unknown is missing.
 TOPIC_PROPAGATION_MS = 5000.0

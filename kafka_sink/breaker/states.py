@@ -13,7 +13,7 @@ from enum import Enum
 from typing import SupportsIndex
 
 from kafka_sink.model import TopicPartition
-from kafka_sink.options.values import TOPIC_MAX_LENGTH
+from kafka_sink.options.values import topic_problem
 
 Target = int | TopicPartition
 
@@ -25,7 +25,7 @@ def target_of(value: object) -> Target:
     """
     if isinstance(value, TopicPartition):
         topic, number = value.topic, _id_of(value.partition)
-        if isinstance(topic, str) and len(topic) <= TOPIC_MAX_LENGTH and number is not None:
+        if isinstance(topic, str) and topic_problem(topic) is None and number is not None:
             return TopicPartition(topic, number)
     elif (number := _id_of(value)) is not None:
         return number
@@ -36,7 +36,7 @@ def _id_of(value: object) -> int | None:
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, SupportsIndex)):
         return None
     number = operator.index(value)
-    return number if number >= 0 else None
+    return number if 0 <= number < 1 << 31 else None
 
 
 class BreakerState(Enum):

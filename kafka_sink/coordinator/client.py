@@ -33,10 +33,8 @@ _AFTER_IDLE_MS = 100.0
 # Nobody waits for a connection, and where thousands connect at once, their turn takes seconds.
 _CONNECT_MS = 10_000.0
 _MAX_WAIT_S = 3600.0
-# A sign of life at rest, and while a channel relies on the coordinator; how long its answer may be missing. A
-# driver that stalls for seconds must not lose all its tasks at once.
-_ALIVE_MS, _ALIVE_WAITING_MS = 10_000.0, 3000.0
-_SILENCE_MS = 6000.0
+# A sign of life at rest, and while a channel relies on the coordinator.
+_ALIVE_MS, _ALIVE_WAITING_MS = 10_000.0, 5000.0
 # An iteration of the loop takes so much longer than its wait: the process did not run, nor read what came.
 _STALLED_MS = 500.0
 # So often in a row the other end gets all its time again: a process that stalls every second does not wait
@@ -65,7 +63,7 @@ class CoordinatorClient(threading.Thread):
         channels: Sequence[Channel],
         hello: Callable[[], Hello],
         clock_ms: Clock,
-        silence_ms: float = _SILENCE_MS,
+        silence_ms: float = COORDINATOR_SILENCE_MS,
         connect_ms: float = _CONNECT_MS,
     ) -> None:
         super().__init__(name="kafka-chunked-coordinator-client", daemon=True)
@@ -187,17 +185,13 @@ class CoordinatorClient(threading.Thread):
             self._alive_ms = now_ms
             self._unanswered_ms = min(self._unanswered_ms, now_ms)
 
-    @property
-    def _is_waiting(self) -> bool:
-        return any(one.is_waiting for one in self._channels)
-
     def _alive_due_ms(self) -> float:
-        return self._alive_ms + (_ALIVE_WAITING_MS if self._is_waiting else _ALIVE_MS)
+        is_waiting = any(one.is_waiting for one in self._channels)
+        return self._alive_ms + (_ALIVE_WAITING_MS if is_waiting else _ALIVE_MS)
 
     @property
     def _silent_at_ms(self) -> float:
-        bound_ms = self._silence_ms
-        return self._unanswered_ms + (min(bound_ms, COORDINATOR_SILENCE_MS) if self._is_waiting else bound_ms)
+        return self._unanswered_ms + self._silence_ms
 
     def _delay_ms(self, connection: Connection | None, now_ms: float) -> float:
         if not self._active:

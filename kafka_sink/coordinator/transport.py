@@ -173,6 +173,8 @@ class Connection:
         location = address.location
         with socket.create_connection((address.host, location.port), timeout=silence_ms / 1000) as connected:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Python's TLS socket leaks the descriptor of a connection that is reset before it looks for that.
+            connected.getpeername()
             # Takes the descriptor over.
             self.socket = _client_context().wrap_socket(connected, server_hostname=location.name)
         try:
@@ -230,8 +232,8 @@ class Peer:
 
     __slots__ = (
         "_at", "_handshaken", "_incoming", "_outgoing", "_own", "_queue", "_queued", "_rest", "_socket",
-        "_taken_in_all", "_tls", "_without_data", "allowance", "allowed_ms", "begun_ms", "frames", "heard_ms",
-        "is_gone", "is_paused", "is_proved", "number", "opened_ms", "place", "source", "taken_before",
+        "_tls", "_without_data", "allowance", "allowed_ms", "begun_ms", "frames", "heard_ms", "is_gone",
+        "is_paused", "is_proved", "number", "opened_ms", "place", "source", "taken", "taken_before",
         "unfinished", "unread_since_ms", "writes_later",
     )  # fmt: skip
 
@@ -256,7 +258,7 @@ class Peer:
         self._without_data = 0
         # Messages, each with whether peers share it; then how much of the first is encrypted, in bytes.
         self._queue: deque[tuple[bytes, bool]] = deque()
-        self._at = self._queued = self._own = self._taken_in_all = 0
+        self._at = self._queued = self._own = self.taken = 0
         self._rest = memoryview(b"")
 
     def fileno(self) -> int:
@@ -329,11 +331,6 @@ class Peer:
         return self._queued + len(self._rest)
 
     @property
-    def taken(self) -> int:
-        """How many bytes of messages the system has taken for the peer so far."""
-        return self._taken_in_all
-
-    @property
     def held(self) -> int:
         """Bytes of memory held for this peer alone."""
         return self._own + len(self._rest)
@@ -374,7 +371,7 @@ class Peer:
                 sent = self._socket.send(self._rest)
             except (BlockingIOError, InterruptedError):
                 return False
-            self._taken_in_all += sent
+            self.taken += sent
             self._rest = self._rest[sent:]
         return True
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats.columns import is_list, joined, plain_type, require_text_keys
 from kafka_sink.formats.registered import Steps
+from kafka_sink.printable import printable
 from kafka_sink.records import varint
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
@@ -53,7 +54,9 @@ def read(text: str, references: Iterable[str] = ()) -> AvroSchema:
     except SchemaError:
         raise
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise SchemaError(f"the Avro schema cannot be read ({error}): {text[:100]!r}") from None
+        raise SchemaError(
+            f"the Avro schema cannot be read ({printable(str(error))}): {printable(text, 100)}"
+        ) from None
 
 
 def _parsed(text: str) -> Any:
@@ -63,7 +66,7 @@ def _parsed(text: str) -> Any:
         # A schema may be just a type's name.
         if _NAME.fullmatch(text.strip()):
             return text.strip()
-        raise SchemaError(f"the Avro schema is not JSON: {text[:100]!r}") from None
+        raise SchemaError(f"the Avro schema is not JSON: {printable(text, 100)}") from None
 
 
 class _Reader:

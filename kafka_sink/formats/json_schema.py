@@ -15,6 +15,7 @@ import pyarrow as pa
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats.columns import is_list, joined, plain_type, unsupported_type
 from kafka_sink.formats.registered import Steps
+from kafka_sink.printable import printable
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _MAX_DEPTH = 100
@@ -27,7 +28,7 @@ def parsed(text: str) -> Schema:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise SchemaError(f"the JSON schema is not JSON: {text[:100]!r}") from None
+        raise SchemaError(f"the JSON schema is not JSON: {printable(text, 100)}") from None
     if not isinstance(found, dict | bool):
         raise SchemaError("the JSON schema is neither an object nor true or false")
     return found
@@ -97,7 +98,9 @@ def check(text: str, references: Sequence[tuple[str, str]], kind: pa.DataType, p
     try:
         _Checker(root, others).check(root, kind, path, 0)
     except (TypeError, AttributeError) as error:
-        raise SchemaError(f"the JSON schema cannot be read ({error}): {text[:100]!r}") from None
+        raise SchemaError(
+            f"the JSON schema cannot be read ({printable(str(error))}): {printable(text, 100)}"
+        ) from None
 
 
 class _Checker:

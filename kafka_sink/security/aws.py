@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import re
 import threading
@@ -109,6 +110,9 @@ class IamLogin:
         from botocore.config import Config
         from botocore.session import Session
 
+        # Below this it logs AWS's responses, with the credentials of a role, and signatures.
+        logger = logging.getLogger("botocore")
+        logger.setLevel(max(logger.level, logging.INFO))
         session = Session(profile=self._settings.profile or None)
         session.set_default_client_config(
             Config(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from shlex import quote
 
 from kafka_sink.errors import TransactionError
 from kafka_sink.transactions.decision import Decision, Fate, Part
@@ -304,8 +305,8 @@ def _rows(decision: Decision, tasks: Iterable[int]) -> str:
 
 def _command(action: str, scope: Scope) -> str:
     return (
-        f"'kafka-chunked-transactions {action} --bootstrap-servers ... --prefix {scope.prefix} "
-        f"--topic {scope.topic}'"
+        f"'kafka-chunked-transactions {action} --bootstrap-servers ... --prefix {quote(scope.prefix)} "
+        f"--topic {quote(scope.topic)}'"
     )
 
 

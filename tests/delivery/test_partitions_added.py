@@ -127,7 +127,9 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
                     producer.send(rows(10, 5, partition=2))
                     producer.finish()
                 earlier.finish()
-        assert lookups(cluster, "earlier") == lookups(cluster, "run again") == 0
+        assert lookups(cluster, "run again") == 0
+        # For all of them, when the coordinator asks for it.
+        assert lookups(cluster, "earlier") <= 3
         assert sorted(written(cluster, 2)) == list(range(5, 15))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import threading
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -19,6 +20,7 @@ from kafka_sink.security import aws
 from kafka_sink.security.aws import IamLogin, region_of
 from kafka_sink.security.settings import IamSettings
 from kafka_sink.security.token import TokenUnavailableError
+from tests.support.http_server import served
 
 HOST = "b-1.demo.abc123.c2.kafka.eu-west-1.amazonaws.com"
 KEY, SECRET_KEY = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
@@ -197,3 +199,26 @@ def test_a_role_is_assumed_once_with_what_the_login_module_says(monkeypatch: pyt
         assert message["x-amz-security-token"] == "t"
     assert asked == [{"RoleArn": role, "RoleSessionName": "nightly", "ExternalId": "external"}]
     assert made == [("sts", "eu-central-1")]
+
+
+ASSUMED = """<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult>
+<Credentials><AccessKeyId>ASIAROLE</AccessKeyId><SecretAccessKey>the-secret-of-the-role</SecretAccessKey>
+<SessionToken>the-session-token</SessionToken><Expiration>2999-01-01T00:00:00Z</Expiration></Credentials>
+</AssumeRoleResult></AssumeRoleResponse>"""
+
+
+def test_no_log_has_the_credentials_of_a_role(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches: botocore, which logs AWS's whole response at DEBUG."""
+    with served() as sts:
+        sts.respond = lambda _: (200, {"Content-Type": "text/xml"}, ASSUMED.encode())
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASOURCE")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret-of-the-source")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
+        login = IamLogin(IamSettings("", "arn:aws:iam::1:role/r", "nightly", "", "eu-central-1"))
+        with caplog.at_level(logging.DEBUG):
+            assert b"ASIAROLE" in login.exchange("b-1.c.x.kafka.eu-central-1.amazonaws.com").first()
+    assert sts.requests
+    for secret in ("the-secret-of-the-role", "the-session-token", "the-secret-of-the-source"):
+        assert secret not in caplog.text

@@ -124,6 +124,9 @@ def test_a_class_that_raises_is_switched_off_wherever_it_does(
         ("t", 0),
         TopicPartition("t", -1),
         TopicPartition("t" * 250, 0),
+        TopicPartition("\ud800", 0),
+        TopicPartition("t", 1 << 31),
+        1 << 63,
         np.float64(1),
     ],
 )
