@@ -314,7 +314,7 @@ def test_abort_says_what_kafka_keeps(capsys: pytest.CaptureFixture[str]) -> None
     line = capsys.readouterr().err
     assert "aborted, 1 of 2 tasks did not finish; Kafka keeps what others wrote: 5 rows" in line
     StreamWriter(PlannedWrite(OPTIONS, PLAN)).abort([None, None], 3)
-    assert "micro-batch 3: aborted, 2 of 2 tasks did not finish. No task has" in capsys.readouterr().err
+    assert "micro-batch 3: aborted, 2 of 2 tasks did not finish. No task reported" in capsys.readouterr().err
 
 
 def test_abort_says_why_the_commit_before_it_failed(
