@@ -193,7 +193,10 @@ class Connection:
         if os.getpid() != self._pid:
             # Both ends would encrypt with the same key and number.
             raise ProtocolError("a forked process has no connection of its own yet")
-        self.socket.sendall(framed(message))
+        try:
+            self.socket.sendall(framed(message))
+        except ssl.SSLEOFError as error:
+            raise ConnectionError("it closed the connection") from error
 
     def receive(self) -> list[Message]:
         """Wait for bytes; return the messages that are complete, perhaps none."""

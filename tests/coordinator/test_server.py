@@ -14,7 +14,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -118,6 +119,18 @@ def is_closed(connection: Connection) -> bool:
         while True:
             connection.receive()
     return True
+
+
+def test_a_write_to_a_connection_that_is_closed_is_no_failure_of_tls() -> None:
+    """Catches: a warning of a task whose idle connection the server had closed, as it may."""
+
+    def sendall(_: bytes) -> None:
+        raise ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
+
+    with serving() as found, task(found) as one, one.socket:
+        one.socket = cast("ssl.SSLSocket", SimpleNamespace(sendall=sendall, close=lambda: None))
+        with pytest.raises(ConnectionError, match="it closed the connection"):
+            one.send(Said(1))
 
 
 # -- who is let in ----------------------------------------------------------------------------------------
