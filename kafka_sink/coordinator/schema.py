@@ -137,8 +137,11 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_values, allow_nan=Fa
 
 def decode(data: bytes) -> Message:
     """The message in these bytes. Raises ProtocolError."""
-    if data[:1] == _COMPRESSED:
-        data = _decompressed(data[1:])
+    return parsed(decompressed(data))
+
+
+def parsed(data: bytes) -> Message:
+    """The message in these bytes, which ``decompressed`` returned. Raises ProtocolError."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):
@@ -155,11 +158,14 @@ def decode(data: bytes) -> Message:
     return found
 
 
-def _decompressed(data: bytes) -> bytes:
+def decompressed(data: bytes) -> bytes:
+    """A message's JSON, whose length tells what parsing costs. Raises ProtocolError."""
+    if data[:1] != _COMPRESSED:
+        return data
     decompress = zlib.decompressobj()
     try:
         # What is cut off is not parsed, which would take ten times the memory.
-        found = decompress.decompress(data, MAX_MESSAGE_BYTES)
+        found = decompress.decompress(data[1:], MAX_MESSAGE_BYTES)
     except zlib.error:
         raise ProtocolError("a message is not compressed as it says") from None
     if not decompress.eof:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kafka_sink.clock import Clock
+from kafka_sink.clock import RANDOM, Clock
 from kafka_sink.coordinator.schema import (
     Alive,
     Full,
@@ -26,8 +26,9 @@ from kafka_sink.coordinator.schema import (
     Message,
     Scope,
     Service,
-    decode,
+    decompressed,
     deliver,
+    parsed,
 )
 from kafka_sink.coordinator.transport import (
     VERSION,
@@ -50,8 +51,8 @@ _ACCEPT_AT_ONCE = 128
 _EVENTS_AT_ONCE = 500
 _WRITE_AT_ONCE = 8 * 1024 * 1024
 _PEER_AT_ONCE = 256 * 1024
-# A message counts as one for so many bytes.
-_BYTES_OF_ONE = 4096
+# A message counts as one for so many bytes, once decompressed.
+_BYTES_OF_ONE = 16 * 1024
 _MAX_INSTANCES = 500
 _IDLE_MS = 600_000.0
 _DEFAULT_BOUNDS = ServerBounds()
@@ -113,6 +114,8 @@ class CoordinatorServer:
         # What has been handled in this iteration.
         self._iteration = -1
         self._handled, self._handled_ms = 0, 0.0
+        # Since when a peer is served; infinite between peers.
+        self._since_ms = math.inf
 
     @property
     def connections(self) -> int:
@@ -211,8 +214,8 @@ class CoordinatorServer:
         if self._iteration != self._watch.iterations:
             self._iteration = self._watch.iterations
             self._handled, self._handled_ms = 0, 0.0
-        bounds = self._bounds
-        return self._handled >= bounds.messages_at_once or self._handled_ms >= bounds.iteration_ms
+        took_ms = self._handled_ms + max(0.0, self._clock_ms() - self._since_ms)
+        return self._handled >= self._bounds.messages_at_once or took_ms >= self._bounds.iteration_ms
 
     def _guarded(self, peer: Peer, step: Callable[[Peer], None]) -> None:
         """Take this step with the peer. What goes wrong ends its connection and no other."""
@@ -232,9 +235,10 @@ class CoordinatorServer:
     def _timed(self, peer: Peer, step: Callable[[Peer], None]) -> None:
         """The same, as a part of what one iteration may take."""
         if not peer.is_gone:
-            began_ms = self._clock_ms()
+            self._since_ms = self._clock_ms()
             self._guarded(peer, step)
-            self._handled_ms += self._clock_ms() - began_ms
+            self._handled_ms += self._clock_ms() - self._since_ms
+            self._since_ms = math.inf
 
     def _receive(self, peer: Peer) -> None:
         try:
@@ -256,10 +260,11 @@ class CoordinatorServer:
             data = peer.frames.next_message()
             if data is None:
                 return
-            peer.allowance -= max(1.0, len(data) / _BYTES_OF_ONE)
             self._handled += 1
             if peer.is_proved:
-                self._on_message(peer, decode(data))
+                data = decompressed(data)
+                peer.allowance -= max(1.0, len(data) / _BYTES_OF_ONE)
+                self._on_message(peer, parsed(data))
                 self._watch.handled(1, self._clock_ms())
             else:
                 self._on_proof(peer, data)
@@ -602,8 +607,9 @@ class _WatchedSelector(selectors.DefaultSelector):
         watch.iteration_ends(polled_ms)
         ready = super().select(timeout)
         watch.iteration_begins(polled_ms, watch.clock_ms(), None if timeout is None else 1000 * timeout)
-        if len(ready) > _EVENTS_AT_ONCE:
-            # In turn. The others are named again by the next poll.
-            start = watch.iterations * _EVENTS_AT_ONCE % len(ready)
-            ready = ready[start : start + _EVENTS_AT_ONCE]
+        if len(ready) > 1:
+            # From anywhere: whoever comes first may use up the iteration. The others are named again by the
+            # next poll.
+            start = RANDOM.randrange(len(ready))
+            ready = (ready[start:] + ready[:start])[:_EVENTS_AT_ONCE]
         return ready

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import os
+import selectors
 import socket
 import ssl
 import threading
@@ -30,7 +31,7 @@ from kafka_sink.coordinator.schema import (
     encode,
     receives,
 )
-from kafka_sink.coordinator.server import CoordinatorServer, LoopWatch
+from kafka_sink.coordinator.server import CoordinatorServer, LoopWatch, _WatchedSelector
 from kafka_sink.coordinator.transport import (
     VERSION,
     Connection,
@@ -396,18 +397,71 @@ def test_many_messages_in_one_frame_s_time_do_not_keep_others_waiting() -> None:
         assert server._watch._longest_ms < 500
 
 
-def test_a_long_message_counts_as_several() -> None:
-    bounds = ServerBounds(messages_per_s=100.0, burst=100.0)
-    text = os.urandom(200_000).hex()
+@pytest.mark.parametrize("text", [os.urandom(200_000).hex(), "x" * 400_000], ids=["random", "compressible"])
+def test_a_long_message_counts_as_several(text: str) -> None:
+    """However short it is on the wire: catches messages of 1.4 KB that took 50 ms each to decode."""
+    bounds = ServerBounds(messages_per_s=50.0, burst=50.0)
     with serving(bounds) as found, task(found) as one:
         started = time.monotonic()
-        for number in range(3):
+        for number in range(4):
             one.send(Said(number, text))
         received: list[Message] = []
-        while len(received) < 3:
+        while len(received) < 4:
             received += one.receive()
-        # Some 60 each.
+        # Some 24 each.
         assert time.monotonic() - started > 0.2
+
+
+class Costly(Service):
+    """Takes longer for a message than an iteration may."""
+
+    scope = Scope.APPLICATION
+
+    def __init__(self, out: Outbox) -> None:
+        super().__init__(out)
+        self.heard = 0
+
+    @receives(Shout)
+    def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
+        self.heard += 1
+        time.sleep(0.03)
+
+
+def test_messages_that_take_long_keep_no_other_waiting() -> None:
+    """Catches: messages that came together were all handled before the time they took was counted, and those
+    who were named first by the system took the whole of each iteration."""
+    made: list[Costly] = []
+
+    def make(out: Outbox) -> Costly:
+        made.append(Costly(out))
+        return made[0]
+
+    with contextlib.ExitStack() as ends, serving(PATIENT, services={Costly: make}) as found:
+        tasks = [ends.enter_context(task(found, None)) for _ in range(4)]
+        for one in tasks:
+            assert asked(one, Alive()) == Alive()
+        with found.busy():
+            for one in tasks[:-1]:
+                one.socket.sendall(framed(Shout(1)) * 50)
+            tasks[-1].send(Alive())
+        assert heard(tasks[-1]) == [Alive()]
+        assert made[0].heard < 50
+
+
+def test_the_loop_begins_with_another_peer_each_time() -> None:
+    """Catches: peers that the system names first take the whole of each iteration."""
+    selector = _WatchedSelector(LoopWatch(clock_ms))
+    with contextlib.ExitStack() as ends:
+        ends.callback(selector.close)
+        for _ in range(3):
+            near, far = socket.socketpair()
+            ends.enter_context(near)
+            ends.enter_context(far)
+            near.sendall(b"x")
+            selector.register(far, selectors.EVENT_READ)
+        ready = [selector.select(0) for _ in range(100)]
+    assert {len(one) for one in ready} == {3}
+    assert len({one[0][0].fd for one in ready}) == 3
 
 
 def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
