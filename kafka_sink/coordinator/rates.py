@@ -36,7 +36,7 @@ _MIN_GRANT = 0.001
 # What a job may catch up on after a pause, in seconds of its limit.
 _BURST_S = 0.2
 _FORGET_MS = 300_000.0
-# Jobs that are kept, and tasks that one ``on_time`` serves.
+# Jobs that are kept for which nobody waits, and tasks that one ``on_time`` serves.
 MAX_JOBS = 10_000
 _AT_ONCE = 500
 
@@ -112,10 +112,12 @@ class RateService(Service):
 
     def __init__(self, out: Outbox) -> None:
         super().__init__(out)
-        self._jobs: OrderedDict[str, _JobBuckets] = OrderedDict()
-        # The job that each waiting task waits for, these jobs, and when one of them may send.
-        self._job_of: dict[int, str] = {}
+        # A job is among those that a task waits for, no more than there are tasks, or among the others, the
+        # one that was used longest ago first.
         self._waiting: dict[str, _JobBuckets] = {}
+        self._idle: OrderedDict[str, _JobBuckets] = OrderedDict()
+        # The job that each waiting task waits for, and when one of these jobs may send.
+        self._job_of: dict[int, str] = {}
         self._due_ms = math.inf
 
     @receives(RowsWanted)
@@ -126,21 +128,20 @@ class RateService(Service):
         key = f"{message.job} {sorted(message.limits.items())}"
         if self._job_of.get(peer) != key:
             self.on_gone(peer, now_ms)
-        job = self._jobs.setdefault(key, _JobBuckets(dict(message.limits), now_ms))
-        self._jobs.move_to_end(key)
+        job = self._waiting.get(key) or self._idle.pop(key, None)
+        job = self._waiting[key] = job or _JobBuckets(dict(message.limits), now_ms)
         # One that waits already keeps its place.
         job.waiting[peer] = message
-        self._job_of[peer], self._waiting[key] = key, job
-        self._forget(now_ms)
+        self._job_of[peer] = key
         self._serve(key, job, _AT_ONCE, now_ms)
 
     def on_gone(self, peer: int, now_ms: float) -> None:
         key = self._job_of.pop(peer, None)
         if key is not None:
-            job = self._jobs[key]
+            job = self._waiting[key]
             del job.waiting[peer]
             if not job.waiting:
-                del self._waiting[key]
+                self._rest(key, now_ms)
 
     def _serve(self, key: str, job: _JobBuckets, at_most: int, now_ms: float) -> int:
         """Grant rows to so many tasks of a job at most, and return to how many."""
@@ -154,17 +155,17 @@ class RateService(Service):
         if job.waiting:
             self._due_ms = min(self._due_ms, job.due_ms())
         else:
-            del self._waiting[key]
+            self._rest(key, now_ms)
         return served
 
-    def _forget(self, now_ms: float) -> None:
-        """Forget jobs that nobody asks for, from the one that was used longest ago. Those with tasks that
-        wait are no more than there are tasks."""
-        while self._jobs:
-            key, job = next(iter(self._jobs.items()))
-            if job.waiting or (now_ms - job.at_ms < _FORGET_MS and len(self._jobs) <= MAX_JOBS):
+    def _rest(self, key: str, now_ms: float) -> None:
+        """Nobody waits for this job any more. Forget those that were used longest ago."""
+        self._idle[key] = self._waiting.pop(key)
+        while self._idle:
+            oldest = next(iter(self._idle.values()))
+            if len(self._idle) <= MAX_JOBS and now_ms - oldest.at_ms < _FORGET_MS:
                 return
-            del self._jobs[key]
+            self._idle.popitem(last=False)
 
     def on_time(self, now_ms: float) -> None:
         self._due_ms, left = math.inf, _AT_ONCE

@@ -172,7 +172,7 @@ def test_jobs_have_limits_of_their_own_and_unused_ones_are_forgotten(monkeypatch
     coordinator = Coordinator()
     for number in range(5):
         assert coordinator.ask(number, wanted(1, job=f"job {number}")) == [(number, 1)]
-    assert len(coordinator.service._jobs) == 3
+    assert len(coordinator.service._idle) == 3
 
 
 def test_ever_new_jobs_for_which_a_task_waits_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,19 @@ def test_ever_new_jobs_for_which_a_task_waits_do_not_add_up(monkeypatch: pytest.
     for number in range(100):
         for _ in range(2):
             coordinator.ask(1, wanted(10_000, job=f"job {number}"))
-    assert len(coordinator.service._jobs) <= 4
+    assert len(coordinator.service._idle) <= 3
+    assert len(coordinator.service._waiting) == len(coordinator.service._job_of) == 1
+
+
+def test_jobs_do_not_add_up_while_the_oldest_has_a_task_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: 60,001 jobs, kept because one task waited for the oldest."""
+    monkeypatch.setattr(rates, "MAX_JOBS", 3)
+    coordinator = Coordinator()
+    for _ in range(2):
+        coordinator.ask(1, wanted(1, 10**6, job="oldest", limits={"bytes": 1}))
+    for number in range(100):
+        coordinator.ask(2, wanted(1, job=f"job {number}"))
+    assert len(coordinator.service._idle) == 3
     assert len(coordinator.service._waiting) == len(coordinator.service._job_of) == 1
 
 
@@ -250,7 +262,8 @@ def test_a_message_that_makes_no_sense_is_refused(wrong: RowsWanted) -> None:
     coordinator = Coordinator()
     with pytest.raises(ProtocolError):
         coordinator.ask(1, wrong)
-    assert not coordinator.service._jobs
+    assert not coordinator.service._waiting
+    assert not coordinator.service._idle
 
 
 def test_a_grant_for_another_job_is_not_taken() -> None:
