@@ -35,6 +35,8 @@ _TURN = 0.1
 _MIN_GRANT = 0.001
 # What a job may catch up on after a pause, in seconds of its limit.
 _BURST_S = 0.2
+# One grant costs the job no more than so many seconds of its limit, whatever size a task claims for a row.
+_MAX_DEBT_S = 10.0
 _FORGET_MS = 300_000.0
 # Jobs that are kept for which nobody waits, and tasks that one ``on_time`` serves.
 MAX_JOBS = 10_000
@@ -100,8 +102,8 @@ class _JobBuckets:
         wanted = {"rows": asked.rows, "bytes": max(1, asked.bytes)}
         part = min([1.0, *(limit * share / wanted[name] for name, limit in self.limits.items())])
         rows = max(1, int(asked.rows * part))
-        for name in self.levels:
-            self.levels[name] -= wanted[name] * rows / asked.rows
+        for name, limit in self.limits.items():
+            self.levels[name] -= min(wanted[name] * rows / asked.rows, limit * _MAX_DEBT_S)
         return task, RowsGranted(asked.job, rows)
 
 

@@ -146,6 +146,15 @@ def test_a_row_larger_than_a_second_is_sent_and_paid_for() -> None:
     assert [later - earlier for earlier, later in pairwise(times)] == pytest.approx([3000, 3000], abs=10)
 
 
+def test_a_claim_of_any_size_costs_ten_seconds_at_most() -> None:
+    """Catches: one message after which a job was granted nothing for 2^63 seconds."""
+    tasks = Tasks(bytes=1000)
+    tasks.coordinator.ask(9, wanted(1, 2**63 - 1, limits={"bytes": 1000}))
+    tasks.start(0, 10**6, 0.0)
+    tasks.run(0.0, 20 * SECOND)
+    assert tasks.rows() == pytest.approx(1000, rel=0.05)
+
+
 def test_a_job_does_not_catch_up_on_a_long_pause() -> None:
     tasks = Tasks(rows=1000)
     tasks.start(0, 10**9, 0.0)
