@@ -23,7 +23,7 @@ from kafka_sink.transactions.scope import Scope
 
 _CHUNK_BYTES = 3500
 # Another one with each change of what a decision holds or of what it means.
-_FORMAT, _FORMER_FORMATS = "kc3", ("kc1", "kc2")
+_FORMAT, _FORMER_FORMATS = "kc4", ("kc1", "kc2", "kc3")
 # Runs of consecutive versions that are remembered of a writer: a query has one, and so have daily versions
 # within a month.
 _MAX_RUNS = 100

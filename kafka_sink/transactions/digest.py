@@ -1,21 +1,25 @@
 """A digest of a task's rows, to recognise the same rows in a later run, in whatever order and tasks.
 
 Each row has a checksum of all its parts, and the digest is the sum of these modulo 2^64. A value is cut into
-words of 8 bytes, the last one filled up with zeros, and its checksum is the sum of fold(word) * R^place,
-where fold(w) = w ^ (w >> 33). pyarrow fills up many values at once, so that numpy can sum a matrix.
+words of 8 bytes, the last one filled up with zeros, and its checksum is the sum of mix(word) * R^place.
+pyarrow fills up many values at once, so that numpy can mix and sum a matrix.
 
-Why other rows have another digest. fold is one to one and R is odd, so a checksum is one to one in each word
+Why other rows have another digest. mix is one to one and R is odd, so a checksum is one to one in each word
 where the others are held: one word that differs is always noticed, and 8 random bytes make the checksum
-uniform, so that random tables collide with a probability of 2^-64. A change adds some d to the sum, and the
-same change k words further on d * R^k: both together d * (R^k + 1), or d * (R^k - 1) if one undoes the other.
-R is 5 modulo 8, so 2 divides R^k + 1 once, and R^k - 1 at most 2 + log2(k) times. So the sum stays the same
-only if d ends in 62 - log2(k) zeros or more. fold brings the upper bits of a word down, so one byte that
-changes leaves 32 at most: no distance below a gigabyte is enough. Three such changes have an odd factor. Rows
-are mixed before they are added up, so that changes of several rows do not make up for each other.
+uniform, so that random tables collide with a probability of 2^-64. A word that changes adds some d to the
+sum, and the same change k words further on d * R^k: both together d * (R^k + 1), or d * (R^k - 1) if one
+undoes the other, as where two words trade places. R is 5 modulo 8, so 2 divides R^k + 1 once, and R^k - 1 at
+most 2 + log2(k) times. So the sum stays the same only if d ends in 62 - log2(k) zeros or more: as mix is one
+to one, just 4k - 1 of the 2^64 other words do that to a given one. Which ones is left to chance: mix is a
+multiplication between two shifts, so that each bit of its result depends on all of the word and d on the
+word and not only on its change. Without that, with shifts alone, they were words that differ in bytes 3 and
+7, as text does. Rows are mixed before they are added up, so that changes of several rows do not make up for
+each other. This holds for data, not for somebody who makes rows collide on purpose.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,14 +34,16 @@ from kafka_sink.transactions.decision import RowsDigest
 _BLOCK_BYTES = 2 * 1024 * 1024
 # So many words of a value have powers in a table, those behind them by a factor more.
 _SEGMENT = 16 * 1024
-_29, _32, _33 = (np.uint64(one) for one in (29, 32, 33))
+_32, _33 = np.uint64(32), np.uint64(33)
 # Odd and with about as many ones as zeros: of a linear congruential generator, splitmix64 and murmur3.
 _R = 0xD1342543DE82EF95
 _FOLD, _LENGTH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x94D049BB133111EB)
-_MIX_1, _MIX_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+_MIX = np.uint64(0xFF51AFD7ED558CCD)
 _POWERS = np.cumprod(np.array([1] + [_R] * (_SEGMENT - 1), dtype=np.uint64))
 # One for each column of a row, as if its words began far behind those of the column before.
 _FACTORS = np.array([pow(_R, place * (2**24 + 1), 1 << 64) for place in range(8)], dtype=np.uint64)
+# The memory of one block, which each thread keeps: new memory costs as much as the sums.
+_kept = threading.local()
 
 
 class RunningDigest:
@@ -61,7 +67,7 @@ class RunningDigest:
         for place, index in self._indices:
             rows += _checksums(batch.column(index)) * _FACTORS[place]
             self._size += _bytes(batch.column(index))
-        self._checksum += int(_mixed(rows).sum())
+        self._checksum += int(_mixed(rows, rows, np.empty_like(rows)).sum())
 
     def result(self) -> RowsDigest:
         return RowsDigest.total([RowsDigest(self._rows, self._size, self._checksum)])
@@ -88,18 +94,32 @@ def _checksums(column: pa.Array) -> UInt64s:
     else:
         # One more, so that a zero is not null.
         found = numbers(column, f"i{kind.bit_width // 8}").astype(np.uint64) * _FOLD + _LENGTH
+        _mixed(found, found, np.empty_like(found))
     if column.null_count:
         found[null_mask(column)] = 0
     return found
 
 
-def _mixed(values: UInt64s) -> UInt64s:
-    """Each bit depends on all bits of its value; 0 stays 0. In place."""
-    values ^= values >> _32
-    values *= _MIX_1
-    values ^= values >> _29
-    values *= _MIX_2
-    return values
+def _mixed(values: UInt64s, out: UInt64s, spare: UInt64s) -> UInt64s:
+    """One to one, and each bit depends on all bits of its value; 0 stays 0. Returns ``out``.
+
+    A second multiplication would be a factor of all that is summed, and tell no more apart.
+    """
+    np.right_shift(values, _33, out=spare)
+    np.bitwise_xor(values, spare, out=out)
+    out *= _MIX
+    np.right_shift(out, _32, out=spare)
+    out ^= spare
+    return out
+
+
+def _memory(rows: int, words: int) -> tuple[UInt64s, UInt64s]:
+    """Two matrices of the thread's, which its next call gives away again."""
+    size = rows * words
+    memory: UInt64s | None = getattr(_kept, "memory", None)
+    if memory is None or len(memory) < 2 * size:
+        memory = _kept.memory = np.empty(2 * size, dtype=np.uint64)
+    return memory[:size].reshape(rows, words), memory[size : 2 * size].reshape(rows, words)
 
 
 def _of_bytes(column: pa.Array) -> UInt64s:
@@ -117,17 +137,14 @@ def _of_bytes(column: pa.Array) -> UInt64s:
         return found
     words = max(1, (int(sizes.max()) + 7) // 8)
     rows = min(count, max(1, _BLOCK_BYTES // (8 * words)))
-    # One for all blocks: new memory costs as much as the sums.
-    folded = np.empty((rows, min(words, _SEGMENT)), dtype=np.uint64)
     for start in range(0, count, rows):
         block = found[start : start + rows]
         matrix = _filled_up(column, start, len(block), words)
         block[:] = (sizes[start : start + rows].astype(np.uint64) + np.uint64(1)) * _LENGTH
         for first in range(0, words, _SEGMENT):
             part = matrix[:, first : first + _SEGMENT]
-            shifted = np.right_shift(part, _33, out=folded[: len(block), : part.shape[1]])
-            shifted ^= part
-            sums = np.einsum("ij,j->i", shifted, _POWERS[: part.shape[1]])
+            mixed = _mixed(part, *_memory(*part.shape))
+            sums = np.einsum("ij,j->i", mixed, _POWERS[: part.shape[1]])
             block += sums * np.uint64(pow(_R, first, 1 << 64))
     return found
 
@@ -151,7 +168,7 @@ def _of_lists(column: pa.Array) -> UInt64s:
     sizes = lengths(column).astype(np.int64)
     ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes)))
     places = np.arange(len(entries), dtype=np.int64) - np.repeat(ends[:-1], sizes)
-    each = _mixed(each) * (2 * places + 1).view(np.uint64)
+    each = _mixed(each, each, np.empty_like(each)) * (2 * places + 1).view(np.uint64)
     sums = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(each)))
     found: UInt64s = sums[ends[1:]] - sums[ends[:-1]] + (sizes + 1).view(np.uint64) * _LENGTH
     return found

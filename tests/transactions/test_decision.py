@@ -82,7 +82,7 @@ def test_nothing_recorded_is_no_decision() -> None:
 def test_what_earlier_versions_wrote_is_refused_saying_what_to_do() -> None:
     """Catches: fields were added and the format's tag was not changed, so a decision could not be read by
     either version and was called a broken one."""
-    for former in ("kc1", "kc2"):
+    for former in ("kc1", "kc2", "kc3"):
         with pytest.raises(ProtocolError, match=r"earlier version of kafka-chunked.*another transactional"):
             decode([f"{former} 1 4 1 0 text"])
     with pytest.raises(ProtocolError, match="a later version"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -109,14 +110,68 @@ def test_the_argument_for_other_digests_holds() -> None:
         divides = (distance & -distance).bit_length() - 1
         assert (power - 1) & -(power - 1) == 1 << 2 + divides
         assert (power + 1) & -(power + 1) == 2
-    # One to one: each bit of a word is its own, or that and one that can be told from it.
-    words = np.left_shift(np.uint64(1), np.arange(64, dtype=np.uint64))
-    folded = words ^ (words >> digests._33)
-    assert [int(one).bit_length() for one in folded] == list(range(1, 65))
-    assert max((int(one) & -int(one)).bit_length() - 1 for one in folded) == 32
     values = np.random.default_rng(1).bytes(800_000)
     column = [values[start : start + 8] for start in range(0, len(values), 8)]
     assert len(np.unique(digests._of_bytes(pa.array(column, BINARY)))) == len(column)
+
+
+@pytest.mark.parametrize("places", [(7,), (3,), (3, 7), (2, 6), (0, 4), tuple(range(8))])
+def test_no_kind_of_change_of_a_word_keeps_the_low_bits_of_its_checksum(places: tuple[int, ...]) -> None:
+    """Catches: changes of bytes 3 and 7 together changed just the uppermost bits, so that two such changes
+    made up for each other."""
+    random_bits = np.random.default_rng(3)
+    text = (random_bits.integers(0, 64, (20_000, 8)) + 48).astype(np.uint8)
+    changed = text.copy()
+    high = 1 << random_bits.integers(4, 7, 20_000)
+    for place in places:
+        # A shift by 33 bits puts the one onto the other.
+        changed[:, place] ^= (high if place > 3 else high >> 1).astype(np.uint8)
+    swapped = text[:, [4, 5, 6, 7, 0, 1, 2, 3]]
+    for other in (changed, np.ascontiguousarray(swapped)):
+        are_other = (text != other).any(axis=1)
+        sums = [digests._of_bytes(pa.array([bytes(one) for one in words], BINARY)) for words in (text, other)]
+        difference = (sums[0] - sums[1])[are_other]
+        assert not (difference % np.uint64(2**32) == 0).any(), "one in 2^32 would by chance"
+
+
+OTHER = bytes.fromhex("0000004000000080")
+
+
+def trading(one: str, between: str, two: str, start: str = "") -> tuple[list[Row], list[Row]]:
+    first, second = (f"{start}{place}{between}{other}" for place, other in ((one, two), (two, one)))
+    return [(None, first.encode())], [(None, second.encode())]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        trading("4000123400000000", '","memo":"' + "m" * 30 + '","to":"', "4000123400400080", '{"from":"'),
+        trading("00000000", "x" * 56, "00040008"),
+        trading("aaaaaaaa", "x" * 8, "aaaqaaaA"),
+        ([(b"abcA000p", b"abca0000")], [(b"abca0000", b"abcA000p")]),
+        ([(None, bytes(8) + b"x" * 8 + bytes(8))], [(None, OTHER + b"x" * 8 + OTHER)]),
+    ],
+    ids=["orders", "64 bytes apart", "16 bytes apart", "key and value", "twice"],
+)
+def test_words_of_text_that_trade_places_are_noticed(ours: list[Row], theirs: list[Row]) -> None:
+    """Catches: all of these had one digest in pairs, so a payment in the other direction was skipped."""
+    assert of(batch_of(ours)).checksum != of(batch_of(theirs)).checksum
+
+
+@settings(deadline=None)
+@given(st.binary(min_size=8, max_size=8), st.integers(0, 3), st.integers(1, 300))
+def test_words_that_differ_in_two_bytes_do_not_trade_places_unnoticed(word: bytes, at: int, far: int) -> None:
+    """Catches: those that differ in bytes 3 and 7 did, where as many words as a power of two were between."""
+    rows: list[bytes] = []
+    for bit, shift in itertools.product(range(8), range(-2, 3)):
+        other = bytearray(word)
+        other[at + 4] ^= 1 << bit
+        other[at] ^= (1 << bit + 2 + shift >> 2) & 255
+        pair = word, bytes(other)
+        for far_now in {far, 1 << far % 8}:
+            rows += {bytes(8 * (far_now - 1)).join(both) for both in itertools.product(pair, pair)}
+    sums = digests._of_bytes(pa.array(sorted(set(rows)), BINARY))
+    assert len(np.unique(sums)) == len(set(rows))
 
 
 def test_values_of_very_different_lengths_have_the_checksums_that_they_have_alone() -> None:
@@ -127,9 +182,10 @@ def test_values_of_very_different_lengths_have_the_checksums_that_they_have_alon
         whole = digests._of_bytes(pa.array(values, kind))
         assert list(whole) == [int(digests._of_bytes(pa.array([one], kind))[0]) for one in values]
     long = max(values, key=len)
-    words = np.frombuffer(long, np.uint64)
-    folded = [int(one) for one in words ^ (words >> digests._33)]
-    expected = sum(one * pow(digests._R, place, 2**64) for place, one in enumerate(folded))
+    expected = 0
+    for place, word in enumerate(np.frombuffer(long, np.uint64).tolist()):
+        mixed = (word ^ word >> 33) * int(digests._MIX) % 2**64
+        expected += (mixed ^ mixed >> 32) * pow(digests._R, place, 2**64)
     expected += (len(long) + 1) * int(digests._LENGTH)
     assert int(digests._of_bytes(pa.array([long], BINARY))[0]) == expected % 2**64
 

@@ -105,7 +105,7 @@ def test_what_earlier_versions_wrote_under_a_prefix_is_looked_for(use: Use) -> N
             return Ownership(ProducerEpoch(1, 0))
         (fetch,) = next(one)
         assert fetch == FetchOffsets(("p-decision",))
-        one.send(({OffsetKey("p-decision", TopicPartition("t", 0)): "kc2 1 4 1 0 text"},))
+        one.send(({OffsetKey("p-decision", TopicPartition("t", 0)): "kc3 1 4 1 0 text"},))
         return None
 
     use(run)
