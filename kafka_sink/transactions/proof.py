@@ -264,23 +264,35 @@ def _mark(decision: Decision, part: Part) -> str:
 def incomplete(scope: Scope, decision: Decision, tasks: Iterable[int]) -> str:
     """What to say of a batch that readers see a part of."""
     lost = sorted(tasks)
+    if decision.batch.is_named:
+        todo = (
+            "Run the job again: with the same tasks it writes just these rows. Where it cannot have the same "
+            f"tasks, {_command('rewrite', scope)} lets the next run write the whole batch, and readers see "
+            "the other rows twice; abandon instead leaves the missing rows out"
+        )
+    else:
+        todo = (
+            "As the job has no txnAppId, no run writes just these rows: one that is started again writes all "
+            f"rows, and readers see the others twice. {_command('abandon', scope)} leaves the missing rows "
+            "out, and lets other jobs write where they share a transactional.id.prefix that you set"
+        )
     return (
         f"{decision.batch} was decided, but the transactions of {named(lost)} ({_rows(decision, lost)}) were "
         "ended before they could be committed: nobody completed the batch within "
-        "kafka.transaction.timeout.ms. Run the job again: with the same tasks it writes just these rows. "
-        f"Where it cannot have the same tasks, {_command('rewrite', scope)} lets the next run write the "
-        "whole batch, and readers see the other rows twice; abandon instead leaves the missing rows out. See "
-        "'A batch is incomplete' in docs/exactly-once.md"
+        f"kafka.transaction.timeout.ms. {todo}. See 'A batch is incomplete' in docs/exactly-once.md"
     )
 
 
 def unfinished(scope: Scope, decision: Decision, error: Exception) -> str:
     """What to say where a driver did not learn what became of a decision, or of what was decided."""
-    who = "The next run of it, or" if decision.batch.is_named else "No other job, as it has no txnAppId, but"
+    who, then = "The next run of it, or", ""
+    if not decision.batch.is_named:
+        who = "The next job with the same transactional.id.prefix, if you set one, or"
+        then = " The job has no txnAppId: started again, it writes all rows once more."
     return (
         f"{decision.batch} may be decided: then readers of committed rows see a part or all of it by now, "
         f"else nothing. {who} {_command('complete', scope)} completes what was decided, within "
-        f"kafka.transaction.timeout.ms of the first row. {error}"
+        f"kafka.transaction.timeout.ms of the first row.{then} {error}"
     )
 
 

@@ -421,7 +421,7 @@ def test_a_version_is_written_once_whether_its_first_job_was_aborted_before_or_a
     ("app", "who"),
     [
         ("nightly", "The next run of it, or 'kafka-chunked-transactions"),
-        (None, "No other job, as it has no txnAppId, but"),
+        (None, r"The next job with the same transactional\.id\.prefix, if you set one, or.*once more"),
     ],
 )
 def test_a_driver_that_does_not_learn_what_became_of_a_decision_says_what_readers_see(
@@ -436,8 +436,51 @@ def test_a_driver_that_does_not_learn_what_became_of_a_decision_says_what_reader
     wanted = next(steps)
     while not any(map(ends_task(0), wanted)):
         wanted = steps.send(tuple(cluster._answer(one, None) for one in wanted))
-    with pytest.raises(DeliveryError, match=f"may be decided.* see a part.*{who}.*--prefix q.*: no response"):
+    with pytest.raises(DeliveryError, match=rf"may be decided.* see a part.*{who}.*: no response"):
         steps.throw(DeliveryError("EndTxn did not succeed: no response"))
+
+
+def times_out(cluster: Cluster, *tasks: int) -> Callable[[Operation], bool]:
+    """Let the transactions of these tasks time out behind the decision; nobody dies."""
+
+    def before(one: Operation) -> bool:
+        if isinstance(one, EndTransaction) and one.transactional_id.startswith("q-task-"):
+            while tasks_left:
+                cluster.kafka.time_out(SCOPE.task_id(tasks_left.pop(), 0))
+        return False
+
+    tasks_left = list(tasks)
+    return before
+
+
+def decided_by(cluster: Cluster, batch: BatchIdentity) -> list[TaskReport]:
+    reports = [cluster.write(cluster.plan(), 0, 0, 0)]
+    # The same claim, as of one planning.
+    handover = Handover(reports[0].run.claim)
+    reports.append(cluster.write(handover, 0, 1, 1))
+    run = replace(reports[0].run, batch=batch)
+    return [replace(one, run=run) for one in reports]
+
+
+@pytest.mark.parametrize(
+    ("batch", "advice", "never"),
+    [
+        (BatchIdentity.of_application("nightly", "t", 7), "writes just these rows.*rewrite", "writes all"),
+        (BatchIdentity.of_query("one", 0), "writes just these rows.*rewrite", "writes all"),
+        (BatchIdentity.of_unnamed_job(), "no run writes just these rows.*abandon", "Run the job again"),
+    ],
+    ids=["application", "query", "unnamed job"],
+)
+def test_what_completes_a_batch_is_said_of_those_that_can_be_completed(
+    batch: BatchIdentity, advice: str, never: str
+) -> None:
+    """Catches: an unnamed job was told to run again to write just what was missing, and wrote all of it."""
+    cluster = Cluster()
+    reports = decided_by(cluster, batch)
+    with pytest.raises(IncompleteBatchError, match=advice) as told:
+        cluster.commit(*reports, die_before=times_out(cluster, 0))
+    assert never not in str(told.value)
+    assert sum(cluster.kafka.visible.values()) == 1
 
 
 def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
