@@ -273,8 +273,9 @@ class SinkOptions:
     transactional_id_prefix: str = _option(
         "transactional.id.prefix", values.string(), "", TRANSACTIONS, "high",
         """Prefix of the transactional ids and of the consumer groups under which progress is recorded. Each
-        `txnAppId` and topic has names of its own behind it. Each query of `df.writeStream`, and each job
-        without `txnAppId` that runs beside others, needs its own prefix. If empty, names are derived from the
+        `txnAppId` and topic, and each query of `df.writeStream` with the option `checkpointLocation`, has
+        names of its own behind it. Each other query, and each job without `txnAppId` that runs beside others,
+        needs its own prefix. If empty, names are derived from the
         query's checkpoint, from `txnAppId`, or else from the application.""",
         needs="delivery.guarantee=exactly-once",
         planning_only=True,

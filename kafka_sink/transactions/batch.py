@@ -132,7 +132,7 @@ class TaskReport:
 class BatchOutcome:
     """``skipped``: the rows of ``batch`` that were given and not written, as it was written before; None
     where it was not. ``compared``: whether they are known to be the same. ``repaired``: an incomplete batch
-    was completed.
+    was completed. ``doubt``: why the batch may be there twice, "" where it cannot be.
 
     ``committed`` and ``aborted`` are when the transactions began. ``recovered``: an earlier run had left
     them, and planning ended them. ``ended_ms``: when all was done, by the driver's clock.
@@ -145,6 +145,7 @@ class BatchOutcome:
     aborted: BeganMs = ()
     recovered: EndedTransactions = field(default_factory=EndedTransactions)
     repaired: bool = False
+    doubt: str = ""
     ended_ms: float = 0.0
 
     @property
@@ -227,7 +228,10 @@ def commit(
     else:
         decision = decisions.next_decision(run.scope, previous, run.batch, len(reports), parts)
     committed, aborted = yield from driver.decide(run.scope, run.claim, decision, tuple(parts), found)
-    return BatchOutcome(committed=committed, aborted=aborted, recovered=run.recovered, repaired=run.is_repair)
+    doubt = _doubt(run.batch, previous)
+    return BatchOutcome(
+        committed=committed, aborted=aborted, recovered=run.recovered, repaired=run.is_repair, doubt=doubt
+    )
 
 
 def _skipped(
@@ -316,6 +320,23 @@ def not_its_own(batch: BatchIdentity, other: str) -> str:
         f"what was written of {batch.writer} before is not known, as {other} has written under the same name "
         f"since. Nothing is written. Give each query a transactional.id.prefix of its own. {_SEE}"
     )
+
+
+def _doubt(batch: BatchIdentity, previous: Decision | None) -> str:
+    """Of a query that has written before, or may have: nothing is recorded of it here."""
+    if batch.is_of_query and previous is None and batch.number:
+        return (
+            f"{batch} is the first one recorded under this name. It may be there twice if it was written "
+            "before its checkpoint was moved or transactional.id.prefix changed, or longer ago than "
+            "offsets.retention.minutes; not if batches before had no rows, or another delivery.guarantee"
+        )
+    if batch.is_of_query and previous is not None and previous.batch.writer != batch.writer:
+        return (
+            f"{batch} is written under the same name as {previous.batch.writer} before. It may be there "
+            "twice if it is older than that and its checkpoint was restored. Set the option "
+            "checkpointLocation, or a transactional.id.prefix for each query"
+        )
+    return ""
 
 
 def not_known(batch: BatchIdentity, written: Written) -> str:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _NAME_DIGITS = 16
 # Instead of a transactional.id.prefix that users set.
 _DERIVED = "kafka-chunked"
+# Of queries of which planning is not told the checkpoint: spark.sql.streaming.checkpointLocation.
+_ANY_QUERY = "-query"
 _MAX_IDLE_CLIENTS = 2
 
 
@@ -77,9 +79,10 @@ def plan(
         groups = driver.take_over_groups(scope)
         ownership = client.run(driver.take_over(scope, wall_ms()), options.max_block_ms, groups=groups)
         if ownership.decision is None and options.transactional_id_prefix:
-            # Where earlier versions kept what all writers had written. Raises ProtocolError.
-            former = replace(scope, prefix=options.transactional_id_prefix)
-            client.run(driver.read_decision(former), options.max_block_ms)
+            # Where earlier versions kept what all writers, or all queries, had written. Raises ProtocolError.
+            for end in ("", _ANY_QUERY):
+                former = replace(scope, prefix=options.transactional_id_prefix + end)
+                client.run(driver.read_decision(former), options.max_block_ms)
     handover = Handover.of(scope, ownership, wall_ms())
     if options.log_summary:
         _report_names(scope)
@@ -103,6 +106,8 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
     if planned.batch is not None:
         spark_application.forget(_taken_key(planned.scope.prefix))
     outcome = replace(outcome, ended_ms=wall_ms())
+    if outcome.doubt:
+        driver_log.warn(f"kafka-chunked: {outcome.doubt}")
     # By two clocks, so it is for warning only.
     open_ms = outcome.transactions["committed"].oldest_ms
     if open_ms > LONG_OPEN * options.transaction_timeout_ms:
@@ -137,7 +142,7 @@ def _scope_name(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: b
     """What all names of one writer begin with: transactional.id.prefix and what tells the writer from others.
 
     A query's id is known at planning only where its checkpoint is on this host. Else the place of the
-    checkpoint stands for it, and under a prefix that users set just that, so that checkpoints can be moved.
+    checkpoint stands for it. Two queries of one name cannot be told apart at batch 0.
     """
     if is_streaming and options.txn_app_id:
         raise ConfigurationError(
@@ -146,19 +151,24 @@ def _scope_name(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: b
     prefix = options.transactional_id_prefix
     if options.txn_app_id:
         return f"{prefix or _DERIVED}-{_digits(options.txn_app_id, options.topic or '')}"
-    if prefix:
-        return f"{prefix}-{'query' if is_streaming else 'job'}"
     if not is_streaming:
-        return _job_name()
+        return f"{prefix}-job" if prefix else _job_name()
     checkpoint = raw.get("checkpointlocation") or raw.get("checkpointLocation")
     if not checkpoint:
+        if prefix:
+            return prefix + _ANY_QUERY
         raise ConfigurationError(
             "delivery.guarantee=exactly-once needs transactional.id.prefix, or the option "
             "checkpointLocation, which it is derived from"
         )
-    query = query_id(checkpoint)
+    try:
+        query = query_id(checkpoint)
+    except ConfigurationError:
+        if not prefix:
+            raise
+        query = None
     names = ("query", query) if query is not None else Location.of(checkpoint)
-    return f"{_DERIVED}-{_digits(*names)}"
+    return f"{prefix or _DERIVED}-{_digits(*names)}"
 
 
 def _job_name() -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kafka_sink.clock import wall_ms
+from kafka_sink.transactions import planning
 from local_kafka import LocalBroker
 from local_kafka.errors import LocalBrokerError
 from tests.exactly_once import engine
@@ -191,7 +192,6 @@ class Round:
         (self._checkpoint / "metadata").write_text(json.dumps({"id": self._checkpoint.name}))
         (self._checkpoint / "offsets").mkdir()
         self._history = History(str(self._checkpoint))
-        self._prefix = f"{self._topic}-query"
         self._prefix_counts = guarantee == "exactly-once"
         kinds = list(Fault)
         count = self._chance.randint(1, 4)
@@ -208,6 +208,7 @@ class Round:
             seed=seed,
             options=self._options(guarantee),
         )
+        self._prefix = self._writer_name()
         self._drivers: list[int] = []
         self._frozen: list[int] = []
         self._down: list[tuple[float, Callable[[], None]]] = []
@@ -219,6 +220,12 @@ class Round:
             return {}
         options = {"transactional.id.prefix": self._topic}
         return options | ({"kafka.transaction.timeout.ms": "4000"} if self._times_out else {})
+
+    def _writer_name(self) -> str:
+        raw = {"checkpointlocation": str(self._checkpoint)}
+        options = self._settings.sink_options()
+        planned = planning.plan(options, raw, is_streaming=True, for_tasks=False)
+        return "" if planned is None else planned.scope.prefix
 
     def run(self) -> Report:
         """Runs the query under faults, then without, and reads the topic."""

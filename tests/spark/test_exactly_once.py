@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kafka_sink.options import parse
+from kafka_sink.transactions import planning
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import ListOpen, Steps, describe
 from local_kafka import LocalBroker
@@ -387,7 +388,8 @@ def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
         .start()
     )
     deadline = time.monotonic() + 120
-    while not holds_up_readers(broker, f"{prefix}-query"):
+    checkpoint = str(tmp_path / "checkpoint")
+    while not holds_up_readers(broker, name := name_of_query(broker, topic, prefix, checkpoint)):
         assert query.isActive, query.exception()
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -395,11 +397,25 @@ def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
     producer.produce(topic, b"1000000")
     assert producer.flush(10) == 0
     query.stop()
-    assert open_transactions(broker, f"{prefix}-query") == [], "when stop returns"
+    assert open_transactions(broker, name) == [], "when stop returns"
     deadline = time.monotonic() + 60
     while (rows := committed(broker, topic, partitions=1)) != [1000000]:
         assert rows == []
         assert time.monotonic() < deadline
+
+
+def name_of_query(broker: LocalBroker, topic: str, prefix: str, checkpoint: str) -> str:
+    """Another one until the checkpoint has the query's id."""
+    options = {
+        "kafka.bootstrap.servers": broker.bootstrap_servers,
+        "topic": topic,
+        "delivery.guarantee": "exactly-once",
+        "transactional.id.prefix": prefix,
+    }
+    raw = {"checkpointlocation": checkpoint}
+    planned = planning.plan(parse(options).options, raw, is_streaming=True, for_tasks=False)
+    assert planned is not None
+    return planned.scope.prefix
 
 
 def holds_up_readers(broker: LocalBroker, prefix: str) -> bool:

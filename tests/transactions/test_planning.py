@@ -25,6 +25,7 @@ from kafka_sink.transactions.planning import PlannedTransactions
 from kafka_sink.transactions.scope import Scope
 
 BASE = {"kafka.bootstrap.servers": "a:1", "topic": "t", "delivery.guarantee": "exactly-once"}
+MINE = {"transactional.id.prefix": "mine"}
 Use = Callable[[Callable[..., Any]], None]
 
 
@@ -98,14 +99,16 @@ def test_each_writer_under_one_prefix_has_names_of_its_own() -> None:
 
 def test_what_earlier_versions_wrote_under_a_prefix_is_looked_for(use: Use) -> None:
     """Catches: it is under other names, so a batch that was written before would be written again."""
-    steps = iter(["take over", "read"])
+    steps = iter(["take over", "p-decision", "p-query-decision"])
 
     def run(one: Steps[Any]) -> Ownership | None:
-        if next(steps) == "take over":
+        if (group := next(steps)) == "take over":
             return Ownership(ProducerEpoch(1, 0))
         (fetch,) = next(one)
-        assert fetch == FetchOffsets(("p-decision",))
-        one.send(({OffsetKey("p-decision", TopicPartition("t", 0)): "kc3 1 4 1 0 text"},))
+        assert fetch == FetchOffsets((group,))
+        if group == "p-decision":
+            return None
+        one.send(({OffsetKey(group, TopicPartition("t", 0)): "kc3 1 4 1 0 text"},))
         return None
 
     use(run)
@@ -156,11 +159,36 @@ def test_one_path_on_two_file_systems_is_two_checkpoints() -> None:
 def test_a_checkpoint_whose_file_system_is_not_known_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"checkpointLocation.*or set transactional\.id\.prefix"):
         of_query(text)
-    named = prefix({"checkpointlocation": text}, is_streaming=True, **{"transactional.id.prefix": "mine"})
-    assert named == "mine-query"
+    named = prefix({"checkpointlocation": text}, is_streaming=True, **MINE)
+    assert named == prefix({"checkpointlocation": f"{text}/"}, is_streaming=True, **MINE)
+
+
+def test_two_queries_under_one_prefix_have_names_of_their_own(tmp_path: Path) -> None:
+    """Catches: both were one writer. The first one, killed behind its decided batch 0 and started again after
+    the second had written, wrote that batch twice without a word."""
+
+    def named(checkpoint: str | Path) -> str:
+        return prefix({"checkpointlocation": str(checkpoint)}, is_streaming=True, **MINE)
+
+    first, second = (checkpoint_of(tmp_path / one, one) for one in ("first", "second"))
+    remote = "hdfs://nn:8020/c/orders"
+    assert len({named(first), named(second), named(remote), named(f"{remote}2"), "mine-query"}) == 5
+    assert named(first).startswith("mine-")
+    before = named(first)
+    first.rename(tmp_path / "moved")
+    assert named(tmp_path / "moved") == before
+    # A checkpoint that is deleted is another query's.
+    assert named(checkpoint_of(tmp_path / "first", "third")) != before
+
+
+def test_a_batch_that_may_be_there_twice_is_warned_of(caplog: pytest.LogCaptureFixture, use: Use) -> None:
+    use(lambda _: BatchOutcome(doubt="batch 0 may be there twice"))
+    planning.commit(parse(BASE).options, PlannedTransactions(Scope("p", "t", 1)), [])
+    assert warnings_in(caplog) == ["kafka-chunked: batch 0 may be there twice"]
 
 
 def test_a_query_without_a_checkpoint_needs_a_prefix() -> None:
+    assert prefix({}, is_streaming=True, **MINE) == "mine-query"
     with pytest.raises(ConfigurationError, match=r"transactional\.id\.prefix"):
         prefix(is_streaming=True)
     with pytest.raises(ConfigurationError, match="a query has its batches' ids"):

@@ -79,9 +79,10 @@ class Cluster:
         attempt: int = 0,
         scope: Scope = SCOPE,
         app: str | None = None,
+        query: str = "one",
     ) -> TaskReport:
         """One attempt of a task, with these rows; of a query's batch, or of an application's job."""
-        batch = BatchIdentity.of_query("one", number)
+        batch = BatchIdentity.of_query(query, number)
         if app is not None:
             batch = BatchIdentity.of_application(app, scope.topic, number)
         digest = digest_of(*rows)
@@ -494,6 +495,28 @@ def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
         found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms)).decision
         assert (found.number, found.began_ms) == (2, cluster.kafka.now_ms)
     assert cluster.plan().duty(batch, 0) is Duty.SKIP
+
+
+def test_of_two_queries_under_one_name_no_batch_is_doubled_without_a_warning() -> None:
+    """Catches: a query that was killed behind its decided batch 0 wrote it twice if another query had begun
+    under its name meanwhile; and so did one whose name had changed."""
+    cluster = Cluster()
+    doubts = [
+        cluster.commit(cluster.write(cluster.plan(), 0, 0, 0, query=query)).doubt
+        for query in ("one", "two", "one")
+    ]
+    assert ["may be there twice" in one for one in doubts] == [False, True, True]
+    assert not doubts[0]
+    assert "query two before" in doubts[2]
+    assert not cluster.commit(cluster.write(cluster.plan(), 1, 0, 0)).doubt, "it goes on"
+
+
+def test_a_query_that_begins_under_a_name_with_a_later_batch_is_warned_of() -> None:
+    cluster = Cluster()
+    assert "may be there twice" in cluster.commit(cluster.write(cluster.plan(), 5, 0, 0)).doubt
+    assert not cluster.commit(cluster.write(cluster.plan(), 6, 0, 0)).doubt
+    later = Cluster()
+    assert not later.commit(later.write(later.plan(), 5, 0, 0, app="nightly")).doubt
 
 
 def test_a_batch_of_which_no_task_reports_is_not_committed() -> None:
