@@ -6,8 +6,8 @@ another one if it is silent for a second. What it learns is pushed to all tasks 
 only the age has changed.
 
 A task's word is not passed on. That a leader moved marks the topic, and is asked for until a fetch confirms
-it. What a fetch brings is passed on, as brokers said it; where it contradicts what is known, a second one
-decides, by another task. So a task that errs misleads until the next refresh at most.
+it. What a fetch brings is passed on, as brokers said it; where it contradicts what is known, or goes far
+beyond it, a second one decides, by another task. So a task that errs misleads until the next refresh at most.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTI
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata, HintSource
 from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE
 from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
-from kafka_sink.model import MetadataUpdate, Node, Partitions, TopicMetadata, TopicPartition
+from kafka_sink.model import UNKNOWN_EPOCH, MetadataUpdate, Node, Partitions, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.printable import is_host
@@ -515,12 +515,11 @@ class MetadataService(Service):
             self.view.on_failure(now_ms)
             return
         self._is_failing = False
-        doubtful = [name for name, topic in fetch.topics.items() if self._doubts(topic, now_ms)]
-        update = MetadataUpdate(fetch.nodes, tuple(fetch.topics.values()), fetch.errors, fetch.cluster_id)
+        # Without those in doubt, which stay urgent.
+        topics = tuple(one for one in fetch.topics.values() if not self._doubts(one, now_ms))
+        update = MetadataUpdate(fetch.nodes, topics, fetch.errors, fetch.cluster_id)
         self.view.on_response(update, fetch.requested, now_ms)
         self._cost_more(8 * fetch.partitions + _NODE_BYTES * len(fetch.nodes))
-        for name in doubtful:
-            self.view.mark_stale(name, now_ms)
         requested = frozenset(fetch.requested)
         self._check_reported(requested, now_ms)
         known = {name for name in requested if self.view.topic(name) is not None}
@@ -681,13 +680,14 @@ class MetadataService(Service):
 
 
 def contradicts(known: TopicMetadata, response: TopicMetadata) -> bool:
-    """Whether a response cannot be later than what is known, by its epochs or ids."""
+    """Whether a response cannot be later than what is known, by its epochs or ids, or hardly: partitions
+    have been added, or had several elections."""
     if None not in (known.topic_id, response.topic_id) and known.topic_id != response.topic_id:
         return True
-    if len(response.partitions) < len(known.partitions):
+    if len(response.partitions) != len(known.partitions):
         return True
     pairs = zip(known.partitions.epochs, response.partitions.epochs, strict=False)
-    return any(0 <= new < old for old, new in pairs)
+    return any(UNKNOWN_EPOCH not in (old, new) and not old <= new <= old + 1 for old, new in pairs)
 
 
 # -- a task's side ----------------------------------------------------------------------------------------

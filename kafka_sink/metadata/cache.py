@@ -254,8 +254,8 @@ class MetadataCache:
         changed anything here.
 
         It is merged like an own response of that time: higher epochs win, and another topic id wins only
-        where it was observed later. A topic that is not in use is kept for metadata.max.idle.ms in case it
-        will be used, but is not refreshed.
+        where it was observed later. What others said before gives way. A topic that is not in use is kept for
+        metadata.max.idle.ms in case it will be used, but is not refreshed.
         """
         with self._lock:
             observed_ms = now_ms - max(age_ms, 0.0)

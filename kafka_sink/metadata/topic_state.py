@@ -186,12 +186,16 @@ class TopicState:
     def merge_snapshot(self, incoming: TopicMetadata, observed_ms: float, replaced_ms: float) -> bool:
         """Merge what another cache observed; False where this cache's is later and contradicts it.
 
+        Where it is later, it replaces what others said before: one of them may have erred.
         ``replaced_ms``: the attribute of the same name in the other cache.
         """
         known = self.metadata
         if self.final and observed_ms <= self.error_ms:
             return False
         if known is None:
+            self.metadata = incoming
+        elif self.hinted and observed_ms >= self.observed_ms:
+            self.topic_ids.replace(known.topic_id, incoming.topic_id)
             self.metadata = incoming
         elif incoming.topic_id is None and known.topic_id is None and observed_ms <= self.replaced_ms:
             return False

@@ -419,6 +419,9 @@ def test_a_response_that_came_while_a_clock_was_read_has_no_negative_age() -> No
 # -- tasks that err ---------------------------------------------------------------------------------------
 
 
+MANY = TopicMetadata.of("a", ID, tuple(PartitionInfo("a", number, 1, 4) for number in range(100)))
+
+
 def lied_to(lie: TopicMetadata) -> Coordinator:
     """Two tasks use a topic; the one that was asked to refresh it has just lied."""
     coordinator = Coordinator(tasks=4, retry_backoff_ms=100, retry_backoff_max_ms=100)
@@ -437,8 +440,8 @@ TRUTH = metadata("a", leader=1, epoch=4)
 
 @pytest.mark.parametrize(
     "lie",
-    [metadata("a", leader=2, epoch=2**31 - 1), metadata("a", 2, 0, b"x" * 16), metadata("a", 2, 5)],
-    ids=["an epoch", "another topic", "a leader"],
+    [metadata("a", leader=2, epoch=2**31 - 1), metadata("a", 2, 0, b"x" * 16), metadata("a", 2, 5), MANY],
+    ids=["an epoch", "another topic", "a leader", "partitions"],
 )
 def test_a_fetch_that_lied_misleads_until_the_next_refresh(lie: TopicMetadata) -> None:
     """Catches: merged by its epoch, it would outlive all that brokers say."""
@@ -455,6 +458,18 @@ def test_a_fetch_that_lied_misleads_until_the_next_refresh(lie: TopicMetadata) -
         coordinator.respond(TRUTH)
         coordinator.after(5_000)
     assert coordinator.view.topic("a") == TRUTH
+
+
+@pytest.mark.parametrize("said", [metadata("a", 2, 6), MANY], ids=["two elections", "partitions"])
+def test_many_elections_and_new_partitions_need_the_word_of_a_second_task(said: TopicMetadata) -> None:
+    """Catches: keyed rows of all tasks went by a number of partitions that one of them had made up."""
+    coordinator = lied_to(said)
+    assert coordinator.view.topic("a") == TRUTH
+    liar = next(reversed(coordinator.service._tasks))
+    coordinator.after(150)
+    assert coordinator.asked[-1][0] != liar, "another one is asked, and soon"
+    coordinator.respond(said)
+    assert coordinator.view.topic("a") == said
 
 
 def test_a_broker_that_lags_convinces_nobody_by_one_response() -> None:
@@ -1106,7 +1121,7 @@ def test_a_lying_task_misleads_for_one_refresh() -> None:
     job.run(50)
     partition = TopicPartition("a", 0)
     liar = next(iter(job.service._tasks))
-    job.lies[liar] = metadata("a", 2, 2**31 - 1)
+    job.lies[liar] = metadata("a", 2, 5)
     victim = (liar + 1) % 4
     job.views[victim].mark_stale("a", job.now_ms)
     # Nor may the victim's own request come first.

@@ -93,11 +93,13 @@ def test_epochs_win_over_ages_and_ids_go_by_age() -> None:
     made = filled_cache(("t00",), 10_000.0)
     assert made.import_topic(topic("t00", 2, 5), 9_000.0, 10_100.0), "a newer epoch, though heard before ours"
     assert leader(made) == (2, 5)
+    learn(made, 10_150.0, topic("t00", 2, 5))
     assert not made.import_topic(topic("t00", 1, 4), 0.0, 10_200.0)
     assert not made.import_topic(topic("t00", 1, 0, b"n" * 16), 9_000.0, 10_300.0), "another id, and older"
     assert leader(made) == (2, 5)
     assert made.import_topic(topic("t00", 1, 0, b"n" * 16), 50.0, 10_400.0)
     assert leader(made) == (1, 0)
+    learn(made, 10_450.0, topic("t00", 1, 0, b"n" * 16))
     assert not made.import_topic(topic("t00", 2, 9), 0.0, 10_500.0), "the former topic does not come back"
 
 
@@ -230,9 +232,14 @@ def test_a_snapshot_is_the_same_after_pickling_and_small(partitions: int) -> Non
     assert len(pickled) < 400 + 2 * partitions
 
 
-@pytest.mark.parametrize(
-    "lie", [topic("t00", 2, 2**31 - 1), topic("t00", 2, 0, b"x" * 16)], ids=["epoch", "id"]
-)
+LIES = [
+    topic("t00", 2, 2**31 - 1),
+    topic("t00", 2, 0, b"x" * 16),
+    TopicMetadata.of("t00", b"i" * 16, tuple(PartitionInfo("t00", number, 2, 9) for number in range(100))),
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=["epoch", "id", "partitions"])
 def test_what_brokers_say_replaces_what_others_said(lie: TopicMetadata) -> None:
     """Catches: by its epoch or id, what one task invented would outlive all that brokers say."""
     made = filled_cache(("t00",), 0.0)
@@ -247,13 +254,14 @@ def test_what_brokers_say_replaces_what_others_said(lie: TopicMetadata) -> None:
     assert not made.import_topic(topic("t00", 2, 0, b"x" * 16), 5_000.0, 3_000.0)
 
 
-def test_a_hint_that_contradicts_what_is_known_leaves_the_question_to_brokers() -> None:
-    """Catches: each hint with the true leader ended the wish to ask, and none could replace the lie."""
+@pytest.mark.parametrize("lie", LIES, ids=["epoch", "id", "partitions"])
+def test_what_others_say_later_replaces_what_others_said(lie: TopicMetadata) -> None:
+    """Catches: an invented number of partitions stayed until the task asked brokers itself."""
     made = filled_cache(("t00",), 0.0)
-    made.import_topic(topic("t00", 2, 2**31 - 1), 0.0, 1_000.0)
-    made.mark_stale("t00", 2_000.0)
-    assert not made.import_topic(topic("t00", 1, 3), 0.0, 2_100.0)
-    assert made.next_request(2_200.0) == ("t00",)
+    assert made.import_topic(lie, 0.0, 1_000.0)
+    assert not made.import_topic(topic("t00", 1, 3), 500.0, 1_100.0), "that was before"
+    assert made.import_topic(topic("t00", 1, 3), 0.0, 2_000.0)
+    assert made.topic("t00") == topic("t00", 1, 3)
 
 
 def test_a_hint_that_was_on_its_way_when_the_topic_was_marked_does_not_mend_it() -> None:
