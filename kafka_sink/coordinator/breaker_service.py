@@ -70,8 +70,10 @@ _MAX_WAITS = 100_000
 _MAX_REASON_BYTES = 1_000_000
 # After a mute on one task's word, no such word counts for so many times as long, or so many intervals.
 _PAUSE_FACTOR, _MAX_PAUSE = 4.0, 10
-# Partitions that no task has rows for are checked again after this time, and unmuted after that.
-_NO_PROBER_MS, _FORGET_MS = 500.0, 600_000.0
+# Partitions that no task has rows for are checked again after this time.
+_NO_PROBER_MS = 500.0
+# They are unmuted after this time, and so are brokers; those that one task's word is against, sooner.
+_FORGET_MS, _FORGET_ALONE_MS = 600_000.0, 60_000.0
 # One of so many that can probe is chosen.
 _CHOICE = 16
 
@@ -235,8 +237,9 @@ class _Inquiry:
 
 @dataclass(slots=True)
 class _Muted:
-    """What belongs to a mute. ``alone``: the task on whose word it rests, if on one's. ``witnesses`` know at
-    first hand when it is over; ``tried`` are not to probe next. By task: who has batches for it, or rows."""
+    """What belongs to a mute. ``alone``: the task on whose word it rests, if on one's, until a probe of
+    a broker fails for another. ``witnesses`` know at first hand when it is over; ``tried`` are not to probe
+    next. By task: who has batches for it, or rows."""
 
     alone: int | None
     witnesses: set[int]
@@ -429,18 +432,23 @@ class BreakerService(Service):
         return True
 
     def _unmute(self, target: Target, now_ms: float) -> None:
-        mute, alone = self.table.mutes[target], self._muted.pop(target).alone
+        mute, found = self.table.mutes[target], self._muted.pop(target)
         self.table.reset(target)
         self._reason_bytes -= len(json.dumps(mute.reason))
-        if alone is not None:
-            _one_less(self._alone, alone)
-        if alone is not None and isinstance(target, TopicPartition):
+        if self._release(found) and isinstance(target, TopicPartition):
             lasted_ms = now_ms - mute.since_ms
             self._paused_ms[target] = now_ms + min(_PAUSE_FACTOR * lasted_ms, _MAX_PAUSE * self._interval_ms)
             if len(self._paused_ms) > MAX_MUTES:
                 del self._paused_ms[next(iter(self._paused_ms))]
         self._added.pop(target, None)
         self._removed.add(target)
+
+    def _release(self, found: _Muted) -> bool:
+        """The mute rests on one task's word no longer. Whether it did."""
+        alone, found.alone = found.alone, None
+        if alone is not None:
+            _one_less(self._alone, alone)
+        return alone is not None
 
     def _hurry(self, peer: int, target: Target, now_ms: float) -> None:
         """A task that knows it at second hand says that a mute is over: another may probe, once an
@@ -454,7 +462,10 @@ class BreakerService(Service):
     # -- probes -------------------------------------------------------------------------------------------
 
     def _end_probe(self, target: Target, error: str, now_ms: float) -> None:
-        self._muted[target].prober = None
+        found = self._muted[target]
+        if error and isinstance(target, int) and found.prober != found.alone:
+            self._release(found)
+        found.prober = None
         self.table.fail(target, error, now_ms)
         self._probe_ms = min(self._probe_ms, self.table.mutes[target].retry_at_ms)
 
@@ -505,11 +516,12 @@ class BreakerService(Service):
         return None
 
     def _forget(self, now_ms: float) -> None:
-        """Partitions that nobody has written to for long. Brokers are probed without rows."""
-        # The oldest come first.
-        old = takewhile(lambda mute: now_ms - mute.since_ms > _FORGET_MS, self.table.mutes.values())
-        for target in [one.target for one in old]:
-            if isinstance(target, TopicPartition) and not self._muted[target].held:
+        """What nobody writes to, or what a task may have made up. The oldest come first."""
+        old = takewhile(lambda mute: now_ms - mute.since_ms > _FORGET_ALONE_MS, self.table.mutes.values())
+        for target, age_ms in [(one.target, now_ms - one.since_ms) for one in old]:
+            found, is_broker = self._muted[target], isinstance(target, int)
+            is_old = age_ms > _FORGET_MS or (is_broker and found.alone is not None)
+            if is_old and (is_broker or not found.held):
                 self._unmute(target, now_ms)
 
     # -- time ---------------------------------------------------------------------------------------------

@@ -399,14 +399,36 @@ def test_tasks_are_told_how_many_they_are() -> None:
         assert told.tasks == tasks
 
 
-def test_partitions_that_nobody_writes_to_are_forgotten_and_brokers_are_not() -> None:
-    bench = Bench(1, **OWN)
+def test_what_nobody_writes_to_and_brokers_are_forgotten_after_ten_minutes() -> None:
+    """Catches: a liar's thousand mutes of brokers that do not exist stayed for ever."""
+    bench = Bench(2, **OWN)
     bench.say(0, wanted(P0))
     bench.say(0, wanted(SICK))
-    bench.run(300)
-    bench.now += 601_000.0
+    bench.run(INTERVAL + 300)
+    bench.say(1, failed(SICK))
+    bench.now += 590_000.0
     bench.run(600)
+    assert bench.muted() == {P0, SICK}
+    bench.now += 11_000.0
+    bench.run(600)
+    assert bench.muted() == set()
+
+
+def test_a_mute_of_a_broker_that_no_second_task_confirms_ends_after_a_minute() -> None:
+    """Catches: five liars used up, for ever, what may rest on one task's word."""
+    bench = Bench(3)
+    bench.say(0, wanted(SICK))
+    bench.say(0, wanted(8))
+    bench.run(INTERVAL + 300)
+    bench.say(0, failed(SICK, 8))
+    for peer in (1, 2):
+        bench.say(peer, failed(SICK))
+    bench.service.on_gone(0, bench.now)
+    bench.run(50_000)
+    assert bench.muted() == {SICK, 8}
+    bench.run(11_000)
     assert bench.muted() == {SICK}
+    assert not bench.service._alone
 
 
 # -- a task that comes, a driver that stalls ----------------------------------------------------------------
