@@ -12,6 +12,8 @@ from typing import NamedTuple, overload
 from kafka_sink.counts import TaskCounts
 
 NO_LEADER = -1
+# Clusters have hundreds.
+MAX_BROKERS = 5_000
 UNKNOWN_EPOCH = -1
 NO_TIMESTAMP = -1
 

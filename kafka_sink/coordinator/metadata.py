@@ -47,13 +47,21 @@ from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTI
 from kafka_sink.metadata.cluster_metadata import ClusterMetadata, HintSource
 from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE
 from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
-from kafka_sink.model import UNKNOWN_EPOCH, MetadataUpdate, Node, Partitions, TopicMetadata, TopicPartition
+from kafka_sink.model import (
+    MAX_BROKERS,
+    UNKNOWN_EPOCH,
+    MetadataUpdate,
+    Node,
+    Partitions,
+    TopicMetadata,
+    TopicPartition,
+)
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.printable import is_host
 from kafka_sink.timing_bounds import FETCH_SILENCE_MS, GATHER_STALE_MS, GIVE_UP_MS, HINT_WAIT_MS
 
-MAX_TOPICS, MAX_STALE, _MAX_NODES = 5000, 1000, 10_000
+MAX_TOPICS, MAX_STALE = 5000, 1000
 _MAX_HOST, _MAX_RACK, _BYTES_OF_ID = 255, 1000, 16
 _MAX_ENCODED_PARTITIONS = 1_500_000
 # A message with topics holds about so many characters; one topic may take more.
@@ -84,7 +92,7 @@ class SnapshotPart:
     """Part of a MetadataSnapshot; the first one has the brokers."""
 
     cluster_id: Annotated[str, AtMost(200)] | None = None
-    nodes: Annotated[tuple[NodeHint, ...], AtMost(_MAX_NODES)] = ()
+    nodes: Annotated[tuple[NodeHint, ...], AtMost(MAX_BROKERS)] = ()
     nodes_age_ms: Ms = 0.0
     topics: Annotated[tuple[TopicHint, ...], AtMost(MAX_TOPICS)] = ()
 
@@ -160,7 +168,7 @@ def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
     """One or more, each of which fits into a message."""
     nodes = tuple(
         NodeHint(one.id, one.host, one.port, one.rack if one.rack is None else cut(one.rack, _MAX_RACK))
-        for one in snapshot.nodes[:_MAX_NODES]
+        for one in snapshot.nodes[:MAX_BROKERS]
         if is_host(one.host) and 0 <= one.port < 1 << 16
     )
     age_ms = snapshot.nodes_age_ms if math.isfinite(snapshot.nodes_age_ms) else 0.0

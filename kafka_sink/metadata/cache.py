@@ -29,7 +29,15 @@ from kafka_sink.metadata.topic_state import (
     TopicState,
     lacks_leader,
 )
-from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import (
+    MAX_BROKERS,
+    NO_LEADER,
+    MetadataUpdate,
+    Node,
+    PartitionInfo,
+    TopicMetadata,
+    TopicPartition,
+)
 
 # A snapshot's age does not count the time for which it was on its way.
 _ON_THE_WAY_MS = 50.0
@@ -238,10 +246,9 @@ class MetadataCache:
             other_topic = topic_id is not None and found.metadata.topic_id not in (None, topic_id)
             if other_topic or epoch <= known.leader_epoch:
                 return False
-            incoming = {node.id: node for node in nodes}
-            if leader not in incoming and leader not in self._nodes:
+            self._know_nodes(self._nodes | {node.id: node for node in nodes if node.id == leader})
+            if leader not in self._nodes:
                 return False
-            self._know_nodes(self._nodes | incoming)
             partitions = found.metadata.partitions.with_leader(partition.partition, leader, epoch)
             found.metadata = replace(found.metadata, partitions=partitions)
             self.version += 1
@@ -346,7 +353,8 @@ class MetadataCache:
             self._know_nodes({})
 
     def _know_nodes(self, nodes: dict[int, Node]) -> None:
-        if nodes != self._nodes:
+        # Leader hints and snapshots add brokers, which only the next Metadata response takes away.
+        if nodes != self._nodes and len(nodes) <= MAX_BROKERS:
             self._nodes = nodes
             self.version += 1
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
-from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Partitions, TopicMetadata
+from kafka_sink.model import MAX_BROKERS, NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Partitions, TopicMetadata
 from kafka_sink.network.apis import API_VERSIONS, APIS, DECODERS, INIT_PRODUCER_ID, METADATA
 from kafka_sink.network.wire import Reader, Writer, broker_in, decoder, read_response, text_of
 
@@ -168,8 +168,6 @@ _FIRST_WITH_ID, _LAST_WITH_CLUSTER_OPERATIONS, _FIRST_WITH_ERROR = 10, 10, 13
 # Before this version (Kafka 2.4) brokers may send wrong epochs while partitions are reassigned. Kafka's own
 # clients ignore those, too (KAFKA-9212).
 _FIRST_RELIABLE_EPOCHS = 9
-# Clusters have hundreds.
-_MOST_BROKERS = 5_000
 # With one replica, which is in sync or offline.
 _SHORTEST_PARTITION = 26
 # Error, number, leader, epoch; an empty text stands for an epoch that is not there.
@@ -199,7 +197,7 @@ class MetadataResponse:
 def decode_metadata(reader: Reader) -> MetadataResponse:
     version = reader.version
     throttle = reader.integer()
-    nodes = tuple(broker_in(reader) for _ in reader.elements_up_to(_MOST_BROKERS, "brokers"))
+    nodes = tuple(broker_in(reader) for _ in reader.elements_up_to(MAX_BROKERS, "brokers"))
     cluster_id, controller = text_of(reader.text()), reader.integer()
     topics: list[TopicMetadata] = []
     errors: dict[str, int] = {}

@@ -323,6 +323,11 @@ class Sender(threading.Thread):
             self._network.set_addresses(nodes.values())
             for node in nodes.values():
                 self._broker(node.id).node = node
+            # Those listed all have connections. A peer may name others each time.
+            kept = {*self._network.connections, *self._policy.muted_brokers}
+            for broker in list(self._cluster.brokers.values()):
+                if broker.id not in kept and not broker.sent and not broker.counts.requests:
+                    del self._cluster.brokers[broker.id]
 
     def _leader(self, partition: TopicPartition) -> Broker | None:
         info = self._cluster.leader(partition)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from kafka_sink.metadata.cache import MetadataCache
-from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import MAX_BROKERS, MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 
 MAX_AGE = 300_000.0
 IDLE = 300_000.0
@@ -191,6 +191,16 @@ def test_a_leader_hint_counts_only_when_newer_and_known() -> None:
     info = made.leader(where)
     assert info is not None
     assert info.leader == 2
+
+
+def test_leader_hints_do_not_add_brokers_without_end() -> None:
+    made = filled(1)
+    where = TopicPartition("t00000", 0)
+    assert made.leader_hint(where, 3, 1, (Node(3, "c", 3), Node(4, "d", 4)))
+    assert set(made.nodes()) == {1, 2, 3}, "only the leader's address is needed"
+    for epoch in range(2, 2 * MAX_BROKERS):
+        made.leader_hint(where, epoch, epoch, (Node(epoch, "x", 9092),))
+    assert len(made.nodes()) <= MAX_BROKERS
 
 
 def test_used_topics_outlive_idle_ones_by_their_last_use() -> None:

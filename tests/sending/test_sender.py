@@ -9,7 +9,7 @@ import pytest
 
 from kafka_sink.breaker import CircuitBreakManager, PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.cluster.broker import Broker, SentRequest
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import MetadataUpdate, Node, TopicPartition
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.produce import ProduceResponse
 from kafka_sink.sending.response_handler import ResponseHandler
@@ -176,3 +176,24 @@ def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_p
         after = log[log.index("acknowledged") + 1]
         assert producer.finish().records == 2
     assert after == expected
+
+
+def test_brokers_that_the_cluster_no_longer_lists_are_forgotten() -> None:
+    """Catches: a peer that names other brokers each time fills this task's memory."""
+    with FakeCluster({"t": 1}, brokers=2) as cluster, task(cluster) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: producer.acknowledged == producer.rows, "the first response")
+        known = producer.cluster
+        for round_ in range(3):
+            others = (Node(1000 + 100 * round_ + number, "127.0.0.1", 9) for number in range(100))
+            wanted = MetadataUpdate((*dict(known.nodes()).values(), *others), (), {}, known.cluster_id)
+            known.on_response(wanted, (), producer.sender._clock_ms())
+            producer.sender.wakeup()
+            until(lambda: producer.sender._known_version == known.version, "a pass")
+            listed = MetadataUpdate(tuple(known.nodes()[node] for node in (0, 1)), (), {}, known.cluster_id)
+            known.on_response(listed, (), producer.sender._clock_ms())
+            producer.sender.wakeup()
+            until(lambda: len(known.brokers) <= 3, "the others are forgotten")
+        producer.send(rows(1, 1))
+        assert producer.finish().records == 2
+    assert producer.sender.broker_figures(0.0)[0].requests == 2
