@@ -194,8 +194,8 @@ def _encode_topic(hint: TopicSnapshot) -> TopicHint:
 
 def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
     """Raises ProtocolError."""
-    if not all(is_host(one.host) for one in part.nodes):
-        raise ProtocolError("a broker's address that is none")
+    if not all(is_host(one.host) and one.id >= 0 for one in part.nodes):
+        raise ProtocolError("a broker's address or id that is none")
     topics = tuple(TopicSnapshot(_decode_topic(one), one.age_ms) for one in part.topics)
     nodes = tuple(Node(*one) for one in part.nodes)
     return MetadataSnapshot(topics, nodes, part.nodes_age_ms, part.cluster_id)

@@ -321,17 +321,20 @@ class Reader:
 
 
 def broker_in(reader: Reader) -> Node:
-    """A broker's id, host, port and rack. Raises ProtocolError for what no address can be."""
+    """A broker's id, host, port and rack. Raises as ``address_of``."""
     node_id, host, port, rack = reader.integer(), reader.text(), reader.integer(), reader.text()
     reader.skip_tags()
     return address_of(node_id, host, port, rack)
 
 
 def address_of(node_id: int, host: str | None, port: int, rack: str | None = None) -> Node:
-    """A broker's address as a broker gives it. Raises ProtocolError for what no address can be."""
+    """A broker's address as a broker gives it. Raises ProtocolError for what no address or no id can be."""
     if not is_host(str(host)) or not 0 < port <= 65_535:
         shown = printable(f"{host}:{port}", 100)
         raise ProtocolError(f"broker {node_id} has the address '{shown}', which is not one")
+    if node_id < 0:
+        # Those are the bootstrap addresses' ids.
+        raise ProtocolError(f"a broker has the id {node_id}, which is below 0")
     return Node(node_id, str(host), port, None if rack is None else printable(rack))
 
 

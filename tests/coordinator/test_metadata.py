@@ -580,6 +580,12 @@ def test_a_snapshot_survives_the_wire() -> None:
     assert snapshot_of(part) == sent
 
 
+def test_a_snapshot_names_no_bootstrap_address() -> None:
+    (part,) = parts_of(MetadataSnapshot((), (Node(-1, "h", 9092),), 7.0, "c"))
+    with pytest.raises(ProtocolError, match="id"):
+        snapshot_of(part)
+
+
 def test_a_large_snapshot_is_several_messages() -> None:
     wide = TopicMetadata.of("wide", ID, [PartitionInfo("wide", one, 1, one) for one in range(100_000)])
     topics = (wide, *(metadata(f"{number:06}".ljust(249, "x")) for number in range(9_000)))

@@ -119,6 +119,15 @@ def test_what_is_no_port_is_refused(port: int) -> None:
         address_of(1, "h", port)
 
 
+def test_an_id_of_a_bootstrap_address_is_refused() -> None:
+    """Catches: a broker with id -1 took the place of the first bootstrap address, whose connection nobody
+    timed out any more."""
+    broker = MetadataResponse.MetadataResponseBroker(node_id=-1, host="h", port=9092, rack=None)
+    payload = framed(MetadataResponse(version=9, brokers=[broker], topics=[], cluster_id="c"), 9)[4:]
+    with pytest.raises(ProtocolError, match="the id -1"):
+        requests.decode_metadata(9, payload)
+
+
 def test_bytes_that_are_no_text_are_not_quoted() -> None:
     """Catches: the repr of a UnicodeDecodeError, which holds the whole text: 80 million characters."""
     topic = MetadataResponse.MetadataResponseTopic(

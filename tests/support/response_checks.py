@@ -11,10 +11,11 @@ from kafka_sink.network import transaction_requests as transactions
 
 Values = dict[str, Any]
 HOSTS = ["b1", "10.0.0.7", "::1", "b.example.org"]
-# So that addresses are some, and partitions those of a topic.
+# So that addresses and their ids are some, and partitions those of a topic.
 GIVEN: Values = {
     "Host": lambda chance: chance.choice(HOSTS),
     "Port": lambda chance: chance.randint(1, 65_535),
+    "NodeId": lambda chance: chance.randint(0, 2**31 - 1),
 }
 
 
