@@ -106,8 +106,8 @@ DECODERS: dict[int, Callable[[int, bytes, int], Any]] = {}
 
 
 def decoder_of(api_key: int) -> Callable[[int, bytes, int], Any]:
-    """It takes the version, the response with its header, and how many topics, partitions and keys the
-    request has named (``Request.asked``). It raises ProtocolError."""
+    """It takes the version, the response with its header, and how many topics, partitions, keys and
+    records the request has named. It raises ProtocolError."""
     if api_key not in DECODERS:
         importlib.import_module(f"{__package__}.{APIS[api_key].module}")
     return DECODERS[api_key]

@@ -183,7 +183,8 @@ class BrokerProtocol:
                 return None
             request = self._awaiting[0]
             try:
-                response = decoder_of(request.api_key)(request.api_version, payload, request.asked)
+                asked = request.asked + request.records
+                response = decoder_of(request.api_key)(request.api_version, payload, asked)
             except ProtocolError as error:
                 raise ProtocolError(f"{self._name}: {error}") from error
             self._awaiting.popleft()

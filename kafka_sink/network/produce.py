@@ -28,7 +28,7 @@ _FIRST_WITH_LOG_START, _FIRST_WITH_RECORD_ERRORS, _FIRST_WITH_LEADERS = 5, 8, 10
 _CURRENT_LEADER = _NODE_ENDPOINTS = 0
 # Its place and the length of its message; the first byte of a compact length.
 _RECORD_ERROR, _COMPACT_RECORD_ERROR = struct.Struct(">ih"), struct.Struct(">iB")
-_SHORTEST_RECORD_ERROR, _LONG_VARINT = 6, 0x80
+_LONG_VARINT = 0x80
 
 # A partition's response from version 9 on: index, error, base offset, append time and log start, then the
 # three bytes of "no record errors, no message, no tagged fields".
@@ -230,7 +230,7 @@ def _partition(reader: Reader, topic: str | None, topic_id: bytes | None) -> Pro
 
 def _record_errors(reader: Reader) -> RecordErrors:
     """In a loop of its own: there may be one for each of a batch's records."""
-    elements = reader.elements_of(_SHORTEST_RECORD_ERROR, "record errors")
+    elements = reader.elements("record errors")
     if not elements:
         return NO_RECORD_ERRORS
     places = array("i", [reader.integer()])

@@ -62,9 +62,9 @@ def read_response(
 ) -> Value:
     """What ``convert`` reads of a response behind its header.
 
-    ``asked``: how many topics, partitions, keys the request has named. Raises ProtocolError for a malformed
-    response, whatever ``convert`` raises for it, and for bytes left over: both mean that the two sides
-    disagree.
+    ``asked``: how many topics, partitions, keys and records the request has named. Raises ProtocolError for a
+    malformed response, whatever ``convert`` raises for it, and for bytes left over: both mean that the two
+    sides disagree.
     """
     reader = Reader(APIS[api_key], version, payload, asked)
     try:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kafka.protocol.metadata import ApiVersionsResponse
 
+from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, requests, topic_requests
 from kafka_sink.network import transaction_requests as transactions
@@ -95,6 +96,19 @@ def test_each_record_of_a_request_may_be_refused_with_a_text_of_its_own(version:
     (partition,) = found.partitions
     assert list(partition.record_errors.places) == list(range(count))
     assert partition.record_errors.reason.startswith("Compacted topic")
+
+
+@pytest.mark.parametrize("version", [8, 9, 13])
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_no_more_records_are_refused_than_were_sent(version: int, partitions: int) -> None:
+    """Catches: reading 11 million refusals of 131,072 rows took 5 s, in which nothing was sent."""
+    end = b"\0\0" if version >= 9 else b"\xff\xff"
+    errors = [struct.pack(">i", place) + end for place in range((MANY + 4_000) // partitions)]
+    answer = produce_response(
+        version, [refused_partition(version, number, errors, "") for number in range(partitions)]
+    )
+    with pytest.raises(ProtocolError, match="record errors; at most"):
+        response(apis.PRODUCE, version, produce_request(version, partitions), answer, 3, MANY)
 
 
 @pytest.mark.parametrize("version", [8, 9, 13])
