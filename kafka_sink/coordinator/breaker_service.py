@@ -16,7 +16,8 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from heapq import heapify, heappop, heappush
+from itertools import count, islice, takewhile
 from random import Random
 from typing import NamedTuple
 
@@ -70,9 +71,8 @@ _MAX_WAITS = 100_000
 _MAX_REASON_BYTES = 1_000_000
 # After a mute on one task's word, no such word counts for so many times as long, or so many intervals.
 _PAUSE_FACTOR, _MAX_PAUSE = 4.0, 10
-# Partitions that no task has rows for are checked again after this time.
-_NO_PROBER_MS = 500.0
-# They are unmuted after this time, and so are brokers; those that one task's word is against, sooner.
+# Partitions that no task has rows for are unmuted after this time, and so are brokers; those that one task's
+# word is against, sooner.
 _FORGET_MS, _FORGET_ALONE_MS = 600_000.0, 60_000.0
 # One of so many that can probe is chosen.
 _CHOICE = 16
@@ -239,11 +239,12 @@ class _Inquiry:
 class _Muted:
     """What belongs to a mute. ``alone``: the task on whose word it rests, if on one's, until a probe of
     a broker fails for another. ``witnesses`` know at first hand when it is over; ``tried`` are not to probe
-    next. By task: who has batches for it, or rows."""
+    next. ``due_ms``: when to look at it. By task: who has batches for it, or rows."""
 
     alone: int | None
     witnesses: set[int]
     tried: set[int]
+    due_ms: float = math.inf
     prober: int | None = None
     hurried_ms: float = -math.inf
     held: dict[int, None] = field(default_factory=dict)
@@ -292,7 +293,9 @@ class BreakerService(Service):
         self._removed: set[Target] = set()
         self._told_ms = -math.inf
         self._whole = (-1, 0), Mutes(True, (), Targets(), 0)
-        self._probe_ms = math.inf
+        # Mutes by the time at which to look at them; a number tells those of the same time apart.
+        self._due: list[tuple[float, int, Target]] = []
+        self._count = count()
 
     def _at(self, now_ms: float) -> float:
         return now_ms - self._stalled_ms(now_ms)
@@ -310,13 +313,12 @@ class BreakerService(Service):
     def on_gone(self, peer: int, now_ms: float) -> None:
         self._note_waits(peer, [], [])
         del self._tasks[peer]
-        if self._muted:
-            self._probe_ms = min(self._probe_ms, self._at(now_ms) + GATHER_MUTES_MS)
 
     @receives(Waiting)
     def on_waiting(self, peer: int, message: Waiting, now_ms: float) -> None:
         self._note_waits(peer, apart(message.held, MAX_WAITING), apart(message.acceptable, MAX_WAITING))
-        self._probe_ms = min(self._probe_ms, self._at(now_ms) + GATHER_MUTES_MS)
+        for target in self._tasks[peer].waits:
+            self._look_at(target, self._at(now_ms) + GATHER_MUTES_MS)
 
     def _note_waits(self, peer: int, held: list[Target], acceptable: list[Target]) -> None:
         task = self._tasks[peer]
@@ -428,7 +430,7 @@ class BreakerService(Service):
         self._reason_bytes += size
         self._added[target] = reason
         self._removed.discard(target)
-        self._probe_ms = min(self._probe_ms, self.table.mutes[target].retry_at_ms)
+        self._look_at(target, self.table.mutes[target].retry_at_ms)
         return True
 
     def _unmute(self, target: Target, now_ms: float) -> None:
@@ -457,45 +459,74 @@ class BreakerService(Service):
         if mute.state is BreakerState.OPEN and now_ms >= found.hurried_ms + self._interval_ms:
             found.hurried_ms = mute.retry_at_ms = now_ms
             found.tried.add(peer)
-            self._probe_ms = min(self._probe_ms, now_ms)
+            self._look_at(target, now_ms)
 
     # -- probes -------------------------------------------------------------------------------------------
 
     def _end_probe(self, target: Target, error: str, now_ms: float) -> None:
         found = self._muted[target]
-        if error and isinstance(target, int) and found.prober != found.alone:
+        if isinstance(target, int) and found.prober != found.alone:
             self._release(found)
         found.prober = None
         self.table.fail(target, error, now_ms)
-        self._probe_ms = min(self._probe_ms, self.table.mutes[target].retry_at_ms)
+        self._look_at(target, self.table.mutes[target].retry_at_ms)
 
     def _probe(self, now_ms: float) -> None:
         """Permit the probes that are due, a bounded number of them."""
-        self.table.expire_late(now_ms)
-        self._forget(now_ms)
         permitted: dict[tuple[int, bool], list[Target]] = {}
-        left, self._probe_ms = _PROBED_AT_ONCE, math.inf
-        for target, mute in self.table.mutes.items():
-            found = self._muted[target]
-            if mute.state is BreakerState.HALF_OPEN and found.prober not in self._tasks:
-                # It may be in flight, so the next one waits as after a failure.
-                self._end_probe(target, "", now_ms)
-            next_ms = mute.lease_ends_ms if mute.state is BreakerState.HALF_OPEN else mute.retry_at_ms
-            if next_ms <= now_ms and left and target not in self._added:
-                next_ms = now_ms + _NO_PROBER_MS
-                if (able := self._prober(target, mute, now_ms)) is not None:
-                    left -= 1
-                    next_ms = now_ms + self._interval_ms
-                    permitted.setdefault(able, []).append(target)
-                    found.prober = able[0]
-                    found.tried.add(able[0])
-                    found.witnesses.add(able[0])
-                    self.table.probe(target, now_ms)
-            self._probe_ms = min(self._probe_ms, next_ms)
-        # This walks over all mutes, so not for each one that is due.
-        self._probe_ms = max(self._probe_ms, now_ms + GATHER_MUTES_MS)
+        for _ in range(_PROBED_AT_ONCE):
+            if self._next_due_ms() > now_ms:
+                break
+            at_ms, _, target = heappop(self._due)
+            found = self._muted.get(target)
+            if found is None or found.due_ms != at_ms:
+                continue
+            found.due_ms = math.inf
+            if self._is_over(target, now_ms):
+                self._unmute(target, now_ms)
+            else:
+                self._look_at(target, self._next_probe_ms(target, permitted, now_ms))
         for (peer, is_new), targets in permitted.items():
             self.out.send(peer, Probe(together(targets), is_new, self._interval_ms))
+
+    def _look_at(self, target: Target, at_ms: float) -> None:
+        """Look at the mute then, if not before."""
+        found = self._muted[target]
+        if at_ms < found.due_ms:
+            found.due_ms = at_ms
+            heappush(self._due, (at_ms, next(self._count), target))
+        if len(self._due) > 4 * MAX_MUTES:
+            # Most are of mutes that are over, or are looked at sooner.
+            muted = self._muted.items()
+            self._due = [(one.due_ms, next(self._count), of) for of, one in muted if one.due_ms < math.inf]
+            heapify(self._due)
+
+    def _next_due_ms(self) -> float:
+        return self._due[0][0] if self._due and self._tasks else math.inf
+
+    def _next_probe_ms(
+        self, target: Target, permitted: dict[tuple[int, bool], list[Target]], now_ms: float
+    ) -> float:
+        """When to look at the mute next, after a probe was permitted if one was due."""
+        found, mute = self._muted[target], self.table.mutes[target]
+        if mute.state is BreakerState.HALF_OPEN and mute.lease_ends_ms <= now_ms:
+            self.table.expire(target, now_ms)
+        if mute.state is BreakerState.HALF_OPEN:
+            return mute.lease_ends_ms
+        if mute.retry_at_ms > now_ms:
+            return mute.retry_at_ms
+        if target in self._added:
+            return now_ms + GATHER_MUTES_MS
+        able = self._prober(target, mute, now_ms)
+        if able is not None:
+            permitted.setdefault(able, []).append(target)
+            found.prober = able[0]
+            found.tried.add(able[0])
+            found.witnesses.add(able[0])
+            self.table.probe(target, now_ms)
+            return mute.lease_ends_ms
+        # Until a task says that it has rows.
+        return mute.retry_at_ms + self._interval_ms if found.acceptable else mute.since_ms + _FORGET_MS
 
     def _prober(self, target: Target, mute: Mute, now_ms: float) -> tuple[int, bool] | None:
         """Who probes next, and whether with new rows. Any task can probe a broker, as that needs no row. A
@@ -515,14 +546,12 @@ class BreakerService(Service):
             found.tried.clear()
         return None
 
-    def _forget(self, now_ms: float) -> None:
-        """What nobody writes to, or what a task may have made up. The oldest come first."""
-        old = takewhile(lambda mute: now_ms - mute.since_ms > _FORGET_ALONE_MS, self.table.mutes.values())
-        for target, age_ms in [(one.target, now_ms - one.since_ms) for one in old]:
-            found, is_broker = self._muted[target], isinstance(target, int)
-            is_old = age_ms > _FORGET_MS or (is_broker and found.alone is not None)
-            if is_old and (is_broker or not found.held):
-                self._unmute(target, now_ms)
+    def _is_over(self, target: Target, now_ms: float) -> bool:
+        """Whether a mute is of what nobody writes to, or a task may have made up."""
+        found, age_ms = self._muted[target], now_ms - self.table.mutes[target].since_ms
+        if isinstance(target, int):
+            return age_ms >= (_FORGET_MS if found.alone is None else _FORGET_ALONE_MS)
+        return age_ms >= _FORGET_MS and not found.held
 
     # -- time ---------------------------------------------------------------------------------------------
 
@@ -541,11 +570,10 @@ class BreakerService(Service):
             self._judge(self._failing, now_ms)
         self._end_questions(now_ms)
         self._tell(now_ms)
-        if now_ms >= self._probe_ms:
-            self._probe(now_ms)
+        self._probe(now_ms)
 
     def next_change_ms(self, now_ms: float) -> float:
         failing_ms = math.inf if self._failing is None else self._failing.due_ms()
         asked_ms = next((one.asked_ms for one in self._inquiries.values()), math.inf)
-        due_ms = min(failing_ms, asked_ms + _QUESTION_MS, self._tell_ms(), self._probe_ms)
+        due_ms = min(failing_ms, asked_ms + _QUESTION_MS, self._tell_ms(), self._next_due_ms())
         return max(0.0, due_ms - self._at(now_ms))

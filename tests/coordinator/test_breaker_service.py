@@ -334,10 +334,10 @@ def test_the_next_probe_waits_after_a_failure_and_after_its_task_is_gone() -> No
     assert at - failed_ms >= INTERVAL
     assert second != first
     bench.service.on_gone(second, bench.now)
-    gone = bench.now
+    probed_ms = at
     bench.run(INTERVAL + 200)
     at, third = bench.of(Probe)[-1]
-    assert at - gone >= INTERVAL
+    assert at - probed_ms >= INTERVAL
     assert third != second
 
 
@@ -664,3 +664,26 @@ def test_thousands_of_partitions_that_fail_for_a_thousand_hosts_are_muted_in_abo
     assert spent < 10.0
     mutes = [message for _, _, message in bench.told if isinstance(message, Mutes)]
     assert sum(len(encode(one)) for one in {id(one): one for one in mutes}.values()) < 200 * 1024
+
+
+def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
+    """Catches: each message about rows walked over all mutes, and without any task all were walked over for
+    as long as the service was kept."""
+    bench = Bench(12, **OWN)
+    for peer in range(5):
+        for some in range(2):
+            numbers = range(400 * some, 400 * some + 400)
+            bench.say(peer, muted({TopicPartition(f"t{peer}", number): "no" for number in numbers}))
+    bench.run(3_000)
+    assert len(bench.muted()) == 4_000
+    looked: list[Target] = []
+    look = bench.service._prober
+    bench.service._prober = lambda target, *rest: looked.append(target) or look(target, *rest)  # type: ignore[func-returns-value, method-assign]
+    bench.say(11, Waiting(together([TopicPartition("t0", 3)]), NOTHING))
+    bench.run(100)
+    assert looked == [TopicPartition("t0", 3)]
+    assert [peer for _, peer in bench.of(Probe)][-1:] == [11]
+    for peer in range(12):
+        bench.service.on_gone(peer, bench.now)
+    bench.now += 10_000
+    assert bench.service.next_change_ms(bench.now) == float("inf")
