@@ -122,7 +122,10 @@ def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest
                     producer.send(rows(5, 5, partition=2))
                     producer.finish()
                 seen = earlier.cluster
-                until(lambda: len(seen.topic(TOPIC).partitions) == 3, "the coordinator's push")  # type: ignore[union-attr]
+                until(lambda: len(seen.topic(TOPIC).partitions) == 3, "its fetch, or the coordinator's push")  # type: ignore[union-attr]
+                instances = found.server._instances  # type: ignore[union-attr]
+                shared = next(one.service for key, one in instances.items() if key[0] is MetadataService)
+                until(lambda: len(shared.view.topic(TOPIC).partitions) == 3, "a second one's")  # type: ignore[union-attr]
                 with writing("run again") as producer:
                     producer.send(rows(10, 5, partition=2))
                     producer.finish()
