@@ -42,6 +42,7 @@ from kafka_sink.coordinator.breaker import (
     together,
     with_reasons,
 )
+from kafka_sink.coordinator.metadata import MemoryBudget
 from kafka_sink.coordinator.schema import Outbox, Scope, Service, receives
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
@@ -69,6 +70,8 @@ _MAX_QUESTIONS, _MAX_QUESTIONS_OF_ONE = 200, 10
 _MAX_WAITS = 100_000
 # JSON of all reasons, which a task that comes is told in one message.
 _MAX_REASON_BYTES = 1_000_000
+# About what is kept of a partition or broker in question, of a mute, and of a task that waits for one.
+_WATCHED_BYTES, _MUTE_BYTES, _WAIT_BYTES = 2_500, 1_500, 200
 # After a mute on one task's word, no such word counts for so many times as long, or so many intervals.
 _PAUSE_FACTOR, _MAX_PAUSE = 4.0, 10
 # Partitions that no task has rows for are unmuted after this time, and so are brokers; those that one task's
@@ -113,6 +116,8 @@ class FailingPartitions:
         self._random = random
         # Sent by all tasks.
         self.rows = 0
+        # Whether there is no memory to watch more.
+        self.is_full = False
         self._watched: dict[TopicPartition, _Watched] = {}
         self._by_peer: Counter[int] = Counter()
         # Those that nobody watches yet, those of which all watchers have reported. By time: those that wait
@@ -130,7 +135,7 @@ class FailingPartitions:
         watched = self._watched.get(partition)
         if watched is None:
             is_full = len(self._watched) >= _MAX_WATCHED or self._by_peer[peer] >= _MAX_WATCHED_OF_ONE
-            if is_full or not failed:
+            if self.is_full or is_full or not failed:
                 return
             watched = self._watched[partition] = _Watched(peer)
             self._by_peer[peer] += 1
@@ -210,6 +215,9 @@ class FailingPartitions:
     def _drop(self, partition: TopicPartition) -> None:
         _one_less(self._by_peer, self._watched.pop(partition).peer)
 
+    def __len__(self) -> int:
+        return len(self._watched)
+
     def due_ms(self) -> float:
         """When there is something to watch, to judge or to forget."""
         if self._complete:
@@ -259,7 +267,8 @@ class _Task:
 
 class BreakerService(Service):
     """``stalled_ms``: for how long the loop has stood still in all. What tasks have sent meanwhile waits for
-    it, so the times here are those of a clock that stands still with it."""
+    it, so the times here are those of a clock that stands still with it. ``budget`` is shared by all
+    clusters; what exceeds it is not shared."""
 
     scope = Scope.CLUSTER
 
@@ -268,9 +277,12 @@ class BreakerService(Service):
         options: SinkOptions,
         out: Outbox,
         stalled_ms: Callable[[float], float] = lambda _: 0.0,
+        budget: MemoryBudget | None = None,
         random: Random = RANDOM,
     ) -> None:
         super().__init__(out)
+        self._budget = MemoryBudget() if budget is None else budget
+        self._cost = 0
         self._stalled_ms = stalled_ms
         self._random = random
         settings = options.breaker
@@ -300,6 +312,20 @@ class BreakerService(Service):
     def _at(self, now_ms: float) -> float:
         return now_ms - self._stalled_ms(now_ms)
 
+    def _is_full(self) -> bool:
+        """Whether there is no memory for more."""
+        watched = len(self._inquiries) + (0 if self._failing is None else len(self._failing))
+        cost = _WATCHED_BYTES * watched + _MUTE_BYTES * (len(self._muted) + len(self._paused_ms))
+        self._pay(cost + self._reason_bytes + _WAIT_BYTES * self._waits)
+        return self._budget.used >= self._budget.limit
+
+    def _pay(self, cost: int) -> None:
+        self._budget.used += cost - self._cost
+        self._cost = cost
+
+    def close(self) -> None:
+        self._pay(0)
+
     # -- tasks ------------------------------------------------------------------------------------------
 
     def on_joined(self, peer: int, now_ms: float) -> None:
@@ -327,7 +353,8 @@ class BreakerService(Service):
             if (found := self._muted.get(target)) is not None:
                 found.held.pop(peer, None)
                 found.acceptable.pop(peer, None)
-        task.waits = [one for one in (*held, *acceptable) if one in self._muted][: _MAX_WAITS - self._waits]
+        left = 0 if self._is_full() else _MAX_WAITS - self._waits
+        task.waits = [one for one in (*held, *acceptable) if one in self._muted][:left]
         self._waits += len(task.waits)
         known = set(task.waits)
         for target in known.intersection(held):
@@ -345,6 +372,7 @@ class BreakerService(Service):
         failing, task = self._failing, self._tasks[peer]
         if failing is None:
             return
+        failing.is_full = self._is_full()
         failing.rows += max(0, message.rows - task.rows)
         task.rows = max(message.rows, task.rows)
         for one in message.topics:
@@ -388,7 +416,7 @@ class BreakerService(Service):
         """Whether others have responses of a broker that a task wants muted."""
         of_one = sum(one.peer == peer for one in self._inquiries.values())
         is_full = len(self._inquiries) >= _MAX_QUESTIONS or of_one >= _MAX_QUESTIONS_OF_ONE
-        if node in self._muted or node in self._inquiries or is_full:
+        if node in self._muted or node in self._inquiries or is_full or self._is_full():
             return
         some = self._random.sample(list(self._tasks), min(_MAX_ASKED + 1, len(self._tasks)))
         asked = [one for one in some if one != peer][:_MAX_ASKED]
@@ -419,6 +447,7 @@ class BreakerService(Service):
     def _mute(self, target: Target, reason: str, now_ms: float, *, alone: int | None) -> bool:
         size = len(json.dumps(reason))
         is_full = len(self._muted) >= MAX_MUTES or self._reason_bytes + size > _MAX_REASON_BYTES
+        is_full |= self._is_full()
         if alone is not None:
             is_full |= self._alone[alone] >= _MAX_ALONE_OF_ONE or self._alone.total() >= _MAX_ALONE
             is_full |= now_ms < self._paused_ms.get(target, -math.inf)
@@ -571,6 +600,7 @@ class BreakerService(Service):
         self._end_questions(now_ms)
         self._tell(now_ms)
         self._probe(now_ms)
+        self._is_full()
 
     def next_change_ms(self, now_ms: float) -> float:
         failing_ms = math.inf if self._failing is None else self._failing.due_ms()

@@ -275,8 +275,8 @@ _MEASURE_MS = 1000.0
 
 @dataclass(slots=True)
 class MemoryBudget:
-    """What the metadata of all groups of tasks together may take, and of one group. What exceeds it is not
-    shared: tasks ask brokers."""
+    """What a service may keep for all groups of tasks together, and of metadata for one group. What exceeds
+    it is not shared: tasks ask brokers."""
 
     limit: int = 160 * 1024 * 1024
     limit_of_group: int = 96 * 1024 * 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
+import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
@@ -30,6 +31,7 @@ from kafka_sink.coordinator.breaker import (
     together,
     with_reasons,
 )
+from kafka_sink.coordinator.metadata import MemoryBudget
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, deliver, encode
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
@@ -74,10 +76,10 @@ def wanted(target: Target, silence_ms: float = 0.0) -> MuteChanges:
 class Bench:
     """A service with so many tasks. Time passes in ``run``, in steps of 10 ms."""
 
-    def __init__(self, tasks: int, **breaker: str) -> None:
+    def __init__(self, tasks: int, budget: MemoryBudget | None = None, /, **breaker: str) -> None:
         self.out = FakeOutbox()
         self.now, self.stalled = 100_000.0, 0.0
-        self.service = service(self.out, lambda _: self.stalled, **breaker)
+        self.service = service(self.out, lambda _: self.stalled, budget, **breaker)
         # How tasks answer.
         self.answer: Callable[[int, Message], Iterable[Message]] = lambda peer, told: ()
         self.told: list[tuple[float, int, Message]] = []
@@ -687,3 +689,28 @@ def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
         bench.service.on_gone(peer, bench.now)
     bench.now += 10_000
     assert bench.service.next_change_ms(bench.now) == float("inf")
+
+
+def test_all_clusters_together_take_bounded_memory() -> None:
+    """Catches: a connection that named another cluster with each Hello took 220 MiB within 12 s."""
+    budget = MemoryBudget(4 * 2**20)
+    tracemalloc.start()
+    try:
+        benches = [Bench(2, budget) for _ in range(8)]
+        for turn, bench in itertools.product(range(13), benches):
+            names = [TopicPartition(f"{turn}-{number}".ljust(249, "x"), number) for number in range(400)]
+            bench.say(1, outcomes(*((one, 0, 5) for one in names)))
+            bench.say(1, muted(dict.fromkeys(range(400 * turn, 400 * turn + 400), "a lie")))
+            bench.run(10)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 12 * 2**20, f"{most / 2**20:.0f} MiB"
+    assert budget.used < 6 * 2**20
+    for bench in benches:
+        bench.service.close()
+    assert budget.used == 0
+    honest = Bench(2, budget)
+    honest.say(0, outcomes((P0, 0, 5)))
+    honest.run(500)
+    assert honest.muted() == {P0}

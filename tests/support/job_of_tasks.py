@@ -11,6 +11,7 @@ from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.breaker.states import Target
 from kafka_sink.coordinator.breaker import BreakerChannel
 from kafka_sink.coordinator.breaker_service import BreakerService
+from kafka_sink.coordinator.metadata import MemoryBudget
 from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
@@ -23,7 +24,11 @@ BREAKER = "kafka.producer.circuit.breaker."
 
 
 def service(
-    out: FakeOutbox, stalled_ms: Callable[[float], float] = lambda _: 0.0, **breaker: str
+    out: FakeOutbox,
+    stalled_ms: Callable[[float], float] = lambda _: 0.0,
+    budget: MemoryBudget | None = None,
+    /,
+    **breaker: str,
 ) -> BreakerService:
     """Of the default breaker class, unless ``breaker`` names another."""
     given = {
@@ -32,7 +37,7 @@ def service(
     }
     options = {f"{BREAKER}{name}": text for name, text in given.items()}
     parsed = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", **options}).options
-    return BreakerService(parsed, out, stalled_ms, Random(1))
+    return BreakerService(parsed, out, stalled_ms, budget, Random(1))
 
 
 class Task:
