@@ -54,7 +54,8 @@ _PEER_AT_ONCE = 256 * 1024
 # A message counts as one for so many bytes, once decompressed.
 _BYTES_OF_ONE = 16 * 1024
 _MAX_INSTANCES = 500
-_IDLE_MS = 600_000.0
+# How long an instance is kept after its last task. Clusters are named by tasks, perhaps ever new ones.
+_IDLE_MS: Mapping[Scope, float] = {Scope.GROUP: 600_000.0, Scope.CLUSTER: 5_000.0}
 _DEFAULT_BOUNDS = ServerBounds()
 # Of the application, whatever the group, so that a service that needs none may be asked by planning.
 _Key = tuple[object, ...]
@@ -494,7 +495,7 @@ class CoordinatorServer:
             if line is not None:
                 _log.warning("%s; connections: %s", line, self.state()["connections"])
         for key, one in list(self._instances.items()):
-            if not one.tasks and len(key) > 1 and now_ms - one.unused_ms >= _IDLE_MS:
+            if not one.tasks and now_ms - one.unused_ms >= _IDLE_MS.get(one.service.scope, math.inf):
                 self._close_instance(self._instances.pop(key))
         if self._is_out_of_files and self._listening is not None:
             self._is_out_of_files = False

@@ -31,7 +31,7 @@ from kafka_sink.coordinator.schema import (
     encode,
     receives,
 )
-from kafka_sink.coordinator.server import CoordinatorServer, LoopWatch, _WatchedSelector
+from kafka_sink.coordinator.server import CoordinatorServer, LoopWatch, Services, _WatchedSelector
 from kafka_sink.coordinator.transport import (
     VERSION,
     Connection,
@@ -550,12 +550,40 @@ def test_groups_are_bounded_and_the_longest_unused_goes(monkeypatch: pytest.Monk
 
 
 def test_a_group_that_nobody_uses_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_sink.coordinator.server._IDLE_MS", 100.0)
+    monkeypatch.setattr("kafka_sink.coordinator.server._IDLE_MS", {Scope.CLUSTER: 100.0})
     with serving(replace(PATIENT, frame_ms=400)) as found:
         assert works(found)
         eventually(lambda: found.echoes[0].closed == 1)
         assert works(found)
         assert len(found.echoes) == 2
+
+
+class OfGroup(Echo):
+    scope = Scope.GROUP
+
+
+def test_what_is_kept_of_a_cluster_goes_soon_after_its_last_task() -> None:
+    """Catches: a task that named ever new clusters and left filled the memory for ten minutes."""
+    made: dict[str, Echo] = {}
+
+    def make(options: SinkOptions, out: Outbox) -> Echo:
+        return made.setdefault("cluster", Echo(options, out))
+
+    def make_of_group(options: SinkOptions, out: Outbox) -> OfGroup:
+        made["group"] = of_group = OfGroup(options, out)
+        return of_group
+
+    now_ms = 0.0
+    services: Services = {Echo: make, OfGroup: make_of_group}
+    with serving(replace(PATIENT, frame_ms=400), services, lambda: now_ms, clock_ms) as found:
+        with task(found):
+            eventually(lambda: len(made) == 2)
+        eventually(lambda: not found.connections())
+        now_ms = 6_000.0
+        eventually(lambda: made["cluster"].closed)
+        assert not made["group"].closed
+        now_ms = 601_000.0
+        eventually(lambda: made["group"].closed)
 
 
 class Timed(Service):
