@@ -153,8 +153,10 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
 def _require_present(names: Iterable[str]) -> None:
     """Raise for an option that this sink has no longer."""
     for name in names:
-        if name in unsupported.REMOVED:
-            raise ConfigurationError(f"Option '{name}' was removed: {unsupported.REMOVED[name]}")
+        # Some write Kafka's prefix in front of this sink's options, too.
+        instead = unsupported.REMOVED.get(name.removeprefix(KAFKA_PREFIX))
+        if instead:
+            raise ConfigurationError(f"Option '{name}' was removed: {instead}")
 
 
 def _require_known(kafka_name: str, text: Secret) -> None:

@@ -57,10 +57,11 @@ def test_unsupported_options_name_themselves_and_hide_their_value(name: str) -> 
     assert SECRET not in message
 
 
+@pytest.mark.parametrize("prefix", ["", "kafka."])
 @pytest.mark.parametrize("name", unsupported.REMOVED)
-def test_removed_options_name_what_to_use_instead(name: str) -> None:
-    message = error_of({name.upper(): SECRET})
-    assert message == f"Option '{name}' was removed: {unsupported.REMOVED[name]}"
+def test_removed_options_name_what_to_use_instead(name: str, prefix: str) -> None:
+    message = error_of({(prefix + name).upper(): SECRET})
+    assert message == f"Option '{prefix}{name}' was removed: {unsupported.REMOVED[name]}"
 
 
 @pytest.mark.parametrize("name", unsupported.REMOVED)
