@@ -89,7 +89,7 @@ def _settle(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownershi
     while offsets[0].get(key, "") != offsets[1].get(key, ""):
         offsets = list((yield read))
     seen: Mapping[OffsetKey, str] = offsets[0]
-    decision = yield from _decision_in(scope, seen)
+    decision = yield from _decision_in(scope, seen, waits=True)
     decided = () if decision is None else decision.parts
     undone: tuple[Part, ...] = ()
     if decision is not None:
@@ -138,8 +138,7 @@ def _remember(
         return judgement.claim, decision
     claim = yield from _decided(scope, judgement.claim, known)
     # The commit of this run's batch builds on what it reads.
-    while None in (yield from fetch_stable_offsets(scope.decision_key(0))).values():
-        pass
+    yield from _all_told(scope, len(decisions.encode(known, scope.partitions)))
     return claim, known
 
 
@@ -225,14 +224,26 @@ def _first_mark_group(scope: Scope) -> str:
     return scope.mark_key(0).group
 
 
-def _decision_in(scope: Scope, seen: Mapping[OffsetKey, str]) -> Steps[Decision | None]:
-    """The latest decision, from offsets with those of its first group."""
+def _all_told(scope: Scope, chunks: int) -> Steps[None]:
+    """Wait for every chunk of a decision that is over, as groups tell theirs one after the other."""
+    keys = [scope.decision_key(chunk) for chunk in range(chunks)]
+    while None in (yield from fetch_stable_offsets(*keys)).values():
+        pass
+
+
+def _decision_in(
+    scope: Scope, seen: Mapping[OffsetKey, str], *, waits: bool = False
+) -> Steps[Decision | None]:
+    """The latest decision, from offsets with those of its first group; ``waits`` for all of it."""
     texts = [text for key, text in seen.items() if key.group == _first_decision_group(scope)]
     head = decisions.newest_head(texts)
     if head is None:
         return None
-    groups = decisions.written_scope(scope, head).decision_groups(head.chunks)
+    written = decisions.written_scope(scope, head)
+    groups = written.decision_groups(head.chunks)
     if len(groups) > 1:
+        if waits:
+            yield from _all_told(written, head.chunks)
         texts = list((yield from fetch_offsets(*groups)).values())
     return decisions.decode(texts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -59,6 +60,8 @@ class Cluster:
                 answer = self.kafka.execute(operation)
             except NotYet:
                 self.settle()
+                for name in self.kafka.late_offsets():
+                    self.kafka.tell_offsets(name)
                 continue
             self.settle()
             return answer
@@ -482,6 +485,29 @@ def test_what_completes_a_batch_is_said_of_those_that_can_be_completed(
         cluster.commit(*reports, die_before=times_out(cluster, 0))
     assert never not in str(told.value)
     assert sum(cluster.kafka.visible.values()) == 1
+
+
+def test_all_chunks_of_a_decision_are_waited_for() -> None:
+    """Catches: planning waited for the first one only, and failed with "only 1 of 2 chunks are there" where
+    another group's coordinator told it later."""
+    scope = replace(SCOPE, partitions=1)
+    cluster = Cluster()
+    cluster.kafka = Kafka(delays_offsets=True)
+    run = cluster.plan(scope)
+    random = Random(1)
+    reports = [
+        replace(one, digest=digest, part=replace(one.part, digest=digest) if one.part else None)
+        for index in range(300)
+        for one in [cluster.write(run, 0, index, index, scope=scope)]
+        for digest in [RowsDigest(random.getrandbits(40), random.getrandbits(40), random.getrandbits(64))]
+    ]
+    cluster.commit(*reports)
+    late = cluster.kafka.transactions[scope.driver_id].late_offsets
+    first = scope.decision_key(0)
+    assert len(late) > 1
+    # The first group's coordinator tells it, and the others not yet.
+    cluster.kafka.offsets[first] = late.pop(first)
+    assert cluster.plan(scope).duty(reports[0].run.batch, 0) is Duty.SKIP
 
 
 def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
