@@ -211,6 +211,9 @@ def _resolve(client: TransactionClient, scope: Scope, out: TextIO, *, rewrite: b
     if decision is None or not missing:
         _say("no batch is incomplete: nothing is changed", out)
         return 0
+    if decision.is_lost:
+        _say(f"{decision.batch} counts as not written, the next run writes it: nothing is changed", out)
+        return 0
     client.run(driver.resolve(scope, ownership.claim, decision, rewrite=rewrite), _TIMEOUT_MS)
     if rewrite:
         _say(f"{decision.batch} is forgotten; the next run writes all of it", out)

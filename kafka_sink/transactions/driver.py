@@ -288,9 +288,9 @@ def decide(
     """Record a decision and commit those of its parts that are written now.
 
     ``found`` describes their transactions. Returns when those began, and others that were open and were
-    aborted. Raises TransactionError where nothing was decided or another
-    driver completes it, IncompleteBatchError where it was and some transactions had ended by then,
-    DeliveryError where this was not learnt in time.
+    aborted. Raises TransactionError where readers see nothing of it or another driver completes it,
+    IncompleteBatchError where some transactions had ended by then, DeliveryError where this was not learnt
+    in time.
     """
     found = yield from _require_open(scope, decision.batch, parts, found)
     began = tuple(one for one in (_began_ms(scope, part, found) for part in parts) if one is not None)
@@ -320,6 +320,13 @@ def _carried_out(
     aborted = yield from proof.abort_others(left, scope, parts)
     # It was decided just now.
     judgement = yield from proof.judge(scope, left.claim, decision, failed, decision.began_ms)
+    fates = dict.fromkeys((part.task for part in judgement.lost), Fate.LOST)
+    if decisions.recorded(decision, fates).is_lost:
+        raise TransactionError(
+            f"{decision.batch} is not committed: all its transactions were ended behind its decision, before "
+            "they could be committed within kafka.transaction.timeout.ms. Readers see nothing of it, and it "
+            "counts as not written: run it again"
+        )
     lost = [part.task for part in (*judgement.lost, *judgement.unknown)]
     if lost:
         raise IncompleteBatchError(proof.incomplete(scope, decision, lost))

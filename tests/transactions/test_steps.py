@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kafka_sink.errors import ChangedBatchError, DeliveryError, IncompleteBatchError, TransactionError
 from kafka_sink.model import EndedTransactions
+from kafka_sink.transactions import __main__ as command
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, proof, task
 from kafka_sink.transactions.batch import Duty, Handover, TaskReport
@@ -485,6 +488,35 @@ def test_what_completes_a_batch_is_said_of_those_that_can_be_completed(
         cluster.commit(*reports, die_before=times_out(cluster, 0))
     assert never not in str(told.value)
     assert sum(cluster.kafka.visible.values()) == 1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_batch_that_is_lost_in_the_commit_itself_is_just_run_again(protocol: int) -> None:
+    """Catches: it was told as one that readers see a part of, with advice to ``abandon`` all of its rows."""
+    cluster = Cluster(protocol)
+    reports = decided_by(cluster, BatchIdentity.of_query("one", 0))
+    with pytest.raises(TransactionError, match=r"Readers see nothing of it.* run it again") as told:
+        cluster.commit(*reports, die_before=times_out(cluster, 0, 1))
+    assert not isinstance(told.value, IncompleteBatchError)
+    run = cluster.plan()
+    cluster.commit(*(cluster.write(run, 0, index, index) for index in range(2)))
+    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
+
+
+@pytest.mark.parametrize("rewrite", [True, False])
+def test_the_command_leaves_a_batch_alone_that_is_lost_as_a_whole(*, rewrite: bool) -> None:
+    """Catches: ``abandon`` took a batch for written of which no reader sees a row."""
+    cluster = Cluster()
+    reports = decided_by(cluster, BatchIdentity.of_query("one", 0))
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(0))
+    for index in range(2):
+        cluster.kafka.time_out(SCOPE.task_id(index, 0))
+    out = io.StringIO()
+    client: Any = SimpleNamespace(run=lambda steps, _: cluster.run(steps))
+    assert command._resolve(client, SCOPE, out, rewrite=rewrite) == 0
+    assert "counts as not written" in out.getvalue()
+    assert cluster.plan().duty(reports[0].run.batch, 0) is Duty.WRITE
 
 
 def test_all_chunks_of_a_decision_are_waited_for() -> None:
