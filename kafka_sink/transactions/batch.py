@@ -197,12 +197,13 @@ def described(transactions: EndedTransactions, what: str) -> str:
 
 
 def commit(
-    reports: Sequence[TaskReport], *, records_empty: bool, compare: str = "content"
+    reports: Sequence[TaskReport], *, records_empty: bool, compare: str = "content", now_ms: float = -1
 ) -> Steps[BatchOutcome]:
     """Decide and complete the batch that these tasks have written.
 
     ``records_empty``: a batch without rows counts as written, too. ``compare``: what of a batch that was
-    written before must be the same, "content", "rows" or "none". Raises TransactionError where nothing is
+    written before must be the same, "content", "rows" or "none". ``now_ms``: the time of day, for a batch
+    without transactions. Raises TransactionError where nothing is
     committed, IncompleteBatchError where a part is, ChangedBatchError where it was, with other rows.
     """
     if not reports:
@@ -227,6 +228,7 @@ def commit(
         decision = decisions.repaired(incomplete, parts)
     else:
         decision = decisions.next_decision(run.scope, previous, run.batch, len(reports), parts)
+        decision = decision if parts else replace(decision, began_ms=round(now_ms))
     committed, aborted = yield from driver.decide(run.scope, run.claim, decision, tuple(parts), found)
     doubt = _doubt(run.batch, previous)
     return BatchOutcome(

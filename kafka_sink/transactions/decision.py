@@ -173,8 +173,8 @@ class Decision:
 
     Marks are offsets of ``topic``, which had ``partitions`` then: Scope's of the run that decided.
     ``before`` is what the batch's writer had written without this batch, which can still be lost.
-    ``began_ms``: when the first transaction of ``parts`` began, by its coordinator's clock, -1 where that is
-    not known. No mark is older.
+    ``began_ms``: when the first transaction of ``parts`` began, by its coordinator's clock, or the decision
+    where there are none; -1 where that is not known. No mark is older.
     """
 
     number: int

@@ -513,7 +513,7 @@ def test_the_command_leaves_a_batch_alone_that_is_lost_as_a_whole(*, rewrite: bo
     for index in range(2):
         cluster.kafka.time_out(SCOPE.task_id(index, 0))
     out = io.StringIO()
-    client: Any = SimpleNamespace(run=lambda steps, _: cluster.run(steps))
+    client: Any = SimpleNamespace(run=lambda steps, *_: cluster.run(steps))
     assert command._resolve(client, SCOPE, out, rewrite=rewrite) == 0
     assert "counts as not written" in out.getvalue()
     assert cluster.plan().duty(reports[0].run.batch, 0) is Duty.WRITE
@@ -547,7 +547,11 @@ def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
     cluster = Cluster()
     run, batch = cluster.plan(), BatchIdentity.of_application("nightly", "t", 1)
     empty = TaskReport(run.run(SCOPE, batch), 0, Duty.WRITE, RowsDigest(), None)
-    cluster.run(batches.commit([empty], records_empty=True))
+    cluster.run(batches.commit([empty], records_empty=True, now_ms=1_000.4))
+    cluster.kafka.now_ms = 2_000
+    for _ in range(2):
+        found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms)).decision
+        assert (found.number, found.began_ms) == (1, 1_000), "each planning would wait for another decision"
     cluster.kafka.now_ms = 7 * 86_400_000
     for _ in range(2):
         found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms)).decision
