@@ -111,6 +111,7 @@ class BlockingCalls:
         self.left_out: set[int] = set()
         self._failures = 0
         self._deadline_ms = 0.0
+        self._allowed = ""
         self._step = Step([])
         self._last_error = "no broker responded"
 
@@ -144,12 +145,13 @@ class BlockingCalls:
         what = f"{apis.APIS[step.calls[0].api].name} did not succeed"
         raise self._out_of_time(what, f"{'; '.join(reasons)} (brokers: {self._network.describe_brokers()})")
 
-    @staticmethod
-    def _out_of_time(what: str, why: str) -> DeliveryError:
-        return DeliveryError(
-            f"{what} within the time allowed by kafka.delivery.timeout.ms (for a commit) or "
-            f"kafka.max.block.ms (for all else): {why}"
-        )
+    def _allow(self, timeout_ms: float, bound: str) -> None:
+        """All that is asked until the next one has so long. ``bound``: the option that says so, or ""."""
+        self._deadline_ms = self._clock_ms() + timeout_ms
+        self._allowed = f"{timeout_ms / 1000:g} s" + (f", the time allowed by {bound}" if bound else "")
+
+    def _out_of_time(self, what: str, why: str) -> DeliveryError:
+        return DeliveryError(f"{what} within {self._allowed}: {why}")
 
     def _send_due(self, step: Step, now_ms: float) -> float:
         """Send the requests that may go; return the milliseconds until there is more to do."""

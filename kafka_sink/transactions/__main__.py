@@ -1,5 +1,4 @@
-"""``kafka-chunked-transactions``: what each transactional.id.prefix has left, and commands that end
-it."""
+"""``kafka-chunked-transactions``: what each transactional.id.prefix has left, and what ends it."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ from kafka_sink.transactions.decision import Decision
 from kafka_sink.transactions.operations import OPEN, Described, ListIds, ListOpen, Steps, describe
 from kafka_sink.transactions.scope import Scope, prefix_of
 
-_TIMEOUT_MS = 60_000.0
+# No option says so.
+_TIMEOUT = (60_000.0, "")
 _NEAR = 3
 _LONGEST = 10_000
 _DESCRIPTION = """\
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
         client = TransactionClient(_options(given, args.bootstrap_servers))
         try:
             # No long wait where no broker can be reached.
-            known = client.run(_prefixes(), CONNECT_BOUND_MS)
+            known = client.run(_prefixes(), CONNECT_BOUND_MS, "")
             _warn_of_brokers(client)
             if args.prefix is None:
                 return _list_prefixes(client, known, out)
@@ -109,15 +109,15 @@ def _warn_of_brokers(client: TransactionClient) -> None:
 def _known_scope(client: TransactionClient, prefix: str, topic: str | None, known: Iterable[str]) -> Scope:
     """Raise KafkaSinkError for a prefix that nobody has used: to take it over would create its ids."""
     # Decisions are found without the topic and its number of partitions.
-    decision = client.run(driver.read_decision(Scope(prefix, "", 1)), _TIMEOUT_MS)
+    decision = client.run(driver.read_decision(Scope(prefix, "", 1)), *_TIMEOUT)
     driver_id = Scope(prefix, "", 1).driver_id
     # Not by the list, which does not wait for a broker that hangs.
-    if decision is None and not client.run(describe(driver_id), _TIMEOUT_MS):
+    if decision is None and not client.run(describe(driver_id), *_TIMEOUT):
         raise KafkaSinkError(_unknown(prefix, known))
     named = topic or (decision.topic if decision is not None else None)
     if named is None:
         raise KafkaSinkError(f"nothing was decided under '{prefix}', so name its progress topic with --topic")
-    partitions = client.partitions(named, _TIMEOUT_MS)
+    partitions = client.partitions(named, *_TIMEOUT)
     if not partitions:
         raise KafkaSinkError(f"there is no topic '{named}'")
     return Scope(prefix, named, partitions)
@@ -143,10 +143,10 @@ def _list_prefixes(client: TransactionClient, known: Iterable[str], out: TextIO)
     for prefix in sorted(known):
         scope = Scope(prefix, "", 1)
         try:
-            decision = client.run(driver.read_decision(scope), _TIMEOUT_MS)
+            decision = client.run(driver.read_decision(scope), *_TIMEOUT)
         except ProtocolError:
             continue  # another application's
-        found = client.run(_open(scope), _TIMEOUT_MS)
+        found = client.run(_open(scope), *_TIMEOUT)
         decided = "nothing decided" if decision is None else _decided(client, scope, decision)
         _say(f"{prefix}: {decided}; {_count_open(found)}", out)
         shown += 1
@@ -156,13 +156,13 @@ def _list_prefixes(client: TransactionClient, known: Iterable[str], out: TextIO)
 
 
 def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
-    decision = client.run(driver.read_decision(scope), _TIMEOUT_MS)
+    decision = client.run(driver.read_decision(scope), *_TIMEOUT)
     if decision is None:
         _say("no batch was decided", out)
     else:
         _say(f"last decided: {_decided(client, scope, decision)}", out)
         _say(f"written of {decision.batch.writer}: {decision.written}", out)
-    found = client.run(_open(scope), _TIMEOUT_MS)
+    found = client.run(_open(scope), *_TIMEOUT)
     _warn_of_brokers(client)
     _say(_count_open(found), out)
     now_ms = wall_ms()
@@ -176,7 +176,7 @@ def _list(client: TransactionClient, scope: Scope, out: TextIO) -> int:
 
 
 def _decided(client: TransactionClient, scope: Scope, decision: Decision) -> str:
-    missing = client.run(proof.uncommitted(scope, decision), _TIMEOUT_MS)
+    missing = client.run(proof.uncommitted(scope, decision), *_TIMEOUT)
     state = f"{len(missing)} of them not committed" if missing else "all committed"
     state = "which counts as not written" if decision.is_lost else state
     return f"{decision.batch}, {decision.tasks} tasks, {len(decision.parts)} transactions, {state}"
@@ -196,7 +196,7 @@ def _open(scope: Scope) -> Steps[dict[str, Described]]:
 
 
 def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
-    ownership = client.run(driver.take_over(scope, wall_ms()), _TIMEOUT_MS)
+    ownership = client.run(driver.take_over(scope, wall_ms()), *_TIMEOUT)
     _say(f"{len(ownership.completed)} transactions committed, {len(ownership.aborted)} aborted", out)
     problem = driver.problem_of(scope, ownership)
     if problem:
@@ -206,7 +206,7 @@ def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
 
 
 def _resolve(client: TransactionClient, scope: Scope, out: TextIO, *, rewrite: bool) -> int:
-    ownership = client.run(driver.take_over(scope, wall_ms()), _TIMEOUT_MS)
+    ownership = client.run(driver.take_over(scope, wall_ms()), *_TIMEOUT)
     decision, missing = ownership.decision, ownership.missing | ownership.unknown
     if decision is None or not missing:
         _say("no batch is incomplete: nothing is changed", out)
@@ -214,7 +214,7 @@ def _resolve(client: TransactionClient, scope: Scope, out: TextIO, *, rewrite: b
     if decision.is_lost:
         _say(f"{decision.batch} counts as not written, the next run writes it: nothing is changed", out)
         return 0
-    client.run(driver.resolve(scope, ownership.claim, decision, rewrite=rewrite), _TIMEOUT_MS)
+    client.run(driver.resolve(scope, ownership.claim, decision, rewrite=rewrite), *_TIMEOUT)
     if rewrite:
         _say(f"{decision.batch} is forgotten; the next run writes all of it", out)
         return 0

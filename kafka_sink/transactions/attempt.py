@@ -163,8 +163,7 @@ class OpenTime:
 
     @property
     def earlier_may_be_long(self) -> bool:
-        """Whether transactions of earlier tasks may have been open for long, so that brokers should be
-        asked."""
+        """Whether transactions of earlier tasks may have been open for long: brokers know."""
         return self._batch_age_ms > self.long_ms
 
     def of_own(self, now_ms: float) -> str | None:

@@ -120,6 +120,7 @@ class TransactionClient(BlockingCalls):
         self,
         steps: Steps[Result],
         timeout_ms: float,
+        bound: str = "kafka.max.block.ms",
         *,
         groups: Iterable[str] = (),
         transactional_ids: Iterable[str] = (),
@@ -129,10 +130,10 @@ class TransactionClient(BlockingCalls):
         ``groups`` and ``transactional_ids`` name what later steps will use: their coordinators are looked up,
         and all brokers connected to, while the first step is under way.
 
-        Raises what it raises, DeliveryError after ``timeout_ms``, ConfigurationError where rights or settings
-        are in the way, BrokerVersionError where brokers are too old.
+        Raises what it raises, DeliveryError after ``timeout_ms`` (the option ``bound``), ConfigurationError
+        where rights or settings are in the way, BrokerVersionError where brokers are too old.
         """
-        self._deadline_ms = self._clock_ms() + timeout_ms
+        self._allow(timeout_ms, bound)
         self.left_out.clear()
         self._distrusted = set()
         self._ahead = [(GROUP_KEY, name) for name in groups]
@@ -151,7 +152,7 @@ class TransactionClient(BlockingCalls):
             result: Result = stop.value
             return result
 
-    def partitions(self, topic: str, timeout_ms: float) -> int:
+    def partitions(self, topic: str, timeout_ms: float, bound: str = "kafka.max.block.ms") -> int:
         """How many partitions a topic has, 0 where it is not there; at most metadata.max.age.ms old.
 
         A topic has no fewer than before, unless it is deleted and created again. One that brokers do not
@@ -162,7 +163,7 @@ class TransactionClient(BlockingCalls):
         if at_ms >= oldest_ms:
             self._partitions[topic] = known, at_ms
             return known
-        self._deadline_ms = self._clock_ms() + timeout_ms
+        self._allow(timeout_ms, bound)
         missing_ms = self._clock_ms() + min(TOPIC_PROPAGATION_MS, timeout_ms / 2)
         found: list[int] = []
 
@@ -193,7 +194,7 @@ class TransactionClient(BlockingCalls):
 
         Raises DeliveryError after the time.
         """
-        self._deadline_ms = self._clock_ms() + timeout_ms
+        self._allow(timeout_ms, "kafka.max.block.ms")
         self._connect()
         found: dict[int, str | None] = {}
 
@@ -243,8 +244,7 @@ class TransactionClient(BlockingCalls):
         self.protocol = PROTOCOL_1
 
     def _forget_coordinators(self, operations: tuple[Operation, ...]) -> None:
-        """Forget coordinators that may have been replaced and not know it, so that other brokers are
-        asked."""
+        """Forget coordinators that may have been replaced and not know it, and ask other brokers."""
         names: list[str] = []
         for operation in operations:
             match operation:

@@ -2,7 +2,6 @@
 
 Each row has a checksum of all its parts, and the digest is the sum of these modulo 2^64. A value is cut into
 words of 8 bytes, the last one filled up with zeros, and its checksum is the sum of mix(word) * R^place.
-pyarrow fills up many values at once, so that numpy can mix and sum a matrix.
 
 Why other rows have another digest. mix is one to one and R is odd, so a checksum is one to one in each word
 where the others are held: one word that differs is always noticed, and 8 random bytes make the checksum
@@ -10,11 +9,10 @@ uniform, so that random tables collide with a probability of 2^-64. A word that 
 sum, and the same change k words further on d * R^k: both together d * (R^k + 1), or d * (R^k - 1) if one
 undoes the other, as where two words trade places. R is 5 modulo 8, so 2 divides R^k + 1 once, and R^k - 1 at
 most 2 + log2(k) times. So the sum stays the same only if d ends in 62 - log2(k) zeros or more: as mix is one
-to one, just 4k - 1 of the 2^64 other words do that to a given one. Which ones is left to chance: mix is a
-multiplication between two shifts, so that each bit of its result depends on all of the word and d on the
-word and not only on its change. Without that, with shifts alone, they were words that differ in bytes 3 and
-7, as text does. Rows are mixed before they are added up, so that changes of several rows do not make up for
-each other. This holds for data, not for somebody who makes rows collide on purpose.
+to one, at most 4k - 1 of all other words do that to a given one. Which ones is left to chance: mix is a
+product between two shifts, so that each bit of its result depends on all of the word. With shifts alone they
+were words that differ in bytes 3 and 7, as text does. Rows are mixed before they are added up, so that
+changes of several rows do not make up for each other. It holds for data, not for who looks for collisions.
 """
 
 from __future__ import annotations
@@ -101,10 +99,7 @@ def _checksums(column: pa.Array) -> UInt64s:
 
 
 def _mixed(values: UInt64s, out: UInt64s, spare: UInt64s) -> UInt64s:
-    """One to one, and each bit depends on all bits of its value; 0 stays 0. Returns ``out``.
-
-    A second multiplication would be a factor of all that is summed, and tell no more apart.
-    """
+    """One to one, and each bit depends on all bits of its value; 0 stays 0. Returns ``out``."""
     np.right_shift(values, _33, out=spare)
     np.bitwise_xor(values, spare, out=out)
     out *= _MIX

@@ -208,20 +208,12 @@ def _began_ms(scope: Scope, part: Part, found: Mapping[str, Described]) -> int |
 
 def take_over_groups(scope: Scope) -> tuple[str, ...]:
     """The groups that ``take_over`` reads every time."""
-    return _first_decision_group(scope), _first_mark_group(scope)
+    return scope.decision_key(0).group, scope.mark_key(0).group
 
 
 def read_decision(scope: Scope) -> Steps[Decision | None]:
     """The latest decision that is told by now. Raises ProtocolError for one that cannot be read."""
-    return (yield from _decision_in(scope, (yield from fetch_offsets(_first_decision_group(scope)))))
-
-
-def _first_decision_group(scope: Scope) -> str:
-    return scope.decision_key(0).group
-
-
-def _first_mark_group(scope: Scope) -> str:
-    return scope.mark_key(0).group
+    return (yield from _decision_in(scope, (yield from fetch_offsets(scope.decision_key(0).group))))
 
 
 def _all_told(scope: Scope, chunks: int) -> Steps[None]:
@@ -235,7 +227,7 @@ def _decision_in(
     scope: Scope, seen: Mapping[OffsetKey, str], *, waits: bool = False
 ) -> Steps[Decision | None]:
     """The latest decision, from offsets with those of its first group; ``waits`` for all of it."""
-    texts = [text for key, text in seen.items() if key.group == _first_decision_group(scope)]
+    texts = [text for key, text in seen.items() if key.group == scope.decision_key(0).group]
     head = decisions.newest_head(texts)
     if head is None:
         return None
@@ -251,7 +243,7 @@ def _decision_in(
 def look(scope: Scope, parts: Iterable[Part]) -> Steps[tuple[Decision | None, Mapping[str, Described]]]:
     """The latest decision, and what is open under the ids of these parts: one round trip for both."""
     ids = tuple(scope.task_id(part.task, part.slot) for part in parts)
-    seen, found = yield (FetchOffsets((_first_decision_group(scope),)), Describe(ids))
+    seen, found = yield (FetchOffsets((scope.decision_key(0).group,)), Describe(ids))
     return (yield from _decision_in(scope, seen)), dict(found)
 
 
@@ -323,9 +315,8 @@ def _carried_out(
     fates = dict.fromkeys((part.task for part in judgement.lost), Fate.LOST)
     if decisions.recorded(decision, fates).is_lost:
         raise TransactionError(
-            f"{decision.batch} is not committed: all its transactions were ended behind its decision, before "
-            "they could be committed within kafka.transaction.timeout.ms. Readers see nothing of it, and it "
-            "counts as not written: run it again"
+            f"{decision.batch} is not committed: kafka.transaction.timeout.ms had ended all transactions. "
+            "Readers see nothing of it and it counts as not written: run it again"
         )
     lost = [part.task for part in (*judgement.lost, *judgement.unknown)]
     if lost:
@@ -391,7 +382,7 @@ def _record(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[Non
         groups.setdefault(key.group, []).append((key.partition, text))
     *results, seen = yield (
         *(RecordOffsets(scope.driver_id, claim, group, tuple(entries)) for group, entries in groups.items()),
-        FetchOffsets((_first_decision_group(scope),)),
+        FetchOffsets((scope.decision_key(0).group,)),
     )
     for result in results:
         if isinstance(result, Failed):

@@ -99,10 +99,10 @@ def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence
     records_empty = planned.batch is not None and bool(options.txn_app_id)
     with client_of(options) as client:
         compare = options.transaction_rerun_compare
-        steps = batches.commit(reports, records_empty=records_empty, compare=compare)
+        steps = batches.commit(reports, records_empty=records_empty, compare=compare, now_ms=wall_ms())
         # The decision's own, which comes after the look at what tasks have left.
-        ids = (planned.scope.driver_id,)
-        outcome = client.run(steps, options.delivery_timeout_ms, transactional_ids=ids)
+        ids, bound = (planned.scope.driver_id,), "kafka.delivery.timeout.ms"
+        outcome = client.run(steps, options.delivery_timeout_ms, bound, transactional_ids=ids)
     if planned.batch is not None:
         spark_application.forget(_taken_key(planned.scope.prefix))
     outcome = replace(outcome, ended_ms=wall_ms())
@@ -141,8 +141,7 @@ def abort(options: SinkOptions, planned: PlannedTransactions) -> BatchOutcome:
 def _scope_name(options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool) -> str:
     """What all names of one writer begin with: transactional.id.prefix and what tells the writer from others.
 
-    A query's id is known at planning only where its checkpoint is on this host. Else the place of the
-    checkpoint stands for it. Two queries of one name cannot be told apart at batch 0.
+    A query's id is known at planning only where its checkpoint is on this host. Else the place stands for it.
     """
     if is_streaming and options.txn_app_id:
         raise ConfigurationError(
@@ -201,8 +200,7 @@ def _job(options: SinkOptions) -> BatchIdentity:
 
 
 def _remember_claim(scope: Scope, claim: ProducerEpoch) -> None:
-    """Note the claim. Only an abort without any task's report reads it, to know whether the prefix is still
-    this driver's."""
+    """For an abort without any task's report, which must know whether the prefix is still this driver's."""
     spark_application.note(_claim_key(scope), json.dumps(list(claim)))
 
 
@@ -222,8 +220,7 @@ def _claim_key(scope: Scope) -> str:
 
 
 def _report_names(scope: Scope) -> None:
-    """Log the prefix once in an application, for operators who look for transactions that it has left
-    open."""
+    """Log the prefix once in an application, for operators who look for what it has left open."""
     key = f"transactional.id.prefix {scope.prefix} is reported"
     if spark_application.only_once(key):
         driver_log.report(
@@ -270,8 +267,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextmanager
 def client_of(options: SinkOptions) -> Iterator[TransactionClient]:
-    """A client for a cluster, which no other thread uses meanwhile; one whose run failed is not used
-    again."""
+    """A client for a cluster, which no other thread uses meanwhile. One whose run failed is closed."""
     # Imported here because most jobs have no transactions, and planning runs in every micro-batch.
     from kafka_sink.transactions.client import TransactionClient
 

@@ -185,10 +185,12 @@ def test_without_any_broker_a_step_ends_with_its_time(network: Network) -> None:
     client = connected(network)
     network.silent = {1, 2, 3}
 
-    with pytest.raises(
-        DeliveryError, match=r"time allowed by kafka\.delivery\.timeout\.ms .* kafka\.max\.block"
-    ):
-        client.run(fetch_offsets("p-decision"), 20_000)
+    with pytest.raises(DeliveryError, match=r"within 20 s: "):
+        client.run(fetch_offsets("p-decision"), 20_000, "")
+    with pytest.raises(DeliveryError, match=r"within 0\.5 s, the time allowed by kafka\.max\.block\.ms: "):
+        client.run(fetch_offsets("p-decision"), 500, "kafka.max.block.ms")
+    with pytest.raises(DeliveryError, match=r"within 1 s, the time allowed by kafka\.max\.block\.ms: "):
+        client.partitions("other", 1_000, "kafka.max.block.ms")
 
 
 def test_steps_are_told_that_a_step_has_failed(network: Network) -> None:
