@@ -70,6 +70,8 @@ _MAX_QUESTIONS, _MAX_QUESTIONS_OF_ONE = 200, 10
 _MAX_WAITS = 100_000
 # JSON of all reasons, which a task that comes is told in one message.
 _MAX_REASON_BYTES = 1_000_000
+# Tasks that come are told everything together, after so long for each mute: ten times what encoding takes.
+_WELCOME_MS = 0.05
 # About what is kept of a partition or broker in question, of a mute, and of a task that waits for one.
 _WATCHED_BYTES, _MUTE_BYTES, _WAIT_BYTES = 2_500, 1_500, 200
 # After a mute on one task's word, no such word counts for so many times as long, or so many intervals.
@@ -300,11 +302,12 @@ class BreakerService(Service):
         self._reason_bytes = self._waits = 0
         # By partition, until when no mute of it may rest on the word of one task.
         self._paused_ms: dict[Target, float] = {}
-        # What tasks have not been told yet; what those that come are told, for which mutes and tasks.
+        # What tasks have not been told yet; those that have been told nothing yet, and when others were told.
         self._added: dict[Target, str] = {}
         self._removed: set[Target] = set()
         self._told_ms = -math.inf
-        self._whole = (-1, 0), Mutes(True, (), Targets(), 0)
+        self._newcomers: dict[int, None] = {}
+        self._welcomed_ms = -math.inf
         # Mutes by the time at which to look at them; a number tells those of the same time apart.
         self._due: list[tuple[float, int, Target]] = []
         self._count = count()
@@ -330,15 +333,12 @@ class BreakerService(Service):
 
     def on_joined(self, peer: int, now_ms: float) -> None:
         self._tasks[peer] = _Task()
-        version = self.table.version, len(self._tasks).bit_length()
-        if self._whole[0] != version:
-            reasons = by_reason({target: mute.reason for target, mute in self.table.mutes.items()})
-            self._whole = version, Mutes(True, reasons, Targets(), len(self._tasks))
-        self.out.send(peer, self._whole[1])
+        self._newcomers[peer] = None
 
     def on_gone(self, peer: int, now_ms: float) -> None:
         self._note_waits(peer, [], [])
         del self._tasks[peer]
+        self._newcomers.pop(peer, None)
 
     @receives(Waiting)
     def on_waiting(self, peer: int, message: Waiting, now_ms: float) -> None:
@@ -587,6 +587,15 @@ class BreakerService(Service):
     def _tell_ms(self) -> float:
         return self._told_ms + GATHER_MUTES_MS if self._added or self._removed else math.inf
 
+    def _welcome_ms(self) -> float:
+        return self._welcomed_ms + _WELCOME_MS * len(self._muted) if self._newcomers else math.inf
+
+    def _welcome(self, now_ms: float) -> None:
+        if now_ms >= self._welcome_ms():
+            reasons = by_reason({target: mute.reason for target, mute in self.table.mutes.items()})
+            self.out.broadcast(list(self._newcomers), Mutes(True, reasons, Targets(), len(self._tasks)))
+            self._newcomers, self._welcomed_ms = {}, now_ms
+
     def _tell(self, now_ms: float) -> None:
         if now_ms >= self._tell_ms():
             added, removed = by_reason(self._added), together(self._removed)
@@ -598,6 +607,7 @@ class BreakerService(Service):
         if self._failing is not None:
             self._judge(self._failing, now_ms)
         self._end_questions(now_ms)
+        self._welcome(now_ms)
         self._tell(now_ms)
         self._probe(now_ms)
         self._is_full()
@@ -605,5 +615,7 @@ class BreakerService(Service):
     def next_change_ms(self, now_ms: float) -> float:
         failing_ms = math.inf if self._failing is None else self._failing.due_ms()
         asked_ms = next((one.asked_ms for one in self._inquiries.values()), math.inf)
-        due_ms = min(failing_ms, asked_ms + _QUESTION_MS, self._tell_ms(), self._next_due_ms())
+        due_ms = min(
+            failing_ms, asked_ms + _QUESTION_MS, self._welcome_ms(), self._tell_ms(), self._next_due_ms()
+        )
         return max(0.0, due_ms - self._at(now_ms))
