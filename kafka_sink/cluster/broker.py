@@ -37,11 +37,16 @@ class SentRequest:
 class BrokerCounts:
     """Of one task's Produce requests to one broker."""
 
-    __slots__ = ("buckets", "failures", "latency_ms", "max_latency_ms", "requests", "sent_bytes")
+    __slots__ = (
+        *("buckets", "failures", "latency_ms", "max_latency_ms", "requests", "sent_bytes"),
+        *("throttle_ms", "throttled_until_ms"),
+    )
 
     def __init__(self) -> None:
         self.requests = self.failures = self.sent_bytes = 0
         self.latency_ms = self.max_latency_ms = 0.0
+        # Throttling up to ``throttled_until_ms``; time that overlaps counts once.
+        self.throttle_ms = self.throttled_until_ms = 0.0
         self.buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
 
@@ -49,7 +54,7 @@ class Broker:
     """``node_id`` is below zero for a bootstrap address, which gets no Produce requests."""
 
     __slots__ = (
-        *("_network", "_throttled_before_ms", "awaits_probe", "counts", "forgiven_ms", "id"),
+        *("_network", "awaits_probe", "counts", "forgiven_ms", "id"),
         *("is_asked", "is_failing", "is_silent", "is_to_be_asked", "last_response_ms", "latencies"),
         *("node", "partitions_text", "probed_ms", "request_sent_ms", "responses", "rotation", "sent"),
         *("setup_ms", "slow_starts", "suspect_since_ms", "unreachable_since_ms", "usual_ms"),
@@ -68,7 +73,6 @@ class Broker:
         self.request_sent_ms = 0.0
         # Replaced when a task begins.
         self.counts = BrokerCounts()
-        self._throttled_before_ms = 0.0
         # Of all requests since the last push of metrics (KIP-714).
         self.latencies = LatencyWindow()
         # Where a drain begins among the partitions, so that none starves.
@@ -161,6 +165,9 @@ class Broker:
         counts.latency_ms += latency_ms
         counts.max_latency_ms = max(counts.max_latency_ms, latency_ms)
         counts.buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
+        since_ms = max(now_ms, counts.throttled_until_ms)
+        counts.throttled_until_ms = max(since_ms, self._throttled_until_ms)
+        counts.throttle_ms += counts.throttled_until_ms - since_ms
         return sent
 
     def failed(self) -> SentRequest:
@@ -176,9 +183,12 @@ class Broker:
     def _counts_from_ms(self, sent: SentRequest) -> float:
         """A request that a throttling broker delays counts from the end of the throttling, which may lie
         ahead."""
+        return max(sent.request.sent_ms, self._throttled_until_ms)
+
+    @property
+    def _throttled_until_ms(self) -> float:
         connection = self.connection
-        until_ms = -math.inf if connection is None else connection.throttled_until_ms
-        return max(sent.request.sent_ms, until_ms)
+        return -math.inf if connection is None else connection.throttled_until_ms
 
     @property
     def oldest_request_ms(self) -> float | None:
@@ -243,13 +253,10 @@ class Broker:
     def begin_task(self) -> None:
         """Counts start at zero. The task's thread calls it when nothing is in flight."""
         self.counts = BrokerCounts()
-        connection = self.connection
-        self._throttled_before_ms = 0.0 if connection is None else connection.throttled_total_ms
 
     def figures(self, now_ms: float) -> BrokerFigures:
         """Of the present task, without an address. Any thread."""
-        counts, connection = self.counts, self.connection
-        throttled_ms = 0.0 if connection is None else connection.throttled_total_ms
+        counts = self.counts
         try:
             oldest_ms = max(0.0, now_ms - self.sent[0].request.sent_ms)
         except IndexError:  # the sender's thread may have taken it just now
@@ -262,8 +269,7 @@ class Broker:
             counts.latency_ms,
             counts.max_latency_ms,
             tuple(counts.buckets),
-            # A connection to another address starts at zero.
-            max(0.0, throttled_ms - self._throttled_before_ms),
+            counts.throttle_ms,
             oldest_ms,
             counts.sent_bytes,
         )

@@ -106,8 +106,6 @@ class BrokerConnection:
         self.connect_after_ms = 0.0
         self.connecting_since_ms = 0.0
         self.throttled_until_ms = 0.0
-        # How long the broker has wanted no requests, over the connection's life.
-        self.throttled_total_ms = 0.0
         self.last_error: Exception | None = None
         self.failed_step = ""
         self._options = options
@@ -347,14 +345,9 @@ class BrokerConnection:
         if completed is not None:
             self._heard_since_ready = True
             self._last_used_ms = now_ms
-            self._throttle(now_ms + completed.throttle_ms, now_ms)
+            if completed.throttle_ms:
+                self.throttled_until_ms = max(self.throttled_until_ms, now_ms + completed.throttle_ms)
         return completed
-
-    def _throttle(self, until_ms: float, now_ms: float) -> None:
-        """Time that overlaps counts once."""
-        if until_ms > max(now_ms, self.throttled_until_ms):
-            self.throttled_total_ms += until_ms - max(now_ms, self.throttled_until_ms)
-            self.throttled_until_ms = until_ms
 
     def _became_ready(self, now_ms: float) -> None:
         session = self._protocol.session_ms

@@ -56,13 +56,23 @@ def test_a_tasks_counts_begin_at_zero() -> None:
     brokers.send(1, [P0], 5.0)
     connection = brokers[1].connection
     assert connection is not None
-    connection.throttled_total_ms = 70.0
+    connection.throttled_until_ms = 76.0
     brokers[1].responded(6.0)
     assert brokers[1].figures(6.0).throttle_ms == 70.0
     brokers[1].begin_task()
-    connection.throttled_total_ms = 75.0
     figures = brokers[1].figures(6.0)
-    assert (figures.requests, figures.latency_ms, figures.throttle_ms) == (0, 0.0, 5.0)
+    assert (figures.requests, figures.latency_ms, figures.throttle_ms) == (0, 0.0, 0.0)
+
+
+def test_throttling_outlives_its_connection_and_time_that_overlaps_counts_once() -> None:
+    """Catches: the figure fell to 0 after a change of address, and in a report after the last response."""
+    brokers = Brokers(1)
+    for responded_ms, until_ms in [(10.0, 50.0), (20.0, 60.0), (70.0, 60.0)]:
+        brokers.send(1, [P0], 5.0)
+        brokers.throttle(1, until_ms)
+        brokers[1].responded(responded_ms)
+    del brokers.network.connections[1]
+    assert brokers[1].figures(80.0).throttle_ms == 50.0
 
 
 def test_without_an_address_nothing_can_be_sent() -> None:

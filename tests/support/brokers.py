@@ -22,7 +22,7 @@ class Connection:
         self.node = Node(node_id, f"host{node_id}", 9092)
         self.is_ready, self.is_gone = True, False
         self.in_flight = 0
-        self.throttled_until_ms = self.throttled_total_ms = 0.0
+        self.throttled_until_ms = 0.0
 
     def accepts(self, now_ms: float) -> bool:
         return now_ms >= self.throttled_until_ms
