@@ -303,9 +303,15 @@ class NetworkClient:
             for connection in list(self.connections.values()):
                 self._check(connection, now_ms)
         happened, self._happened = self._happened, []
-        for call in happened:
-            call(self._clock_ms())
-        return len(happened)
+        called = 0
+        try:
+            for call in happened:
+                called += 1
+                call(self._clock_ms())
+        finally:
+            # What comes after a call that raised is for the next poll.
+            self._happened[:0] = happened[called:]
+        return called
 
     def wakeup(self) -> None:
         """End a poll under way, or the next one at once. Any thread, also after close."""

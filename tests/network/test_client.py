@@ -76,6 +76,21 @@ def test_pipelined_requests_are_answered_with_their_latency(cluster: FakeCluster
     assert driver.connection().in_flight == 0
 
 
+def test_a_callback_that_raises_costs_the_others_nothing(driver: Driver) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    # Both have ended once they are written, which is before the next poll.
+    failing = produce_request(batch(1), acks=0)
+    failing.on_response = fail
+    driver.client.send(driver.connection(), failing, driver.clock.now)
+    driver.send(produce_request(batch(1), acks=0), name="next")
+    with pytest.raises(ZeroDivisionError):
+        driver.poll(20)
+    assert not driver.of(Responded, "next")
+    driver.event(Responded, "next")
+
+
 def test_a_request_without_a_response_is_done_when_written(cluster: FakeCluster, driver: Driver) -> None:
     driver.send(produce_request(batch(2), acks=0), name="fire")
     driver.send(metadata_request("t"), name="after")
