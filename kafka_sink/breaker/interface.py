@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kafka_sink.errors import ConfigurationError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kafka_sink.cluster.broker import Broker
 
 
-@dataclass(slots=True)
+@dataclass
 class ProducerStatusContext:
     """What the producer has in flight. Valid during the call only.
 
@@ -45,7 +46,7 @@ class ProducerStatusContext:
       connection
 
     A request that a throttling broker delays counts from the end of the throttling, which may lie ahead.
-    ``brokers`` is what all mappings are made of, anew at each access: it is the producer's own.
+    ``brokers`` is what all mappings are made of, each at its first access: it is the producer's own.
     """
 
     now: float = 0.0
@@ -55,34 +56,34 @@ class ProducerStatusContext:
     request_sent_ms: float = 0.0
     brokers: Mapping[int, Broker] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def in_flight_requests(self) -> Mapping[int, int]:
         return {one.id: len(one.sent) for one in self.brokers.values() if one.sent}
 
-    @property
+    @cached_property
     def in_flight_batches(self) -> Mapping[TopicPartition, int]:
         return Counter(batch.partition for one in self.brokers.values() for batch in one.batches())
 
-    @property
+    @cached_property
     def oldest_request_ms(self) -> Mapping[int, float]:
         found = ((one.id, one.oldest_request_ms) for one in self.brokers.values())
         return {node_id: at_ms for node_id, at_ms in found if at_ms is not None}
 
-    @property
+    @cached_property
     def unreachable_since_ms(self) -> Mapping[int, float]:
         found = ((one.id, one.unreachable_since_ms) for one in self.brokers.values())
         return {node_id: at_ms for node_id, at_ms in found if at_ms is not None}
 
-    @property
+    @cached_property
     def failing_connections(self) -> Set[int]:
         return {one.id for one in self.brokers.values() if one.is_failing}
 
-    @property
+    @cached_property
     def setup_ms(self) -> Mapping[int, float]:
         found = ((one.id, one.setup_ms) for one in self.brokers.values())
         return {node_id: took_ms for node_id, took_ms in found if took_ms is not None}
 
-    @property
+    @cached_property
     def probed_ms(self) -> Mapping[int, float]:
         found = ((one.id, one.probed_ms) for one in self.brokers.values())
         return {node_id: at_ms for node_id, at_ms in found if at_ms is not None}

@@ -184,7 +184,10 @@ class ProducerBreaker(SendPolicy):
     # -- the sender's thread ------------------------------------------------------------------------
 
     def _at(self, now_ms: float) -> None:
-        self._context.now = self._local.now_ms = now_ms
+        """The context's mappings are made again: once for all of a request's batches, as there may be
+        thousands."""
+        self._local.now_ms = now_ms
+        self._context = ProducerStatusContext(now_ms, brokers=self._brokers)
 
     def on_send(self, broker: Broker, batches: Sequence[SentBatch], now_ms: float) -> None:
         self._at(now_ms)
@@ -289,6 +292,7 @@ class ProducerBreaker(SendPolicy):
             return 0.0
         delay = self._local.next_change_ms(self._local.now_ms)
         if self._breaker is not None:
+            self._at(self._local.now_ms)
             tick_ms = self._call(self._breaker.next_tick_ms, self._context)
             delay = min(delay, tick_ms) if isinstance(tick_ms, float | int) else delay
         shared = self._shared
