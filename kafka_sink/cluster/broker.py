@@ -1,6 +1,8 @@
 """All that a producer knows of one broker: its requests in flight, latency, availability and slow start.
 
-The sender's thread writes it. Other threads may read the counts, each number by itself. Times are monotonic
+The sender's thread writes it, but for two things: the task's thread replaces the counts between two tasks,
+while nothing is in flight (``Sender.begin``), and any thread that explains a mute may set
+``partitions_text``. Other threads may read the counts, each number by itself. Times are monotonic
 milliseconds.
 """
 

@@ -1,7 +1,9 @@
 """All that a producer knows of one partition: batches, leader, sequences (KIP-98, KIP-360) and counts.
 
 The accumulator's lock guards its batches, which the task's thread and the sender's share. The sender's thread
-writes all else. Times are monotonic milliseconds.
+writes all else, but for what the task's thread resets between two tasks, while nothing is in flight: the
+counts (``TaskDeliveries.end_task``) and a transaction's sequences (``TransactionalIdentity.leave``). Times
+are monotonic milliseconds.
 """
 
 from __future__ import annotations
