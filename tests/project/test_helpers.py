@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support import lanes
+
 ROOT = Path(__file__).resolve().parents[2]
 # Programs with a command line of their own (``python -m tests.chaos``); their own tests import their modules.
 PROGRAMS = ("chaos", "exactly_once", "matrix")
@@ -30,3 +32,8 @@ def test_tests_import_helpers_and_no_other_tests() -> None:
         if not (name == "tests.support" or name.startswith(allowed)) or ".test_" in name
     }
     assert not wrong
+
+
+def test_modules_that_run_alone_are_there() -> None:
+    """Catches: a module that moved, whose processes then start beside each other."""
+    assert [name for name in lanes.ALONE if not (ROOT / name).exists()] == []

@@ -24,7 +24,7 @@ FIRST = (
     "tests/standalone/test_standalone.py",
     "tests/project/test_packaging.py",
     "tests/security/test_secured_broker.py",
-    "tests/coordinator/process/test_server_process.py",
+    "tests/coordinator/test_launcher.py",
     "tests/local_kafka/test_local_broker.py",
 )
 # Modules whose tests each start JVMs or other processes. Two tests of one such module never run side by side.
