@@ -152,9 +152,7 @@ class MetadataCache:
         """
         with self._lock:
             hints = [
-                TopicSnapshot(
-                    found.metadata, max(0.0, now_ms - found.observed_ms), max(0.0, now_ms - found.replaced_ms)
-                )
+                TopicSnapshot(found.metadata, max(0.0, now_ms - found.observed_ms))
                 for found in map(self._topics.get, self._topics if names is None else names)
                 if found is not None and found.metadata is not None
             ]
@@ -254,9 +252,7 @@ class MetadataCache:
             self.version += 1
             return True
 
-    def import_topic(
-        self, topic: TopicMetadata, age_ms: float, now_ms: float, replaced_age_ms: float = math.inf
-    ) -> bool:
+    def import_topic(self, topic: TopicMetadata, age_ms: float, now_ms: float) -> bool:
         """Merge a topic that another cache of the same cluster observed ``age_ms`` ago; True if it
         changed anything here.
 
@@ -270,8 +266,7 @@ class MetadataCache:
             if found is None:
                 found = TopicState(now_ms, in_use=False)
             known = found.metadata
-            replaced_ms = now_ms - replaced_age_ms
-            if not topic.partitions or not found.merge_snapshot(topic, observed_ms, replaced_ms):
+            if not topic.partitions or not found.merge_snapshot(topic, observed_ms):
                 return False
             if topic.name not in self._topics:
                 self._topics[topic.name] = found
@@ -320,10 +315,7 @@ class MetadataCache:
                 # counts.
                 self._know_nodes(nodes | self._nodes)
             self.cluster_id = self.cluster_id or snapshot.cluster_id
-            news = sum(
-                self.import_topic(one.metadata, one.age_ms, now_ms, one.replaced_age_ms)
-                for one in snapshot.topics
-            )
+            news = sum(self.import_topic(one.metadata, one.age_ms, now_ms) for one in snapshot.topics)
             self.imports += news > 0
             return news
 

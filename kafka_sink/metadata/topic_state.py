@@ -28,12 +28,15 @@ _ELECTION_TRIES = 8
 # Pure functions of values. Brokers learn of changes one after the other and any of them may respond, so a
 # later response is not necessarily newer. Two values show which one is newer. A leader epoch rises with each
 # election of a partition. A topic gets a new id, and its epochs restart at 0, when it is deleted and created
-# again.
+# again. Both may be wrong here: an epoch came from a Produce response that named a leader which the cluster
+# does not have (KIP-951), or the cluster lost its newest elections, or brokers before 2.8, which send no ids,
+# have a topic that was created again. So what several responses in a row say replaces what is known.
 
 
 # Number of former ids to remember. Topics are rarely recreated this often within metadata.max.idle.ms.
 _MAX_FORMER_IDS = 8
-# See TopicIdHistory. This takes about 1.5 s with the default backoffs, far longer than a broker usually lags.
+# This takes about 1.5 s with the default backoffs, far longer than a broker usually lags. franz-go takes as
+# many for epochs.
 _RESPONSES_TO_ACCEPT = 5
 
 
@@ -67,17 +70,12 @@ class TopicIdHistory:
             former.append(known)
         self.former = tuple(former[-_MAX_FORMER_IDS:])
 
-    def judge(self, known: bytes | None, incoming: bytes | None, *, goes_back: bool = False) -> TopicIdentity:
-        """Classify a response and remember it.
-
-        Brokers before 2.8 send no ids (None). For these, ``goes_back`` means that the response has lower
-        epochs than the known ones. A recreated topic has these, too, so such a response is treated like a
-        former id.
-        """
-        if not goes_back and (incoming == known or incoming is None):
+    def judge(self, known: bytes | None, incoming: bytes | None) -> TopicIdentity:
+        """Classify a response and remember it. Brokers before 2.8 send no ids (None)."""
+        if incoming == known or incoming is None:
             self.ignored = 0
             return TopicIdentity.SAME
-        if goes_back or incoming in self.former:
+        if incoming in self.former:
             self.ignored += 1
             if self.ignored < _RESPONSES_TO_ACCEPT:
                 return TopicIdentity.FORMER
@@ -111,12 +109,7 @@ def merge(known: TopicMetadata, incoming: TopicMetadata, *, later: bool) -> Topi
 
 
 def goes_back(known: TopicMetadata, incoming: TopicMetadata) -> bool:
-    """Whether a topic without id has a lower epoch of some partition in ``incoming``.
-
-    Brokers before 2.8 send no ids, so either the broker lags or the topic was recreated.
-    """
-    if known.topic_id is not None or incoming.topic_id is not None:
-        return False
+    """Whether ``incoming`` has a lower epoch: its broker lags, or what is known is wrong."""
     return any(
         UNKNOWN_EPOCH != new < old
         for old, new in zip(known.partitions.epochs, incoming.partitions.epochs, strict=False)
@@ -147,8 +140,8 @@ class TopicState:
     unhelpful: int = 0
     not_before_ms: float = -math.inf
     topic_ids: TopicIdHistory = field(default_factory=TopicIdHistory)
-    # When a topic without id was found to be recreated. Anything observed before is about another topic.
-    replaced_ms: float = -math.inf
+    # Responses in a row that had a lower epoch of some partition.
+    rewinds: int = 0
 
     @property
     def final(self) -> bool:
@@ -169,25 +162,23 @@ class TopicState:
             self.topic_ids.replace(None if known is None else known.topic_id, incoming.topic_id)
             self.metadata = incoming
         else:
-            back = goes_back(known, incoming)
-            identity = self.topic_ids.judge(known.topic_id, incoming.topic_id, goes_back=back)
+            identity = self.topic_ids.judge(known.topic_id, incoming.topic_id)
             if identity is TopicIdentity.FORMER:
-                if back:
-                    # The response may still know more about some partitions.
-                    self.metadata = merge(known, incoming, later=False)
                 return False
-            self.metadata = merge(known, incoming, later=True) if identity is TopicIdentity.SAME else incoming
-            if back:
-                self.replaced_ms = now_ms
+            is_same = identity is TopicIdentity.SAME
+            self.rewinds = self.rewinds + 1 if is_same and goes_back(known, incoming) else 0
+            if is_same and self.rewinds < _RESPONSES_TO_ACCEPT:
+                self.metadata = merge(known, incoming, later=True)
+            else:
+                self.metadata, self.rewinds = incoming, 0
         self.hinted = False
         self._observed(now_ms)
         return True
 
-    def merge_snapshot(self, incoming: TopicMetadata, observed_ms: float, replaced_ms: float) -> bool:
+    def merge_snapshot(self, incoming: TopicMetadata, observed_ms: float) -> bool:
         """Merge what another cache observed; False where this cache's is later and contradicts it.
 
         Where it is later, it replaces what others said before: one of them may have erred.
-        ``replaced_ms``: the attribute of the same name in the other cache.
         """
         known = self.metadata
         if self.final and observed_ms <= self.error_ms:
@@ -197,10 +188,6 @@ class TopicState:
         elif self.hinted and observed_ms >= self.observed_ms:
             self.topic_ids.replace(known.topic_id, incoming.topic_id)
             self.metadata = incoming
-        elif incoming.topic_id is None and known.topic_id is None and observed_ms <= self.replaced_ms:
-            return False
-        elif incoming.topic_id is None and known.topic_id is None and replaced_ms > self.observed_ms:
-            self.metadata = incoming
         elif incoming.topic_id is None or known.topic_id is None or incoming.topic_id == known.topic_id:
             self.metadata = merge(known, incoming, later=observed_ms > self.observed_ms)
         else:
@@ -209,7 +196,6 @@ class TopicState:
             self.topic_ids.judge(known.topic_id, incoming.topic_id)
             self.metadata = incoming
         self.hinted |= self.metadata != known
-        self.replaced_ms = max(self.replaced_ms, replaced_ms)
         self._observed(max(self.observed_ms, observed_ms))
         return True
 
@@ -256,8 +242,10 @@ class ResponseMerger:
             self.note_missing(found)
             return changed
         electing = lacks_leader(found.metadata or incoming, self._nodes)
-        # What marked the topic while the request was in flight may be younger than the response.
-        unmended = found.stale and incoming.name in self._marked and not changed
+        # What marked the topic while the request was in flight may be younger than the response, and what is
+        # known is younger than a response with lower epochs.
+        is_late = incoming.name in self._marked or found.rewinds > 0
+        unmended = found.stale and is_late and not changed
         helped = not electing and not unmended and (changed or not found.stale)
         stale = unmended or (electing and found.unhelpful < _ELECTION_TRIES)
         self._settle(found, helped=helped, stale=stale)
@@ -287,35 +275,29 @@ class ResponseMerger:
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """A topic as a broker described it ``age_ms`` ago, with its topic id and leader epochs.
-
-    ``replaced_age_ms``: how long ago a topic without id was found to be recreated; infinite where it was not.
-    """
+    """A topic as a broker described it ``age_ms`` ago, with its topic id and leader epochs."""
 
     metadata: TopicMetadata
     age_ms: float
-    replaced_age_ms: float = math.inf
 
     def aged(self, by_ms: float) -> TopicSnapshot:
         """The same, ``by_ms`` later."""
-        return TopicSnapshot(self.metadata, self.age_ms + by_ms, self.replaced_age_ms + by_ms)
+        return TopicSnapshot(self.metadata, self.age_ms + by_ms)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Compressed, because Spark sends it to every task: 10,000 partitions take 2 to 20 kB."""
         topic = self.metadata
         numbers = topic.partitions.leaders + topic.partitions.epochs
         leaders = zlib.compress(struct.pack(f"<{len(numbers)}i", *numbers))
-        return _topic_snapshot, (topic.name, topic.topic_id, leaders, self.age_ms, self.replaced_age_ms)
+        return _topic_snapshot, (topic.name, topic.topic_id, leaders, self.age_ms)
 
 
-def _topic_snapshot(
-    name: str, topic_id: bytes | None, leaders: bytes, age_ms: float, replaced_age_ms: float
-) -> TopicSnapshot:
+def _topic_snapshot(name: str, topic_id: bytes | None, leaders: bytes, age_ms: float) -> TopicSnapshot:
     data = zlib.decompress(leaders)
     numbers = struct.unpack(f"<{len(data) // 4}i", data)
     count = len(numbers) // 2
     partitions = Partitions(name, numbers[:count], numbers[count:])
-    return TopicSnapshot(TopicMetadata(name, topic_id, partitions), age_ms, replaced_age_ms)
+    return TopicSnapshot(TopicMetadata(name, topic_id, partitions), age_ms)
 
 
 @dataclass(frozen=True, slots=True)

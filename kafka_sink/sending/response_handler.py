@@ -38,6 +38,9 @@ from kafka_sink.sending.response_classifier import Action, AttemptFacts, Verdict
 from kafka_sink.sending.splitting import BatchSplitter, TakenRecords, take_out
 
 _log = logging.getLogger(__name__)
+# Attempts of a batch after which a leader that a broker names is followed at once. Brokers that name one
+# another would be asked as fast as they respond.
+_MAX_ATTEMPTS_AT_ONCE = 3
 
 
 class ResponseHandler:
@@ -133,7 +136,8 @@ class ResponseHandler:
             newer = self._cluster.leader_hint(
                 batch.partition, *response.current_leader, nodes, response.topic_id
             )
-        attempt = self._attempt(batch, response, leader_hint_newer=newer)
+        at_once = newer and batch.attempts <= _MAX_ATTEMPTS_AT_ONCE
+        attempt = self._attempt(batch, response, leader_hint_newer=at_once)
         self._apply(batch, broker, response_classifier.classify_response(attempt), now_ms)
 
     def _attempt(

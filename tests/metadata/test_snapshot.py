@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -143,33 +142,6 @@ def test_requests_wait_while_another_is_asked() -> None:
     assert made.next_request_delay_ms(50.0) == 150.0
     made.defer_requests(0.0)
     assert made.next_request(60.0) == ("t00",)
-
-
-def test_a_hint_says_that_a_topic_without_ids_was_found_to_be_recreated() -> None:
-    """Brokers before 2.8: by its epochs alone the topic as it was would win in every other cache."""
-    nameless = replace(topic("t00", 1, 9), topic_id=None)
-    recreated = replace(topic("t00", 2, 0), topic_id=None)
-    first, second = cache(), cache()
-    for made in (first, second):
-        made.note_use(["t00"], 0.0)
-        made.next_request(0.0)
-        learn(made, 0.0, nameless)
-    now = 1000.0
-    first.mark_stale("t00", now)
-    for _ in range(5):
-        now += first.next_request_delay_ms(now)
-        assert first.next_request(now) == ("t00",)
-        learn(first, now, recreated)
-    assert leader(first) == (2, 0)
-    assert now < 4000, "with the usual backoffs"
-    old = second.snapshot(now + 10)
-    second.import_snapshot(first.snapshot(now + 10), now + 10)
-    assert leader(second) == (2, 0)
-    third = cache()
-    third.import_snapshot(old.aged(5.0), now + 15)
-    third.import_snapshot(second.snapshot(now + 20), now + 20)
-    third.import_snapshot(old.aged(20.0), now + 30)
-    assert leader(third) == (2, 0)
 
 
 def of_cluster(name: str, *topics: TopicMetadata, nodes: tuple[Node, ...] = NODES) -> MetadataUpdate:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.metadata.topic_state import TopicIdentity, TopicIdHistory, TopicState, merge
 from kafka_sink.model import UNKNOWN_EPOCH, PartitionInfo, TopicMetadata
 
-NEVER = float("-inf")
 OLD, NEW = b"o" * 16, b"n" * 16
 
 
@@ -82,47 +82,33 @@ def test_a_recreated_topic_takes_nothing_from_the_old_one() -> None:
     assert state.metadata == topic((2, 0), topic_id=NEW)
 
 
-def test_a_recreated_topic_without_ids_is_accepted_once_responses_insist() -> None:
+@pytest.mark.parametrize("topic_id", [OLD, None], ids=["an epoch that no cluster has", "created again"])
+def test_lower_epochs_are_accepted_once_responses_insist(topic_id: bytes | None) -> None:
     """Brokers before 2.8 tell no ids; the epochs of a topic that is created again start at 0."""
     state = TopicState(0.0)
-    before, after = topic((1, 9), (2, 7), topic_id=None), topic((2, 0), (1, 0), topic_id=None)
-    assert state.merge_response(before, 1.0)
+    before, after = topic((1, 9), (2, 7), topic_id=topic_id), topic((2, 0), (1, 0), topic_id=topic_id)
+    state.merge_response(before, 1.0)
     for now in range(2, 6):
-        assert not state.merge_response(after, now)
+        state.merge_response(after, now)
         assert state.metadata == before
-    assert state.merge_response(after, 6.0)
+    state.merge_response(after, 6.0)
     assert state.metadata == after
-    assert state.merge_response(topic((2, 1), (1, 0), topic_id=None), 7.0)
+    state.merge_response(before, 7.0)
+    assert state.metadata == before
 
 
-def test_a_broker_before_ids_that_lags_convinces_nobody() -> None:
+@pytest.mark.parametrize("topic_id", [OLD, None])
+def test_a_broker_that_lags_convinces_nobody(topic_id: bytes | None) -> None:
     state = TopicState(0.0)
-    known, lagging = topic((1, 9), topic_id=None), topic((2, 8), topic_id=None)
+    known, lagging = topic((1, 9), topic_id=topic_id), topic((2, 8), topic_id=topic_id)
     state.merge_response(known, 1.0)
     for now in range(2, 30):
-        assert state.merge_response(lagging if now % 4 else known, now) == (now % 4 == 0)
+        state.merge_response(lagging if now % 4 else known, now)
         assert state.metadata == known
 
 
-def test_what_a_broker_before_ids_knows_more_of_is_taken_from_a_response_that_is_refused() -> None:
+def test_what_a_broker_that_lags_knows_more_of_is_taken() -> None:
     state = TopicState(0.0)
-    state.merge_response(topic((1, 9), (2, 3), (1, 1), topic_id=None), 1.0)
-    assert not state.merge_response(topic((2, 8), (1, 4), topic_id=None), 2.0)
-    assert state.metadata == topic((1, 9), (1, 4), (1, 1), topic_id=None)
-
-
-def test_the_former_topic_does_not_come_back_by_a_hint_and_the_new_one_comes_by_it() -> None:
-    """Without ids: what was observed before the topic was found to be recreated is of another topic."""
-    before, after = topic((1, 9), topic_id=None), topic((2, 0), topic_id=None)
-    state = TopicState(0.0)
-    state.merge_response(before, 1.0)
-    for now in range(2, 7):
-        state.merge_response(after, now)
-    assert not state.merge_snapshot(before, 5.0, NEVER)
-    assert state.metadata == after
-    other = TopicState(0.0)
-    other.merge_response(before, 1.0)
-    assert other.merge_snapshot(after, 8.0, state.replaced_ms)
-    assert other.metadata == after
-    assert not other.merge_snapshot(before, 5.0, NEVER)
-    assert other.metadata == after
+    state.merge_response(topic((1, 9), (2, 3), (1, 1)), 1.0)
+    state.merge_response(topic((2, 8), (1, 4)), 2.0)
+    assert state.metadata == topic((1, 9), (1, 4), (1, 1))

@@ -24,7 +24,14 @@ from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
-from kafka_sink.model import NO_RECORD_ERRORS, CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import (
+    NO_RECORD_ERRORS,
+    CompressionType,
+    Node,
+    PartitionInfo,
+    TopicMetadata,
+    TopicPartition,
+)
 from kafka_sink.network.produce import ProducePartitionResponse, ProduceResponse
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import encoder
@@ -76,6 +83,16 @@ class Metadata:
 
     def mark_stale(self, topic: str, now_ms: float) -> None: ...
 
+    def leader_hint(
+        self,
+        partition: TopicPartition,
+        leader: int,
+        epoch: int,
+        nodes: Iterable[Node],
+        topic_id: bytes | None,
+    ) -> bool:
+        return False
+
 
 @dataclass
 class Pending:
@@ -103,6 +120,7 @@ class Model:
     moved: int = 0
     closed: bool = False
     exhausted: bool = False
+    metadata: Metadata = field(default_factory=Metadata)
 
     def __post_init__(self) -> None:
         self.pool = BufferPool(_POOL_BYTES, 128, clock_ms=lambda: self.now)
@@ -123,7 +141,6 @@ class Model:
         backoff = ExponentialBackoff(100, 1_000, lambda: 0.5)
         self.identity = ProducerIdentity(backoff)
         self.identity.producer_id, self.identity.producer_epoch = 7, 0
-        self.metadata = Metadata()
         policy = SendPolicy()
         self.brokers = Brokers(*range(NODES))
         self.completion = BatchCompletion(self.accumulator, self.brokers)
@@ -203,8 +220,9 @@ class Model:
         self.appender.flush()
         queues_of(self.accumulator).flushing = False
 
-    def leader(self, partition: TopicPartition) -> Broker:
-        return self.brokers[self.metadata.leaders[partition.partition]]
+    def leader(self, partition: TopicPartition) -> Broker | None:
+        known = self.metadata.leader(partition)
+        return None if known is None or known.leader < 0 else self.brokers[known.leader]
 
     # -- the sender -----------------------------------------------------------------------------------
 
@@ -284,8 +302,19 @@ class Model:
         """The oldest request that a broker has not read."""
         return next((r for r in self.pending if r.node == node and r.response is None), None)
 
-    def arrive(self, node: int, error: int, *, append: bool, log_start: int = 0) -> None:
-        """A broker handles its next request; with an error code it answers that, and appends or not."""
+    def arrive(
+        self,
+        node: int,
+        error: int,
+        *,
+        append: bool,
+        log_start: int = 0,
+        leader: tuple[int, int] | None = None,
+    ) -> None:
+        """A broker handles its next request; with an error code it answers that, and appends or not.
+
+        ``leader``: node and epoch that it names beside the error (KIP-951).
+        """
         request = self.unhandled(node)
         if request is None:
             return
@@ -300,7 +329,9 @@ class Model:
                 code = found or error
             number, errors = partition.partition, NO_RECORD_ERRORS
             responses.append(
-                ProducePartitionResponse(TOPIC, None, number, code, offset, -1, log_start, None, errors, None)
+                ProducePartitionResponse(
+                    TOPIC, None, number, code, offset, -1, log_start, None, errors, leader if code else None
+                )
             )
         request.response = ProduceResponse(tuple(responses), 0, ())
 
