@@ -84,8 +84,10 @@ class PlanningClient:
             if ready:
                 return ready[0]
             steps = self._steps(nodes)
-            if now >= until or all(isinstance(one.error, _FINAL) for one in steps):
-                raise self._unreachable(steps, now - begun)
+            if all(isinstance(one.error, _FINAL) for one in steps):
+                raise self._unusable("cannot use", steps)
+            if now >= until:
+                raise self._unusable("could not connect to", steps, f" within {(now - begun) / 1000:.1f} s")
             if now >= warn_at:
                 warn_at = math.inf
                 option = (
@@ -157,7 +159,7 @@ class PlanningClient:
             raise AuthenticationError(str(cause)) from None
         self._resets += isinstance(cause, ConnectionResetError)
         if self._resets >= _MAX_RESETS:
-            raise self._unreachable(self._steps(self._advertised or self._bootstrap), None)
+            raise self._unusable("could not connect to", self._steps(self._advertised or self._bootstrap))
 
     def reasons(self) -> str:
         """The errors of brokers that are not connected."""
@@ -170,11 +172,10 @@ class PlanningClient:
         ids = {node.id for node in nodes}
         return [one for one in self._network.connection_steps() if one.node.id in ids]
 
-    def _unreachable(self, steps: Sequence[ConnectionStep], waited_ms: float | None) -> KafkaSinkError:
-        after = "" if waited_ms is None else f" within {waited_ms / 1000:.1f} s"
+    def _unusable(self, what: str, steps: Sequence[ConnectionStep], within: str = "") -> KafkaSinkError:
         which = "the brokers' own addresses (advertised.listeners)" if self._advertised else "any broker"
         lines = "; ".join(_line(one) for one in steps)
-        text = f"could not connect to {which}{after}: {lines}"
+        text = f"{what} {which}{within}: {lines}"
         if all(isinstance(one.error, AuthenticationError) for one in steps):
             return AuthenticationError(text)
         return BrokersUnreachableError(text)

@@ -101,13 +101,16 @@ APIS: Mapping[int, Api] = {
 }
 
 
+OnTrailing = Callable[[str], object]
+Decoder = Callable[..., Any]
 # By API. A codec module enters its own when it is imported.
-DECODERS: dict[int, Callable[[int, bytes, int], Any]] = {}
+DECODERS: dict[int, Decoder] = {}
 
 
-def decoder_of(api_key: int) -> Callable[[int, bytes, int], Any]:
-    """It takes the version, the response with its header, and how many topics, partitions, keys and
-    records the request has named. It raises ProtocolError."""
+def decoder_of(api_key: int) -> Decoder:
+    """It takes the version, the response with its header, how many topics, partitions, keys and records the
+    request has named, and what to call (an ``OnTrailing``) where bytes follow the response; without that they
+    are a ProtocolError, as all that cannot be read."""
     if api_key not in DECODERS:
         importlib.import_module(f"{__package__}.{APIS[api_key].module}")
     return DECODERS[api_key]

@@ -120,6 +120,8 @@ class BrokerConnection:
         self._security = security if security is not None and security.needs_preparation else None
         self._settings = SecuritySettings() if security is None else security.settings
         self._preparation: Preparation | None = None
+        # APIs of whose trailing bytes there was a warning.
+        self._trailing: set[int] = set()
         self._protocol = self._new_protocol(None)
         self._renew_at_ms = math.inf
         self._session_end_ms = math.inf
@@ -132,7 +134,7 @@ class BrokerConnection:
 
     def _new_protocol(self, exchange: SaslExchange | None) -> BrokerProtocol:
         name, timeout = self._options.client_id or "kafka-chunked", self._options.request_timeout_ms
-        return BrokerProtocol(name, str(self.node), timeout, exchange)
+        return BrokerProtocol(name, str(self.node), timeout, exchange, self._trailing)
 
     def _move_to(self, state: ConnectionState) -> None:
         if state not in _MOVES[self.state]:

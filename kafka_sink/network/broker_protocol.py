@@ -3,11 +3,13 @@
 It begins with ApiVersions, then logs in where SASL is set (``authentication``), and is then ready.
 
 Brokers respond in the order of requests, so requests wait in a queue. Any bytes but the response to the
-oldest request are a ProtocolError: the connection is closed and everything in flight fails.
+oldest request are a ProtocolError: the connection is closed and everything in flight fails. Bytes behind a
+response, inside its frame, do no harm and are skipped: librdkafka does so, and brokers are tested with it.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from kafka_sink.security.sasl import SaslExchange
 
 
+_log = logging.getLogger(__name__)
 _LENGTH = struct.Struct(">i")
 _SHORTEST_FRAME = 4
 # A TLS listener responds to plaintext with a record of type alert, version 3.x.
@@ -91,10 +94,16 @@ class BrokerProtocol:
 
     Pass received bytes to ``receive``, then call ``next_response`` until it returns None. Pass requests to
     ``submit`` and write what ``send_buffer`` holds. After a ProtocolError call only ``take_in_flight``.
+    ``trailing``: the APIs of whose trailing bytes there is a warning already.
     """
 
     def __init__(
-        self, client_id: str, name: str, request_timeout_ms: float, exchange: SaslExchange | None = None
+        self,
+        client_id: str,
+        name: str,
+        request_timeout_ms: float,
+        exchange: SaslExchange | None = None,
+        trailing: set[int] | None = None,
     ) -> None:
         self.send_buffer = SendBuffer()
         self.phase = Phase.NEGOTIATING
@@ -107,6 +116,7 @@ class BrokerProtocol:
         self._client_id = client_id
         self._name = name
         self._request_timeout_ms = request_timeout_ms
+        self._trailing = set() if trailing is None else trailing
         self._awaiting: deque[Request] = deque()
         # Requests that expect no response have their own queue: they are complete when written.
         self._without_response: deque[Request] = deque()
@@ -183,8 +193,8 @@ class BrokerProtocol:
                 return None
             request = self._awaiting[0]
             try:
-                asked = request.asked + request.records
-                response = decoder_of(request.api_key)(request.api_version, payload, asked)
+                asked, on_trailing = request.asked + request.records, partial(self._on_trailing, request)
+                response = decoder_of(request.api_key)(request.api_version, payload, asked, on_trailing)
             except ProtocolError as error:
                 raise ProtocolError(f"{self._name}: {error}") from error
             self._awaiting.popleft()
@@ -193,6 +203,11 @@ class BrokerProtocol:
                 continue
             throttled = request.api_version >= APIS[request.api_key].first_client_throttled
             return CompletedRequest(request, response, max(0, response.throttle_time_ms) if throttled else 0)
+
+    def _on_trailing(self, request: Request, problem: str) -> None:
+        if request.api_key not in self._trailing:
+            self._trailing.add(request.api_key)
+            _log.warning("%s: %s; they are skipped, here and from now on", self._name, problem)
 
     def _next_payload(self) -> bytes | None:
         received = self._received

@@ -14,8 +14,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kafka_sink.model import NO_RECORD_ERRORS, Node, RecordErrors
-from kafka_sink.network.apis import APIS, DECODERS, PRODUCE
-from kafka_sink.network.wire import ANY_NUMBER, UNASKED, Reader, broker_in, read_response, text_of, uvarint
+from kafka_sink.network.apis import APIS, DECODERS, PRODUCE, OnTrailing
+from kafka_sink.network.wire import (
+    ANY_NUMBER,
+    UNASKED,
+    Reader,
+    broker_in,
+    read_response,
+    refuse,
+    text_of,
+    uvarint,
+)
 
 LAST_VERSION_WITH_NAMES = 12
 # The next one adds partitions to the transaction, which is transaction protocol 2 (KIP-890).
@@ -134,10 +143,12 @@ def _compact_string(text: str) -> bytes:
     return uvarint(len(raw) + 1) + raw
 
 
-def decode_produce(version: int, payload: bytes, asked: int = ANY_NUMBER) -> ProduceResponse:
+def decode_produce(
+    version: int, payload: bytes, asked: int = ANY_NUMBER, on_trailing: OnTrailing = refuse
+) -> ProduceResponse:
     """``payload`` with its header. Raises ProtocolError for anything that is not a Produce response."""
     plain = _read_plain(version, payload, UNASKED + asked) if version >= _FIRST_FLEXIBLE else None
-    return read_response(PRODUCE, version, payload, _response, asked) if plain is None else plain
+    return plain or read_response(PRODUCE, version, payload, _response, asked, on_trailing)
 
 
 DECODERS[PRODUCE] = decode_produce

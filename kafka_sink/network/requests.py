@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from kafka_sink.errors import ProtocolError
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE
 from kafka_sink.model import MAX_BROKERS, NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Partitions, TopicMetadata
-from kafka_sink.network.apis import API_VERSIONS, APIS, DECODERS, INIT_PRODUCER_ID, METADATA
-from kafka_sink.network.wire import Reader, Writer, broker_in, decoder, read_response, text_of
+from kafka_sink.network.apis import API_VERSIONS, APIS, DECODERS, INIT_PRODUCER_ID, METADATA, OnTrailing
+from kafka_sink.network.wire import Reader, Writer, broker_in, decoder, read_response, refuse, text_of
 
 # The tag of the levels that the cluster has finalized (KIP-584).
 _FINALIZED_FEATURES = 2
@@ -23,7 +23,7 @@ _FIRST_WITH_SOFTWARE = 3
 
 @dataclass(frozen=True, slots=True)
 class ApiVersionsResponse:
-    """The broker's version range by API key; from a version 0 response where ``error_code`` is set.
+    """The broker's version range by API key; empty where ``error_code`` is set.
 
     ``features`` are the levels that the cluster has finalized (KIP-584).
     """
@@ -63,12 +63,14 @@ def encode_api_versions(version: int, software_version: str) -> bytes:
     return request.finished()
 
 
-def decode_api_versions(version: int, payload: bytes, asked: int = 0) -> ApiVersionsResponse:
-    """``payload`` with its header. A broker too old for the version responds in version 0's format."""
-    failed = payload[4:6] != b"\0\0"
+def decode_api_versions(
+    version: int, payload: bytes, asked: int = 0, on_trailing: OnTrailing = refuse
+) -> ApiVersionsResponse:
+    """``payload`` with its header. Behind an error nothing is read: brokers that are too old for the version
+    write the rest in version 0's form, and brokers that others wrote in any."""
     # Its header has no tagged fields, so that clients of any version can read it.
     return read_response(
-        API_VERSIONS, 0 if failed else version, payload, _api_versions, asked, tagged_header=False
+        API_VERSIONS, version, payload, _api_versions, asked, on_trailing, tagged_header=False
     )
 
 
@@ -77,6 +79,9 @@ DECODERS[API_VERSIONS] = decode_api_versions
 
 def _api_versions(reader: Reader) -> ApiVersionsResponse:
     error = reader.short()
+    if error:
+        reader.at = len(reader.payload)
+        return ApiVersionsResponse(error, {})
     ranges: dict[int, tuple[int, int]] = {}
     for _ in reader.elements("API versions"):
         key, low, high = reader.short(), reader.short(), reader.short()

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import Node
-from kafka_sink.network.apis import APIS, DECODERS, Api
+from kafka_sink.network.apis import APIS, DECODERS, Api, OnTrailing
 from kafka_sink.printable import is_host, printable
 
 Value = TypeVar("Value")
@@ -51,20 +51,26 @@ def correlation_id(payload: bytes) -> int:
     return int(_INT.unpack_from(payload)[0])
 
 
+def refuse(problem: str) -> None:
+    """Raise it as a ProtocolError."""
+    raise ProtocolError(problem)
+
+
 def read_response(
     api_key: int,
     version: int,
     payload: bytes,
     convert: Callable[[Reader], Value],
     asked: int = ANY_NUMBER,
+    on_trailing: OnTrailing = refuse,
     *,
     tagged_header: bool = True,
 ) -> Value:
     """What ``convert`` reads of a response behind its header.
 
-    ``asked``: how many topics, partitions, keys and records the request has named. Raises ProtocolError for a
-    malformed response, whatever ``convert`` raises for it, and for bytes left over: both mean that the two
-    sides disagree.
+    ``asked``: how many topics, partitions, keys and records the request has named. Bytes left over are passed
+    to ``on_trailing`` as a text. Raises ProtocolError for a malformed response, whatever ``convert`` raises
+    for it.
     """
     reader = Reader(APIS[api_key], version, payload, asked)
     try:
@@ -78,10 +84,10 @@ def read_response(
         # Not its repr, nor as the cause: a UnicodeDecodeError holds the bytes.
         problem = "it is cut short" if isinstance(error, IndexError | struct.error) else printable(str(error))
     else:
-        if reader.at == len(payload):
-            return value
         left = len(payload) - reader.at
-        raise ProtocolError(f"a response to {reader.name} has {left} bytes too many")
+        if left:
+            on_trailing(f"a response to {reader.name} has {left} bytes too many")
+        return value
     raise ProtocolError(f"a response to {reader.name} cannot be read: {problem}")
 
 
@@ -94,8 +100,10 @@ def decoder(
     """
 
     def made(convert: Callable[[Reader], Value]) -> Callable[..., Value]:
-        def decode(version: int, payload: bytes, asked: int = asked) -> Value:
-            return read_response(api_key, version, payload, convert, asked)
+        def decode(
+            version: int, payload: bytes, asked: int = asked, on_trailing: OnTrailing = refuse
+        ) -> Value:
+            return read_response(api_key, version, payload, convert, asked, on_trailing)
 
         DECODERS[api_key] = decode
         return decode

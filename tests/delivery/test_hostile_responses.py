@@ -43,7 +43,6 @@ HOSTILE: dict[str, Reply] = {
     "a negative length": claimed_length(-1),
     "length 0": claimed_length(0),
     "101 MiB to come": claimed_length(101 * 2**20),
-    "bytes after the end": trailing(b"\0" * 9),
     "a TLS alert": garbage(b"\x15\x03\x03\x00\x02\x02\x46"),
     "HTTP": garbage(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
     "zeros": garbage(bytes(300)),
@@ -83,6 +82,15 @@ def test_a_hostile_response_costs_a_connection_and_no_row(api: str, reply: Reply
         assert len(cluster.received(APIS[api])) >= 3
         if api == "produce":
             assert result.retries >= 2
+
+
+def test_trailing_bytes_cost_nothing() -> None:
+    with FakeCluster({TOPIC: 1}) as cluster:
+        for api in APIS.values():
+            cluster.script(api, *[trailing(b"\0" * 9)] * 100)
+        result = send(cluster, rows(0, 20), rows(20, 20))
+        assert (result.records, result.retries) == (40, 0)
+        assert_once_in_order(cluster, 40)
 
 
 @pytest.mark.parametrize("api", ["produce", "metadata", "versions", "id"])

@@ -22,13 +22,14 @@ from kafka_sink.network import apis, topic_requests
 from kafka_sink.options import SinkOptions, parse
 from local_kafka import LocalBroker
 from tests.support.fake_broker import (
+    API_VERSIONS,
     CREATE_TOPICS,
     DESCRIBE_CONFIGS,
     INIT_PRODUCER_ID,
     METADATA,
     FakeCluster,
 )
-from tests.support.fake_replies import error
+from tests.support.fake_replies import error, garbage
 from tests.support.ports import refusing_port
 from tests.support.proxy import METADATA as METADATA_API
 from tests.support.proxy import ProxyCluster
@@ -396,6 +397,17 @@ def test_a_stream_with_another_login_is_tried_at_once(
         login |= {"kafka_sasl_username": "u", "kafka_sasl_password": "p"}
         with pytest.raises(AuthenticationError, match="does not offer SASL"):
             prepare_topic(options(cluster.bootstrap_servers, topic, **login), is_streaming=True)
+
+
+def test_an_answer_that_is_no_kafka_is_told_as_such(topic: str) -> None:
+    """Catches: "could not connect within 0.0 s", of a broker that was connected and answered."""
+    with FakeCluster({topic: 1}) as cluster:
+        cluster.script(API_VERSIONS, garbage(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+        with pytest.raises(
+            BrokersUnreachableError, match=r"cannot use any broker: .*not a Kafka broker"
+        ) as told:
+            prepare_topic(options(cluster.bootstrap_servers, topic))
+    assert "within" not in str(told.value)
 
 
 @pytest.mark.usefixtures("application")

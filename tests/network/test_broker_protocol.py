@@ -91,13 +91,18 @@ class Peer:
         return self
 
 
-def three_requests(peer: Peer) -> list[bytes]:
+def three_requests(peer: Peer, reply: Reply = OK) -> list[bytes]:
     """One of each API in flight; returns the broker's responses."""
     peer.submit(metadata_request("t"), 5.0, 1)
     peer.submit(produce_request(batch(3)), 6.0, 2)
     body = [requests.encode_init_producer_id(4, -1, -1)]
     peer.submit(request(INIT_PRODUCER_ID, 4, body), 7.0, 3)
-    return [peer.answer(frame) for frame in peer.sent()]
+    return [peer.answer(frame, reply) for frame in peer.sent()]
+
+
+def three_requests_answered(peer: Peer, reply: Reply) -> list[CompletedRequest]:
+    peer.connection.receive(b"".join(three_requests(peer, reply)))
+    return peer.responses()
 
 
 def check_three(peer: Peer, responses: list[CompletedRequest]) -> None:
@@ -127,6 +132,30 @@ def test_a_broker_that_knows_only_version_0_is_asked_again_in_it() -> None:
     (first,) = peer.sent()
     assert first[2:4] == (4).to_bytes(2, "big")
     peer.connection.receive(peer.answer(first))
+    assert peer.responses() == []
+    (second,) = peer.sent()
+    assert second[2:4] == (0).to_bytes(2, "big")
+    peer.connection.receive(peer.answer(second))
+    assert peer.responses() == []
+    assert peer.connection.phase is Phase.READY
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\0\0\0\0", id="no versions"),
+        pytest.param(b"\1\0\0\0\0\0", id="version 3's form"),
+        pytest.param(b"\2\0\x12\0\0\0\2\0\0\0\0\0\0", id="version 3's form with its own range"),
+        pytest.param(b"\xff" * 9, id="nonsense"),
+    ],
+)
+def test_the_error_code_is_enough_to_ask_again_in_version_0(behind: bytes) -> None:
+    """Catches: a broker that others wrote, which has not version 0's form for what it does not know."""
+    peer = Peer({API_VERSIONS: (0, 0)})
+    peer.connection.start(0.0)
+    (first,) = peer.sent()
+    peer.connection.receive((6 + len(behind)).to_bytes(4, "big") + first[4:8] + b"\0\x23" + behind)
     assert peer.responses() == []
     (second,) = peer.sent()
     assert second[2:4] == (0).to_bytes(2, "big")
@@ -260,12 +289,27 @@ def test_a_response_before_its_request_was_written() -> None:
         peer.responses()
 
 
-def test_trailing_bytes_in_a_frame_are_an_error() -> None:
+def test_a_response_with_trailing_bytes_is_used_with_one_warning_an_api(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Catches: a task that dies because a broker that others wrote appends bytes which do no harm."""
     peer = Peer().ready()
-    peer.connection.submit(produce_request(batch(1)), 0.0)
-    peer.connection.receive(peer.answer(peer.sent()[0], trailing(b"xyz")))
-    with pytest.raises(ProtocolError, match=r"b1:9092 .*Produce v12 has 3 bytes too many"):
-        peer.responses()
+    check_three(peer, three_requests_answered(peer, trailing(b"xyz")))
+    assert len(three_requests_answered(peer, trailing(b"xyz"))) == 3
+    texts = [record.message for record in caplog.records]
+    apis = ["Metadata v12", "Produce v12", "InitProducerId v4"]
+    assert [text.partition(";")[0] for text in texts] == [
+        f"b1:9092 (id 1): a response to {api} has 3 bytes too many" for api in apis
+    ]
+
+
+def test_trailing_bytes_of_api_versions_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    peer = Peer()
+    peer.connection.start(0.0)
+    peer.connection.receive(peer.answer(peer.sent()[0], trailing(b"\0")))
+    assert peer.responses() == []
+    assert peer.connection.phase is Phase.READY
+    assert "ApiVersions v4 has 1 bytes too many" in caplog.text
 
 
 def test_good_responses_before_a_bad_one_count_and_the_bad_one_stays_in_flight() -> None:

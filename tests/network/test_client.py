@@ -168,7 +168,6 @@ WRONG = {
     "negative length": claimed_length(-5),
     "huge length": claimed_length(2**31 - 1),
     "short length": claimed_length(20),
-    "trailing bytes": trailing(b"\1\2\3"),
     "http": garbage(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
     "zeros": garbage(bytes(200)),
 }
@@ -193,6 +192,21 @@ def test_a_wrong_response_fails_what_is_in_flight_and_the_next_connection_works(
     driver.connect()
     driver.send(produce_request(batch(1)), name="again")
     assert driver.event(Responded, "again").response.partitions[0].error_code == 0
+
+
+def test_there_is_one_warning_of_trailing_bytes_over_all_connections_to_a_broker(
+    cluster: FakeCluster, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.script(PRODUCE, trailing(b"\1"), SWALLOWED, trailing(b"\1\2"))
+    driver.send(produce_request(batch(1)), name="first")
+    assert driver.event(Responded, "first").response.partitions[0].error_code == 0
+    driver.send(produce_request(batch(1)), name="lost")
+    driver.event(Failed, "lost")
+    driver.clock.now += 50
+    driver.connect()
+    driver.send(produce_request(batch(1)), name="last")
+    assert driver.event(Responded, "last").response.partitions[0].error_code == 0
+    assert caplog.text.count("too many") == 1
 
 
 @pytest.mark.parametrize("count", [0, 3, 4, 7, 8, 20])
