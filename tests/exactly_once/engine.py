@@ -37,6 +37,8 @@ DONE, FAILED, INCOMPLETE, OTHER_DRIVER, CHANGED, UNKNOWN = 0, 1, 3, 4, 5, 6
 _QUERY = "query"
 _MAX_FAILURES = 4
 _ROWS_A_BATCH = 100
+# Keys of a batch. A task has whole keys, in any number of tasks, as a row's key belongs to the row.
+_KEYS = 12
 
 
 @dataclass(frozen=True)
@@ -329,11 +331,14 @@ def _task(
 
 
 def _rows(settings: Settings, number: int, rows: range, task: int) -> Iterator[pa.RecordBatch]:
-    """A contiguous part of the batch's rows for each task, a little at a time. Its number is their key."""
+    """A contiguous part of the batch's rows for each task, a little at a time."""
     chance = random.Random(f"{settings.seed} {number} {task} {os.getpid()} {time.monotonic_ns()}")
-    first, last = (len(rows) * at // settings.tasks for at in (task, task + 1))
-    for start in range(first, last, _ROWS_A_BATCH):
-        values = [b"%d" % row for row in rows[start : min(last, start + _ROWS_A_BATCH)]]
-        time.sleep(chance.random() * settings.pause_ms / 1000)
-        keys = [b"%d" % task] * len(values)
-        yield pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+    for key in range(*(_KEYS * at // settings.tasks for at in (task, task + 1))):
+        first, last = (len(rows) * at // _KEYS for at in (key, key + 1))
+        for start in range(first, last, _ROWS_A_BATCH):
+            values = [b"%d" % row for row in rows[start : min(last, start + _ROWS_A_BATCH)]]
+            time.sleep(chance.random() * settings.pause_ms / 1000)
+            keys = [b"%d" % key] * len(values)
+            yield pa.record_batch(
+                {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+            )

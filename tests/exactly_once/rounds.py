@@ -18,7 +18,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kafka_sink.clock import wall_ms
 from kafka_sink.transactions import planning
@@ -415,6 +416,7 @@ class Round:
         self._heal(wait=True)
         number = last_decided(self._settings.sink_options(), self._prefix)
         rows = planned_rows(self._settings, number)
+        await_ended_transactions(self._cluster.bootstrap_servers, self._topic)
         seen = Counter(row for _, row in read_committed(self._cluster.bootstrap_servers, self._topic))
         action = "abandon" if any(seen[row] for row in rows) else "rewrite"
         resolve(self._cluster, self._prefix, action)
@@ -510,6 +512,7 @@ class Round:
     def _check(self) -> None:
         done = engine.committed(self._settings)
         total = planned_rows(self._settings, done - 1).stop if done else 0
+        await_ended_transactions(self._cluster.bootstrap_servers, self._topic)
         seen = self._read()
         self._report.rows = total
         self._report.lost = sum(1 for row in range(total) if not seen[row])
@@ -576,8 +579,26 @@ def disordered(rows: Iterable[tuple[bytes | None, int]]) -> int:
     return count
 
 
+def await_ended_transactions(bootstrap_servers: str, topic: str) -> None:
+    """Until readers of committed rows can read to the topic's end: a coordinator answers EndTxn before the
+    partitions know of it, and one that was frozen long before."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    ends = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(PARTITIONS)}  # type: ignore[no-untyped-call]
+    deadline = time.monotonic() + 60
+    while True:
+        stable, all_rows = (
+            [one.result(30).offset for one in admin.list_offsets(ends, isolation_level=level).values()]
+            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        )
+        if stable == all_rows:
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{topic} is read to {stable} of {all_rows}: a transaction was left open")
+        time.sleep(0.1)
+
+
 def read_committed(bootstrap_servers: str, topic: str) -> list[tuple[bytes | None, int]]:
-    """Keys and rows that readers of committed rows see, once no transaction holds them up."""
+    """Keys and rows that readers of committed rows see now."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,

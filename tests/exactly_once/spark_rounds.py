@@ -26,7 +26,7 @@ from typing import Any
 
 from local_kafka import LocalBroker
 from tests.exactly_once import dying
-from tests.exactly_once.rounds import children, create_topic, read_committed
+from tests.exactly_once.rounds import await_ended_transactions, children, create_topic, read_committed
 from tests.support.broker_settings import SHORT_SESSIONS
 from tests.support.standalone_cluster import StandaloneCluster
 
@@ -370,6 +370,7 @@ class SparkRound:
     def _check(self, query: Query) -> None:
         """Rows of whole batches, from the first on; the last may be decided and not in the commit log."""
         rows = int(query.settings["rows"])
+        await_ended_transactions(self._brokers.bootstrap_servers, query.topic)
         seen = Counter(row for _, row in read_committed(self._brokers.bootstrap_servers, query.topic))
         batches = max(query.committed() + 1, (max(seen, default=-1) + rows) // rows)
         self.found["rows"] += batches * rows

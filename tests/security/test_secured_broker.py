@@ -469,6 +469,8 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
         producer.send(pa.record_batch([pa.array(["x"])], names=["value"]), plan=plan)
         until(lambda: producer.acknowledged == producer.rows, "the first row")
         at_first = made()
+        # A broker may learn late that it leads a partition of a new topic.
+        at_first_retries = producer.sender.deliveries.counts().retries
         rows, begun = 1, time.monotonic()
         while time.monotonic() - begun < 12.5:
             producer.send(pa.record_batch([pa.array(["x" * 50] * 100)], names=["value"]), plan=plan)
@@ -480,7 +482,7 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
     finally:
         producer.close()
     assert result.records == rows
-    assert result.retries == 0
+    assert result.retries == at_first_retries
 
 
 def test_connections_cut_anywhere_in_handshake_and_login_are_made_anew(secured: Secured) -> None:
