@@ -467,7 +467,7 @@ def registry_findings(options: SinkOptions) -> Iterator[Finding]:
         return
     from kafka_sink.formats import planning
 
-    for what, error in planning.look_around(options):
+    for what, error in planning.check_schemas(options):
         if error is None:
             yield ok(f"schema registry: {what}")
         elif error.is_missing and options.auto_register_schemas and not options.use_latest_version:

@@ -16,15 +16,14 @@ import pyarrow.compute as pc
 
 from kafka_sink.dtypes import Bools, Int64s, UInt64s
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats import avro_schema, columns, words
+from kafka_sink.formats import avro_schema, byte_columns, columns
 from kafka_sink.formats.avro_schema import AvroSchema, Schema
-from kafka_sink.formats.columns import Encoder
-from kafka_sink.formats.decimals import big_endian, minimal
-from kafka_sink.formats.words import Piece, Word
+from kafka_sink.formats.byte_columns import Piece, Word
+from kafka_sink.formats.columns import Encoder, big_endian, minimal
 from kafka_sink.records import arrays, varint
 from kafka_sink.records.arrays import as_binary, lengths, null_mask
 
-_ZERO = words.constant(b"\0")
+_ZERO = byte_columns.constant(b"\0")
 
 
 def encoder(schema: AvroSchema, kind: pa.DataType, column: str) -> Encoder:
@@ -94,7 +93,7 @@ class _Compiler:
                     (index, self.of(field["type"], kind.field(index).type, columns.joined(path, name)))
                 )
             else:
-                fields.append(words.constant(self._missing(field, path, places)))
+                fields.append(byte_columns.constant(self._missing(field, path, places)))
         if places:
             known = [field["name"] for field in schema["fields"]]
             wrong = next(iter(places))
@@ -165,15 +164,15 @@ class _Union:
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         value = varint.scalar(self.branch)
         if not column.null_count or pa.types.is_null(column.type):
-            lead: list[Piece] = list(words.constant(value))
+            lead: list[Piece] = list(byte_columns.constant(value))
             if nulls is not None:
-                lead = list(words.nothing_where(nulls, words.constant(value)))
+                lead = list(byte_columns.nothing_where(nulls, byte_columns.constant(value)))
             return [*lead, *self.value.pieces(column, nulls)]
         own = null_mask(column)
         if self.null is None:
             columns.require_no_nulls(own if nulls is None else own & ~nulls, self.path)
-        branches = words.zigzag(np.where(own, self.null or 0, self.branch))
-        return [*words.varint(branches, nulls), *self.value.pieces(column, own)]
+        branches = byte_columns.zigzag(np.where(own, self.null or 0, self.branch))
+        return [*byte_columns.varint(branches, nulls), *self.value.pieces(column, own)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +201,7 @@ class _Array:
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         counts, (items,) = columns.entries(column)
         encoded = columns.of_rows(
-            counts, lambda: words.join(self.items.pieces(columns.plain(items), None), len(items))
+            counts, lambda: byte_columns.join(self.items.pieces(columns.plain(items), None), len(items))
         )
         return _block(counts, encoded, nulls)
 
@@ -217,7 +216,7 @@ class _Map:
 
         def encode() -> pa.Array:
             pieces = [*_TEXT.pieces(keys, None), *self.values.pieces(columns.plain(values), None)]
-            return words.join(pieces, len(keys))
+            return byte_columns.join(pieces, len(keys))
 
         return _block(counts, columns.of_rows(counts, encode), nulls)
 
@@ -225,8 +224,12 @@ class _Map:
 def _block(counts: Int64s, encoded: pa.Array, nulls: Bools | None) -> list[Piece]:
     """Entries as one block: their number unless there are none, the entries, and a zero."""
     empty = counts == 0
-    end: list[Word] = _ZERO if nulls is None else words.nothing_where(nulls, _ZERO)
-    return [*words.varint(words.zigzag(counts), empty), words.grouped(encoded, counts), *end]
+    end: list[Word] = _ZERO if nulls is None else byte_columns.nothing_where(nulls, _ZERO)
+    return [
+        *byte_columns.varint(byte_columns.zigzag(counts), empty),
+        byte_columns.grouped(encoded, counts),
+        *end,
+    ]
 
 
 # -- values ------------------------------------------------------------------------------------------------
@@ -239,7 +242,7 @@ class _Integer:
     numbers: Callable[[pa.Array], Any]
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        return [*words.varint(words.zigzag(self.numbers(column)), nulls)]
+        return [*byte_columns.varint(byte_columns.zigzag(self.numbers(column)), nulls)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +258,7 @@ class _Finer:
         last = np.iinfo(np.int64).max // self.factor
         wrong = (given > last) | (given < -last)
         columns.reject(wrong, self.path, "is too far from 1970 for the unit that the schema wants", nulls)
-        return [*words.varint(words.zigzag(given * self.factor), nulls)]
+        return [*byte_columns.varint(byte_columns.zigzag(given * self.factor), nulls)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +269,7 @@ class _Fixed:
     numbers: Callable[[pa.Array], UInt64s]
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        return [words.fixed(self.numbers(column), self.size, nulls)]
+        return [byte_columns.fixed(self.numbers(column), self.size, nulls)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +284,7 @@ class _Bytes:
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         sizes = lengths(column).astype(np.int64)
-        return [*words.varint(words.zigzag(sizes), nulls), as_binary(column)]
+        return [*byte_columns.varint(byte_columns.zigzag(sizes), nulls), as_binary(column)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +311,7 @@ class _Enum:
         index = pc.index_in(column, value_set=self.symbols)
         if index.null_count:
             columns.reject(null_mask(index), self.path, "is no symbol of the schema's enum", nulls)
-        return [*words.varint(words.zigzag(arrays.numbers(index, np.int32)), nulls)]
+        return [*byte_columns.varint(byte_columns.zigzag(arrays.numbers(index, np.int32)), nulls)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,9 +324,9 @@ class _Decimal:
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         column = column if column.type == self.kind else column.cast(self.kind)
         if self.size is None:
-            return minimal(column, nulls, words.zigzag)
+            return minimal(column, nulls, byte_columns.zigzag)
         found = big_endian(column, self.size)
-        return list(found if nulls is None else words.nothing_where(nulls, found))
+        return list(found if nulls is None else byte_columns.nothing_where(nulls, found))
 
 
 _TEXT = _Bytes()

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from kafka_sink.dtypes import Bools, Int64s
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats import columns, json_schema, words
+from kafka_sink.formats import byte_columns, columns, json_schema
+from kafka_sink.formats.byte_columns import Piece
 from kafka_sink.formats.columns import Encoder
-from kafka_sink.formats.words import Piece
 from kafka_sink.records.arrays import as_binary, lengths, null_mask, numbers, offsets, spans, values_buffer
 
 _NULL = b"null"
@@ -72,7 +72,7 @@ class _OrNull:
             return self.value.pieces(column, None)
         own = null_mask(column)
         found = columns.present_only(column, own, lambda present: self.value.pieces(present, None))
-        return [*words.nothing_where(~own, words.constant(_NULL)), *found]
+        return [*byte_columns.nothing_where(~own, byte_columns.constant(_NULL)), *found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class _Object:
         found: list[Piece] = []
         before = "{"
         for (name, encode), child in zip(self.fields, column.flatten(), strict=True):
-            found += words.constant(f"{before}{json.dumps(name, ensure_ascii=False)}:".encode())
+            found += byte_columns.constant(f"{before}{json.dumps(name, ensure_ascii=False)}:".encode())
             found += encode.pieces(columns.plain(child), None)
             before = ","
-        return [*found, *words.constant(b"}" if self.fields else b"{}")]
+        return [*found, *byte_columns.constant(b"}" if self.fields else b"{}")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,12 @@ class _List:
 
         def encode() -> pa.Array:
             found = self.items.pieces(columns.plain(items), None)
-            return words.join([*words.constant(b","), *found], len(items))
+            return byte_columns.join([*byte_columns.constant(b","), *found], len(items))
 
         return [
-            *words.constant(b"["),
+            *byte_columns.constant(b"["),
             _separated(counts, columns.of_rows(counts, encode)),
-            *words.constant(b"]"),
+            *byte_columns.constant(b"]"),
         ]
 
 
@@ -116,14 +116,14 @@ class _Map:
         counts, (keys, values) = columns.entries(column)
 
         def encode() -> pa.Array:
-            found = [*self.keys.pieces(columns.plain(keys), None), *words.constant(b":")]
+            found = [*self.keys.pieces(columns.plain(keys), None), *byte_columns.constant(b":")]
             found += self.values.pieces(columns.plain(values), None)
-            return words.join([*words.constant(b","), *found], len(keys))
+            return byte_columns.join([*byte_columns.constant(b","), *found], len(keys))
 
         return [
-            *words.constant(b"{"),
+            *byte_columns.constant(b"{"),
             _separated(counts, columns.of_rows(counts, encode)),
-            *words.constant(b"}"),
+            *byte_columns.constant(b"}"),
         ]
 
 
@@ -141,7 +141,7 @@ class _Text:
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         columns.require_utf8(column, self.path, "is no UTF-8, and so no text of JSON")
-        return [*words.constant(b'"'), as_binary(escaped(column)), *words.constant(b'"')]
+        return [*byte_columns.constant(b'"'), as_binary(escaped(column)), *byte_columns.constant(b'"')]
 
 
 def escaped(column: pa.Array) -> pa.Array:
@@ -161,7 +161,7 @@ def escaped(column: pa.Array) -> pa.Array:
 @dataclass(frozen=True, slots=True)
 class _Base64:
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        return [*words.constant(b'"'), base64(column), *words.constant(b'"')]
+        return [*byte_columns.constant(b'"'), base64(column), *byte_columns.constant(b'"')]
 
 
 def base64(column: pa.Array) -> pa.Array:
@@ -246,5 +246,5 @@ def _instant(column: pa.Array) -> pa.Array:
 
 def _quoted(texts: pa.Array, suffix: str) -> pa.Array:
     rows = len(texts)
-    joined = [*words.constant(b'"'), as_binary(texts), *words.constant(f'{suffix}"'.encode())]
-    return words.join(joined, rows)
+    joined = [*byte_columns.constant(b'"'), as_binary(texts), *byte_columns.constant(f'{suffix}"'.encode())]
+    return byte_columns.join(joined, rows)

@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING, Any
 from kafka_sink import spark_application
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import RegistryError, SchemaError
-from kafka_sink.formats import subjects
-from kafka_sink.formats.registered import RegisteredSchema, Schema
-from kafka_sink.formats.row_encoding import ID_HEADERS, PartFormat, RowEncoding, layout
+from kafka_sink.formats.row_encoding import (
+    ID_HEADERS,
+    PartFormat,
+    RegisteredSchema,
+    RowEncoding,
+    Schema,
+    layout,
+    message_name,
+)
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.table import FORMATS, SPECS
 from kafka_sink.rows.column_plan import named_columns
@@ -67,7 +73,7 @@ def plan(
                 column,
                 schemas[part],
                 options.schema_id_location == "header",
-                subjects.message_name(options, part),
+                message_name(options, part),
             )
             for part, column in parts.items()
         ),
@@ -165,18 +171,18 @@ def _field(part: str, column: Any, kinds: pa.Schema) -> pa.Field:
     return pa.field("", pa.struct(fields), nullable=False)
 
 
-def look_around(options: SinkOptions) -> Iterator[tuple[str, RegistryError | None]]:
+def check_schemas(options: SinkOptions) -> Iterator[tuple[str, RegistryError | None]]:
     """For the doctor: each part with the schema that the registry has for it now, or the error. Nothing is
     registered."""
     import pyarrow as pa
 
-    from kafka_sink.formats.registry import Registry
+    from kafka_sink.formats.registry import Registry, Wanted
 
     for part in ID_HEADERS:
         format_name = getattr(options, f"{part}_format")
         if format_name == "bytes":
             continue
-        wanted = subjects.Wanted(options, part, format_name, pa.field(part, pa.null()))
+        wanted = Wanted(options, part, format_name, pa.field(part, pa.null()))
         with Registry(options, format_name) as registry:
             for topic in wanted.topics:
                 try:
@@ -186,16 +192,17 @@ def look_around(options: SinkOptions) -> Iterator[tuple[str, RegistryError | Non
 
 
 def _of_part(options: SinkOptions, registry: Registry, part: str, field: pa.Field) -> Schemas:
-    from kafka_sink.formats import encoders
+    from kafka_sink.formats import row_encoder
+    from kafka_sink.formats.registry import Wanted
 
     format_name = getattr(options, f"{part}_format")
     found: dict[str, RegisteredSchema] = {}
     known: dict[Schema, Schema] = {}
-    wanted = subjects.Wanted(options, part, format_name, field)
+    wanted = Wanted(options, part, format_name, field)
     for topic in wanted.topics:
         one = wanted.registered(registry, topic)
         # The same object for all: tasks get it once.
         found[topic] = replace(one, schema=known.setdefault(one.schema, one.schema))
     for schema in dict.fromkeys(one.schema for one in found.values()):
-        encoders.encoder(format_name, schema, field.type, field.name, wanted.message)
+        row_encoder.encoder_of(format_name, schema, field.type, field.name, wanted.message)
     return tuple(found.items())

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from kafka_sink.dtypes import Bools, Int64s, UInt64s
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats import columns, words
+from kafka_sink.formats import byte_columns, columns
+from kafka_sink.formats.byte_columns import Piece, Word
 from kafka_sink.formats.columns import Encoder
 from kafka_sink.formats.protobuf_schema import KNOWN, Field, Message, ProtobufSchema
-from kafka_sink.formats.words import Piece, Word
 from kafka_sink.network.wire import uvarint
 from kafka_sink.records import arrays, varint
 from kafka_sink.records.arrays import as_binary, binary_of, lengths, null_mask
@@ -51,7 +51,7 @@ def indexes(schema: ProtobufSchema, name: str) -> bytes:
 
 
 def _tag(number: int, wire: int) -> list[Word]:
-    return words.constant(uvarint(number << 3 | wire))
+    return byte_columns.constant(uvarint(number << 3 | wire))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class _Single:
             zeros = self.value.zeros(column)
             absent = zeros if absent is None else absent | zeros
         tag = _tag(self.number, self.value.wire)
-        lead = tag if absent is None else words.nothing_where(absent, tag)
+        lead = tag if absent is None else byte_columns.nothing_where(absent, tag)
         return [*lead, *self.value.encode.pieces(column, absent)]
 
 
@@ -196,8 +196,8 @@ class _Nested:
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         if nulls is not None:
             return columns.present_only(column, nulls, lambda present: self.pieces(present, None))
-        encoded = words.join(self.message.pieces(column, None), len(column))
-        return [*words.varint(lengths(encoded).astype(np.uint64)), encoded]
+        encoded = byte_columns.join(self.message.pieces(column, None), len(column))
+        return [*byte_columns.varint(lengths(encoded).astype(np.uint64)), encoded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +206,12 @@ class _Repeated:
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         counts, (items,) = columns.entries(column)
-        return [words.grouped(columns.of_rows(counts, lambda: _each(self.item, items)), counts)]
+        return [byte_columns.grouped(columns.of_rows(counts, lambda: _each(self.item, items)), counts)]
 
 
 def _each(item: _Single, items: pa.Array) -> pa.Array:
     items = columns.plain(items)
-    return words.join(item.pieces(items, _nulls(items)), len(items))
+    return byte_columns.join(item.pieces(items, _nulls(items)), len(items))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +229,12 @@ class _Packed:
             numbers = columns.plain(items)
             if numbers.null_count:
                 columns.require_no_nulls(null_mask(numbers), self.path)
-            return words.join(self.value.encode.pieces(numbers, None), len(numbers))
+            return byte_columns.join(self.value.encode.pieces(numbers, None), len(numbers))
 
-        content = words.grouped(columns.of_rows(counts, encode), counts)
+        content = byte_columns.grouped(columns.of_rows(counts, encode), counts)
         empty = counts == 0
-        size = words.varint(lengths(content).astype(np.uint64), empty)
-        return [*words.nothing_where(empty, _tag(self.number, _BYTES)), *size, content]
+        size = byte_columns.varint(lengths(content).astype(np.uint64), empty)
+        return [*byte_columns.nothing_where(empty, _tag(self.number, _BYTES)), *size, content]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +250,11 @@ class _Map:
 
         def encode() -> pa.Array:
             parts = [_each(self.key, keys), _each(self.value, values)]
-            content = words.join(parts, len(keys))
-            size = words.varint(lengths(content).astype(np.uint64))
-            return words.join([*_tag(self.number, _BYTES), *size, content], len(keys))
+            content = byte_columns.join(parts, len(keys))
+            size = byte_columns.varint(lengths(content).astype(np.uint64))
+            return byte_columns.join([*_tag(self.number, _BYTES), *size, content], len(keys))
 
-        return [words.grouped(columns.of_rows(counts, encode), counts)]
+        return [byte_columns.grouped(columns.of_rows(counts, encode), counts)]
 
 
 # -- scalars -----------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class _Varint:
     numbers: Callable[[pa.Array, Bools | None], UInt64s]
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        return [*words.varint(self.numbers(column, nulls), nulls)]
+        return [*byte_columns.varint(self.numbers(column, nulls), nulls)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ class _Fixed:
     numbers: Callable[[pa.Array, Bools | None], UInt64s]
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
-        return [words.fixed(self.numbers(column, nulls), self.size, nulls)]
+        return [byte_columns.fixed(self.numbers(column, nulls), self.size, nulls)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ class _Content:
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
         if self.is_text:
             columns.require_utf8(column, self.path, "is no UTF-8, and so no string of Protobuf")
-        return [*words.varint(lengths(column).astype(np.uint64), nulls), as_binary(column)]
+        return [*byte_columns.varint(lengths(column).astype(np.uint64), nulls), as_binary(column)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +308,8 @@ class _Moment:
         found: list[Piece] = []
         for number, values in ((1, seconds), (2, nanos)):
             zero = values == 0
-            found += words.nothing_where(zero, _tag(number, _VARINT))
-            found += words.varint(values.view(np.uint64), zero)
+            found += byte_columns.nothing_where(zero, _tag(number, _VARINT))
+            found += byte_columns.varint(values.view(np.uint64), zero)
         return found
 
 
@@ -347,7 +347,7 @@ def _integer(name: str, kind: pa.DataType, path: str) -> _Value | None:
     def numbers(column: pa.Array, nulls: Bools | None) -> UInt64s:
         found = whole(column, nulls)
         # Without zigzag, a negative int32 is written as if it were an int64.
-        return words.zigzag(found) if name.startswith("sint") else found.view(np.uint64)
+        return byte_columns.zigzag(found) if name.startswith("sint") else found.view(np.uint64)
 
     return _Value(_VARINT, _Varint(numbers), lambda column: whole(column, None) == 0)
 

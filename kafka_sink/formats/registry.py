@@ -10,16 +10,21 @@ import re
 import ssl
 import threading
 import time
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from kafka_sink.errors import ConfigurationError, KafkaSinkError, RegistryError
-from kafka_sink.formats.registered import RegisteredSchema, Schema
+from kafka_sink.errors import ConfigurationError, KafkaSinkError, RegistryError, SchemaError
+from kafka_sink.formats.row_encoding import KINDS, RegisteredSchema, Schema, message_name
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
 from kafka_sink.secret import HiddenValues, Secret
 from kafka_sink.security.http import HttpClient
 from kafka_sink.security.settings import TokenSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 # A schema is stored for the micro-batches of a query, with others.
 MAX_SCHEMA = 256 << 10
@@ -301,3 +306,83 @@ def _context(options: SinkOptions) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         problem = printable(str(error))
     raise ConfigurationError(f"the options schema.registry.ssl.* are invalid: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the options say about the schema of ``part``, whose column is ``field``."""
+
+    options: SinkOptions
+    part: str
+    format_name: str
+    field: pa.Field
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that have a subject each; one that is empty where they share the schema."""
+        is_shared = self._strategy == "RecordNameStrategy" or self._of_part("schema_id") != -1
+        if is_shared or self.options.topic is not None:
+            return ("",)
+        return tuple(dict.fromkeys(self.options.schema_registry_topics))
+
+    def registered(self, registry: Registry, topic: str) -> RegisteredSchema:
+        """Ask the registry. Raises RegistryError, SchemaError."""
+        from kafka_sink.formats import row_encoder
+
+        if (schema_id := int(self._of_part("schema_id"))) != -1:
+            return registry.by_id(schema_id)
+        own = self._own_schema()
+        subject = self._subject(topic or self.options.topic or "", own)
+        if self.options.use_latest_version:
+            return registry.latest(subject)
+        if (version := int(self._of_part("schema_version"))) != -1:
+            return registry.version(subject, version)
+        schema = own if own is not None else self._derived()
+        # Whatever does not fit a given schema must not be registered first.
+        row_encoder.encoder_of(self.format_name, schema, self.field.type, self.field.name, self.message)
+        if self.options.auto_register_schemas:
+            return registry.register(subject, schema)
+        return registry.look_up(subject, schema)
+
+    @property
+    def message(self) -> str:
+        """The name of a Protobuf message."""
+        return message_name(self.options, self.part)
+
+    def known(self, registry: Registry, topic: str) -> RegisteredSchema:
+        """The schema that the subject has, without a look at the columns; nothing is registered."""
+        if self._of_part("schema_id") != -1 or self._of_part("schema_version") != -1:
+            return self.registered(registry, topic)
+        return registry.latest(self._subject(topic or self.options.topic or "", self._own_schema()))
+
+    @property
+    def _strategy(self) -> str:
+        return str(self._of_part("subject_name_strategy"))
+
+    def _of_part(self, name: str) -> str | int:
+        value: str | int = getattr(self.options, f"{self.part}_{name}")
+        return value
+
+    def _own_schema(self) -> Schema | None:
+        text = str(self._of_part("schema"))
+        return Schema(KINDS[self.format_name], text) if text else None
+
+    def _derived(self) -> Schema:
+        from kafka_sink.formats import row_encoder
+
+        return row_encoder.derived_schema(self.format_name, self.field, str(self._of_part("record_name")))
+
+    def _subject(self, topic: str, own: Schema | None) -> str:
+        if self._strategy == "TopicNameStrategy":
+            return f"{topic}-{self.part}"
+        from kafka_sink.formats import row_encoder
+
+        name = str(self._of_part("record_name"))
+        if own is not None:
+            name = row_encoder.record_name_of(self.format_name, own, self.message)
+        if not name:
+            raise SchemaError(
+                f"{self.part}.subject.name.strategy={self._strategy} needs a schema of a record, which has a "
+                "name"
+            )
+        return name if self._strategy == "RecordNameStrategy" else f"{topic}-{name}"

@@ -16,11 +16,17 @@ import pyarrow.compute as pc
 from kafka_sink.dead_letters.row_rejection import headers_with, rows_of_table
 from kafka_sink.dtypes import Int64s
 from kafka_sink.errors import InvalidRowError, SchemaError
-from kafka_sink.formats import encoders, json_values, words
-from kafka_sink.formats.columns import UnfitRowsError, plain, present_only, reject
-from kafka_sink.formats.registered import RegisteredSchema
-from kafka_sink.formats.row_encoding import ID_HEADERS, PartFormat, RowEncoding
-from kafka_sink.formats.words import Piece, Word
+from kafka_sink.formats import byte_columns, json_values
+from kafka_sink.formats.byte_columns import Piece, Word
+from kafka_sink.formats.columns import Encoder, UnfitRowsError, plain, present_only, reject
+from kafka_sink.formats.row_encoding import (
+    ID_HEADERS,
+    KINDS,
+    PartFormat,
+    RegisteredSchema,
+    RowEncoding,
+    Schema,
+)
 from kafka_sink.records.arrays import as_binary, binary_of, indices, lengths, null_mask, numbers, with_nulls
 
 if TYPE_CHECKING:
@@ -51,7 +57,7 @@ def letter_values(column: pa.Array) -> pa.Array:
         pieces = present_only(
             column, nulls, lambda present: json_values.of_type(column.type, "").pieces(present, None)
         )
-        return words.join(pieces, len(column), nulls)
+        return byte_columns.join(pieces, len(column), nulls)
     except (UnfitRowsError, SchemaError):
         # One row at a time: errors.max bounds how many there are.
         return binary_of(
@@ -181,13 +187,9 @@ class PartEncoder:
         self._is_by_topic = part.schemas[0][0] != ""
         distinct = list(dict.fromkeys(schema.schema for schema in registered))
         path = "" if isinstance(part.column, tuple) else part.part
-        self._encoders = [
-            encoders.encoder(part.format, schema, kind, path, part.message) for schema in distinct
-        ]
+        self._encoders = [encoder_of(part.format, schema, kind, path, part.message) for schema in distinct]
         self._encoder_of = np.array([distinct.index(schema.schema) for schema in registered])
-        indexes = [
-            encoders.message_indexes(part.format, schema.schema, part.message) for schema in registered
-        ]
+        indexes = [message_indexes(part.format, schema.schema, part.message) for schema in registered]
         named = [
             _name(schema, in_header=part.in_header) + own
             for schema, own in zip(registered, indexes, strict=True)
@@ -207,11 +209,11 @@ class PartEncoder:
         column = plain(column)
         places = self._places(topics)
         if not column.null_count:
-            return words.join(self._pieces(column, places), len(column))
+            return byte_columns.join(self._pieces(column, places), len(column))
         nulls = null_mask(column)
         own = None if places is None else places[~nulls]
         pieces = present_only(column, nulls, lambda present: self._pieces(present, own))
-        return words.join(pieces, len(column), nulls)
+        return byte_columns.join(pieces, len(column), nulls)
 
     def ids(self, topics: pa.Array | None, rows: int) -> pa.Array:
         """What the header of each row has."""
@@ -236,7 +238,7 @@ class PartEncoder:
 
     def _pieces(self, column: pa.Array, places: Int64s | None) -> list[Piece]:
         if places is None or len(self._prefixes) == 1:
-            return [*words.constant(self._prefixes[0]), *self._encoders[0].pieces(column, None)]
+            return [*byte_columns.constant(self._prefixes[0]), *self._encoders[0].pieces(column, None)]
         if len(self._encoders) == 1 and all(len(prefix) <= 8 for prefix in self._prefixes):
             return [self._prefix_words(places), *self._encoders[0].pieces(column, None)]
         return [self._by_schema(column, places) if len(places) else binary_of(())]
@@ -258,7 +260,7 @@ class PartEncoder:
             except UnfitRowsError as error:
                 error.move(rows[error.rows], len(places))
                 raise
-            parts.append(words.join([*words.constant(self._prefixes[place]), *own], len(rows)))
+            parts.append(byte_columns.join([*byte_columns.constant(self._prefixes[place]), *own], len(rows)))
         back = np.empty(len(order), dtype=np.int32)
         back[order] = np.arange(len(order), dtype=np.int32)
         return pa.concat_arrays(parts).take(indices(back))
@@ -269,3 +271,66 @@ def _name(schema: RegisteredSchema, *, in_header: bool) -> bytes:
     if in_header and schema.guid:
         return _MAGIC_GUID + uuid.UUID(schema.guid).bytes
     return _MAGIC_ID + schema.id.to_bytes(4, "big")
+
+
+def encoder_of(format_name: str, schema: Schema, kind: pa.DataType, path: str, message: str = "") -> Encoder:
+    """Encode columns of this type. ``path`` is the column's name in errors, empty for a record of columns.
+    ``message`` names one of Protobuf's, which is the schema's first one otherwise.
+
+    Raises SchemaError, naming the field, where they do not fit the schema.
+    """
+    if schema.kind != KINDS[format_name]:
+        raise SchemaError(f"the schema is {schema.kind}, and {path or 'value'}.format={format_name}")
+    if format_name == "avro":
+        from kafka_sink.formats import avro, avro_schema
+
+        return avro.encoder(
+            avro_schema.read(schema.text, [text for _, text in schema.references]), kind, path
+        )
+    if format_name == "json":
+        from kafka_sink.formats import json_values
+
+        return json_values.encoder(schema.text, schema.references, kind, path)
+    from kafka_sink.formats import protobuf, protobuf_schema
+
+    return protobuf.encoder(protobuf_schema.read(schema.text, schema.references), message, kind, path)
+
+
+def message_indexes(format_name: str, schema: Schema, message: str) -> bytes:
+    """What follows the schema's id: for Protobuf, which message of the schema's file it is."""
+    if format_name != "protobuf":
+        return b""
+    from kafka_sink.formats import protobuf, protobuf_schema
+
+    return protobuf.indexes(protobuf_schema.read(schema.text, schema.references), message)
+
+
+def derived_schema(format_name: str, field: pa.Field, record_name: str) -> Schema:
+    """The schema of a column's type. Raises SchemaError, naming the column."""
+    if format_name == "avro":
+        from kafka_sink.formats import avro_schema
+
+        return Schema("AVRO", avro_schema.derived_type(field, record_name))
+    if format_name == "json":
+        from kafka_sink.formats import json_schema
+
+        return Schema("JSON", json_schema.derived(field, record_name))
+    raise SchemaError(
+        "no Protobuf schema is derived from columns: their fields would have no lasting numbers"
+    )
+
+
+def record_name_of(format_name: str, schema: Schema, message: str) -> str:
+    """The record's name in a schema, as subjects have it; empty if it has none."""
+    if format_name == "avro":
+        from kafka_sink.formats import avro_schema
+
+        return avro_schema.read(schema.text, [text for _, text in schema.references]).full_name
+    if format_name == "json":
+        from kafka_sink.formats import json_schema
+
+        found = json_schema.parsed(schema.text)
+        return str(found.get("title", "")) if isinstance(found, dict) else ""
+    from kafka_sink.formats import protobuf_schema
+
+    return protobuf_schema.read(schema.text, schema.references).message(message).full_name

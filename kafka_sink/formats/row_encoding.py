@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kafka_sink.formats.registered import RegisteredSchema
+from kafka_sink.errors import SchemaError
+
+if TYPE_CHECKING:
+    from kafka_sink.options import SinkOptions
+
 
 # Of the sink itself: the parts of a record beside its value.
 OWN = ("key", "topic", "headers", "partition", "timestamp")
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 # Of the schema's GUID or id, as newer deserializers look for it.
 ID_HEADERS = {"value": "__value_schema_id", "key": "__key_schema_id"}
+# Of a derived schema, as Spark's to_avro has it.
+_DERIVED_NAME = "topLevelRecord"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,12 @@ class RowEncoding:
         return columns
 
 
+def message_name(options: SinkOptions, part: str) -> str:
+    """Which message of a Protobuf schema it is; empty for its first one."""
+    name = str(getattr(options, f"{part}_record_name"))
+    return "" if name == _DERIVED_NAME else name
+
+
 def layout(
     columns: Sequence[tuple[str, str]], formats: dict[str, str], topic: str | None
 ) -> tuple[dict[str, int | tuple[tuple[int, str], ...]], tuple[tuple[str, str, int], ...]]:
@@ -78,3 +91,49 @@ def layout(
         and not (name == "topic" and topic is not None)
     )
     return parts, kept
+
+
+# Of schemas, by format.
+KINDS = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
+# A second's work, and far more than real schemas need.
+_MAX_STEPS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """``kind`` is AVRO, PROTOBUF or JSON; ``references`` are (name, text) of the schemas that it uses, each
+    after those that it uses itself."""
+
+    kind: str
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+
+
+class Steps:
+    """How many steps may be spent on one schema: a short one can name its parts so often that they never
+    end."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_STEPS
+
+    def take(self, count: int = 1) -> None:
+        """Raise SchemaError once they are used up, from then on always."""
+        self._left -= count
+        if self._left < 0:
+            raise SchemaError("the schema names its own parts too often to be followed: make it simpler")
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSchema:
+    """A schema with its id, and where it is registered: subject and version, "" and -1 where only the id is
+    known. ``guid`` is empty for registries that have none."""
+
+    schema: Schema
+    id: int
+    guid: str = ""
+    subject: str = ""
+    version: int = -1
+
+    def __str__(self) -> str:
+        version = f" version {self.version}" if self.version != -1 else ""
+        return f"{self.subject}{version} (id {self.id})" if self.subject else f"schema id {self.id}"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats import avro, avro_schema, words
+from kafka_sink.formats import avro, avro_schema, byte_columns
 from kafka_sink.formats.columns import UnfitRowsError
 from tests.support.avro_cases import tables
 
@@ -30,7 +30,7 @@ def _by_fastavro(schema: str, rows: list[Any]) -> list[bytes]:
 
 def _encoded(schema: str, column: pa.Array) -> list[bytes]:
     encoder = avro.encoder(avro_schema.read(schema), column.type, "")
-    joined: list[bytes] = words.join(encoder.pieces(column, None), len(column)).to_pylist()
+    joined: list[bytes] = byte_columns.join(encoder.pieces(column, None), len(column)).to_pylist()
     return joined
 
 
@@ -240,4 +240,6 @@ def test_references_define_names() -> None:
     inner = json.dumps({"type": "record", "name": "Inner", "namespace": "o", "fields": [_field("y", "int")]})
     schema = avro_schema.read(_record(_field("x", "o.Inner")), [inner])
     column = pa.array([{"x": {"y": 4}}], pa.struct([("x", pa.struct([("y", pa.int32())]))]))
-    assert words.join(avro.encoder(schema, column.type, "").pieces(column, None), 1).to_pylist() == [b"\x08"]
+    assert byte_columns.join(avro.encoder(schema, column.type, "").pieces(column, None), 1).to_pylist() == [
+        b"\x08"
+    ]

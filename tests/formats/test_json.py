@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given
 
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats import json_schema, json_values, words
+from kafka_sink.formats import byte_columns, json_schema, json_values
 from kafka_sink.formats.columns import UnfitRowsError
 from kafka_sink.formats.row_encoder import letter_values
 from tests.support.avro_cases import tables
@@ -22,7 +22,7 @@ from tests.support.avro_cases import tables
 
 def _encoded(schema: str, column: pa.Array) -> list[bytes]:
     encoder = json_values.encoder(schema, (), column.type, "")
-    joined: list[bytes] = words.join(encoder.pieces(column, None), len(column)).to_pylist()
+    joined: list[bytes] = byte_columns.join(encoder.pieces(column, None), len(column)).to_pylist()
     return joined
 
 
@@ -89,7 +89,10 @@ def test_a_column_of_nothing_but_nulls_beside_a_null_row() -> None:
         [{"n": None, "a": [{"n": None}]}, None], pa.struct([("n", pa.null()), ("a", _NOTHINGS)])
     )
     found = json_values.of_type(column.type, "")
-    assert words.join(found.pieces(column, None), 2).to_pylist() == [b'{"n":null,"a":[{"n":null}]}', b"null"]
+    assert byte_columns.join(found.pieces(column, None), 2).to_pylist() == [
+        b'{"n":null,"a":[{"n":null}]}',
+        b"null",
+    ]
 
 
 _NOTHINGS = pa.list_(pa.struct([("n", pa.null())]))

@@ -17,10 +17,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import HealthCheck, given, settings
 
-from kafka_sink.formats import encoders
-from kafka_sink.formats.registered import RegisteredSchema, Schema
+from kafka_sink.formats import row_encoder
 from kafka_sink.formats.row_encoder import PartEncoder
-from kafka_sink.formats.row_encoding import PartFormat
+from kafka_sink.formats.row_encoding import PartFormat, RegisteredSchema, Schema
 from tests.support.avro_cases import tables
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def framed(column: pa.StructArray, schema: RegisteredSchema, message: str = "") 
 
 def derived(client: SchemaRegistryClient, column: pa.StructArray, format_name: str) -> RegisteredSchema:
     field = pa.field("value", column.type, nullable=False)
-    return registered(client, encoders.derived(format_name, field, "com.example.Row"))
+    return registered(client, row_encoder.derived_schema(format_name, field, "com.example.Row"))
 
 
 @given(tables())

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats import protobuf, protobuf_schema, words
+from kafka_sink.formats import byte_columns, protobuf, protobuf_schema
 from kafka_sink.formats.columns import UnfitRowsError
 
 # Number of the type in a descriptor, Arrow's type, values.
@@ -95,7 +95,7 @@ def _class_of(file: descriptor_pb2.FileDescriptorProto, name: str) -> Any:
 
 def _encoded(text: str, column: pa.Array, name: str = "") -> list[bytes]:
     encoder = protobuf.encoder(protobuf_schema.read(text), name, column.type, "")
-    found: list[bytes] = words.join(encoder.pieces(column, None), len(column)).to_pylist()
+    found: list[bytes] = byte_columns.join(encoder.pieces(column, None), len(column)).to_pylist()
     return found
 
 

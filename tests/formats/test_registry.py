@@ -24,9 +24,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from kafka_sink import doctor
 from kafka_sink.errors import ConfigurationError, RegistryError, SchemaError
 from kafka_sink.formats import planning
-from kafka_sink.formats.registered import RegisteredSchema
 from kafka_sink.formats.row_encoder import RowEncoder
-from kafka_sink.formats.row_encoding import PartFormat, RowEncoding
+from kafka_sink.formats.row_encoding import PartFormat, RegisteredSchema, RowEncoding
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from local_kafka.schema_registry import LocalRegistry
