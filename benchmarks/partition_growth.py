@@ -237,7 +237,7 @@ class Unsent:
     def answer(self) -> None:
         """The broker takes all that is ready."""
         broker = self._broker
-        while brokers := self._accumulator.ready(lambda _: broker, 0.0).brokers:
+        while brokers := self._accumulator.ready(lambda _: broker, 0.0)[0]:
             for batch in self._accumulator.drain(broker, brokers[broker], 1 << 40, lambda _: True):
                 if batch.state is BatchState.CLOSED:
                     batch.seal()

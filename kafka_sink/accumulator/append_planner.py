@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import SizeEstimates
-from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.clock import Clock
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.options import SinkOptions
@@ -78,7 +78,7 @@ class AppendPlan:
         first = self.start
         self.runs.append(Run(start - first, stop - first, batch.record_count, batch.base_timestamp))
 
-    def close(self, batch: ProducerBatch, queues: BatchQueues) -> None:
+    def close(self, batch: ProducerBatch, queues: RecordAccumulator) -> None:
         """``batch`` takes no more rows. It is sealed after this turn's rows are in, and leased till then."""
         batch.leased = True
         queues.close(batch)
@@ -110,7 +110,7 @@ class AppendPlanner:
 
     def plan(
         self,
-        queues: BatchQueues,
+        queues: RecordAccumulator,
         ordered: OrderedRows,
         start: int,
         stop_run: int,
@@ -132,7 +132,7 @@ class AppendPlanner:
                 continue
             start = max(start, starts[run])
             stop = starts[run + 1]
-            queue = queues.queue(ordered.partitions[run])
+            queue = queues.partition(ordered.partitions[run])
             # The common cases by far: a short run, and its batch, or a new one, takes all of it.
             if grant is None and start == starts[run]:
                 if queue.batches and queue.batches[-1].state is BatchState.OPEN:
@@ -154,7 +154,7 @@ class AppendPlanner:
         return plan
 
     def rows_for_open_batches(
-        self, queues: BatchQueues, ordered: OrderedRows, run: int, stop_run: int
+        self, queues: RecordAccumulator, ordered: OrderedRows, run: int, stop_run: int
     ) -> list[int]:
         """For each run from ``run`` on, the first row that its partition's open batch has no room, or no
         memory, for. A hint: nothing is reserved."""
@@ -179,7 +179,7 @@ class AppendPlanner:
         return max(start, min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), stop))
 
     def _extend(
-        self, queues: BatchQueues, plan: AppendPlan, tail: ProducerBatch, run: int, bound: int
+        self, queues: RecordAccumulator, plan: AppendPlan, tail: ProducerBatch, run: int, bound: int
     ) -> bool:
         """Put a whole run, ``bound`` bytes at most, into the open tail batch if room and memory allow.
 
@@ -193,7 +193,7 @@ class AppendPlanner:
         plan.add(tail, start, stop)
         return True
 
-    def _open_for_runs(self, queues: BatchQueues, plan: AppendPlan, run: int, stop_run: int) -> int:
+    def _open_for_runs(self, queues: RecordAccumulator, plan: AppendPlan, run: int, stop_run: int) -> int:
         """Put whole runs from ``run`` on into new batches, up to the first whose partition has an open batch,
         that may not fit, or that the pool has no memory for. Return that run."""
         ordered = plan.ordered
@@ -201,7 +201,7 @@ class AppendPlanner:
         found: list[Partition] = []
         sizes: list[int] = []
         for number in range(run, run if self._compresses_at_seal else stop_run):
-            queue = queues.queue(partitions[number])
+            queue = queues.partition(partitions[number])
             if queue.batches and queue.batches[-1].state is BatchState.OPEN:
                 break
             size = self._estimates.new_batch_bytes_of_run(
@@ -228,7 +228,7 @@ class AppendPlanner:
         return number
 
     def _place_run(
-        self, queues: BatchQueues, plan: AppendPlan, queue: Partition, start: int, stop: int
+        self, queues: RecordAccumulator, plan: AppendPlan, queue: Partition, start: int, stop: int
     ) -> int:
         """Place a run in as many batches as it needs; return the first row without a place."""
         while start < stop:
@@ -249,7 +249,7 @@ class AppendPlanner:
         return start
 
     def _place_in_tail(
-        self, queues: BatchQueues, plan: AppendPlan, tail: ProducerBatch, start: int, stop: int
+        self, queues: RecordAccumulator, plan: AppendPlan, tail: ProducerBatch, start: int, stop: int
     ) -> int:
         """Put rows into an open batch as far as room and memory go; return the first row beyond."""
         ordered = plan.ordered
@@ -271,7 +271,7 @@ class AppendPlanner:
         return end
 
     def _place_in_new_batch(
-        self, queues: BatchQueues, plan: AppendPlan, queue: Partition, start: int, stop: int
+        self, queues: RecordAccumulator, plan: AppendPlan, queue: Partition, start: int, stop: int
     ) -> int:
         """Open a batch and put rows into it; return the first row beyond, ``start`` where the pool
         is short of memory."""
@@ -312,7 +312,7 @@ class AppendPlanner:
         return _FRAME_BYTES + ordered.bound(start, start + 1)
 
     def _place_granted(
-        self, queues: BatchQueues, plan: AppendPlan, queue: Partition, start: int, grant: Grant
+        self, queues: RecordAccumulator, plan: AppendPlan, queue: Partition, start: int, grant: Grant
     ) -> int:
         """Open a batch in granted memory, which stays the caller's until the batch is in its queue."""
         batch = self._batch_in(grant.buffer, plan, queue, start)
@@ -335,7 +335,7 @@ class AppendPlanner:
 
     def _add_batch(
         self,
-        queues: BatchQueues,
+        queues: RecordAccumulator,
         plan: AppendPlan,
         queue: Partition,
         batch: ProducerBatch,
@@ -353,7 +353,7 @@ class AppendPlanner:
         plan.add(batch, start, stop)
 
     def _new_batch_bytes(
-        self, queues: BatchQueues, plan: AppendPlan, topic: str, start: int, stop: int
+        self, queues: RecordAccumulator, plan: AppendPlan, topic: str, start: int, stop: int
     ) -> int:
         """Bytes that a new batch will hold with rows ``start`` to ``stop``, which it has room for."""
         size = self._estimates.new_batch_bytes(plan.ordered, start, stop, topic)
@@ -363,7 +363,7 @@ class AppendPlanner:
                 return min(size, self._estimates.packed_bytes(added, topic))
         return size
 
-    def _grow(self, queues: BatchQueues, plan: AppendPlan, batch: ProducerBatch, added: int) -> bool:
+    def _grow(self, queues: RecordAccumulator, plan: AppendPlan, batch: ProducerBatch, added: int) -> bool:
         """Get memory for rows of at most ``added`` bytes that the batch has room for; False where the pool
         has none."""
         projected = batch.projected_size_with(added)
@@ -385,7 +385,7 @@ class AppendPlanner:
             plan.raw_bytes += added
         return True
 
-    def _must_pack(self, queues: BatchQueues, plan: AppendPlan, added: int, *, outgrows: bool) -> bool:
+    def _must_pack(self, queues: RecordAccumulator, plan: AppendPlan, added: int, *, outgrows: bool) -> bool:
         """Whether a batch of a whole-batch codec must no longer hold its rows raw: because all open batches
         together hold enough, or because it would outgrow the batch.size that `full` gave it."""
         held = queues.open_raw_bytes + plan.raw_bytes + added

@@ -6,12 +6,12 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kafka_sink import spark_application
-from kafka_sink.accumulator.batch_queues import TooLargeBatch
 from kafka_sink.accumulator.producer_batch import ProducerBatch, projected_size
 from kafka_sink.dtypes import Int64s
 from kafka_sink.options import SinkOptions
@@ -22,6 +22,14 @@ from kafka_sink.records.ordered_rows import OrderedRows
 # Rows that the first step of an exact cut looks at, as it usually ends there, and the largest step.
 _FIRST_SCAN_ROWS = 128
 _SCAN_ROWS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class TooLargeBatch:
+    """A batch that was too large for its broker. ``ratio`` is compressed bytes per raw byte."""
+
+    topic: str
+    ratio: float
 
 
 class BatchLimits:

@@ -341,16 +341,16 @@ class Sender(threading.Thread):
     def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> float:
         # Read first: another thread may change what it stands for meanwhile, and raises it then.
         version = self._cluster.version
-        check = self._accumulator.ready(self._leader, now_ms, muted, version)
-        delay = check.next_check_delay_ms
+        ready, leaderless, delay = self._accumulator.ready(self._leader, now_ms, version)
+        unknown = {one.id.topic for one in leaderless}
+        held_back = take_muted(ready, muted) if muted else {}
         # With one request at a time, a batch waits for a response though its queue is not ready. And what a
         # response says of a mute is seen in the next pass.
         self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
-        if not (check.brokers or check.muted or check.unknown_leaders or self._waited):
+        if not (ready or held_back or unknown or self._waited):
             return min(delay, self._pause_ms(now_ms))
-        self._expiry.expire_missing(check.unknown_leaders, now_ms)
-        ready, held_back = check.brokers, check.muted
-        stale = check.unknown_leaders | _topics_of_gone(ready) | _topics_of_gone(held_back)
+        self._expiry.expire_missing(unknown, now_ms)
+        stale = unknown | _topics_of_gone(ready) | _topics_of_gone(held_back)
         for topic in stale:
             self._cluster.mark_stale(topic, now_ms)
         if stale:
@@ -358,7 +358,7 @@ class Sender(threading.Thread):
             delay = min(delay, self._metadata.refresh(now_ms))
         accepting = [broker for broker in ready if broker.accepts(now_ms)]
         self._note_waits(ready, accepting, now_ms)
-        self._waited |= bool(check.unknown_leaders)
+        self._waited |= bool(unknown)
         self._sent_all &= not self._waited
         for broker, queues in ready.items():
             if broker not in accepting:
@@ -370,7 +370,8 @@ class Sender(threading.Thread):
         delay = min(delay, self._pause_ms(now_ms))
         for broker, queues in held_back.items():
             delay = min(delay, self._probe(broker, queues, now_ms))
-        stuck = [queue for queues in held_back.values() for queue in queues] + check.leaderless
+        stuck = [queue for queues in held_back.values() for queue in queues]
+        stuck += [one for one in leaderless if one.id in muted]
         return 0.0 if stuck and self._moves.move(stuck, muted) else delay
 
     def _note_waits(
@@ -495,6 +496,21 @@ class Sender(threading.Thread):
         others_left = any(error is None or not is_final(error) for error in bootstrap)
         if node_id >= 0 or was_used or not others_left:
             self._completion.fail_all(cause)
+
+
+def take_muted(
+    ready: dict[Broker, list[Partition]], muted: Container[TopicPartition]
+) -> dict[Broker, list[Partition]]:
+    """Take the muted partitions out."""
+    found: dict[Broker, list[Partition]] = {}
+    for broker, partitions in list(ready.items()):
+        held = [one for one in partitions if one.id in muted]
+        if held:
+            found[broker] = held
+            ready[broker] = [one for one in partitions if one.id not in muted]
+            if not ready[broker]:
+                del ready[broker]
+    return found
 
 
 def _topics_of_gone(led: Mapping[Broker, Sequence[Partition]]) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafka_sink.accumulator.append_planner import AppendPlan, Grant
-from kafka_sink.accumulator.batch_queues import TooLargeBatch
+from kafka_sink.accumulator.batch_limits import TooLargeBatch
 from kafka_sink.accumulator.producer_batch import BatchState
 from tests.support.planner_bench import CHUNK, Bench, rows
 

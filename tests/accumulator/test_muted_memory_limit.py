@@ -23,7 +23,6 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
 from kafka_sink.rows.ordering import _view, ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
-from tests.support.queues import queues_of
 
 PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("partition", "int")], "t")
 COUNT = 6
@@ -83,19 +82,19 @@ class Bench:
         self.appender = RecordAppender(
             self.accumulator, estimates, lambda: self.now, lambda: None, self.share
         )
-        enqueue = queues_of(self.accumulator).enqueue
+        enqueue = self.accumulator.enqueue
 
         def noting(queue, batch):  # type: ignore[no-untyped-def]
             self.order.append(queue.id.partition)
             enqueue(queue, batch)
 
-        queues_of(self.accumulator).enqueue = noting  # type: ignore[method-assign]
+        self.accumulator.enqueue = noting  # type: ignore[method-assign]
 
     def append(self, one: OrderedRows, check: Callable[[], None] = lambda: None) -> None:
         self.appender.append(one, check)
 
     def rows(self, partition: int) -> list[int]:
-        batches = queues_of(self.accumulator).queue(P[partition]).batches
+        batches = self.accumulator.partition(P[partition]).batches
         data = b"".join(bytes(view) for batch in batches for view in batch.buffer.views())
         return [int(number) for number in re.findall(rb"<(\d+)>", data)]
 

@@ -18,7 +18,6 @@ from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.batch_header import ProducerSequence
 from tests.support.brokers import Brokers
-from tests.support.queues import queues_of
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -56,7 +55,7 @@ class Bench:
         buffer = self.accumulator.allocator.try_open(size)
         assert buffer is not None
         with self.accumulator.planning() as queues:
-            home = queues.queue(partition)
+            home = queues.partition(partition)
         batch = ProducerBatch(home, buffer, None, CompressionType.NONE, 1.0, 0, created)
         batch.leased = True
         batch.append(memoryview(b"x" * (size - 61)), 2, 0)
@@ -75,11 +74,10 @@ class Bench:
         node = self.leaders.get(partition, partition.partition % 2)
         return self.brokers.of(node) if node >= 0 else None
 
-    def ready(self, now: float, muted: tuple[TopicPartition, ...] = ()) -> tuple[dict[int, set[int]], float]:
+    def ready(self, now: float) -> tuple[dict[int, set[int]], float]:
         """Partition numbers by broker, and the delay."""
-        check = self.accumulator.ready(self.leader, now, muted)
-        nodes = {one.id: {q.id.partition for q in queues} for one, queues in check.brokers.items()}
-        return nodes, check.next_check_delay_ms
+        found, _, delay = self.accumulator.ready(self.leader, now)
+        return {one.id: {q.id.partition for q in queues} for one, queues in found.items()}, delay
 
     def drain(
         self,
@@ -88,7 +86,7 @@ class Bench:
         most: int = 10_000,
         may_send: Callable[[ProducerBatch], bool] = anything,
     ) -> list[ProducerBatch]:
-        queues = self.accumulator.ready(self.leader, now).brokers[self.brokers.of(node)]
+        queues = self.accumulator.ready(self.leader, now)[0][self.brokers.of(node)]
         taken = self.accumulator.drain(self.brokers.of(node), queues, most, may_send)
         for batch in taken:
             if batch.state is BatchState.CLOSED:
@@ -119,7 +117,7 @@ def test_what_makes_a_batch_ready_at_once() -> None:
     followed.batch(P[0])
     flushed.batch(P[0])
     assert flushed.ready(0)[0] == {}
-    queues_of(flushed.accumulator).flushing = True
+    flushed.accumulator.flushing = True
     for bench in (full, followed, flushed):
         assert bench.ready(0)[0] == {0: {0}}
 
@@ -135,27 +133,27 @@ def test_somebody_who_waits_for_memory_makes_all_ready(monkeypatch: pytest.Monke
 def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -> None:
     bench = Bench()
     bench.batch(P[0]).leased = True
-    assert not queues_of(bench.accumulator).leased_batch_skipped
+    assert not bench.accumulator.leased_batch_skipped
     assert bench.ready(10_000) == ({}, math.inf)
-    assert queues_of(bench.accumulator).leased_batch_skipped
+    assert bench.accumulator.leased_batch_skipped
 
 
 def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() -> None:
     bench = Bench()
     batch = bench.batch(P[0])
-    queues = bench.accumulator.ready(bench.leader, 1_000).brokers[bench.brokers.of(0)]
+    queues = bench.accumulator.ready(bench.leader, 1_000)[0][bench.brokers.of(0)]
     batch.leased = True
     assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == []
-    assert queues_of(bench.accumulator).leased_batch_skipped
+    assert bench.accumulator.leased_batch_skipped
 
 
-def test_muted_partitions_and_those_without_a_leader_are_left_out() -> None:
+def test_partitions_without_a_leader_are_named_apart() -> None:
     bench = Bench()
     for partition in P[:3]:
         bench.closed(partition)
     bench.leaders[P[2]] = -1
-    assert bench.ready(0, muted=(P[0],))[0] == {1: {1}}
-    assert bench.accumulator.ready(bench.leader, 0).unknown_leaders == {"t"}
+    assert bench.ready(0)[0] == {0: {0}, 1: {1}}
+    assert [one.id for one in bench.accumulator.ready(bench.leader, 0)[1]] == [P[2]]
 
 
 def test_a_queue_remembers_its_leader_while_the_metadata_stays_the_same() -> None:
@@ -163,7 +161,7 @@ def test_a_queue_remembers_its_leader_while_the_metadata_stays_the_same() -> Non
     bench.closed(P[0])
 
     def nodes(version: int | None) -> set[int]:
-        return {one.id for one in bench.accumulator.ready(bench.leader, 1_000, (), version).brokers}
+        return {one.id for one in bench.accumulator.ready(bench.leader, 1_000, version)[0]}
 
     assert nodes(7) == {0}
     bench.leaders[P[0]] = 1
@@ -209,7 +207,7 @@ def test_a_pass_takes_one_batch_per_partition_of_the_broker() -> None:
 def test_a_drained_batch_that_was_open_takes_no_more_rows() -> None:
     bench = Bench()
     batch = bench.batch(P[0])
-    queues = bench.accumulator.ready(bench.leader, 50).brokers[bench.brokers.of(0)]
+    queues = bench.accumulator.ready(bench.leader, 50)[0][bench.brokers.of(0)]
     assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == [batch]
     assert batch.state is BatchState.CLOSED
     assert batch.request_references == 1
@@ -251,12 +249,12 @@ def test_retries_and_pieces_return_to_their_places_in_any_order() -> None:
     bench.accumulator.reenqueue(flying[2], 0)
     pieces = [bench.batch(P[1]) for _ in range(2)]
     for index, piece in enumerate(pieces):
-        queues_of(bench.accumulator).waiting[P[1]].batches.clear()
-        piece.partition = P[0]
+        bench.accumulator.partition(P[1]).batches.clear()
+        piece.home, piece.partition = bench.accumulator.partition(P[0]), P[0]
         piece.ordinal = (*flying[1].ordinal, index)
     bench.accumulator.reenqueue_split(flying[1], pieces)
     bench.accumulator.reenqueue(flying[0], 0)
-    assert list(queues_of(bench.accumulator).queue(P[0]).batches) == [
+    assert list(bench.accumulator.partition(P[0]).batches) == [
         batches[0],
         *pieces,
         batches[2],
@@ -307,9 +305,7 @@ def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
     (taken,) = bench.drain(0)
     bench.accumulator.fail(taken, nothing)
     buffer = bench.accumulator.allocator.open(100, 0)
-    piece = ProducerBatch(
-        queues_of(bench.accumulator).queue(P[0]), buffer, None, CompressionType.NONE, 1.0, 0, 0
-    )
+    piece = ProducerBatch(bench.accumulator.partition(P[0]), buffer, None, CompressionType.NONE, 1.0, 0, 0)
     assert not bench.accumulator.reenqueue_split(taken, [piece])
     assert (bench.used(), bench.accumulator.incomplete) == (0, 0)
     assert bench.ready(10_000)[0] == {}
@@ -401,12 +397,12 @@ def free(batch: ProducerBatch) -> ProducerBatch:
 
 def queued(bench: Bench, partition: TopicPartition) -> list[ProducerBatch]:
     with bench.accumulator.planning() as queues:
-        return list(queues.queue(partition).batches)
+        return list(queues.partition(partition).batches)
 
 
 def move(bench: Bench, source: TopicPartition, *targets: TopicPartition) -> list[ProducerBatch]:
     with bench.accumulator.planning() as queues:
-        queue = queues.queue(source)
+        queue = queues.partition(source)
     return bench.accumulator.move_unsent([queue], lambda _: targets).get(source, [])
 
 
@@ -438,7 +434,7 @@ def test_they_go_behind_what_is_queued_where_least_is() -> None:
     assert queued(bench, P[2]) == moving[:3] + moving[4:]
     assert queued(bench, P[1]) == [*waiting, moving[3]]
     assert waiting[-1].state is BatchState.CLOSED, "rows after it would be before what moved"
-    assert P[0] not in queues_of(bench.accumulator).waiting
+    assert bench.accumulator.partition(P[0]) not in bench.accumulator.waiting
 
 
 def test_a_leased_batch_neither_moves_nor_is_closed() -> None:
@@ -447,7 +443,7 @@ def test_a_leased_batch_neither_moves_nor_is_closed() -> None:
     moving, open_there = free(bench.batch(P[0])), bench.batch(P[1])
     moving.leased = True
     assert move(bench, P[0], P[1]) == []
-    assert queues_of(bench.accumulator).leased_batch_skipped
+    assert bench.accumulator.leased_batch_skipped
     moving.leased, open_there.leased = False, True
     assert move(bench, P[0], P[1]) == []
     assert (moving.state, open_there.state) == (BatchState.OPEN, BatchState.OPEN)
@@ -463,13 +459,3 @@ def test_what_moved_expires_at_its_own_age() -> None:
     move(bench, P[0], P[1])
     assert bench.accumulator.expired(9_000) == ([], 1_000)
     assert bench.accumulator.expired(10_000) == ([old], 5_000)
-
-
-def test_muted_queues_without_a_leader_are_named() -> None:
-    bench = Bench()
-    bench.closed(P[0])
-    bench.leaders[P[0]] = -1
-    check = bench.accumulator.ready(bench.leader, 1_000, (P[0],))
-    assert [queue.id for queue in check.leaderless] == [P[0]]
-    assert (check.muted, check.unknown_leaders) == ({}, {"t"})
-    assert not bench.accumulator.ready(bench.leader, 1_000).leaderless

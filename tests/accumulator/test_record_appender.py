@@ -32,7 +32,7 @@ from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
 from tests.support.brokers import Brokers
-from tests.support.queues import queues_of, teach_ratio
+from tests.support.queues import teach_ratio
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -110,7 +110,7 @@ class Bench:
         self.appender.append(one, check)
 
     def batches(self, partition: int) -> list[ProducerBatch]:
-        return list(queues_of(self.accumulator).queue(TopicPartition("t", partition)).batches)
+        return list(self.accumulator.partition(TopicPartition("t", partition)).batches)
 
     def rows(self, partition: int) -> list[int]:
         data = b"".join(view for batch in self.batches(partition) for view in batch.buffer.views())
@@ -118,7 +118,7 @@ class Bench:
 
     def answer(self) -> None:
         """The broker takes all that is ready."""
-        while ready := self.accumulator.ready(self.brokers.led_by(lambda p: p.partition), 1e6).brokers:
+        while ready := self.accumulator.ready(self.brokers.led_by(lambda p: p.partition), 1e6)[0]:
             for broker, queues in ready.items():
                 for batch in fill_request(
                     self.accumulator, broker, queues, 1 << 30, lambda batch: True, None
@@ -129,7 +129,7 @@ class Bench:
 
     def unowned(self) -> int:
         """Bytes lent out that no batch holds."""
-        held = sum(batch.buffer.capacity for batch in queues_of(self.accumulator).live)
+        held = sum(batch.buffer.capacity for batch in self.accumulator.live)
         return self.pool.metrics().used_bytes - held
 
 
@@ -148,7 +148,7 @@ def test_rows_keep_their_order_per_partition_over_batches_and_units() -> None:
         assert all(batch.size <= BATCH_SIZE for batch in batches)
         assert [batch.state for batch in batches[:-1]] == [BatchState.SEALED] * (len(batches) - 1)
         assert sum(batch.record_count for batch in batches) == len(numbers)
-    assert not any(batch.leased for batch in queues_of(bench.accumulator).live)
+    assert not any(batch.leased for batch in bench.accumulator.live)
 
 
 def test_a_row_larger_than_a_batch_gets_one_of_its_own() -> None:
@@ -179,9 +179,9 @@ def test_the_sender_is_woken_for_new_and_full_batches_and_for_leases_it_met() ->
     assert bench.wakes == 1
     bench.append(unit(1, [0]))
     assert bench.wakes == 1
-    queues_of(bench.accumulator).leased_batch_skipped = True
+    bench.accumulator.leased_batch_skipped = True
     bench.append(unit(2, [0]))
-    assert (bench.wakes, queues_of(bench.accumulator).leased_batch_skipped) == (2, False)
+    assert (bench.wakes, bench.accumulator.leased_batch_skipped) == (2, False)
     bench.append(unit(3, [0] * 40))
     assert bench.wakes > 2
 
@@ -195,7 +195,7 @@ def test_uncompressed_rows_never_take_more_than_batch_size(
     bench = Bench(batch_size=8 * 128, strategy=lambda pool, size: strategy(pool, size))
     for start in range(0, 4_000, 100):
         bench.append(unit(start, [index % 4 for index in range(100)]))
-    held = [batch.buffer.capacity for batch in queues_of(bench.accumulator).live]
+    held = [batch.buffer.capacity for batch in bench.accumulator.live]
     assert len(held) > 100
     assert max(held) == 8 * 128
     assert sum(held) == bench.pool.metrics().used_bytes
@@ -218,7 +218,7 @@ def test_full_takes_batch_size_from_the_pool_and_holds_lz4s_raw_block_beside_it(
     chance = random.Random(5)
     for _ in range(60):
         bench.append(half_noise(chance, 100))
-    live = queues_of(bench.accumulator).live
+    live = bench.accumulator.live
     assert len(live) > 5
     assert max(batch.buffer.heap_bytes for batch in live) <= 68 << 10
     assert {batch.buffer.capacity - batch.buffer.heap_bytes for batch in live} == {512 << 10}
@@ -241,7 +241,7 @@ def test_full_fills_buffers_of_batch_size_with_compressed_bytes(codec: Compressi
 
     def answer() -> None:
         if bench.allocator.pool.queued:
-            live = queues_of(bench.accumulator).live
+            live = bench.accumulator.live
             assert {batch.buffer.capacity - batch.buffer.heap_bytes for batch in live} == {16384}
             sizes.extend(batch.size for batch in live if batch.state is BatchState.SEALED)
             bench.answer()
@@ -293,8 +293,8 @@ def test_a_batch_that_takes_no_further_row_does_not_wait_for_one() -> None:
     bench.append(unit(0, [0], size=BATCH_SIZE * 2))
     bench.append(unit(1, [1]))
     assert [batch.state for batch in bench.batches(0)] == [BatchState.SEALED]
-    check = bench.accumulator.ready(bench.brokers.led_by(lambda p: p.partition), 0)
-    assert [broker.id for broker in check.brokers] == [0]
+    ready, _, _ = bench.accumulator.ready(bench.brokers.led_by(lambda p: p.partition), 0)
+    assert [broker.id for broker in ready] == [0]
 
 
 def test_rows_that_the_pool_cannot_hold_first_fill_the_batch_that_has_room() -> None:
@@ -347,15 +347,15 @@ def test_open_batches_hold_half_of_the_pool_raw_at_most_and_are_not_closed_for_i
         one = unit(start, [index % 4 for index in range(400)], size=1_000)
         bench.append(one)
         appended += len(one)
-        held = [batch.raw_tail for batch in queues_of(bench.accumulator).live]
-        assert queues_of(bench.accumulator).open_raw_bytes == sum(held)
+        held = [batch.raw_tail for batch in bench.accumulator.live]
+        assert bench.accumulator.open_raw_bytes == sum(held)
         assert sum(held) <= (2 << 20) + len(held) * 65_536
     assert [len(bench.batches(partition)) for partition in range(4)] == [1] * 4
-    assert sum(batch.raw_bytes for batch in queues_of(bench.accumulator).live) > 7 << 20
+    assert sum(batch.raw_bytes for batch in bench.accumulator.live) > 7 << 20
     assert bench.pool.metrics().used_bytes < 3 << 20
     assert bench.pool.metrics().heap_bytes == 0
     bench.appender.flush()
-    assert queues_of(bench.accumulator).open_raw_bytes == 0
+    assert bench.accumulator.open_raw_bytes == 0
     for partition in range(4):
         (batch,) = bench.batches(partition)
         raw = b"".join(decompressed(batch.buffer.views(batch_header.SIZE), codec, batch.raw_bytes))
@@ -380,7 +380,7 @@ def test_flush_closes_every_open_batch_on_the_tasks_thread() -> None:
     bench.append(unit(0, [0, 1, 2]))
     bench.wakes = 0
     bench.appender.flush()
-    assert queues_of(bench.accumulator).flushing
+    assert bench.accumulator.flushing
     assert bench.wakes > 0
     for partition in range(3):
         (batch,) = bench.batches(partition)
@@ -390,7 +390,7 @@ def test_flush_closes_every_open_batch_on_the_tasks_thread() -> None:
 def refuse(bench: Bench, partition: int = 0) -> int:
     """The broker takes the head batch for too large; it is split. Returns its size."""
     accumulator = bench.accumulator
-    (queue,) = accumulator.ready(bench.brokers.led_by(lambda p: p.partition), 0).brokers[
+    (queue,) = accumulator.ready(bench.brokers.led_by(lambda p: p.partition), 0)[0][
         bench.brokers.of(partition)
     ]
     (batch,) = accumulator.drain(bench.brokers.of(partition), [queue], 1, lambda batch: True)
@@ -416,7 +416,7 @@ def test_where_a_broker_takes_less_than_batch_size_later_batches_are_smaller() -
     bench.append(unit(200, [1] * 100))
     assert max(batch.size for batch in bench.batches(1)) <= size // 2
     assert bench.rows(0) == list(range(200))
-    assert not queues_of(bench.accumulator).too_large_batches
+    assert not bench.accumulator.too_large_batches
 
 
 def test_refusals_of_what_was_batched_before_lower_the_limit_only_once() -> None:
@@ -574,7 +574,7 @@ def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition(
 
     def watched(projected: int, *others: Any) -> BatchBuffer:
         states = [batch.state for batch in bench.batches(0)]
-        blocked.append((states, any(b.leased for b in queues_of(bench.accumulator).live), projected))
+        blocked.append((states, any(b.leased for b in bench.accumulator.live), projected))
         for batch in bench.batches(0):
             bench.accumulator.fail(batch, lambda: None)  # as if the sender had been done with it
         return opened(projected, *others)
@@ -599,7 +599,7 @@ def test_rows_that_get_no_memory_in_time_are_refused_and_nothing_is_held_for_the
     rows = bench.rows(0)
     assert rows == list(range(len(rows)))
     assert bench.unowned() == 0
-    assert not any(batch.leased for batch in queues_of(bench.accumulator).live)
+    assert not any(batch.leased for batch in bench.accumulator.live)
 
 
 def test_the_sender_is_woken_once_the_task_waits_for_memory() -> None:
@@ -682,5 +682,5 @@ def test_a_lost_task_stops_between_turns_with_its_leases_ended() -> None:
 
     with pytest.raises(DeliveryError):
         bench.append(unit(0, [0] * 200), check)
-    assert not any(batch.leased for batch in queues_of(bench.accumulator).live)
+    assert not any(batch.leased for batch in bench.accumulator.live)
     assert bench.unowned() == 0

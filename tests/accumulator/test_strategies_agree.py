@@ -36,7 +36,6 @@ from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
 from tests.support.brokers import Brokers
 from tests.support.effort import tries
-from tests.support.queues import queues_of
 
 PARTITIONS = 7
 POOL_BYTES = 1 << 30  # mapped lazily; nothing presses
@@ -205,8 +204,8 @@ class Run:
     def drain(self) -> bool:
         """One Produce request for each broker with something ready; False where none has."""
         leader = self.brokers.led_by(lambda p: TOPICS["t"].partitions[p.partition].leader)
-        check = self.accumulator.ready(leader, 1e6)
-        for broker, queues in sorted(check.brokers.items(), key=lambda one: one[0].id):
+        ready, _, _ = self.accumulator.ready(leader, 1e6)
+        for broker, queues in sorted(ready.items(), key=lambda one: one[0].id):
             taken = fill_request(self.accumulator, broker, queues, 200_000, lambda batch: True, None)
             parts = []
             for batch in taken:
@@ -220,7 +219,7 @@ class Run:
             self.wire.append(b"".join(produce_body(12, -1, 1000, None, [("t", None, parts)])))
             for batch in taken:
                 self.answer(batch)
-        return bool(check.brokers)
+        return bool(ready)
 
     def answer(self, batch: ProducerBatch) -> None:
         every = self.shape.split_every
@@ -253,11 +252,6 @@ def test_the_runs_above_are_of_many_kinds() -> None:
     run = Run(shape, CompressionType.LZ4, incremental)
     wire = run.everything()
     assert run.batches > 2 * PARTITIONS
-    assert (
-        run.accumulator.limits.of("t") < run.shape.batch_size or queues_of(run.accumulator).too_large_batches
-    )
+    assert run.accumulator.limits.of("t") < run.shape.batch_size or run.accumulator.too_large_batches
     assert max(map(len, wire)) > 2 * 64 * 1024
-    assert (
-        sum(TopicPartition("t", p) in queues_of(run.accumulator).by_partition for p in range(PARTITIONS))
-        == PARTITIONS
-    )
+    assert sum(TopicPartition("t", p) in run.accumulator.partitions for p in range(PARTITIONS)) == PARTITIONS

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
@@ -120,10 +119,9 @@ def test_without_idempotence_a_swallowed_response_doubles_rows(
         assert Invariant.ONCE in broken(report)
 
 
-def _insert_last(self: BatchQueues, queue: Partition, batch: ProducerBatch) -> None:
+def _insert_last(self: Partition, batch: ProducerBatch) -> None:
     """The bug: what comes back from a broken connection goes behind what has not been sent yet."""
-    queue.batches.append(batch)
-    self.waiting[queue.id] = queue
+    self.batches.append(batch)
 
 
 def _call_it_written(
@@ -136,7 +134,7 @@ def _call_it_written(
 @pytest.mark.parametrize("bug", ["none", "retries go last", "failures count as written"])
 def test_injected_bugs_are_caught(cluster3: LocalBroker, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     if bug == "retries go last":
-        monkeypatch.setattr(BatchQueues, "insert", _insert_last)
+        monkeypatch.setattr(Partition, "insert", _insert_last)
     elif bug == "failures count as written":
         monkeypatch.setattr(ResponseHandler, "_apply", _call_it_written)
     topic = f"bug-{bug.replace(' ', '-')}"

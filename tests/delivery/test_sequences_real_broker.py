@@ -12,7 +12,6 @@ from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
-from tests.support.queues import queues_of
 from tests.support.scripted_cluster import until
 
 
@@ -77,7 +76,7 @@ def test_a_gap_is_answered_by_a_new_epoch_or_a_new_id(broker: LocalBroker, last_
         until(lambda: producer.acknowledged == producer.rows, "the acknowledgement")
         identity = identity_of(producer)
         before = identity.producer_id
-        (partition,) = queues_of(producer.accumulator).by_partition.values()
+        (partition,) = producer.accumulator.partitions.values()
         partition.next_sequence += 1_000
         if last_epoch:
             identity.producer_epoch = 2**15 - 1

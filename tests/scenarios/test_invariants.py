@@ -13,7 +13,6 @@ from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.model import TopicPartition
 from tests.support.fake_log import RecordBatch, numbers_in, parse_batch
 from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, TOPIC, Model
-from tests.support.queues import queues_of
 
 P = TopicPartition(TOPIC, 0)
 OUT_OF_ORDER, TOO_LARGE, NOT_LEADER, UNKNOWN_PRODUCER = 45, 10, 6, 59
@@ -71,7 +70,7 @@ def test_a_base_sequence_is_fixed_once_the_batch_may_be_written(code: int) -> No
     model.disconnect(0, unread="late")
     again(model)
     assert marks(model) == first
-    batch = next(iter(queues_of(model.accumulator).live))
+    batch = next(iter(model.accumulator.live))
     model.arrive(0, code, append=False)
     model.respond(0)
     again(model)
@@ -218,7 +217,7 @@ def test_a_chunk_is_returned_exactly_once(
     path(model)
     model.close()
     assert not counted.lent, "chunks were never returned"
-    assert not queues_of(model.accumulator).live
+    assert not model.accumulator.live
 
 
 @pytest.mark.both_strategies
@@ -229,7 +228,7 @@ def test_nobody_waits_for_memory_while_holding_a_batch(monkeypatch: pytest.Monke
     take = BufferPool.take
 
     def taking(pool: BufferPool, *arguments: object, **named: object) -> object:
-        held.append([batch for batch in queues_of(model.accumulator).live if batch.leased])
+        held.append([batch for batch in model.accumulator.live if batch.leased])
         return take(pool, *arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(BufferPool, "take", taking)

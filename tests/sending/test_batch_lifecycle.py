@@ -23,7 +23,6 @@ from hypothesis.stateful import (
 )
 
 from kafka_sink.accumulator import producer_batch, record_accumulator
-from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.buffer_pool import LentChunks
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator
@@ -34,10 +33,10 @@ from kafka_sink.records import batch_header
 from kafka_sink.sending import response_classifier
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.producer_identity import ProducerIdentity
+from tests.support import lifecycle_model
 from tests.support.effort import tries
 from tests.support.fake_log import numbers_in
 from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, NODES, PARTITIONS, TOPIC, Model
-from tests.support.queues import queues_of
 
 # Refusals without an append, also of what was appended before; responses of unknown meaning; ends.
 PASSING = (3, 5, 6, 19, 74)
@@ -189,7 +188,7 @@ def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> 
     model = Model()
     model.append([0], 5, lambda: None)
     model.now += DELIVERY_TIMEOUT_MS + 1
-    batch, fail = next(iter(queues_of(model.accumulator).live)), model.accumulator.fail
+    batch, fail = next(iter(model.accumulator.live)), model.accumulator.fail
 
     def leased_until_refused(batch: ProducerBatch, record: Callable[[], None]) -> bool:
         batch.leased = True
@@ -350,11 +349,7 @@ def _leases_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def _retries_go_to_the_end(patch: pytest.MonkeyPatch) -> None:
-    def insert(self: BatchQueues, queue: Partition, batch: ProducerBatch) -> None:
-        queue.batches.append(batch)
-        self.waiting[queue.id] = queue
-
-    patch.setattr(BatchQueues, "insert", insert)
+    patch.setattr(Partition, "insert", lambda self, batch: self.batches.append(batch))
 
 
 def _late_responses_count(patch: pytest.MonkeyPatch) -> None:
@@ -427,19 +422,18 @@ def _split_parents_keep_their_memory(patch: pytest.MonkeyPatch) -> None:
 
 
 def _muted_partitions_are_sent(patch: pytest.MonkeyPatch) -> None:
-    ready = RecordAccumulator.ready
-    patch.setattr(RecordAccumulator, "ready", lambda self, leader, now, muted=(): ready(self, leader, now))
+    patch.setattr(lifecycle_model, "take_muted", lambda *arguments: {})
 
 
 def _a_failed_batch_stays_queued(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BatchQueues, "remove", lambda *arguments: None)
+    patch.setattr(RecordAccumulator, "_remove_locked", lambda *arguments: None)
 
 
 def _a_close_forgets_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:
     def abort_incomplete(
         self: RecordAccumulator, record: Callable[[ProducerBatch], None], **_: object
     ) -> None:
-        for queue in self._queues.by_partition.values():
+        for queue in self.partitions.values():
             for batch in list(queue.batches):
                 self.fail(batch, lambda batch=batch: record(batch))  # type: ignore[misc]
 

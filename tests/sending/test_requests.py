@@ -23,7 +23,7 @@ from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.requests import fill_request
 from tests.support.brokers import Brokers
-from tests.support.queues import queues_of, teach_ratio
+from tests.support.queues import teach_ratio
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -74,13 +74,13 @@ class Bench:
         self.append([values[at % len(values)] for at in range(len(partitions))], partitions)
 
     def request(self) -> list[ProducerBatch]:
-        check = self.accumulator.ready(lambda _: self.broker, 1_000)
-        if not check.brokers:
+        ready, _, _ = self.accumulator.ready(lambda _: self.broker, 1_000)
+        if not ready:
             return []
         taken = fill_request(
             self.accumulator,
             self.broker,
-            check.brokers[self.broker],
+            ready[self.broker],
             MAX_REQUEST_BYTES,
             lambda batch: True,
             lambda batch: False,
@@ -137,7 +137,7 @@ def test_what_is_sent_back_keeps_its_place_and_is_no_longer_in_flight() -> None:
     bench.append([b"later"], [1])
     first = bench.request()
     assert [batch.partition.partition for batch in first] == [0]
-    queue = queues_of(bench.accumulator).queue(TopicPartition("t", 1))
+    queue = bench.accumulator.partition(TopicPartition("t", 1))
     assert (queue.in_flight, queue.batches[0].request_references) == (0, 0)
     assert queue.batches[0].state is BatchState.SEALED
     assert [batch.partition.partition for batch in bench.request()] == [1]

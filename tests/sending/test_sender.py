@@ -9,11 +9,13 @@ import pytest
 
 from kafka_sink.breaker import CircuitBreakManager, PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.cluster.broker import Broker, SentRequest
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.produce import ProduceResponse
 from kafka_sink.sending.response_handler import ResponseHandler
-from kafka_sink.sending.sender import Sender
+from kafka_sink.sending.sender import Sender, take_muted
+from tests.support.brokers import Brokers
 from tests.support.fake_broker import FakeCluster
 from tests.support.scripted_cluster import rows, task, until, written
 
@@ -197,3 +199,12 @@ def test_brokers_that_the_cluster_no_longer_lists_are_forgotten() -> None:
         producer.send(rows(1, 1))
         assert producer.finish().records == 2
     assert producer.sender.broker_figures(0.0)[0].requests == 2
+
+
+def test_muted_partitions_are_taken_out_of_what_is_ready() -> None:
+    names = [TopicPartition("t", number) for number in range(3)]
+    free, held, alone = map(Partition, names)
+    one, two = Brokers(1, 2).values()
+    ready = {one: [free, held], two: [alone]}
+    assert take_muted(ready, names[1:]) == {one: [held], two: [alone]}
+    assert ready == {one: [free]}

@@ -24,7 +24,6 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.splitting import _records, split_batch, take_out
-from tests.support.queues import queues_of
 from tests.support.strategy import forced
 from tests.support.taken_records import values_of
 
@@ -76,7 +75,7 @@ class Refused:
             ordered_rows_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, 5), lambda: None
         )
         appender.flush()
-        (self.batch,) = queues_of(accumulator).queue(TopicPartition("t", 0)).batches
+        (self.batch,) = accumulator.partition(TopicPartition("t", 0)).batches
         self.values = values
 
     def split(self, batch_size: int = BATCH_SIZE) -> list[ProducerBatch]:

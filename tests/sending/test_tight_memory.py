@@ -37,7 +37,6 @@ from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import BatchSplitter, take_out
 from tests.support.brokers import Brokers
 from tests.support.effort import tries
-from tests.support.queues import queues_of
 from tests.support.taken_records import values_of
 
 PARTITIONS = 5
@@ -171,7 +170,7 @@ class Task:
     def answer(self) -> None:
         """Takes, or refuses, whatever may be sent."""
         leader = self.brokers.led_by(lambda p: p.partition % 2)
-        while brokers := self.accumulator.ready(leader, 0.0).brokers:
+        while brokers := self.accumulator.ready(leader, 0.0)[0]:
             for broker, queues in brokers.items():
                 for batch in fill_request(
                     self.accumulator,
@@ -219,7 +218,7 @@ class Task:
         total = metrics.buffer_total_bytes
         assert metrics.used_bytes + metrics.free_bytes == metrics.allocated_bytes <= total
         # Encoded rows of one turn; headers of pieces, and what small ones shrink less than their batch.
-        batches = len(queues_of(self.accumulator).live)
+        batches = len(self.accumulator.live)
         beyond = self.unit_bytes + total // 4 + batches * 2 * 16_384
         assert metrics.heap_bytes <= self.pool.heap_limit_bytes + beyond
 

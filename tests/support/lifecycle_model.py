@@ -44,9 +44,9 @@ from kafka_sink.sending.batch_completion import BatchCompletion, BatchExpiry, re
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.requests import fill_request, produce_request
 from kafka_sink.sending.response_handler import ResponseHandler
+from kafka_sink.sending.sender import take_muted
 from tests.support.brokers import Brokers
 from tests.support.fake_log import PartitionLog, numbers_in, parse_batch
-from tests.support.queues import queues_of
 from tests.support.strategy import forced
 
 TOPIC = "t"
@@ -218,7 +218,7 @@ class Model:
     def flush(self) -> None:
         """As at the end of the task's rows, but more may follow."""
         self.appender.flush()
-        queues_of(self.accumulator).flushing = False
+        self.accumulator.flushing = False
 
     def leader(self, partition: TopicPartition) -> Broker | None:
         known = self.metadata.leader(partition)
@@ -231,8 +231,9 @@ class Model:
         restart_sequences(self.identity, self.completion)
         if self.completion.deliveries.has_failed:
             return
-        check = self.accumulator.ready(self.leader, self.now, self.muted)
-        for broker, queues in check.brokers.items():
+        ready, _, _ = self.accumulator.ready(self.leader, self.now)
+        take_muted(ready, self.muted)
+        for broker, queues in ready.items():
             node = broker.id
             if sum(request.node == node for request in self.pending) >= 5:
                 continue
@@ -256,7 +257,7 @@ class Model:
 
     def move_unsent(self, source: TopicPartition) -> None:
         """What was never sent to a partition goes to those that are not muted, as if no row had a key."""
-        queue = queues_of(self.accumulator).by_partition.get(source)
+        queue = self.accumulator.partitions.get(source)
         targets = [one for one in self.logs if one != source and one not in self.muted]
         if queue is None or not targets:
             return
@@ -403,7 +404,7 @@ class Model:
 
     def check(self) -> None:
         """All of them hold between any two steps."""
-        live = queues_of(self.accumulator).live
+        live = self.accumulator.live
         metrics = self.pool.metrics()
         assert metrics.used_bytes + metrics.heap_bytes == held_by(live), (
             "memory without an owner, or with two"
@@ -427,7 +428,7 @@ class Model:
         assert known == self.next_row, f"{known} of {self.next_row} rows are accounted for"
 
     def _check_queues(self, live: Collection[ProducerBatch]) -> None:
-        for queue in queues_of(self.accumulator).by_partition.values():
+        for queue in self.accumulator.partitions.values():
             ordinals = [batch.ordinal for batch in queue.batches]
             assert ordinals == sorted(ordinals), "a retry left its place"
             assert len(set(ordinals)) == len(ordinals)

@@ -7,9 +7,9 @@ import pyarrow as pa
 
 from kafka_sink.accumulator.append_planner import AppendPlan, AppendPlanner, Grant
 from kafka_sink.accumulator.batch_limits import LearntLimits, SizeEstimates
-from kafka_sink.accumulator.batch_queues import BatchQueues
 from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
@@ -45,7 +45,7 @@ class Bench:
         )
         self.estimates = SizeEstimates(self.settings, None, LearntLimits(BATCH_SIZE))
         self.planner = AppendPlanner(self.settings, self.allocator, self.estimates, lambda: 3.0)
-        self.queues = BatchQueues()
+        self.queues = RecordAccumulator(self.settings, self.allocator)
 
     def plan(self, ordered: OrderedRows, start: int = 0, grant: Grant | None = None) -> AppendPlan:
         return self.planner.plan(self.queues, ordered, start, len(ordered.partitions), grant)

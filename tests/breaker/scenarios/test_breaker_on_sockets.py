@@ -20,7 +20,6 @@ from kafka_sink.sending import sender
 from kafka_sink.task.producer import Producer
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import OK, Reply, error
-from tests.support.queues import queues_of
 from tests.support.scripted_cluster import (
     PATIENCE_S,
     TOPIC,
@@ -181,7 +180,7 @@ def test_rows_do_not_gather_for_a_frozen_broker_that_owes_a_response(cluster: Fa
             if mutes(producer):
                 break
         stream = Keyless(producer)
-        queue = queues_of(producer.accumulator).queue(P0)
+        queue = producer.accumulator.partition(P0)
         begun = time.monotonic()
         stream.send_until(lambda: stream.count > 100 and time.monotonic() > begun + 1.5, "rows go on")
         assert not queue.batches
@@ -202,7 +201,7 @@ def test_no_rows_go_to_a_muted_broker_that_refuses_connections(cluster: FakeClus
         gate.manager.mute(0, "I say so")
         until(lambda: mutes(producer), "it is muted")
         stream = Keyless(producer)
-        queue = queues_of(producer.accumulator).queue(P0)
+        queue = producer.accumulator.partition(P0)
         begun = time.monotonic()
         stream.send_until(lambda: stream.count > 100 and time.monotonic() > begun + 1.5, "rows go on")
         assert not queue.batches
