@@ -106,16 +106,12 @@ def project_environment() -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def _no_connection_outlives_its_test() -> Iterator[None]:
-    """Workers of a real job end. Here producers at rest, and what a driver keeps to its coordinator, would go
-    on from test to test."""
+    """Workers of a real job end. Here producers at rest would go on from test to test."""
     yield
-    # Most tests need neither, and are not to load them.
+    # Most tests need none, and are not to load it.
     cache = sys.modules.get("kafka_sink.task.producer_cache")
     if cache is not None:
         cache.PRODUCERS.close()
-    channel = sys.modules.get("kafka_sink.coordinator.writes")
-    if channel is not None:
-        channel._KEPT.close()
 
 
 @pytest.fixture(scope="session")

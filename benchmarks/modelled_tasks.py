@@ -55,10 +55,11 @@ from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
 
 TOPIC, CLUSTER_ID, SICK, BROKERS = "orders", "modelled", 1, 3
 OPTIONS = parse({"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": TOPIC}).options
-# As CoordinatorClient has them: a sign of life at rest and while anything is muted, pauses, bounds.
-ALIVE_S, ALIVE_MUTED_S = 10.0, 3.0
+# As CoordinatorClient has them: a sign of life after so long without a message, and while anything is muted;
+# pauses, bounds.
+ALIVE_S, ALIVE_MUTED_S = 60.0, 10.0
 BACKOFF_MS, BACKOFF_MAX_MS, AT_ONCE_S = 1000.0, 30_000.0, 0.1
-CONNECT_S, GIVE_UP_S, GIVE_UP_MUTED_S = 10.0, 6.0, COORDINATOR_SILENCE_MS / 1000
+CONNECT_S, GIVE_UP_S = 10.0, COORDINATOR_SILENCE_MS / 1000
 # How soon tasks with requests at a frozen broker notice, how long such a probe takes, and one that succeeds.
 SILENCE_S, NOTICE_S, PROBE_S, BACK_S = 0.5, 2.0, 1.0, 0.01
 OUTCOMES_S = WAITING_S = OPTIONS.coordinator_report_interval_ms / 1000
@@ -81,8 +82,8 @@ def report_of(number: int) -> TaskReport:
 @dataclass(eq=False, slots=True)
 class Task:
     """``stage``: 0 not connected, 1 in TLS's handshake, 2 with proof. Times are seconds, 0 where there is
-    none; ``alive_at`` and ``since``, when it began to connect, are those of ``Crowd.clock``. What it has been
-    told is muted: the broker, and how many partitions."""
+    none; ``alive_at``, ``said_at`` and ``since``, when it began to connect, are those of ``Crowd.clock``.
+    What it has been told is muted: the broker, and how many partitions."""
 
     number: int
     source: str
@@ -93,6 +94,7 @@ class Task:
     frames: FrameReader = field(default_factory=lambda: FrameReader(MAX_MESSAGE_BYTES))
     since: float = 0.0
     alive_at: float = 0.0
+    said_at: float = 0.0
     beat_at: float = 0.0
     report_s: float = 1.0
     report_at: float = 0.0
@@ -309,6 +311,7 @@ class Crowd:
         self._report_after(task, FIRST_REPORT_S + self.chance.random() * task.report_s)
 
     def _write(self, task: Task, data: bytes) -> None:
+        task.said_at = self.clock()
         try:
             task.sock.send(data)
         except OSError:
@@ -360,18 +363,20 @@ class Crowd:
         if task.stage != 2 or task.beat_at != at:
             return
         now = self.clock()
-        bound_s = GIVE_UP_MUTED_S if task.is_waiting else GIVE_UP_S
-        if task.alive_at and now - task.alive_at >= bound_s:
+        quiet_s = now - task.said_at
+        if task.alive_at and now - task.alive_at >= GIVE_UP_S:
             self.gave_up += 1
             self.latencies.append(now - task.alive_at)
             self._end(task)
             self._retry(task)
-        elif not task.alive_at:
+        elif task.alive_at:
+            self._beat_after(task, max(0.0, task.alive_at + GIVE_UP_S - now))
+        elif task.is_waiting or quiet_s >= ALIVE_S:
             task.alive_at = now
             self._write(task, self._alive)
-            self._beat_after(task, bound_s)
+            self._beat_after(task, GIVE_UP_S)
         else:
-            self._beat_after(task, max(0.0, task.alive_at + bound_s - now))
+            self._beat_after(task, ALIVE_S - quiet_s)
 
     def _on_alive(self, task: Task, _: Alive) -> None:
         if task.alive_at:

@@ -5,8 +5,6 @@ A time that no other module depends on stays where it is used.
 
 from __future__ import annotations
 
-import math
-
 # -- metadata by way of the coordinator: each waits a little longer than the one it waits for ----------------
 
 # Tasks gather leaders that moved for so long.
@@ -34,12 +32,6 @@ CONFIRM_SILENCE_MS = 50.0
 # The coordinator sends mutes that follow one another closely in one message. Below the default of
 # coordinator.report.interval.ms, so that gathering adds little to it.
 GATHER_MUTES_MS = 50.0
-# A task reports responses at this interval while nothing fails.
-HEALTHY_REPORT_MS = 2000.0
-# The coordinator counts a reported response for this long at least: longer than tasks take to report.
-HEALTHY_VALID_MS = 3000.0
-# A task that has not reported for so long gets no lease and no question: longer than two reports are apart.
-SILENT_TASK_MS = 5000.0
 # The sender looks at waiting batches at least this often.
 MAX_POLL_MS = 1000.0
 # Batches count as waiting for this long after the sender last saw them: longer than it takes to look again.
@@ -51,11 +43,3 @@ HELD_MS = 1500.0
 # Brokers reject topics (TOPIC_AUTHORIZATION_FAILED) while they load their ACLs. No row is skipped for it
 # before it has lasted for this long.
 UNAUTHORIZED_TOPIC_MS = 5000.0
-
-
-def next_beat_ms(after_ms: float, interval_ms: float) -> float:
-    """The next multiple of an interval on the monotonic clock, which the processes of a host share.
-
-    What they send at such times travels in one frame.
-    """
-    return after_ms if math.isinf(after_ms) else (after_ms // interval_ms + 1) * interval_ms

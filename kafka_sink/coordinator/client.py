@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import selectors
 import socket
 import threading
@@ -33,13 +32,9 @@ _AFTER_IDLE_MS = 100.0
 # Nobody waits for a connection, and where thousands connect at once, their turn takes seconds.
 _CONNECT_MS = 10_000.0
 _MAX_WAIT_S = 3600.0
-# A sign of life at rest, and while a channel relies on the coordinator.
-_ALIVE_MS, _ALIVE_WAITING_MS = 10_000.0, 5000.0
-# An iteration of the loop takes so much longer than its wait: the process did not run, nor read what came.
-_STALLED_MS = 500.0
-# So often in a row the other end gets all its time again: a process that stalls every second does not wait
-# for ever.
-_MAX_EXTENSIONS = 3
+# A sign of life after so long without any message, so that the server keeps the connection; and so often
+# while a channel relies on the coordinator.
+_ALIVE_MS, _ALIVE_WAITING_MS = 60_000.0, 10_000.0
 _Answer = TypeVar("_Answer")
 
 
@@ -81,12 +76,11 @@ class CoordinatorClient(threading.Thread):
         self._active = False
         self._leaving = False
         self._connection: Connection | None = None
-        self._said: Hello | None = None
-        # When the last sign of life was sent, and since when none is answered.
-        self._alive_ms = -math.inf
+        self._greeted: Hello | None = None
+        # When the last sign of life was sent, and the last message; since when no sign of life is answered.
+        self._alive_ms = self._said_ms = -math.inf
         self._unanswered_ms = math.inf
         self._has_received = False
-        self._extensions_left = _MAX_EXTENSIONS
         self._wake_lock = threading.Lock()  # guards _wake_pending and the pair
         self._wake_pending = False
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -162,16 +156,16 @@ class CoordinatorClient(threading.Thread):
 
     def _connect(self) -> float:
         self._connection = connect(self.address, self._connect_ms)
-        self._has_received, self._said = False, None
+        self._has_received, self._greeted = False, None
         self._alive_ms, self._unanswered_ms = -math.inf, math.inf
         return self._clock_ms()
 
     def _send(self, connection: Connection, now_ms: float, *, leaving: bool) -> None:
         hello = self._hello()
-        if hello != self._said:
-            first = self._said is None
+        if hello != self._greeted:
+            first = self._greeted is None
             connection.send(hello)
-            self._said = hello
+            self._greeted = hello
             for channel in self._channels:
                 if first or channel.scope is Scope.CLUSTER:
                     channel.on_connected(now_ms)
@@ -180,14 +174,17 @@ class CoordinatorClient(threading.Thread):
                 channel.hurry()
             while (message := channel.next_message(now_ms)) is not None:
                 connection.send(message)
+                self._said_ms = now_ms
         if self._active and now_ms >= self._alive_due_ms():
             connection.send(Alive())
-            self._alive_ms = now_ms
+            self._alive_ms = self._said_ms = now_ms
             self._unanswered_ms = min(self._unanswered_ms, now_ms)
 
     def _alive_due_ms(self) -> float:
-        is_waiting = any(one.is_waiting for one in self._channels)
-        return self._alive_ms + (_ALIVE_WAITING_MS if is_waiting else _ALIVE_MS)
+        # The first one's answer shows that the coordinator knows the token.
+        if self._alive_ms == -math.inf or any(one.is_waiting for one in self._channels):
+            return self._alive_ms + _ALIVE_WAITING_MS
+        return self._said_ms + _ALIVE_MS
 
     @property
     def _silent_at_ms(self) -> float:
@@ -217,25 +214,18 @@ class CoordinatorClient(threading.Thread):
                 self._wake_reader.recv(1)
         if connection is None:
             return
-        began_ms, now_ms = now_ms, self._clock_ms()
-        if now_ms - began_ms - 1000 * delay_s > _STALLED_MS and self._extensions_left:
-            # This process stalled: nobody else has been silent.
-            self._extensions_left -= 1
-            self._unanswered_ms = max(self._unanswered_ms, now_ms) if self._is_unanswered else math.inf
+        now_ms = self._clock_ms()
+        # First: where this process stalled, the answer has come meanwhile.
         if connection.socket in ready:
             self._receive(connection, now_ms)
         elif self._active and now_ms >= self._silent_at_ms:
             raise ProtocolError(f"no sign of life within {now_ms - self._unanswered_ms:.0f} ms")
 
-    @property
-    def _is_unanswered(self) -> bool:
-        return self._unanswered_ms < math.inf
-
     def _receive(self, connection: Connection, now_ms: float) -> None:
         for message in connection.receive():
             # Only now: who does not know the token is let in, too, for a moment.
             self._has_received, self._failures = True, 0
-            self._unanswered_ms, self._extensions_left = math.inf, _MAX_EXTENSIONS
+            self._unanswered_ms = math.inf
             if isinstance(message, Full):
                 raise _FullError("it serves no more tasks")
             channel = self._of_message.get(type(message))
@@ -254,7 +244,7 @@ class CoordinatorClient(threading.Thread):
         if isinstance(error, _FullError):
             self._connect_after_ms = now_ms + _BACKOFF_MAX_MS * (1 + RANDOM.random())
             _log.info("the coordinator serves as many tasks as it can; this one asks brokers by itself")
-        elif self._has_received and not self._is_unanswered and isinstance(error, ConnectionError):
+        elif self._has_received and self._unanswered_ms == math.inf and isinstance(error, ConnectionError):
             # No failure: the server closes idle connections. If the coordinator is gone, reconnecting fails.
             self._has_received = False
             self._connect_after_ms = now_ms + _AFTER_IDLE_MS * RANDOM.random()
@@ -290,12 +280,13 @@ def ask(
         connection.close()
 
 
-def tell(address: CoordinatorAddress, message: Message, timeout_ms: float) -> None:
-    """Send a message, and wait until the coordinator has handled it. Raises as ``ask``."""
+def tell(address: CoordinatorAddress, message: Message, timeout_ms: float, *, waits: bool = True) -> None:
+    """Send a message. ``waits``: until the coordinator has handled it. Raises as ``ask``."""
     connection = connect(address, timeout_ms)
     try:
         connection.send(message)
-        _asked(connection, Alive(), Alive, timeout_ms)
+        if waits:
+            _asked(connection, Alive(), Alive, timeout_ms)
     finally:
         connection.close()
 
@@ -311,75 +302,3 @@ def _asked(connection: Connection, message: Message, answer: type[_Answer], time
                 if isinstance(received, answer):
                     return received
     raise TimeoutError(f"no {answer.__name__} within {timeout_ms:.0f} ms")
-
-
-class KeptConnection:
-    """At most one connection, to the coordinator that was used last. Any thread; a fork has another.
-
-    For the driver: Spark reuses the process that commits a stream's micro-batches, and a new connection takes
-    milliseconds of each commit.
-
-    ``silence_ms`` bounds connecting, and how long an answer may be missing before another connection is made.
-    """
-
-    def __init__(self, silence_ms: float, clock_ms: Clock = monotonic_ms) -> None:
-        self._silence_ms = silence_ms
-        self._clock_ms = clock_ms
-        # Since when nothing has come for what was sent.
-        self._unanswered_ms = math.inf
-        self._lock = threading.Lock()  # guards the next one
-        self._kept: tuple[CoordinatorAddress, Connection] | None = None
-        # For the life of the process, as are the instances.
-        os.register_at_fork(after_in_child=self._after_fork)
-
-    def tell(self, address: CoordinatorAddress, message: Message) -> None:
-        """Send a message that is answered, without waiting. Raises OSError and ProtocolError."""
-        with self._lock:
-            connection = self._usable(address) or connect(address, self._silence_ms)
-            self._kept = address, connection
-            try:
-                connection.send(message)
-                self._unanswered_ms = min(self._unanswered_ms, self._clock_ms())
-            except OSError:
-                self._close()
-                raise
-
-    def close(self) -> None:
-        with self._lock:
-            self._close()
-
-    def _after_fork(self) -> None:
-        """In the child: another thread may have held the lock, and the answers are the parent's."""
-        self._lock = threading.Lock()
-        self._close()
-
-    def _usable(self, address: CoordinatorAddress) -> Connection | None:
-        """The kept connection, after the messages that have come, unless the coordinator has left it."""
-        if self._kept is None:
-            return None
-        kept_address, connection = self._kept
-        if kept_address == address:
-            with contextlib.suppress(OSError, ProtocolError):
-                if _has_received(connection):
-                    self._unanswered_ms = math.inf
-                if self._clock_ms() - self._unanswered_ms < self._silence_ms:
-                    return connection
-        self._close()
-        return None
-
-    def _close(self) -> None:
-        if self._kept is not None:
-            self._kept[1].close()
-        self._kept, self._unanswered_ms = None, math.inf
-
-
-def _has_received(connection: Connection) -> bool:
-    """Whether something has come, which is read."""
-    has_received = False
-    # Not select.select, which takes no descriptor above 1,023.
-    with selectors.DefaultSelector() as selector:
-        selector.register(connection.socket, selectors.EVENT_READ)
-        while selector.select(0):
-            connection.receive()
-            has_received = True
-    return has_received

@@ -2,17 +2,17 @@
 
 Each job has one token bucket, so the sum never exceeds the limit, whatever tasks come and go. Tasks are
 served in the order in which they ask, each with a fraction of a second's rows. So a task with few rows waits
-no longer than one turn of the others. One with a large row waits until each other has had as much.
+no longer than one turn of the others.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated
 
 from kafka_sink.coordinator.schema import (
@@ -38,12 +38,11 @@ _MIN_GRANT = 0.001
 _BURST_S = 0.2
 # One grant costs the job no more than so many seconds of its limit, whatever size a task claims for a row.
 _MAX_DEBT_S = 10.0
-# Places in a line that nobody has any more.
-_MAX_LEFT = 10
 _FORGET_MS = 300_000.0
-# Jobs that are kept for which nobody waits, and tasks that one ``on_time`` serves.
+# Jobs that are kept for which nobody waits.
 MAX_JOBS = 10_000
-_AT_ONCE = 500
+# Jobs that one ``on_time`` looks at, and tasks that it serves; when it looks at further jobs.
+_AT_ONCE, _NEXT_MS = 500, 20.0
 
 _Positive = Annotated[int, Within(1)]
 
@@ -70,24 +69,15 @@ class RowsGranted:
 # -- the coordinator's side -------------------------------------------------------------------------------
 
 
-# ``served_s`` when the task asked plus the seconds that its row takes, the number of the ask, and the task.
-_Place = tuple[float, int, int]
-
-
 @dataclass(slots=True)
 class _JobBuckets:
     """Levels are what may be sent now, per dimension that is limited. They fall below zero by one grant.
-    ``waiting``: tasks' places, and what they asked for. ``served_s``: what each task that waits has had, in
-    seconds of the limit."""
+    ``waiting``: what tasks have asked for, in the order of asking."""
 
     limits: Mapping[str, int]
     at_ms: float
     levels: dict[str, float] = field(default_factory=dict)
-    waiting: dict[int, tuple[_Place, RowsWanted]] = field(default_factory=dict)
-    served_s: float = 0.0
-    # By place, with those of tasks that have left, or asked anew.
-    line: list[_Place] = field(default_factory=list)
-    asks: int = 0
+    waiting: dict[int, RowsWanted] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.levels = {name: float(min(1, limit)) for name, limit in self.limits.items()}
@@ -107,33 +97,13 @@ class _JobBuckets:
         needs = [-level / self.limits[name] * 1000 for name, level in self.levels.items() if level <= 0]
         return self.at_ms + max(needs, default=0.0) + 1.0
 
-    def ask(self, task: int, asked: RowsWanted) -> None:
-        """One that waits already, and asks for the same, keeps its place."""
-        if task in self.waiting and self.waiting[task][1] == asked:
-            return
-        self.asks += 1
-        place = self.served_s + min(_MAX_DEBT_S, self._takes_s(asked, 1)), self.asks, task
-        self.waiting[task] = place, asked
-        heapq.heappush(self.line, place)
-        if len(self.line) > 2 * len(self.waiting) + _MAX_LEFT:
-            self.line = sorted(one for one in self.line if self._is_in_line(one))
-
-    def _is_in_line(self, place: _Place) -> bool:
-        return place[2] in self.waiting and self.waiting[place[2]][0] == place
-
-    def _takes_s(self, asked: RowsWanted, rows: int) -> float:
-        """The time in which the limit allows so many of these rows."""
-        return max(_part_of(asked, rows, name) / limit for name, limit in self.limits.items())
-
     def grant(self) -> tuple[int, RowsGranted]:
-        """The first in line, and what it may send now."""
+        """The task that has waited longest, and what it may send now."""
         share_s = max(_TURN / len(self.waiting), _MIN_GRANT)
-        while not self._is_in_line(first := heapq.heappop(self.line)):
-            pass
-        task = first[2]
-        _, asked = self.waiting.pop(task)
-        rows = max(1, int(asked.rows * min(1.0, share_s / self._takes_s(asked, asked.rows))))
-        self.served_s += min(_MAX_DEBT_S, self._takes_s(asked, rows)) / max(1, len(self.waiting))
+        task = next(iter(self.waiting))
+        asked = self.waiting.pop(task)
+        takes_s = max(_part_of(asked, asked.rows, name) / limit for name, limit in self.limits.items())
+        rows = max(1, int(asked.rows * min(1.0, share_s / takes_s)))
         for name, limit in self.limits.items():
             self.levels[name] -= min(_part_of(asked, rows, name), limit * _MAX_DEBT_S)
         return task, RowsGranted(asked.job, rows)
@@ -169,7 +139,7 @@ class RateService(Service):
             self.on_gone(peer, now_ms)
         job = self._waiting.get(key) or self._idle.pop(key, None)
         job = self._waiting[key] = job or _JobBuckets(dict(message.limits), now_ms)
-        job.ask(peer, message)
+        job.waiting[peer] = message
         self._job_of[peer] = key
         self._serve(key, job, _AT_ONCE, now_ms)
 
@@ -198,8 +168,7 @@ class RateService(Service):
 
     def _rest(self, key: str, now_ms: float) -> None:
         """Nobody waits for this job any more. Forget those that were used longest ago."""
-        self._idle[key] = job = self._waiting.pop(key)
-        job.line.clear()
+        self._idle[key] = self._waiting.pop(key)
         while self._idle:
             oldest = next(iter(self._idle.values()))
             if len(self._idle) <= MAX_JOBS and now_ms - oldest.at_ms < _FORGET_MS:
@@ -208,7 +177,15 @@ class RateService(Service):
 
     def on_time(self, now_ms: float) -> None:
         self._due_ms, left = math.inf, _AT_ONCE
-        for key, job in list(self._waiting.items()):
+        keys = list(islice(self._waiting, _AT_ONCE))
+        if len(keys) < len(self._waiting):
+            self._due_ms = now_ms + _NEXT_MS
+        for key in keys:
+            if left <= 0:
+                self._due_ms = now_ms
+                break
+            # Last in turn.
+            job = self._waiting[key] = self._waiting.pop(key)
             left -= self._serve(key, job, left, now_ms)
 
     def next_change_ms(self, now_ms: float) -> float:

@@ -67,6 +67,7 @@ Services = Mapping[type[Service], Callable[..., Service]]
 class _Instance:
     """A service for one group. ``unused_ms``: when its last task left."""
 
+    key: _Key
     service: Service
     tasks: int = 0
     unused_ms: float = 0.0
@@ -78,7 +79,7 @@ class _Task:
     """A peer that has proved itself, with the instances that it has joined."""
 
     peer: Peer
-    joined: dict[type[Service], tuple[_Key, _Instance]] = field(default_factory=dict)
+    joined: dict[type[Service], _Instance] = field(default_factory=dict)
 
 
 class CoordinatorServer:
@@ -141,9 +142,8 @@ class CoordinatorServer:
         if self._listening is not None and self._loop is not None:
             self._loop.remove_reader(self._listening.fileno())
         self._connections.close()
-        for instance in self._instances.values():
+        for instance in list(self._instances.values()):
             self._close_instance(instance)
-        self._instances.clear()
 
     # -- connections --------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class CoordinatorServer:
                 data = decompressed(data)
                 peer.allowance -= max(1.0, len(data) / _BYTES_OF_ONE)
                 self._on_message(peer, parsed(data))
-                self._watch.handled(1, self._clock_ms())
+                self._watch.handled(self._clock_ms())
             else:
                 self._on_proof(peer, data)
 
@@ -311,18 +311,14 @@ class CoordinatorServer:
             kind = self._of_message.get(type(message))
             if kind is None:
                 raise ProtocolError(f"{type(message).__name__} is not for the coordinator")
-            instance = self._joined(peer.number, kind)
+            task = self._tasks[peer.number]
+            instance = task.joined.get(kind)
+            if instance is None:
+                if kind.scope is not Scope.APPLICATION:
+                    raise ProtocolError("a task must say Hello first")
+                instance = self._join(peer.number, task, kind, (kind,), ())
             deliver(instance.service, peer.number, message, self._clock_ms())
             self._arm(instance)
-
-    def _joined(self, number: int, kind: type[Service]) -> _Instance:
-        task = self._tasks[number]
-        found = task.joined.get(kind)
-        if found is not None:
-            return found[1]
-        if kind.scope is not Scope.APPLICATION:
-            raise ProtocolError("a task must say Hello first")
-        return self._join(number, task, kind, (kind,), ())
 
     def _on_hello(self, number: int, hello: Hello) -> None:
         settings = tuple(sorted(hello.settings.items()))
@@ -335,16 +331,14 @@ class CoordinatorServer:
             key: _Key = (kind, hello.group, tuple(one for one in settings if one[0] in SHARED_OPTIONS))
             if kind.scope is Scope.CLUSTER:
                 key += (hello.cluster_id,)
-            if kind in task.joined and task.joined[kind][0] == key:
-                continue
-            self._leave(number, task, kind)
-            self._join(number, task, kind, key, (options,))
+            if kind not in task.joined or task.joined[kind].key != key:
+                self._leave(number, task, kind)
+                self._join(number, task, kind, key, (options,))
 
     def _options_of(self, settings: tuple[tuple[str, str], ...]) -> SinkOptions:
         found = self._options.get(settings)
         if found is None:
-            unknown = [name for name, _ in settings if name not in GROUP_OPTIONS]
-            if unknown:
+            if any(name not in GROUP_OPTIONS for name, _ in settings):
                 raise ProtocolError("a setting that groups do not have")
             try:
                 found = parse({"kafka.bootstrap.servers": "coordinator.invalid:1", **dict(settings)}).options
@@ -362,48 +356,35 @@ class CoordinatorServer:
         if instance is None:
             if len(self._instances) >= _MAX_INSTANCES:
                 self._make_capacity()
-            instance = self._instances[key] = _Instance(self._services[kind](*arguments, self))
+            instance = self._instances[key] = _Instance(key, self._services[kind](*arguments, self))
         instance.tasks += 1
-        task.joined[kind] = key, instance
+        task.joined[kind] = instance
         instance.service.on_joined(number, self._clock_ms())
         self._arm(instance)
         return instance
 
     def _leave(self, number: int, task: _Task, kind: type[Service]) -> None:
-        found = task.joined.pop(kind, None)
-        if found is None:
+        instance = task.joined.pop(kind, None)
+        if instance is None:
             return
-        instance = found[1]
         instance.tasks -= 1
         instance.unused_ms = self._clock_ms()
         instance.service.on_gone(number, instance.unused_ms)
         self._arm(instance)
 
     def _make_capacity(self) -> None:
-        unused = [key for key, one in self._instances.items() if not one.tasks and len(key) > 1]
+        unused = [one for key, one in self._instances.items() if not one.tasks and len(key) > 1]
         if not unused:
             raise ProtocolError(f"more than {_MAX_INSTANCES} groups of tasks")
-        oldest = min(unused, key=lambda key: self._instances[key].unused_ms)
-        self._close_instance(self._instances.pop(oldest))
+        self._close_instance(min(unused, key=lambda one: one.unused_ms))
 
     def _close_instance(self, instance: _Instance) -> None:
+        del self._instances[instance.key]
         if instance.timer is not None:
             instance.timer.cancel()
         instance.service.close()
 
     # -- time ---------------------------------------------------------------------------------------
-
-    def wake(self, kind: type[Service]) -> None:
-        """Any thread: call ``on_time`` of this service of the application."""
-        try:
-            self._running.call_soon_threadsafe(self._on_woken, kind)
-        except RuntimeError:
-            pass  # the loop has ended, and nobody needs the news
-
-    def _on_woken(self, kind: type[Service]) -> None:
-        instance = self._instances.get((kind,))
-        if instance is not None:
-            self._on_time(instance)
 
     def _on_time(self, instance: _Instance) -> None:
         instance.timer = None
@@ -491,12 +472,12 @@ class CoordinatorServer:
     def _sweep(self) -> None:
         now_ms = self._clock_ms()
         self._connections.sweep(now_ms, self._watch.stalled_ms(now_ms))
-        for line in (self._connections.log.line(now_ms), self._watch.line(now_ms)):
-            if line is not None:
-                _log.warning("%s; connections: %s", line, self.state()["connections"])
-        for key, one in list(self._instances.items()):
+        line = self._connections.log.line(now_ms)
+        if line is not None:
+            _log.warning("%s; connections: %s", line, self.state()["connections"])
+        for one in list(self._instances.values()):
             if not one.tasks and now_ms - one.unused_ms >= _IDLE_MS.get(one.service.scope, math.inf):
-                self._close_instance(self._instances.pop(key))
+                self._close_instance(one)
         if self._is_out_of_files and self._listening is not None:
             self._is_out_of_files = False
             self._running.add_reader(self._listening.fileno(), self._accept)
@@ -506,8 +487,7 @@ class CoordinatorServer:
 # -- how late the loop is -------------------------------------------------------------------------------
 
 LATE_MS = 1000.0
-_LONG_MS = 500.0
-_INTERVAL_MS = 60_000.0
+_MINUTE_MS = 60_000.0
 # A poll that returns sooner than this found something ready; a timer that fires later than this was held up.
 _AT_ONCE_MS, _SLACK_MS = 1.0, 5.0
 # Iterations that are shorter keep nobody waiting.
@@ -523,75 +503,54 @@ class LoopWatch:
 
     def __init__(self, clock_ms: Clock) -> None:
         self.clock_ms = clock_ms
-        self.iterations = 0
+        self.iterations = self.late = self.messages = 0
         self._began_ms = self._minute_ms = clock_ms()
         # Since when a message that is handled in this iteration may have waited.
         self._waits_since_ms = self._began_ms
         # The longest in this minute, and in the one before.
         self._longest_ms = self._longest_before_ms = 0.0
-        self._late_before = 0
-        self.busy_ms = 0.0
-        self._stalled_ms = 0.0
-        # Infinite between iterations.
-        self._since_ms = math.inf
-        self.late = self.messages = 0
+        self._busy_ms = self._stalled_ms = 0.0
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
         """A loop that is watched."""
         return asyncio.SelectorEventLoop(_WatchedSelector(self))
 
-    def iteration_ends(self, now_ms: float) -> None:
-        """The loop polls for what is ready."""
-        self.busy_ms += now_ms - self._began_ms
-        self._note(now_ms - self._began_ms)
-        self._since_ms = math.inf
-
-    def iteration_begins(self, polled_ms: float, now_ms: float, timeout_ms: float | None) -> None:
-        """Something is ready, or ``timeout_ms`` are over since it polled."""
+    def on_polled(self, polled_ms: float, now_ms: float, timeout_ms: float | None) -> None:
+        """An iteration ended at ``polled_ms``. Now the next begins: something is ready, or ``timeout_ms`` are
+        over."""
+        self._busy_ms += polled_ms - self._began_ms
+        self._note(polled_ms - self._began_ms, now_ms)
         waited_ms = now_ms - polled_ms
         over_ms = 0.0 if timeout_ms is None else waited_ms - timeout_ms
         if over_ms > _SLACK_MS:
             # The process was stopped, or had no processor.
-            self._note(over_ms)
+            self._note(over_ms, now_ms)
             self._waits_since_ms = now_ms - over_ms
         else:
             self._waits_since_ms = now_ms if waited_ms > _AT_ONCE_MS else self._began_ms
-        self._began_ms = self._since_ms = now_ms
+        self._began_ms = now_ms
         self.iterations += 1
 
-    def _note(self, took_ms: float) -> None:
+    def _note(self, took_ms: float, now_ms: float) -> None:
+        if now_ms - self._minute_ms >= _MINUTE_MS:
+            self._minute_ms, self._longest_before_ms, self._longest_ms = now_ms, self._longest_ms, 0.0
         self._longest_ms = max(self._longest_ms, took_ms)
         self._stalled_ms += max(0.0, took_ms - _SHORT_MS)
 
     def stalled_ms(self, now_ms: float) -> float:
         """How long the loop has stalled since it began: long iterations, and when the process did not run."""
-        return self._stalled_ms + max(0.0, now_ms - self._since_ms - _SHORT_MS)
+        return self._stalled_ms + max(0.0, now_ms - self._began_ms - _SHORT_MS)
 
-    def handled(self, messages: int, now_ms: float) -> None:
-        """So many messages of this iteration have been handled."""
-        self.messages += messages
-        if now_ms - self._waits_since_ms > LATE_MS:
-            self.late += messages
-
-    def line(self, now_ms: float) -> str | None:
-        """The line to log now, if any: once a minute where a bound was passed."""
-        if now_ms - self._minute_ms < _INTERVAL_MS:
-            return None
-        longest_ms, late = self._longest_ms, self.late - self._late_before
-        self._minute_ms, self._late_before = now_ms, self.late
-        self._longest_before_ms, self._longest_ms = longest_ms, 0.0
-        if longest_ms < _LONG_MS and not late:
-            return None
-        return (
-            f"in the last minute the coordinator was busy, or stalled, for {longest_ms / 1000:.1f} s "
-            f"at most, and handled {late} messages after more than {LATE_MS / 1000:.0f} s"
-        )
+    def handled(self, now_ms: float) -> None:
+        """A message of this iteration has been handled."""
+        self.messages += 1
+        self.late += now_ms - self._waits_since_ms > LATE_MS
 
     def state(self) -> Mapping[str, Any]:
         """For metrics: seconds and counts."""
         return {
             "longest_turn": max(self._longest_ms, self._longest_before_ms) / 1000,
-            "busy": self.busy_ms / 1000,
+            "busy": self._busy_ms / 1000,
             "late": self.late,
             "messages": self.messages,
         }
@@ -603,11 +562,9 @@ class _WatchedSelector(selectors.DefaultSelector):
         self._watch = watch
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        watch = self._watch
-        polled_ms = watch.clock_ms()
-        watch.iteration_ends(polled_ms)
+        polled_ms = self._watch.clock_ms()
         ready = super().select(timeout)
-        watch.iteration_begins(polled_ms, watch.clock_ms(), None if timeout is None else 1000 * timeout)
+        self._watch.on_polled(polled_ms, self._watch.clock_ms(), None if timeout is None else 1000 * timeout)
         if len(ready) > 1:
             # From anywhere: whoever comes first may use up the iteration. The others are named again by the
             # next poll.

@@ -68,7 +68,7 @@ class ServerProcess:
             self._identity, self._services(), monotonic_ms, self._watch, bounds_of_process()
         )
         self._metrics.coordinator = server.state
-        self._jobs.wake = lambda: server.wake(WriteService)
+        self._jobs.call = loop.call_soon_threadsafe
         server.start(listening)
         self._place.publish(found_of(self._identity, listening, str(self._settings["address"])))
         loop.call_later(_LONG_LIFE_S, self._place.forget_starts)

@@ -17,9 +17,10 @@ import logging
 import os
 import re
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from kafka_sink.driver.driver_process import DriverProcess
@@ -33,10 +34,17 @@ _TIMEOUT_S = 60.0
 _PAUSE_S = 10.0
 # A stage whose job is not listed for so long is not watched any more.
 _UNSEEN_MS = 60_000.0
-# Stages watched at once. Their writes end or are forgotten a minute after the last check.
+# Stages watched at once.
 MAX_STAGES = 10_000
 _MAX_BYTES = 16 * 1024 * 1024
 _API = "/api/v1/applications"
+
+
+@dataclass(slots=True)
+class _Stage:
+    write: str
+    since_ms: float
+    job: int | None = None
 
 
 class StageTracker:
@@ -47,38 +55,39 @@ class StageTracker:
     """
 
     def __init__(self) -> None:
-        # By watched stage, when it was first watched, and its job once that is known.
-        self.since_ms: dict[int, float] = {}
-        self._jobs: dict[int, int] = {}
+        self.stages: OrderedDict[int, _Stage] = OrderedDict()
 
-    def watch(self, stage: int, now_ms: float) -> None:
+    def watch(self, stage: int, write: str, now_ms: float) -> None:
         """Tasks of this stage write."""
-        if len(self.since_ms) < MAX_STAGES:
-            self.since_ms.setdefault(stage, now_ms)
+        self.stages.setdefault(stage, _Stage(write, now_ms))
+        if len(self.stages) > MAX_STAGES:
+            self.stages.popitem(last=False)
 
-    def unwatch(self, stage: int) -> None:
-        """Forget a stage, whose write is over."""
-        self.since_ms.pop(stage, None)
-        self._jobs.pop(stage, None)
+    def unwatch(self, write: str) -> None:
+        """Forget the stages of a write that is over."""
+        for stage in [stage for stage, one in self.stages.items() if one.write == write]:
+            del self.stages[stage]
 
     def watched_for_ms(self, now_ms: float) -> float:
         """For how long the oldest is watched; 0 if none is."""
-        return now_ms - min(self.since_ms.values(), default=now_ms)
+        return next((now_ms - one.since_ms for one in self.stages.values()), 0.0)
 
     def observe(self, running: Mapping[int, Collection[int]], now_ms: float) -> list[int]:
         """These jobs with their stages are listed as running. Returns the watched stages whose job has
         ended."""
         for job, stages in running.items():
-            for stage in self.since_ms.keys() & set(stages):
-                self._jobs[stage] = job
-        ended = [stage for stage, job in self._jobs.items() if job not in running]
+            for stage in self.stages.keys() & set(stages):
+                self.stages[stage].job = job
+        ended = [
+            stage for stage, one in self.stages.items() if one.job is not None and one.job not in running
+        ]
         unseen = [
             stage
-            for stage, since_ms in self.since_ms.items()
-            if stage not in self._jobs and now_ms - since_ms > _UNSEEN_MS
+            for stage, one in self.stages.items()
+            if one.job is None and now_ms - one.since_ms > _UNSEEN_MS
         ]
         for stage in (*ended, *unseen):
-            self.unwatch(stage)
+            del self.stages[stage]
         return ended
 
 
@@ -126,7 +135,8 @@ class SparkUi:
 
 class SparkJobs:
     """Which watched stages have ended. A daemon thread asks the UI that ``find`` finds, and only while stages
-    are watched; it calls ``wake`` when ``take_ended`` has something. Any thread calls the methods.
+    are watched; by ``call`` it has ``on_ended`` called with those whose job has ended. Any thread calls the
+    methods.
     """
 
     def __init__(
@@ -136,38 +146,30 @@ class SparkJobs:
         *,
         interval_s: float = _INTERVAL_S,
     ) -> None:
-        self.wake: Callable[[], None] = lambda: None
+        self.call: Callable[..., object] = lambda act, stages: act(stages)
+        self.on_ended: Callable[[list[int]], None] = lambda _: None
         self._clock_ms = clock_ms
         self._interval_s = interval_s
         self._changed = threading.Condition()  # guards the next two
         self._tracker = StageTracker()
         self._is_closing = False
-        # Append and popleft are atomic.
-        self._ended: deque[int] = deque()
         self._thread: threading.Thread | None = None
         # The thread's own.
         self._ui = SparkUi(find)
 
-    def watch(self, stage: int) -> None:
+    def watch(self, stage: int, write: str) -> None:
         """Tasks of this stage write."""
         with self._changed:
-            self._tracker.watch(stage, self._clock_ms())
+            self._tracker.watch(stage, write, self._clock_ms())
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="kafka-chunked-jobs", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
-    def unwatch(self, stage: int) -> None:
-        """The stage's write is over, and its tasks know."""
+    def unwatch(self, write: str) -> None:
+        """The write is over, and its tasks know."""
         with self._changed:
-            self._tracker.unwatch(stage)
-
-    def take_ended(self) -> set[int]:
-        """The stages whose job has ended since the last call."""
-        ended = set()
-        while self._ended:
-            ended.add(self._ended.popleft())
-        return ended
+            self._tracker.unwatch(write)
 
     def close(self) -> None:
         """Ask the thread to end."""
@@ -179,7 +181,7 @@ class SparkJobs:
         pause_s = self._interval_s
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closing or self._tracker.since_ms)
+                self._changed.wait_for(lambda: self._is_closing or self._tracker.stages)
                 if self._changed.wait_for(lambda: self._is_closing, pause_s):
                     break
                 watched_ms = self._tracker.watched_for_ms(self._clock_ms())
@@ -194,9 +196,9 @@ class SparkJobs:
                 pause_s = _PAUSE_S
                 continue
             with self._changed:
-                self._ended.extend(self._tracker.observe(running, self._clock_ms()))
-            if self._ended:
-                self.wake()
+                ended = self._tracker.observe(running, self._clock_ms())
+            if ended:
+                self.call(self.on_ended, ended)
         self._ui.disconnect()
 
 

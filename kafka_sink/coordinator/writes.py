@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 from kafka_sink.coordinator.address import CoordinatorAddress
-from kafka_sink.coordinator.client import KeptConnection, ask, tell
+from kafka_sink.coordinator.client import ask, tell
 from kafka_sink.coordinator.schema import (
     AtMost,
     Channel,
@@ -38,11 +38,8 @@ if TYPE_CHECKING:
 MAX_CAUSE, MAX_FAILED = 2000, 100
 # Finished writes that are remembered. An attempt that starts later than that is not ended.
 MAX_OVER = 10_000
-# Stages that are watched, of all writes.
-MAX_WATCHED = 10_000
 # Bounds connecting and the answer. The coordinator runs on the driver's host.
 _DRIVER_TIMEOUT_MS = 500.0
-_KEPT = KeptConnection(_DRIVER_TIMEOUT_MS)
 
 _Cause = Annotated[str, AtMost(MAX_CAUSE)]
 
@@ -98,8 +95,8 @@ class WriteOver:
 
 
 class WriteService(Service):
-    """``jobs`` watches the jobs of stages, and has ``on_time`` called when one has ended. ``listener`` hears
-    of failed tasks, and that the driver ends a write."""
+    """``jobs`` watches the jobs of stages. ``listener`` hears of failed tasks, and that the driver ends a
+    write."""
 
     scope = Scope.APPLICATION
 
@@ -108,13 +105,12 @@ class WriteService(Service):
     ) -> None:
         super().__init__(out)
         self._jobs = jobs
+        if jobs is not None:
+            jobs.on_ended = self.on_stages_ended
         self._listener = listener
         # By task what it writes for, and by the write's name and the stage's number their tasks.
         self._writing: dict[int, Writing] = {}
         self._tasks: dict[str | int, dict[int, None]] = {}
-        # By write, the stages whose jobs are watched, also when its tasks already write for another one.
-        self._watched: OrderedDict[str, set[int]] = OrderedDict()
-        self._watched_count = 0
         # Names of writes and numbers of stages.
         self._over: OrderedDict[str | int, None] = OrderedDict()
         # By write, why its last failed attempt failed.
@@ -132,32 +128,14 @@ class WriteService(Service):
         elif stage in self._over:
             self.out.send(peer, WriteOver(write, stage))
         elif self._jobs is not None and stage is not None:
-            self._watch(self._jobs, write, stage)
+            self._jobs.watch(stage, write)
 
     def on_gone(self, peer: int, now_ms: float) -> None:
         writing = self._writing.pop(peer, None)
         for key in () if writing is None else _keys(writing):
-            tasks = self._tasks[key]
-            del tasks[peer]
-            if not tasks:
+            del self._tasks[key][peer]
+            if not self._tasks[key]:
                 del self._tasks[key]
-
-    def _watch(self, jobs: SparkJobs, write: str, stage: int) -> None:
-        stages = self._watched.setdefault(write, set())
-        if stage not in stages:
-            stages.add(stage)
-            self._watched_count += 1
-            jobs.watch(stage)
-        while self._watched_count > MAX_WATCHED:
-            self._unwatch(next(iter(self._watched)))
-
-    def _unwatch(self, write: str) -> None:
-        """The write is over, so the end of its job need not be noticed."""
-        stages = self._watched.pop(write, set())
-        self._watched_count -= len(stages)
-        if self._jobs is not None:
-            for stage in stages:
-                self._jobs.unwatch(stage)
 
     @receives(AttemptFailed)
     def on_attempt_failed(self, peer: int, message: AttemptFailed, now_ms: float) -> None:
@@ -174,7 +152,8 @@ class WriteService(Service):
         write = message.write
         if not message.again:
             self._remember(write)
-        self._unwatch(write)
+        if self._jobs is not None:
+            self._jobs.unwatch(write)
         if self._listener is not None:
             self._listener.note_over(write, now_ms, aborts=message.aborts)
         self.out.broadcast(list(self._tasks.get(write, ())), WriteOver(write))
@@ -185,9 +164,9 @@ class WriteService(Service):
         if len(self._over) > MAX_OVER:
             self._over.popitem(last=False)
 
-    def on_time(self, now_ms: float) -> None:
-        """Jobs of stages have ended."""
-        for stage in () if self._jobs is None else self._jobs.take_ended():
+    def on_stages_ended(self, stages: Iterable[int]) -> None:
+        """Spark has ended the jobs of these stages."""
+        for stage in stages:
             self._remember(stage)
             by_write: dict[str, list[int]] = {}
             for peer in self._tasks.get(stage, ()):
@@ -270,9 +249,8 @@ def end_attempts(
 ) -> str:
     """Called on the driver: end the attempts of this write that still run. Raises nothing.
 
-    ``again``: a later write may have this name. Attempts that begin later are not ended then.
-    ``is_urgent``: wait until the coordinator has notified them. A commit of a stream, where only superseded
-    copies still run, need not wait. ``aborts``: the write is not committed.
+    ``again``, ``aborts``: see WriteEnding. ``is_urgent``: wait until the coordinator has notified them. A
+    commit of a stream, where only superseded copies still run, need not wait.
 
     Returns what the last attempt that reported a failure said; "" if none did, or where it does not wait.
     """
@@ -280,5 +258,5 @@ def end_attempts(
     with suppress(OSError, KafkaSinkError):
         if is_urgent:
             return ask(address, ending, WriteCause, _DRIVER_TIMEOUT_MS).cause
-        _KEPT.tell(address, ending)
+        tell(address, ending, _DRIVER_TIMEOUT_MS, waits=False)
     return ""

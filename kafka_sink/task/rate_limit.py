@@ -20,6 +20,9 @@ from kafka_sink.options import SinkOptions
 _log = logging.getLogger(__name__)
 # How often a task that waits looks whether it has been given up.
 _CHECK_MS = 100.0
+# A coordinator that answers and grants nothing for so long, and twice the time in which the task's share
+# allows a row, is done without.
+_NO_GRANT_MS = 60_000.0
 # A slice is what a share allows in this time, so that rows flow evenly.
 _SLICE_S = 0.1
 
@@ -85,27 +88,36 @@ class RateLimit:
             start += rows
 
     def _granted(self, rows: int, size: int, check: Callable[[], None]) -> int:
+        row = {"rows": 1.0, "bytes": size / rows}
+        row_ms = max(1000 * row[name] / share for name, share in self._share.items())
+        until_ms = self._clock_ms() + _NO_GRANT_MS + 2 * row_ms
         while True:
             if self.grants is not None and self.job and self.grants.ask(self.job, self._limits, rows, size):
                 while (granted := self.grants.await_grant(_CHECK_MS)) is not None:
                     check()
                     if granted:
                         return min(granted, rows)
+                    if self._clock_ms() >= until_ms:
+                        return self._own_share(rows, size, check, despite_coordinator=True)
             own = self._own_share(rows, size, check)
             if own:
                 return own
 
-    def _own_share(self, rows: int, size: int, check: Callable[[], None]) -> int:
+    def _own_share(
+        self, rows: int, size: int, check: Callable[[], None], *, despite_coordinator: bool = False
+    ) -> int:
         """How many rows this task's share allows; 0 once there is a coordinator to ask again."""
         if not self._has_warned:
             self._has_warned = True
             each = " and ".join(f"{share:,.0f} {name}" for name, share in self._share.items())
+            why = "grants no rows" if despite_coordinator else "is missing"
             _log.warning(
-                "there is no coordinator to share the rate limit: this task keeps to %s per second", each
+                "the coordinator that shares the rate limit %s: this task keeps to %s per second", why, each
             )
         while True:
             check()
-            if self.grants is not None and self.job and self.grants.is_shared:
+            is_shared = self.grants is not None and self.job and self.grants.is_shared
+            if is_shared and not despite_coordinator:
                 return 0
             self._refill()
             delay_ms = max(-level / self._share[name] * 1000 for name, level in self._levels.items())

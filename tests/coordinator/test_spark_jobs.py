@@ -17,37 +17,37 @@ from tests.support.coordinator_harness import eventually
 from tests.support.spark_ui import serving_ui
 
 
-def _nothing(stages: set[int]) -> None:
+def _nothing(stages: list[int]) -> None:
     raise AssertionError(f"{stages} have not ended")
 
 
 def test_a_stage_ends_with_the_job_that_had_it_and_not_before() -> None:
     tracker = StageTracker()
-    tracker.watch(7, 0.0)
-    tracker.watch(8, 0.0)
+    tracker.watch(7, "w", 0.0)
+    tracker.watch(8, "w", 0.0)
     assert tracker.observe({}, 10.0) == [], "its job is not listed yet"
     assert tracker.observe({1: [5, 7], 2: [8]}, 20.0) == []
     assert tracker.observe({2: [8], 3: [9]}, 30.0) == [7]
     assert tracker.observe({3: [9]}, 40.0) == [8]
-    assert not tracker.since_ms
+    assert not tracker.stages
 
 
 def test_a_stage_whose_job_is_never_listed_is_watched_for_a_minute() -> None:
     """Catches: the UI was asked for ever, as Spark drops events under load."""
     tracker = StageTracker()
-    tracker.watch(7, 0.0)
+    tracker.watch(7, "w", 0.0)
     assert tracker.observe({}, 60_000.0) == []
-    assert list(tracker.since_ms) == [7]
+    assert list(tracker.stages) == [7]
     assert tracker.observe({}, 60_001.0) == []
-    assert not tracker.since_ms
+    assert not tracker.stages
 
 
 def test_a_stage_that_is_watched_again_is_a_new_one() -> None:
     """Catches: where tasks always write, stages whose job was never listed left something behind."""
     tracker = StageTracker()
-    tracker.watch(1, 0.0)
+    tracker.watch(1, "w", 0.0)
     tracker.observe({}, 60_001.0)
-    tracker.watch(1, 60_001.0)
+    tracker.watch(1, "w", 60_001.0)
     assert tracker.observe({5: [1]}, 60_002.0) == []
     assert tracker.observe({}, 60_003.0) == [1]
 
@@ -56,30 +56,30 @@ def test_a_micro_batch_is_not_looked_for() -> None:
     """Catches: each micro-batch was looked for three times a second, for a minute after its end."""
     tracker = StageTracker()
     for stage in range(3):
-        tracker.watch(stage, 0.0)
-        tracker.unwatch(stage)
-    assert not tracker.since_ms, "nothing is left of a micro-batch, so the thread sleeps"
+        tracker.watch(stage, "w", 0.0)
+        tracker.unwatch("w")
+    assert not tracker.stages, "nothing is left of a micro-batch, so the thread sleeps"
     assert tracker.watched_for_ms(1000.0) == 0.0
-    tracker.watch(9, 1000.0)
+    tracker.watch(9, "w", 1000.0)
     assert tracker.watched_for_ms(1010.0) == 10.0
 
 
 def test_the_number_of_watched_stages_is_bounded() -> None:
     tracker = StageTracker()
     for stage in range(MAX_STAGES + 5):
-        tracker.watch(stage, 0.0)
-    assert len(tracker.since_ms) == MAX_STAGES
+        tracker.watch(stage, "w", 0.0)
+    assert list(tracker.stages) == list(range(5, MAX_STAGES + 5))
 
 
 @contextmanager
 def watching(
     port: int,
-    on_end: Callable[[set[int]], None],
+    on_end: Callable[[list[int]], None],
     clock: Callable[[], float] = monotonic_ms,
     interval_s: float = 0.01,
 ) -> Iterator[SparkJobs]:
     jobs = SparkJobs(lambda: ("127.0.0.1", port), clock, interval_s=interval_s)
-    jobs.wake = lambda: on_end(jobs.take_ended())
+    jobs.on_ended = on_end
     yield jobs
     jobs.close()
     eventually(lambda: not any(one.name == "kafka-chunked-jobs" for one in threading.enumerate()))
@@ -97,7 +97,7 @@ def test_a_stage_that_is_watched_for_less_than_an_interval_costs_no_request() ->
         serving_ui({}, requests=requests) as port,
         watching(port, _nothing, clock, interval_s=0.001) as jobs,
     ):
-        jobs.watch(9)
+        jobs.watch(9, "w")
         eventually(lambda: len(checks) >= 4)
         assert not requests
         now[0] = 1.0
@@ -106,14 +106,14 @@ def test_a_stage_that_is_watched_for_less_than_an_interval_costs_no_request() ->
 
 def test_the_end_of_a_job_is_reported() -> None:
     running = {1: [6, 7]}
-    ended, requests = list[set[int]](), list[str]()
+    ended, requests = list[list[int]](), list[str]()
     with serving_ui(running, requests=requests) as port, watching(port, ended.append) as jobs:
-        jobs.watch(7)
+        jobs.watch(7, "w")
         # The second list is asked for once the first was looked at.
         eventually(lambda: sum("/jobs?" in one for one in requests) >= 2)
         assert not ended
         running.clear()
-        eventually(lambda: ended == [{7}])
+        eventually(lambda: ended == [[7]])
 
 
 @pytest.mark.parametrize("status", [302, 403, 500])

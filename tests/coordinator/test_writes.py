@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator import writes
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation, PlannedCoordinator
 from kafka_sink.coordinator.client import CoordinatorClient
 from kafka_sink.coordinator.live.application import ApplicationMetrics
-from kafka_sink.coordinator.schema import Message, decode, deliver, encode
+from kafka_sink.coordinator.schema import Message, Outbox, decode, deliver, encode
 from kafka_sink.coordinator.spark_jobs import SparkJobs
 from kafka_sink.coordinator.writes import (
     MAX_CAUSE,
     MAX_FAILED,
     MAX_OVER,
-    MAX_WATCHED,
     AttemptFailed,
     WriteCause,
     WriteChannel,
@@ -42,19 +40,13 @@ class Jobs(SparkJobs):
 
     def __init__(self) -> None:
         super().__init__(lambda: None, lambda: 0.0)
-        self.watched: set[int] = set()
-        self.ended: set[int] = set()
+        self.watched: dict[int, str] = {}
 
-    def watch(self, stage: int) -> None:
-        self.watched.add(stage)
+    def watch(self, stage: int, write: str) -> None:
+        self.watched[stage] = write
 
-    def unwatch(self, stage: int) -> None:
-        self.watched.discard(stage)
-
-    def take_ended(self) -> set[int]:
-        ended, self.ended = self.ended, set()
-        self.watched -= ended
-        return ended
+    def unwatch(self, write: str) -> None:
+        self.watched = {stage: one for stage, one in self.watched.items() if one != write}
 
 
 class Coordinator:
@@ -73,8 +65,7 @@ class Coordinator:
         return self.receive(DRIVER, WriteEnding(write, again, aborts))
 
     def end_job(self, *stages: int) -> list[tuple[int, Message]]:
-        self.jobs.ended.update(stages)
-        self.service.on_time(0.0)
+        self.jobs.on_ended(list(stages))
         return self.out.taken()
 
 
@@ -159,7 +150,7 @@ def test_the_job_of_a_write_that_is_over_is_not_looked_for() -> None:
     coordinator.receive(2, Writing("query/5", 7))
     coordinator.receive(3, Writing("b", 8))
     coordinator.end("query/5", again=True)
-    assert coordinator.jobs.watched == {8}
+    assert list(coordinator.jobs.watched) == [8]
 
 
 def test_the_job_of_a_write_is_not_looked_for_once_its_tasks_write_for_another() -> None:
@@ -170,19 +161,7 @@ def test_the_job_of_a_write_is_not_looked_for_once_its_tasks_write_for_another()
     coordinator.receive(1, Writing("other/1", 8))
     coordinator.service.on_gone(2, 0.0)
     coordinator.end("query/5", again=True)
-    assert coordinator.jobs.watched == {8}
-
-
-@pytest.mark.parametrize("write", ["w", "w-{}"], ids=["of one write", "of ever more writes"])
-def test_stages_that_tasks_name_do_not_add_up(write: str) -> None:
-    coordinator = Coordinator()
-    for number in range(MAX_WATCHED + 500):
-        assert coordinator.receive(1, Writing(write.format(number), number)) == []
-    assert len(coordinator.jobs.watched) <= MAX_WATCHED
-    assert coordinator.service._watched_count == len(coordinator.jobs.watched)
-    assert len(coordinator.service._tasks) == 2
-    coordinator.end(write.format(MAX_WATCHED + 499))
-    assert MAX_WATCHED + 499 not in coordinator.jobs.watched
+    assert list(coordinator.jobs.watched) == [8]
 
 
 def test_tasks_of_a_job_that_spark_ended_are_notified_before_the_driver_calls_abort() -> None:
@@ -258,18 +237,19 @@ def test_a_driver_without_coordinator_goes_on(is_urgent: bool) -> None:
     report_failure(nobody, "a", "no disk")
 
 
-def test_a_driver_that_must_not_wait_tells_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches: each micro-batch connected to commit and waited for the reply, which took 3 ms."""
-    told: list[Message] = []
+def test_a_driver_that_must_not_wait_tells_only() -> None:
+    """Catches: each micro-batch that commits waits for the reply."""
+    made: list[WriteService] = []
 
-    class Kept:
-        def tell(self, address: object, message: Message) -> None:
-            told.append(message)
+    def make(out: Outbox) -> WriteService:
+        made.append(WriteService(out))
+        return made[0]
 
-    monkeypatch.setattr(writes, "_KEPT", Kept())
-    address = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"f" * 32, "name", b"t" * 32))
-    assert end_attempts(address, "q/1", again=True, is_urgent=False) == ""
-    assert told == [WriteEnding("q/1", again=True, aborts=False)]
+    with serving(services={WriteService: make}) as server, server.busy():
+        assert end_attempts(server.address, "q/1", is_urgent=True) == "", "no answer within the bound"
+    with serving(services={WriteService: make}) as server:
+        assert end_attempts(server.address, "q/1", is_urgent=False) == ""
+        eventually(lambda: made and "q/1" in made[-1]._over)
 
 
 def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:

@@ -44,7 +44,7 @@ def test_without_a_coordinator_a_task_keeps_to_its_share(caplog: pytest.LogCaptu
     assert max(sent) <= 25
     assert limit.waited_ms == at.now_ms
     assert [record.getMessage() for record in caplog.records] == [
-        "there is no coordinator to share the rate limit: this task keeps to 250 rows per second"
+        "the coordinator that shares the rate limit is missing: this task keeps to 250 rows per second"
     ]
 
 
@@ -70,6 +70,39 @@ def test_a_task_that_was_given_up_ends_while_it_waits() -> None:
     with pytest.raises(DeliveryError):
         list(limit.slices(TABLE, check))
     assert at.now_ms < 700
+
+
+class NoGrants:
+    """A coordinator that answers, and grants nothing."""
+
+    is_shared = True
+
+    def __init__(self, at: Time) -> None:
+        self.at = at
+
+    def ask(self, job: str, limits: dict[str, int], rows: int, size: int) -> bool:
+        return True
+
+    def await_grant(self, timeout_ms: float) -> int | None:
+        self.at.now_ms += timeout_ms
+        return 0
+
+
+def test_a_coordinator_that_grants_nothing_is_done_without_after_a_while() -> None:
+    """Catches: a task that waits for ever."""
+    at = Time()
+    limit = RateLimit({"rows": 1000}, 4, at.clock, at.sleep)
+    limit.begin("job")
+    limit.grants = NoGrants(at)
+    first = next(iter(limit.slices(TABLE, unchecked)))
+    assert 0 < first.num_rows <= 25
+    assert 60_000 <= at.now_ms < 61_000
+    # Of 10,000 tasks that share a row a second, each waits for hours.
+    limit = RateLimit({"rows": 1}, 10_000, at.clock, at.sleep)
+    limit.begin("job")
+    limit.grants, at.now_ms = NoGrants(at), 0.0
+    next(iter(limit.slices(TABLE, unchecked)))
+    assert at.now_ms > 10_000_000
 
 
 def test_tasks_share_a_limit_and_go_on_alone_when_the_coordinator_is_lost() -> None:
