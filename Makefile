@@ -82,8 +82,9 @@ check: check-types  ## ruff, mypy strict, import layers, names in docs, budgets,
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check-types: $(STAMP)  ## of make check what depends on the Python: mypy strict
-	$(BIN)/mypy
+	$(BIN)/mypy $(TYPED)
 
+# What is shipped and its examples: tests and benchmarks have the Python of make check.
 # Also shows that constraints.txt can be installed there.
 # PySpark comes as source. pip keeps the wheels that it makes, and uv makes another in 35 s for each environment.
 check-pythons: $(STAMP)  ## make check-types on the oldest and the newest Python (PYTHONS="3.10 3.13")
@@ -95,7 +96,8 @@ check-pythons: $(STAMP)  ## make check-types on the oldest and the newest Python
 			echo "error: there is no Python $$version here; name others, as in PYTHONS=3.11" >&2; exit 1; }; \
 		echo "Checking on Python $$version ..."; \
 		UV="$(abspath $(BIN)/uv)" UV_FIND_LINKS="$(abspath $(VENV)/wheels)" $(MAKE) --no-print-directory \
-			check-types PYTHON="$$python" VENV="$(VENV)-$$version" || exit 1; \
+			check-types PYTHON="$$python" VENV="$(VENV)-$$version" \
+			TYPED="kafka_sink pyspark_kafka_chunked.py packages/local_kafka/local_kafka examples" || exit 1; \
 	done
 
 pins: $(STAMP)  ## renew constraints.txt: the newest versions of all that the checks and tests run with
