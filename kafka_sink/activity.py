@@ -1,9 +1,10 @@
-"""What a task waits for at present."""
+"""What a task waits for at present, and the driver while a write starts or ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from kafka_sink.clock import Clock
 
@@ -15,6 +16,8 @@ BROKER = "broker"
 METADATA = "metadata"
 LIMIT = "limit"
 STATES = (WORKING, ROWS, MEMORY, BROKER, METADATA, LIMIT)
+# What the driver does with a write.
+STARTING, COMMITTING, ABORTING = STEPS = ("starting", "committing", "aborting")
 
 
 class TaskActivity:
@@ -40,3 +43,12 @@ class TaskActivity:
             yield
         finally:
             self._current = (WORKING, self._clock_ms()) if before[0] == WORKING else before
+
+
+# -- the driver, which waits in a loop and not in a state --------------------------------------------------
+
+# Called again and again while a thread waits for brokers: with what for, as a function because few waits are
+# long, since when, and until when, in monotonic milliseconds.
+WaitListener = Callable[[Callable[[], str], float, float], None]
+
+WAIT_LISTENER: ContextVar[WaitListener] = ContextVar("wait_listener", default=lambda *_: None)

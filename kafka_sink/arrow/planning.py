@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kafka_sink.activity import STARTING
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.clock import monotonic_ms
+from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.options import SinkOptions, parse, texts
@@ -53,12 +55,13 @@ def checked(given: Mapping[str, Any]) -> tuple[SinkOptions, dict[str, str]]:
 
 def plan(options: SinkOptions, given: Mapping[str, str]) -> ArrowWrite:
     """Raise what ``prepare_topic`` and ``transactions.planning.plan`` raise."""
-    PREPARED.prepare(options)
-    if not options.exactly_once:
-        return ArrowWrite(options)
-    from kafka_sink.transactions import planning as transactions
+    with DriverWaiting(options, "", STARTING, "a write"):
+        PREPARED.prepare(options)
+        if not options.exactly_once:
+            return ArrowWrite(options)
+        from kafka_sink.transactions import planning as transactions
 
-    return ArrowWrite(options, transactions.plan(options, given, is_streaming=False, for_tasks=True))
+        return ArrowWrite(options, transactions.plan(options, given, is_streaming=False, for_tasks=True))
 
 
 def _about_spark(options: SinkOptions, given: Mapping[str, str]) -> list[str]:

@@ -79,6 +79,14 @@ def plan_coordinator(
     return PlannedCoordinator(location, snapshot, _driver_address(found, location))
 
 
+def live_view_address() -> CoordinatorAddress | None:
+    """That of the application's coordinator, where it runs and has a live view. Raises OSError."""
+    local_dirs = spark_application.local_dirs()
+    place = Rendezvous.of(local_dirs) if local_dirs else None
+    found = _serving(place) if place is not None and os.path.lexists(place.folder) else None
+    return _driver_address(found, _location(found)) if found is not None and found.view else None
+
+
 def _location(found: RunningCoordinator, group: str = "") -> CoordinatorLocation:
     where = Placement(found.address, found.port)
     return CoordinatorLocation(

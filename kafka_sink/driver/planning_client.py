@@ -7,13 +7,12 @@ the addresses that tasks will use.
 from __future__ import annotations
 
 import errno
-import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from kafka_sink.activity import WAIT_LISTENER
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.driver import driver_log
 from kafka_sink.errors import (
     AuthenticationError,
     BrokersUnreachableError,
@@ -22,6 +21,7 @@ from kafka_sink.errors import (
     ProtocolError,
 )
 from kafka_sink.model import Node
+from kafka_sink.network.blocking import awaited
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.client import ConnectionStep, NetworkClient
@@ -30,8 +30,6 @@ from kafka_sink.options import SinkOptions
 # Bounds connecting. The caller bounds requests.
 CONNECT_BOUND_MS = 9_000.0
 _POLL_MS = 100.0
-# So that a wrong address shows before the bound.
-_WARN_AFTER_MS = 3_000.0
 # Brokers of a cluster to try. One that responds is enough.
 _MAX_TRIED = 5
 # Give up on brokers that close this many connections at the first request.
@@ -59,6 +57,9 @@ class PlanningClient:
         self._bootstrap = self._network.bootstrap_nodes()
         self._advertised: list[Node] = []
         self._resets = 0
+        # Since when nothing has come, and when the caller gives up.
+        self._since_ms = monotonic_ms()
+        self._until_ms = self._since_ms + options.max_block_ms
 
     def __enter__(self) -> PlanningClient:
         return self
@@ -77,7 +78,6 @@ class PlanningClient:
         nodes = self._advertised[:_MAX_TRIED] or self._bootstrap
         begun = monotonic_ms()
         until = begun + self._connect_bound_ms
-        warn_at = begun + _WARN_AFTER_MS
         while True:
             now = monotonic_ms()
             ready = [node.id for node in nodes if self._network.is_ready(self._connection(node.id), now)]
@@ -88,17 +88,13 @@ class PlanningClient:
                 raise self._unusable("cannot use", steps)
             if now >= until:
                 raise self._unusable("could not connect to", steps, f" within {(now - begun) / 1000:.1f} s")
-            if now >= warn_at:
-                warn_at = math.inf
-                option = (
-                    "the brokers' advertised.listeners" if self._advertised else "kafka.bootstrap.servers"
-                )
-                driver_log.warn(
-                    f"kafka-chunked: no broker could be reached for {_WARN_AFTER_MS / 1000:.0f} s: "
-                    f"{'; '.join(map(_line, steps))}. Trying for another {(until - now) / 1000:.0f} s; "
-                    f"check {option}"
-                )
+            WAIT_LISTENER.get()(self._reached, begun, until)
             self._network.poll(min(_POLL_MS, until - now), now)
+
+    def _reached(self) -> str:
+        option = "the brokers' advertised.listeners" if self._advertised else "kafka.bootstrap.servers"
+        lines = "; ".join(map(_line, self._steps(self._advertised or self._bootstrap)))
+        return f"any broker to be reached ({lines}; check {option})"
 
     def use_advertised(self, nodes: Sequence[Node]) -> None:
         """Use the cluster's own addresses from now on, as tasks do."""
@@ -140,7 +136,7 @@ class PlanningClient:
         ended: list[Any | None] = []
 
         def on_response(response: Any, _: float) -> None:
-            self._resets = 0
+            self._resets, self._since_ms = 0, monotonic_ms()
             ended.append(response)
 
         def on_failure(cause: Exception, *_: object) -> None:
@@ -151,7 +147,8 @@ class PlanningClient:
         request = Request(api, version, body, timeout, on_response, on_failure, asked=asked)
         self._network.send(connection, request, now)
         while not ended:
-            self._network.poll(timeout_ms, monotonic_ms())
+            WAIT_LISTENER.get()(lambda: awaited(connection.node, api), self._since_ms, self._until_ms)
+            self._network.poll(min(_POLL_MS, timeout), monotonic_ms())
         return ended[0]
 
     def _failed(self, cause: Exception) -> None:

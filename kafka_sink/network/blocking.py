@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from kafka_sink import kafka_errors
+from kafka_sink.activity import WAIT_LISTENER
 from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms
 from kafka_sink.errors import ConfigurationError, DeliveryError, is_final
 from kafka_sink.model import Node
@@ -38,6 +39,26 @@ _MAY_PASS = frozenset(
         kafka_errors.THROTTLING_QUOTA_EXCEEDED,
     }
 )
+
+
+# What a broker is asked to do.
+_PURPOSES: Mapping[int, str] = {
+    apis.METADATA: "describe the cluster",
+    apis.CREATE_TOPICS: "create the topic",
+    apis.INIT_PRODUCER_ID: "begin a transaction",
+    apis.FIND_COORDINATOR: "name the coordinator of a transaction",
+    apis.OFFSET_FETCH: "tell what was committed",
+    apis.TXN_OFFSET_COMMIT: "record the decision",
+    apis.END_TXN: "end a transaction",
+    apis.LIST_TRANSACTIONS: "list open transactions",
+    apis.DESCRIBE_TRANSACTIONS: "describe transactions",
+}
+
+
+def awaited(broker: Node | None, api: int) -> str:
+    """Which broker is waited for, and what it is to do; None: not known yet."""
+    who = f"broker {broker.id} ({broker.host}:{broker.port})" if broker and broker.id >= 0 else "a broker"
+    return f"{who} to {_PURPOSES.get(api, f'answer {apis.APIS[api].name}')}"
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +120,8 @@ class BlockingCalls:
         # Each with the time of the response.
         self._partitions: dict[str, tuple[int, float]] = {}
         self._asked_nodes = False
+        # Which broker was asked for coordinators last.
+        self._asked_node: int | None = None
         # Kinds of keys whose coordinators are being asked for.
         self._asked_coordinators: set[bool] = set()
         self._ahead: list[tuple[bool, str]] = []
@@ -131,6 +154,7 @@ class BlockingCalls:
             for node in self._nodes:
                 self._is_ready(node, now_ms)
         self._step = step
+        since_ms = self._clock_ms()
         while step.calls:
             now_ms = self._clock_ms()
             if now_ms > self._deadline_ms:
@@ -139,6 +163,18 @@ class BlockingCalls:
             self._look_up(step, now_ms)
             wait = self._send_due(step, now_ms)
             self._network.poll(wait, self._clock_ms())
+            WAIT_LISTENER.get()(partial(self._awaited, step), since_ms, self._deadline_ms)
+
+    def _awaited(self, step: Step) -> str:
+        """Which broker is waited for, and what it is to do."""
+        call = next((one for one in step.calls if one.is_sent), next(iter(step.calls), None))
+        if call is None:
+            return "brokers"
+        node = call.node if call.key is None else self._coordinators.get(call.key)
+        api = call.api
+        if node is None:
+            node, api = self._asked_node, apis.FIND_COORDINATOR
+        return awaited(None if node is None else self._nodes.get(node), api)
 
     def _give_up(self, step: Step) -> None:
         reasons = sorted({call.last_error for call in step.calls if call.last_error}) or [self._last_error]
@@ -268,11 +304,16 @@ class BlockingCalls:
     def _connect(self) -> None:
         """Connect to the bootstrap addresses, until a broker has said which brokers there are."""
         self._step = Step([])
+        since_ms = self._clock_ms()
         while not self._nodes:
             now_ms = self._clock_ms()
             if now_ms > self._deadline_ms:
                 raise self._out_of_time("no broker responded", self._network.describe_brokers())
             self._network.poll(self._ask_nodes(now_ms), self._clock_ms())
+            WAIT_LISTENER.get()(self._any_broker, since_ms, self._deadline_ms)
+
+    def _any_broker(self) -> str:
+        return f"any of the brokers {self._network.describe_brokers()}"
 
     def _ask_nodes(self, now_ms: float) -> float:
         if self._asked_nodes or now_ms < self._not_before_ms:
@@ -326,6 +367,7 @@ class BlockingCalls:
             version = self._version(connection, api)
             body = transaction_requests.encode_find_coordinator(version, names, of_groups=of_groups)
             self._asked_coordinators.add(of_groups)
+            self._asked_node = connection.node.id
             on_response = partial(self._on_coordinators, of_groups)
             self._ask(connection, api, version, body, on_response, len(names), now_ms)
 

@@ -13,8 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka_sink import spark_application
+from kafka_sink.activity import STARTING
 from kafka_sink.breaker.interface import load_breaker
-from kafka_sink.coordinator.launcher import plan_coordinator
+from kafka_sink.coordinator.launcher import live_view_address, plan_coordinator
+from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.driver import driver_conf, driver_log
 from kafka_sink.driver.topics import prepare_topic
 from kafka_sink.options import SinkOptions, parse
@@ -58,12 +60,18 @@ def plan(
         encoding = formats.plan(options, columns, partial(_arrow_schema, schema), query)
         options = options.without_registry()
     columns_plan = ColumnPlan.of(columns if encoding is None else encoding.columns, options.topic)
-    snapshot = prepare_topic(options, is_streaming=is_repeated)
+    subject = raw.get("checkpointlocation", "")
+    name = _query_name(subject) if is_stream_writer and subject else query or ""
+    label = "a micro-batch" if is_repeated else "a write"
     in_transactions = None
-    if options.exactly_once:
-        from kafka_sink.transactions import planning as transactions
+    with DriverWaiting(options, name, STARTING, label, live_view_address):
+        snapshot = prepare_topic(options, is_streaming=is_repeated)
+        if options.exactly_once:
+            from kafka_sink.transactions import planning as transactions
 
-        in_transactions = transactions.plan(options, raw, is_streaming=is_stream_writer, for_tasks=for_tasks)
+            in_transactions = transactions.plan(
+                options, raw, is_streaming=is_stream_writer, for_tasks=for_tasks
+            )
     coordinator = plan_coordinator(options, snapshot)
     write = PlannedWrite(
         options,
@@ -71,12 +79,12 @@ def plan(
         coordinator,
         transactions=in_transactions,
         tasks_at_once=_tasks_at_once(options),
-        subject=raw.get("checkpointlocation", ""),
+        subject=subject,
         encoding=encoding,
         is_streaming=is_stream_writer,
     )
-    if is_stream_writer and write.subject:
-        write = replace(write, name=_query_name(write.subject))
+    if is_stream_writer and subject:
+        write = replace(write, name=name)
     worker_imports.forget_spark_archives()
     return write
 

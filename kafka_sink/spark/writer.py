@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Protocol
 from pyspark import TaskContext
 
 from kafka_sink import spark_application
-from kafka_sink.activity import ROWS, TaskActivity
+from kafka_sink.activity import ABORTING, COMMITTING, ROWS, TaskActivity
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator, without_brackets
+from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, KafkaSinkError, WriteOverError
 from kafka_sink.metadata.topic_state import MetadataSnapshot
@@ -373,9 +374,10 @@ class PlannedWrite:
             from kafka_sink.transactions import planning as transactions
 
             reports = [message.report for message in messages if isinstance(message, TaskCommitted)]
-            committed = transactions.commit(
-                self.options, self.transactions, [report for report in reports if report is not None]
-            )
+            with self._waits_shown(COMMITTING, batch_id):
+                committed = transactions.commit(
+                    self.options, self.transactions, [report for report in reports if report is not None]
+                )
             outcome, note, in_transactions = committed.outcome, committed.note, committed.transactions
         ended = self._ended(outcome, messages, batch_id, in_transactions, note)
         write_reports.report(self.options, self.coordinator, ended)
@@ -397,7 +399,8 @@ class PlannedWrite:
         cause = spark_application.noted_within(self._failed_commit(batch_id), _COMMIT_FAILED_S) or cause
         in_transactions, note = dict[str, EndedTransactions](), ""
         if self.transactions is not None:
-            in_transactions, note = self._abort_transactions(self.transactions)
+            with self._waits_shown(ABORTING, batch_id):
+                in_transactions, note = self._abort_transactions(self.transactions)
         ended = self._ended("aborted", messages, batch_id, in_transactions, note)
         ended = replace(ended, cause=cause, tasks=ended.tasks if has_all else None)
         write_reports.report(self.options, self.coordinator, ended)
@@ -405,6 +408,11 @@ class PlannedWrite:
             log_failure(self.subject, f"{write_reports.aborted(ended)}: {cause}")
         elif note or self.options.log_summary_format != "json":
             driver_log.warn(f"{write_reports.aborted(ended)}. {_NO_CAUSE}")
+
+    def _waits_shown(self, step: str, batch_id: int | None) -> DriverWaiting:
+        batch = self.micro_batch if batch_id is None else batch_id
+        label = "a write" if batch is None else f"micro-batch {batch}"
+        return DriverWaiting(self.options, self.name, step, label, lambda: self.coordinator.driver_address)
 
     def _abort_transactions(self, planned: PlannedTransactions) -> tuple[dict[str, EndedTransactions], str]:
         """What became of the batch's transactions, and the same in words."""

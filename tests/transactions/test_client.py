@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from kafka_sink import kafka_errors
+from kafka_sink.activity import WAIT_LISTENER
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network import apis
@@ -38,6 +39,7 @@ from kafka_sink.transactions.operations import (
     describe,
     fetch_offsets,
     fetch_stable_offsets,
+    init_producer,
 )
 
 NODES = (Node(1, "a", 1, None), Node(2, "b", 2, None), Node(3, "c", 3, None))
@@ -50,6 +52,7 @@ class Connection:
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
+        self.node = next(node for node in NODES if node.id == node_id)
 
     def ready_delay_ms(self, _now_ms: float) -> float:
         return 50.0
@@ -345,3 +348,31 @@ def test_who_owns_an_id_is_not_told_while_it_gets_another_producer_id() -> None:
     client = client_of(LastEpoch())
     found = client.run(describe("p-driver"), 60_000)
     assert found["p-driver"].producer == ProducerEpoch(1007, 0)
+
+
+class FrozenCoordinator(Network):
+    """Broker 2 coordinates the id and never answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent = {2}
+
+    def of_groups(self, node: int, api: int) -> Any:
+        assert api == apis.FIND_COORDINATOR
+        return CoordinatorsResponse({"p-driver": FoundCoordinator(NODES[1], 0, None)})
+
+
+def test_who_waits_hears_which_broker_is_to_do_what_since_when_and_until_when() -> None:
+    """Catches: a minute of silence while a frozen broker is to begin the driver's transaction."""
+    network, heard = FrozenCoordinator(), []
+    client = client_of(network)
+    token = WAIT_LISTENER.set(lambda awaited, *times: heard.append((awaited(), *times)))
+    try:
+        with pytest.raises(DeliveryError):
+            client.run(init_producer("p-driver"), 60_000)
+    finally:
+        WAIT_LISTENER.reset(token)
+    waits = [times for text, *times in heard if text == "broker 2 (b:2) to begin a transaction"]
+    assert len(waits) > len(heard) / 2
+    assert {until_ms for _, until_ms in waits} == {60_000.0}
+    assert len({since_ms for since_ms, _ in waits}) == 1, "though its request was sent again"

@@ -14,15 +14,16 @@ import math
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from kafka_sink.activity import STATES
+from kafka_sink.activity import STARTING, STATES, STEPS
 from kafka_sink.coordinator.live.messages import (
     MIN_INTERVAL_MS,
     OUTCOMES,
     AboutJob,
+    DriverWaits,
     ReportEvery,
     TaskIdentity,
     TaskReport,
@@ -135,6 +136,8 @@ class _Job:
     about: AboutJob | None = None
     # Why it was aborted, or else why a task of it failed.
     cause: str = ""
+    # Of its writes, without the micro-batch.
+    write: str = ""
     # When brokers last acknowledged rows of it.
     acknowledged_ms: float = -math.inf
     # The micro-batch that ended last, as it is shown, and when it ended.
@@ -165,6 +168,8 @@ class ApplicationMetrics:
         # Of one that has ended only its number is kept, with its write.
         self._attempts = RunningTasks(max_attempts)
         self._sampled_ms = -_SAMPLE_MS
+        # What the driver waits for and when it said so, by its name of the write.
+        self._driver: dict[str, tuple[DriverWaits, float]] = {}
         # How often a task is to report.
         self.interval_ms = MIN_INTERVAL_MS
         self._records, self._sent_bytes = RateWindow(), RateWindow()
@@ -253,6 +258,7 @@ class ApplicationMetrics:
             self._forget_jobs(now_ms)
         if job.state != "running":
             job.state, job.ended_s = "running", None
+        job.write = identity.write.partition("/")[0]
         job.reported_ms = now_ms
         job.batch = max(job.batch, identity.batch)
         return job
@@ -340,6 +346,32 @@ class ApplicationMetrics:
         job = self._jobs.get(self._writes[write].job) if write in self._writes else None
         if job is not None:
             job.ending = ("aborting" if aborts else "committing", now_ms)
+
+    def note_driver(self, waits: DriverWaits, now_ms: float) -> None:
+        """The driver waits for brokers, or does so no more."""
+        self._driver.pop(waits.write, None)
+        if waits.awaited and len(self._driver) < _MAX_JOBS:
+            self._driver[waits.write] = waits, now_ms
+        if waits.cause and waits.step == STARTING:
+            # Nothing has begun, so nothing will be aborted.
+            self._events.note(self._wall_s(), "bad", f"a write could not start: {waits.cause}")
+            job = self._jobs.get(self._key_of(waits.write))
+            if job is not None:
+                job.state, job.cause, job.ended_s = "aborted", waits.cause, self._wall_s()
+
+    def _key_of(self, write: str) -> str:
+        """The job's, by the driver's name of its writes; "" if unknown."""
+        return next((key for key, job in self._jobs.items() if write and write in (key, job.write)), "")
+
+    def _shown_driver(self, now_ms: float) -> list[dict[str, Any]]:
+        """What the driver waits for, the longest first; one that has not said so for long has ended."""
+        shown = []
+        for waits, at_ms in self._driver.values():
+            key, age_ms = self._key_of(waits.write), now_ms - at_ms
+            if age_ms <= _SILENT_MS:
+                seconds, left = (waits.age_ms + age_ms) / 1000, max(0.0, waits.left_ms - age_ms) / 1000
+                shown.append({**asdict(waits), "job": key, "seconds": seconds, "left": left})
+        return sorted(shown, key=lambda one: -one["seconds"])
 
     def end_write(self, ended: WriteEnded, now_ms: float) -> None:
         """The driver has committed or aborted a write. A repeated report changes nothing."""
@@ -462,6 +494,7 @@ class ApplicationMetrics:
                 for (cluster, name), topic in sorted(self._topics.items())
             ],
             "brokers": self._shown_brokers(mutes, now_ms),
+            "driver": self._shown_driver(now_ms),
             "mutes": [
                 {**mute, **self._attempts.muted.waiting(mute["cluster"], mute["target"], now_ms)}
                 for mute in mutes[:_MAX_MUTES_SHOWN]
@@ -752,6 +785,13 @@ class ReportService(Service):
         if message.outcome not in OUTCOMES:
             raise ProtocolError(f"unknown outcome of a write {printable(repr(message.outcome), 60)}")
         self._metrics.end_write(message, now_ms)
+        self.out.send(peer, WriteNoted())
+
+    @receives(DriverWaits)
+    def on_driver_waits(self, peer: int, message: DriverWaits, now_ms: float) -> None:
+        if message.step not in STEPS:
+            raise ProtocolError(f"unknown step of a write {printable(repr(message.step), 60)}")
+        self._metrics.note_driver(message, now_ms)
         self.out.send(peer, WriteNoted())
 
     def on_gone(self, peer: int, now_ms: float) -> None:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
 
 from kafka_sink import spark_application
-from kafka_sink.activity import STATES
-from kafka_sink.clock import RANDOM, Clock
+from kafka_sink.activity import STATES, WAIT_LISTENER
+from kafka_sink.clock import RANDOM, Clock, monotonic_ms
 from kafka_sink.coordinator.address import CoordinatorAddress
-from kafka_sink.coordinator.client import ask
+from kafka_sink.coordinator.client import ask, tell
 from kafka_sink.coordinator.schema import (
     AtMost,
     Channel,
@@ -36,8 +36,10 @@ from kafka_sink.coordinator.schema import (
     receives,
 )
 from kafka_sink.counts import TopicFigures
+from kafka_sink.driver import driver_log
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.options import SinkOptions
+from kafka_sink.printable import printable
 
 # A task names this many topics. Rows of its other topics count under no name.
 MAX_TOPICS = 100
@@ -65,6 +67,8 @@ _DRIVER_TIMEOUT_MS = 5000.0
 # Instead, for a while after a coordinator did not respond: a frozen one must not hold up each micro-batch.
 _SILENT = "the coordinator did not confirm the end of a write"
 _SILENT_S, _SHORT_TIMEOUT_MS = 60.0, 500.0
+# After how long a wait of the driver is reported, and after how long it is logged.
+_WAIT_REPORTED_MS, _WAIT_LOGGED_MS = 1000.0, 3000.0
 
 Counts = Annotated[dict[Name, Count | Ms], AtMost(_MAX_NAMES)]
 # As TopicFigures has them; decoded at once, because a report may have hundreds.
@@ -200,6 +204,23 @@ class WriteEnded:
 
 
 @message
+class DriverWaits:
+    """From the driver, about once a second while it waits for brokers; ``awaited`` is "" when it is over.
+
+    ``write``: its name without the micro-batch, or a query's id; "" if unknown. ``step``: one of STEPS.
+    ``left_ms``: until it fails. ``cause``: why the step has failed.
+    """
+
+    cluster: Text
+    write: Name
+    step: Name
+    awaited: Text = ""
+    age_ms: Ms = 0.0
+    left_ms: Ms = 0.0
+    cause: Annotated[str, AtMost(MAX_CAUSE)] = ""
+
+
+@message
 class WriteNoted:
     """To the driver: its report is in the live view."""
 
@@ -330,3 +351,48 @@ def report_end(address: CoordinatorAddress, ended: WriteEnded) -> None:
             ask(address, ended, WriteNoted, timeout_ms)
         except (TimeoutError, KafkaSinkError):
             spark_application.remember(_SILENT)
+
+
+class DriverWaiting:
+    """Within the block, what this thread waits for goes to the log, and to the coordinator that ``find``
+    returns. ``write`` and ``step``: see DriverWaits. ``label``: the write in the log."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        write: str,
+        step: str,
+        label: str,
+        find: Callable[[], CoordinatorAddress | None] = lambda: None,
+    ) -> None:
+        self._over = DriverWaits(cluster_name(options), write, step)
+        self._label = label
+        self._find = find
+        self._due_ms = self._logged_ms = -math.inf
+
+    def __enter__(self) -> None:
+        self._token = WAIT_LISTENER.set(self.note)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        WAIT_LISTENER.reset(self._token)
+        if self._due_ms > -math.inf:
+            self._tell(replace(self._over, cause=printable(str(error or ""), MAX_CAUSE)))
+
+    def note(self, awaited: Callable[[], str], since_ms: float, until_ms: float) -> None:
+        now_ms = monotonic_ms()
+        age_ms, left_ms = now_ms - since_ms, max(0.0, until_ms - now_ms)
+        if age_ms < _WAIT_REPORTED_MS or now_ms < self._due_ms:
+            return
+        self._due_ms = now_ms + MIN_INTERVAL_MS
+        text = awaited()
+        if age_ms >= _WAIT_LOGGED_MS and since_ms != self._logged_ms:
+            self._logged_ms = since_ms
+            times = f"{age_ms / 1000:.0f} s, fails in {left_ms / 1000:.0f} s"
+            driver_log.warn(f"kafka-chunked: {self._over.step} {self._label}: waits for {text}, {times}")
+        self._tell(replace(self._over, awaited=cut(text), age_ms=age_ms, left_ms=left_ms))
+
+    def _tell(self, message: DriverWaits) -> None:
+        with suppress(OSError, KafkaSinkError):
+            address = self._find()
+            if address is not None:
+                tell(address, message, _SHORT_TIMEOUT_MS)

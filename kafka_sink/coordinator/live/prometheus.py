@@ -20,7 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from kafka_sink.activity import STATES
+from kafka_sink.activity import STATES, STEPS
 from kafka_sink.coordinator.live.application import TRANSACTION_OUTCOMES
 from kafka_sink.coordinator.live.messages import OUTCOMES
 from kafka_sink.counts import GAUGES, LATENCY_BOUNDS_MS, SPECS
@@ -80,6 +80,9 @@ LATENCY = MetricSpec(
 MUTED = MetricSpec("muted_seconds", "gauge", "How long this broker has been muted", ("cluster", "broker"))
 MUTED_COUNT = MetricSpec("muted", "gauge", "Muted brokers and partitions", ("cluster", "kind"))
 TASKS = MetricSpec("tasks", "gauge", "Running tasks by what they wait for", ("cluster", "state"))
+DRIVER = MetricSpec(
+    "driver_wait_seconds", "gauge", "How long the driver has waited for brokers", ("cluster", "step")
+)
 WRITES = MetricSpec("writes", "counter", "Jobs and micro-batches that ended", ("cluster", "outcome"))
 METADATA = MetricSpec("metadata_request", "counter", "Metadata requests", ("cluster", "source"))
 METADATA_AVOIDED = _counter(
@@ -118,7 +121,7 @@ METRICS: tuple[MetricSpec, ...] = (
     *OF_CLUSTER,
     *GAUGES_OF_CLUSTER,
     *OF_BROKER,
-    *(LATENCY, MUTED, MUTED_COUNT, TASKS, WRITES, METADATA, METADATA_AVOIDED),
+    *(LATENCY, MUTED, MUTED_COUNT, TASKS, DRIVER, WRITES, METADATA, METADATA_AVOIDED),
     *(TRANSACTIONS, TRANSACTION_SECONDS, OPEN_TRANSACTIONS, OLDEST_TRANSACTION, REPORTS, BUILD),
     *(*OF_COORDINATOR, CONNECTIONS),
 )
@@ -195,6 +198,11 @@ class _Collector:
         yield _family(METADATA_AVOIDED, (([one["cluster"]], one["lookups"]["avoided"]) for one in clusters))
         for spec, name in ((OPEN_TRANSACTIONS, "open"), (OLDEST_TRANSACTION, "oldest")):
             yield _family(spec, (([one["cluster"]], one["transactions"][name]) for one in clusters))
+        waits = {(one["cluster"], one["step"]): one["seconds"] for one in reversed(self._snapshot["driver"])}
+        steps = ((one["cluster"], step) for one in clusters for step in STEPS)
+        yield _family(
+            DRIVER, (([*key], seconds) for key, seconds in ({**dict.fromkeys(steps, 0.0), **waits}).items())
+        )
         yield _family(REPORTS, [([], self._snapshot["reports"])])
         state = self._snapshot["coordinator"]
         for spec in OF_COORDINATOR:

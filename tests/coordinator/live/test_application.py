@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kafka_sink.activity import STARTING
 from kafka_sink.coordinator.live import application
 from kafka_sink.coordinator.live.application import (
     MAX_EVENTS,
@@ -19,16 +20,18 @@ from kafka_sink.coordinator.live.application import (
 from kafka_sink.coordinator.live.messages import (
     AboutJob,
     DeadLetterCount,
+    DriverWaits,
     MuteReport,
     ReportEvery,
     TaskIdentity,
     WriteNoted,
 )
+from kafka_sink.coordinator.live.prometheus import exposition
 from kafka_sink.coordinator.schema import deliver
 from kafka_sink.counts import TopicFigures
 from kafka_sink.errors import ProtocolError
 from tests.support.fake_outbox import FakeOutbox
-from tests.support.task_reports import TASK, Board, broker, final, report
+from tests.support.task_reports import CLUSTER, TASK, Board, broker, final, report
 
 STREAM = replace(TASK, write="c/3", query="0f3c", batch=3)
 
@@ -324,6 +327,46 @@ def test_a_counter_of_a_newer_version_is_ignored() -> None:
     assert "a" not in board.job()["counters"]
 
 
+def waits(write: str, step: str = STARTING, awaited: str = "broker 1", **changes: Any) -> DriverWaits:
+    return replace(DriverWaits(CLUSTER, write, step, awaited, 14_000.0, 46_000.0), **changes)
+
+
+@pytest.mark.parametrize("name", ["c", "0f3c"])
+def test_what_the_driver_waits_for_between_micro_batches_is_a_state_of_the_query(name: str) -> None:
+    """Catches: a query "waits for rows" while a frozen broker is to begin its transaction."""
+    board = Board()
+    board.report(report(1, STREAM, done=True))
+    board.end(final(1, write="c/3", query="0f3c", batch=3))
+    board.metrics.note_driver(waits(name), 1_000.0)
+    (one,) = board.shown(3_000.0)["driver"]
+    assert (one["job"], one["step"], one["awaited"]) == ("0f3c", "starting", "broker 1")
+    assert (one["seconds"], one["left"]) == (16.0, 44.0)
+    text = exposition(board.shown(3_000.0))[0].decode()
+    assert f'driver_wait_seconds{{cluster="{CLUSTER}",step="starting"}} 16.0' in text
+    assert f'driver_wait_seconds{{cluster="{CLUSTER}",step="committing"}} 0.0' in text
+    assert board.shown(30_000.0)["driver"] == [], "its process has ended"
+    board.metrics.note_driver(waits(name, awaited=""), 4_000.0)
+    assert board.shown(4_000.0)["driver"] == []
+
+
+def test_a_query_whose_micro_batch_could_not_start_has_failed() -> None:
+    board = Board()
+    board.report(report(1, STREAM, done=True))
+    board.end(final(1, write="c/3", query="0f3c", batch=3))
+    board.metrics.note_driver(waits("c"), 1_000.0)
+    board.metrics.note_driver(waits("c", awaited="", cause="no transaction within 60 s"), 2_000.0)
+    assert (board.job()["state"], board.job()["cause"]) == ("aborted", "no transaction within 60 s")
+    board.metrics.note_driver(waits("unknown", awaited="", cause="why"), 2_000.0)
+    assert "a write could not start: why" in board.shown(3_000.0)["events"][0]["text"]
+
+
+def test_waits_of_the_driver_are_bounded() -> None:
+    board = Board()
+    for number in range(1_000):
+        board.metrics.note_driver(waits(str(number)), 0.0)
+    assert len(board.shown(0.0)["driver"]) <= 50
+
+
 # -- the service ------------------------------------------------------------------------------------
 
 
@@ -353,7 +396,9 @@ def test_the_driver_hears_that_its_report_is_shown() -> None:
     assert coordinator.board.job()["state"] == "committed"
 
 
-@pytest.mark.parametrize("wrong", [report(1, state="asleep"), final(1, outcome="lost")])
+@pytest.mark.parametrize(
+    "wrong", [report(1, state="asleep"), final(1, outcome="lost"), DriverWaits("b:1", "w", "asleep")]
+)
 def test_a_report_that_makes_no_sense_is_refused_and_changes_nothing(wrong: Any) -> None:
     coordinator = Coordinator()
     with pytest.raises(ProtocolError):

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from kafka_sink.activity import STARTING, WAIT_LISTENER
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
 from kafka_sink.coordinator.live import messages
 from kafka_sink.coordinator.live.application import ReportService
 from kafka_sink.coordinator.live.messages import (
     AboutJob,
+    DriverWaiting,
+    DriverWaits,
     ReportChannel,
     ReportEvery,
     TaskReport,
@@ -21,7 +24,8 @@ from kafka_sink.coordinator.live.messages import (
     report_end,
 )
 from kafka_sink.coordinator.schema import decode, deliver, encode
-from kafka_sink.errors import ProtocolError
+from kafka_sink.errors import DeliveryError, ProtocolError
+from kafka_sink.options import parse
 from tests.support.fake_outbox import FakeOutbox
 from tests.support.task_reports import TASK, Board, broker, final, full_report, report
 
@@ -209,6 +213,40 @@ def test_a_task_keeps_to_the_interval_that_it_was_told() -> None:
 
 
 # -- the driver ---------------------------------------------------------------------------------------
+
+
+def test_a_wait_of_the_driver_is_logged_once_after_three_seconds_and_told_every_second(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches: a broker froze between micro-batches, and for a minute nothing said so."""
+    told: list[DriverWaits] = []
+    clock = [0.0]
+    monkeypatch.setattr(messages, "monotonic_ms", lambda: clock[0])
+    monkeypatch.setattr(messages, "tell", lambda _, message, __: told.append(message))
+    address = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"", "", b""))
+    options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t"}).options
+    waiting = DriverWaiting(options, "q", STARTING, "a micro-batch", lambda: address)
+
+    def start() -> None:
+        with waiting:
+            for now_ms in range(0, 5_000, 100):
+                clock[0] = now_ms
+                WAIT_LISTENER.get()(lambda: "broker 1 (h:9) to begin a transaction", 0.0, 60_000.0)
+            raise DeliveryError("InitProducerId did not succeed")
+
+    with pytest.raises(DeliveryError):
+        start()
+    (line,) = caplog.messages
+    assert line == (
+        "kafka-chunked: starting a micro-batch: waits for broker 1 (h:9) to begin a transaction, 3 s, "
+        "fails in 57 s"
+    )
+    assert [one.age_ms for one in told] == [1_000.0, 2_000.0, 3_000.0, 4_000.0, 0.0]
+    assert (told[3].awaited, told[3].left_ms) == ("broker 1 (h:9) to begin a transaction", 56_000.0)
+    assert (told[4].awaited, told[4].cause) == ("", "InitProducerId did not succeed")
+    with DriverWaiting(options, "q", STARTING, "a micro-batch", lambda: address):
+        WAIT_LISTENER.get()(lambda: "", clock[0], 60_000.0)
+    assert len(told) == 5, "nothing of a wait that was short"
 
 
 @pytest.mark.parametrize(
