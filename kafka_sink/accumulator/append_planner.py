@@ -16,7 +16,6 @@ from kafka_sink.clock import Clock
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
-from kafka_sink.records.compression import WholeCodec
 from kafka_sink.records.encoder import Run
 from kafka_sink.records.ordered_rows import OrderedRows
 
@@ -25,9 +24,6 @@ from kafka_sink.records.ordered_rows import OrderedRows
 _BLOCKING_DIVISOR = 16
 # Raw rows for which `full` waits, in batch.size.
 _FIXED_SHARE = 4
-# Open batches that are compressed only when sealed (zstd, gzip) may hold 1/2 of the pool uncompressed; beyond
-# that they pack.
-_RAW_DIVISOR = 2
 # New batches for which the pool is asked in one call: so many chunks take it some 50 us.
 _OPENED_AT_ONCE = 128
 # A batch's header, and at least what a codec writes around a block of rows that do not shrink.
@@ -56,8 +52,7 @@ class Shortage:
 class AppendPlan:
     """One turn: rows ``start`` to ``stop``, the batches that they go to, and those that are full after it.
 
-    ``runs[i]`` are the rows of ``batches[i]``, counted from ``start`` on. ``raw_bytes`` go to batches of a
-    whole-batch codec that do not pack.
+    ``runs[i]`` are the rows of ``batches[i]``, counted from ``start`` on.
     """
 
     ordered: OrderedRows
@@ -68,7 +63,6 @@ class AppendPlan:
     runs: list[Run] = field(default_factory=list)
     full: list[ProducerBatch] = field(default_factory=list)
     opened: bool = False
-    raw_bytes: int = 0
     shortage: Shortage | None = None
 
     def add(self, batch: ProducerBatch, start: int, stop: int) -> None:
@@ -102,9 +96,7 @@ class AppendPlanner:
         self._allocator = allocator
         self._codec = estimates.codec
         self._letters = letters
-        self._compresses_at_seal = isinstance(estimates.codec, WholeCodec)
         self._has_fixed_buffers = allocator.has_fixed_buffers
-        self._max_open_raw_bytes = options.buffer_memory // _RAW_DIVISOR
         self._estimates = estimates
         self._clock_ms = clock_ms
 
@@ -136,7 +128,7 @@ class AppendPlanner:
             # The common cases by far: a short run, and its batch, or a new one, takes all of it.
             if grant is None and start == starts[run]:
                 if queue.batches and queue.batches[-1].state is BatchState.OPEN:
-                    if self._extend(queues, plan, queue.batches[-1], run, at_run[run + 1] - at_run[run]):
+                    if self._extend(plan, queue.batches[-1], run, at_run[run + 1] - at_run[run]):
                         continue
                 else:
                     opened = self._open_for_runs(queues, plan, run, min(stop_run, run + _OPENED_AT_ONCE))
@@ -153,42 +145,17 @@ class AppendPlanner:
                 return plan
         return plan
 
-    def rows_for_open_batches(
-        self, queues: RecordAccumulator, ordered: OrderedRows, run: int, stop_run: int
-    ) -> list[int]:
-        """For each run from ``run`` on, the first row that its partition's open batch has no room, or no
-        memory, for. A hint: nothing is reserved."""
-        starts = ordered.starts
-        ends = []
-        for number in range(run, stop_run):
-            start, stop = starts[number], starts[number + 1]
-            tail = queues.open_batch(ordered.partitions[number])
-            if tail is None or tail.leased:
-                ends.append(start)
-                continue
-            stop = self._estimates.rows_that_fit(ordered, start, stop, tail)
-            added = ordered.bound(start, stop) + ordered.surplus(stop - start, tail.base_timestamp)
-            if tail.projected_size_with(added) > tail.buffer.capacity:
-                stop = self._rows_in_memory_left(ordered, start, stop, tail)
-            ends.append(stop)
-        return ends
-
     def _rows_in_memory_left(self, ordered: OrderedRows, start: int, stop: int, tail: ProducerBatch) -> int:
         surplus = ordered.surplus(stop - start, tail.base_timestamp)
         limit = tail.buffer.capacity + self._allocator.growable_bytes(tail.buffer)
         return max(start, min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), stop))
 
-    def _extend(
-        self, queues: RecordAccumulator, plan: AppendPlan, tail: ProducerBatch, run: int, bound: int
-    ) -> bool:
-        """Put a whole run, ``bound`` bytes at most, into the open tail batch if room and memory allow.
-
-        Otherwise no row is placed, but the batch may have begun to pack.
-        """
+    def _extend(self, plan: AppendPlan, tail: ProducerBatch, run: int, bound: int) -> bool:
+        """Put a whole run, ``bound`` bytes at most, into the open tail batch if room and memory allow."""
         ordered, start, stop = plan.ordered, plan.ordered.starts[run], plan.ordered.starts[run + 1]
         fit_stop = self._estimates.rows_that_fit(ordered, start, stop, tail)
         surplus = ordered.surplus(stop - start, tail.base_timestamp)
-        if fit_stop != stop or not self._grow(queues, plan, tail, bound + surplus):
+        if fit_stop != stop or not self._grow(tail, bound + surplus):
             return False
         plan.add(tail, start, stop)
         return True
@@ -200,7 +167,7 @@ class AppendPlanner:
         starts, at_run, partitions = ordered.starts, ordered.bound_at_run, ordered.partitions
         found: list[Partition] = []
         sizes: list[int] = []
-        for number in range(run, run if self._compresses_at_seal else stop_run):
+        for number in range(run, stop_run):
             queue = queues.partition(partitions[number])
             if queue.batches and queue.batches[-1].state is BatchState.OPEN:
                 break
@@ -220,8 +187,7 @@ class AppendPlanner:
             for queue, buffer in zip(found, buffers, strict=False):
                 batch = self._batch_in(buffer, plan, queue, starts[number])
                 number += 1
-                bound = at_run[number] - at_run[number - 1]
-                self._add_batch(queues, plan, queue, batch, starts[number - 1], starts[number], bound)
+                self._add_batch(queues, plan, batch, starts[number - 1], starts[number])
         finally:
             for buffer in buffers[number - run :]:
                 buffer.release()
@@ -234,7 +200,7 @@ class AppendPlanner:
         while start < stop:
             tail = queue.batches[-1] if queue.batches else None
             if tail is not None and tail.state is BatchState.OPEN:
-                start = self._place_in_tail(queues, plan, tail, start, stop)
+                start = self._place_in_tail(plan, tail, start, stop)
                 if start == stop:
                     break
                 # Full, or the pool is exhausted: the sender can take it either way before anything blocks.
@@ -248,16 +214,14 @@ class AppendPlanner:
                 plan.close(queue.batches[-1], queues)
         return start
 
-    def _place_in_tail(
-        self, queues: RecordAccumulator, plan: AppendPlan, tail: ProducerBatch, start: int, stop: int
-    ) -> int:
+    def _place_in_tail(self, plan: AppendPlan, tail: ProducerBatch, start: int, stop: int) -> int:
         """Put rows into an open batch as far as room and memory go; return the first row beyond."""
         ordered = plan.ordered
         fit_stop = self._estimates.rows_that_fit(ordered, start, stop, tail)
         if fit_stop == start:
             return start
         surplus = ordered.surplus(fit_stop - start, tail.base_timestamp)
-        if self._grow(queues, plan, tail, ordered.bound(start, fit_stop) + surplus):
+        if self._grow(tail, ordered.bound(start, fit_stop) + surplus):
             plan.add(tail, start, fit_stop)
             return fit_stop
         # Memory is short: as many rows as fit into the rest of it.
@@ -265,7 +229,7 @@ class AppendPlanner:
         if end == start:
             return start
         added = ordered.bound(start, end) + ordered.surplus(end - start, tail.base_timestamp)
-        if not self._grow(queues, plan, tail, added):
+        if not self._grow(tail, added):
             return start
         plan.add(tail, start, end)
         return end
@@ -277,13 +241,13 @@ class AppendPlanner:
         is short of memory."""
         ordered, topic = plan.ordered, queue.id.topic
         end = self._estimates.rows_for_new_batch(ordered, start, stop, topic)
-        size = self._new_batch_bytes(queues, plan, topic, start, end)
+        size = self._estimates.new_batch_bytes(ordered, start, end, topic)
         buffer = self._try_open(size, ordered, start)
         most = end
         if buffer is None and self._has_fixed_buffers and size > self._options.batch_size:
             # Open batches may have used up what rows may take beside their buffers. Some fit into the buffer.
             end = ordered.rows_within(start, most, self._options.batch_size - _FRAME_BYTES)
-            size = self._new_batch_bytes(queues, plan, topic, start, end)
+            size = self._estimates.new_batch_bytes(ordered, start, end, topic)
             buffer = self._try_open(size, ordered, start)
         if buffer is None:
             share = max(self._options.buffer_memory // _BLOCKING_DIVISOR, 1)
@@ -291,7 +255,7 @@ class AppendPlanner:
                 # The pool gives batch.size in any case. Compressed, fewer rows would fill little of it.
                 share = max(share, _FIXED_SHARE * self._options.batch_size)
             end = ordered.rows_within(start, most, share)
-            size = self._new_batch_bytes(queues, plan, topic, start, end)
+            size = self._estimates.new_batch_bytes(ordered, start, end, topic)
             plan.shortage = Shortage(size, end, self._first_record_bytes(ordered, start))
             return start
         try:
@@ -299,7 +263,7 @@ class AppendPlanner:
         except BaseException:
             buffer.release()
             raise
-        self._add_batch(queues, plan, queue, batch, start, end, ordered.bound(start, end))
+        self._add_batch(queues, plan, batch, start, end)
         return end
 
     def _try_open(self, size: int, ordered: OrderedRows, start: int) -> BatchBuffer | None:
@@ -316,7 +280,7 @@ class AppendPlanner:
     ) -> int:
         """Open a batch in granted memory, which stays the caller's until the batch is in its queue."""
         batch = self._batch_in(grant.buffer, plan, queue, start)
-        self._add_batch(queues, plan, queue, batch, start, grant.stop, plan.ordered.bound(start, grant.stop))
+        self._add_batch(queues, plan, batch, start, grant.stop)
         return grant.stop
 
     def _batch_in(self, buffer: BatchBuffer, plan: AppendPlan, queue: Partition, start: int) -> ProducerBatch:
@@ -334,43 +298,17 @@ class AppendPlanner:
         return batch
 
     def _add_batch(
-        self,
-        queues: RecordAccumulator,
-        plan: AppendPlan,
-        queue: Partition,
-        batch: ProducerBatch,
-        start: int,
-        stop: int,
-        added: int,
+        self, queues: RecordAccumulator, plan: AppendPlan, batch: ProducerBatch, start: int, stop: int
     ) -> None:
-        """Make a batch the partition's last, with rows ``start`` to ``stop``: ``added`` raw bytes at most."""
-        queues.enqueue(queue, batch)
+        """Make a batch its partition's last, with rows ``start`` to ``stop``."""
+        queues.enqueue(batch.home, batch)
         plan.opened = True
-        if self._compresses_at_seal and batch_header.SIZE + added > batch.buffer.capacity:
-            batch.pack(self._estimates.packed_ratio(queue.id.topic))
-        else:
-            plan.raw_bytes += added
         plan.add(batch, start, stop)
 
-    def _new_batch_bytes(
-        self, queues: RecordAccumulator, plan: AppendPlan, topic: str, start: int, stop: int
-    ) -> int:
-        """Bytes that a new batch will hold with rows ``start`` to ``stop``, which it has room for."""
-        size = self._estimates.new_batch_bytes(plan.ordered, start, stop, topic)
-        if self._compresses_at_seal:
-            added = plan.ordered.bound(start, stop)
-            if self._must_pack(queues, plan, added, outgrows=size > self._options.batch_size):
-                return min(size, self._estimates.packed_bytes(added, topic))
-        return size
-
-    def _grow(self, queues: RecordAccumulator, plan: AppendPlan, batch: ProducerBatch, added: int) -> bool:
+    def _grow(self, batch: ProducerBatch, added: int) -> bool:
         """Get memory for rows of at most ``added`` bytes that the batch has room for; False where the pool
         has none."""
         projected = batch.projected_size_with(added)
-        raw = self._compresses_at_seal and not batch.packing
-        if raw and self._must_pack(queues, plan, added, outgrows=projected > batch.buffer.capacity):
-            batch.pack(self._estimates.packed_ratio(batch.partition.topic))
-            projected = batch.projected_size_with(added)
         if self._codec is None:
             if projected <= batch.buffer.capacity:
                 return True
@@ -379,14 +317,4 @@ class AppendPlanner:
             projected = min(projected, self._estimates.limits_of(batch.partition.topic).write_limit)
         if self._allocator.pool.overdrawn:
             return False
-        if projected > batch.buffer.capacity and not self._allocator.try_grow(batch.buffer, projected):
-            return False
-        if raw and not batch.packing:
-            plan.raw_bytes += added
-        return True
-
-    def _must_pack(self, queues: RecordAccumulator, plan: AppendPlan, added: int, *, outgrows: bool) -> bool:
-        """Whether a batch of a whole-batch codec must no longer hold its rows raw: because all open batches
-        together hold enough, or because it would outgrow the batch.size that `full` gave it."""
-        held = queues.open_raw_bytes + plan.raw_bytes + added
-        return held > self._max_open_raw_bytes or (self._has_fixed_buffers and outgrows)
+        return projected <= batch.buffer.capacity or self._allocator.try_grow(batch.buffer, projected)

@@ -16,7 +16,7 @@ from kafka_sink.accumulator.producer_batch import ProducerBatch, projected_size
 from kafka_sink.dtypes import Int64s
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header, encoder
-from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios, WholeCodec
+from kafka_sink.records.compression import BlockCodec, CompressionRatios, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
 
 # Rows that the first step of an exact cut looks at, as it usually ends there, and the largest step.
@@ -221,8 +221,6 @@ class SizeEstimates:
         # By topic; lower ones where a batch within batch.size was too large.
         self._by_topic: dict[str, BatchLimits] = {}
         self.ratios = CompressionRatios()
-        # What packed rows of a topic shrank to last.
-        self._packed_ratios: dict[str, float] = {}
 
     # -- learning -----------------------------------------------------------------------------------
 
@@ -230,9 +228,6 @@ class SizeEstimates:
         if self.codec is None:
             return
         self.ratios.observe(batch.partition.topic, batch.compression, batch.observed_ratio)
-
-    def observe_packing(self, batch: ProducerBatch) -> None:
-        self._packed_ratios[batch.partition.topic] = batch.packed_ratio
 
     def learn_from(self, too_large: list[TooLargeBatch]) -> None:
         """Start over with an estimate that proved too low, as Kafka's producer does, and take over the
@@ -246,9 +241,6 @@ class SizeEstimates:
     def ratio(self, topic: str) -> float:
         """Compressed bytes per raw byte."""
         return 1.0 if self.codec is None else self.ratios.estimate(topic, self.compression)
-
-    def packed_ratio(self, topic: str) -> float:
-        return self._packed_ratios.get(topic, 1.0)
 
     def limits_of(self, topic: str) -> BatchLimits:
         found = self._by_topic.get(topic)
@@ -320,15 +312,11 @@ class SizeEstimates:
         if codec is None:
             return size if size <= limits.write_limit else None
         ratio = self.ratio(topic)
-        if not isinstance(codec, BlockCodec) or size * max(1.0, self._factor(ratio)) + largest_bound > (
-            limits.write_limit
-        ):
+        if size * max(1.0, self._factor(ratio)) + largest_bound > limits.write_limit:
             return None
-        return projected_size(codec, ratio, batch_header.SIZE + len(codec.prologue), bound)
-
-    def packed_bytes(self, added: int, topic: str) -> int:
-        """Bytes that a new batch will hold which packs ``added`` raw bytes."""
-        return projected_size(PACKER, self.packed_ratio(topic), batch_header.SIZE, added)
+        if isinstance(codec, BlockCodec):
+            return projected_size(codec, ratio, batch_header.SIZE + len(codec.prologue), bound)
+        return size
 
     def _factor(self, ratio: float) -> float:
         return 1.0 if self.codec is None else ratio * CompressionRatios.SAFETY

@@ -11,7 +11,7 @@ from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header
 from kafka_sink.records.batch_header import NO_SEQUENCE, ProducerSequence
-from kafka_sink.records.compression import PACKER, BlockCodec, CompressionRatios, WholeCodec, unpack
+from kafka_sink.records.compression import BlockCodec, CompressionRatios, WholeCodec
 from kafka_sink.records.encoder import Records
 
 
@@ -70,10 +70,8 @@ class ProducerBatch:
     """Rows of one partition that share one V2 batch.
 
     The buffer holds [header][body][raw tail]. With a block codec the body is compressed and the tail at
-    most one block. With a whole-batch codec all is tail until the batch is sealed; with ``packing`` the
-    rows wait in quick LZ4 blocks (PACKER), because memory is short, and the tail is at most one such block.
-    Sealing unpacks them and compresses all rows with the real codec.
-    Without compression body and tail are the same.
+    most one block. With a whole-batch codec all is tail until the batch is sealed. Without compression body
+    and tail are the same.
 
     Which attributes may go together:
 
@@ -95,7 +93,6 @@ class ProducerBatch:
 
     __slots__ = (
         "_blocks",
-        "_expected_packed_ratio",
         "_header_sequence",
         "_possibly_written",
         "_released",
@@ -105,9 +102,7 @@ class ProducerBatch:
         "base_timestamp",
         "buffer",
         "codec",
-        "compresses_whole",
         "compression",
-        "counted_raw",
         "created_ms",
         "free",
         "home",
@@ -116,7 +111,6 @@ class ProducerBatch:
         "letters",
         "max_timestamp",
         "ordinal",
-        "packing",
         "partition",
         "ratio",
         "raw_bytes",
@@ -162,27 +156,18 @@ class ProducerBatch:
         self.retries_spent = 0
         self.request_references = 0
         self.last_error: Exception | None = None
-        # Whether the codec compresses all rows at once, when the batch is sealed.
-        self.compresses_whole = False
-        self.packing = False
-        # What the accumulator counted of this batch's raw tail while it is open.
-        self.counted_raw = 0
         self._sequence = NO_SEQUENCE
         self._possibly_written = False
         # The sequence in the buffer's header; None before the header is written.
         self._header_sequence: ProducerSequence | None = None
-        # What compresses or packs blocks while the batch fills.
+        # What compresses blocks while the batch fills.
         self._blocks: BlockCodec | None = None
-        self._expected_packed_ratio = 1.0
         self._released = False
         self.codec = codec
         buffer.write(_NO_HEADER)
-        if codec is not None:
-            if isinstance(codec, BlockCodec):
-                self._blocks = codec
-                buffer.write(codec.prologue)
-            else:
-                self.compresses_whole = True
+        if isinstance(codec, BlockCodec):
+            self._blocks = codec
+            buffer.write(codec.prologue)
         self._tail_at = buffer.size
 
     # -- filling: the task's thread, outside the lock -------------------------------------------
@@ -207,8 +192,6 @@ class ProducerBatch:
         """Compress every block that fills and keep the rest raw, at fixed raw offsets."""
         size = codec.block_size
         tail = self.raw_tail
-        if tail >= size:
-            tail = self._pack_tail(codec)
         if tail + len(records) >= size:
             first = size - tail if tail else 0
             packed: list[bytes | memoryview] = []
@@ -223,50 +206,21 @@ class ProducerBatch:
             self._tail_at = self.buffer.size
         if len(records):
             self.buffer.write_growing(records[:])
-        if self.packing and self.buffer.capacity - self.buffer.size > size:
-            # Blocks have shrunk more than was expected, and what was reserved for them is missed elsewhere.
-            self.buffer.trim()
-
-    def _pack_tail(self, codec: BlockCodec) -> int:
-        """Pack the rows that were held raw before the batch began to pack; return the bytes left raw."""
-        raw = memoryview(b"".join(self.buffer.views(self._tail_at)))
-        self.buffer.truncate(self._tail_at)
-        whole = len(raw) // codec.block_size * codec.block_size
-        for at in range(0, whole, codec.block_size):
-            self._write_block(codec, raw[at : at + codec.block_size])
-        self.buffer.write_growing(raw[whole:])
-        return len(raw) - whole
-
-    def _write_block(self, codec: BlockCodec, block: bytes | memoryview) -> None:
-        self.buffer.write_growing(*codec.compress_block(block))
-        self._tail_at = self.buffer.size
 
     def seal(self) -> None:
         """Compress the raw tail and return unused memory. The thread that closed the batch calls it."""
         if self.state is not BatchState.CLOSED:
             raise IllegalTransitionError(f"seal a batch of {self.partition} that is {self.state.value}")
-        if isinstance(self.codec, BlockCodec):
+        if self.codec is not None:
             tail = b"".join(self.buffer.views(self._tail_at))
-            if tail:
-                self.buffer.truncate(self._tail_at)
-                self._write_block(self.codec, tail)
-            self.buffer.write_growing(self.codec.epilogue)
-        elif self.codec is not None:
-            compressed = self.codec.compress(self._raw_records())
-            self.buffer.truncate(batch_header.SIZE)
-            self.buffer.write_growing(compressed)
+            self.buffer.truncate(self._tail_at)
+            if isinstance(self.codec, WholeCodec):
+                self.buffer.write_growing(self.codec.compress(tail))
+            else:
+                block = self.codec.compress_block(tail) if tail else ()
+                self.buffer.write_growing(*block, self.codec.epilogue)
         self.buffer.trim()
         self.move_to(BatchState.SEALED)
-
-    def _raw_records(self) -> bytes | bytearray:
-        """All records, joined; of a batch with a whole-batch codec."""
-        tail = b"".join(self.buffer.views(self._tail_at))
-        if self._tail_at == batch_header.SIZE:
-            return tail
-        raw = bytearray(self.raw_bytes)
-        done = unpack(b"".join(self.buffer.views(batch_header.SIZE, self._tail_at)), raw)
-        raw[done:] = tail
-        return raw
 
     # -- the header and its sequence: the sender's thread -----------------------------------------
 
@@ -340,23 +294,6 @@ class ProducerBatch:
             return self.buffer.size
         return batch_header.SIZE + int(self.raw_bytes * min(1.0, self.ratio * CompressionRatios.SAFETY))
 
-    def pack(self, expected_ratio: float) -> None:
-        """Keep records in blocks of PACKER from the next append on; they are expected to shrink to this
-        share."""
-        self.packing = True
-        self._blocks = PACKER
-        self._expected_packed_ratio = expected_ratio
-
-    @property
-    def packed_ratio(self) -> float:
-        """The share that PACKER's blocks have shrunk to; before the first block, the expected one."""
-        packed = self._tail_at - batch_header.SIZE
-        return packed / (self.raw_bytes - self.raw_tail) if packed else self._expected_packed_ratio
-
-    @property
-    def _block_ratio(self) -> float:
-        return self.packed_ratio if self.packing else self.ratio
-
     @property
     def raw_tail(self) -> int:
         return self.buffer.size - self._tail_at
@@ -366,17 +303,17 @@ class ProducerBatch:
         size, blocks = self.buffer.size, self._blocks
         if blocks is None:
             return size + added
-        return projected_size(blocks, self._block_ratio, self._tail_at, size - self._tail_at + added)
+        return projected_size(blocks, self.ratio, self._tail_at, size - self._tail_at + added)
 
     def raw_bytes_within(self, limit: int) -> int:
         """More raw bytes for which ``projected_size_with`` surely stays within ``limit``; may be negative."""
         blocks, tail = self._blocks, self.raw_tail
-        room = limit - projected_size(blocks, self._block_ratio, self._tail_at, 0) - tail
+        room = limit - projected_size(blocks, self.ratio, self._tail_at, 0) - tail
         if blocks is None:
             return room
         # Full blocks shrink, while the last one stays raw.
         size = blocks.block_size
-        packed = int(size * min(1.0, self._block_ratio * CompressionRatios.SAFETY)) + blocks.block_overhead
+        packed = int(size * min(1.0, self.ratio * CompressionRatios.SAFETY)) + blocks.block_overhead
         return max(room, (room + tail - size) // packed * size - tail)
 
     @property

@@ -61,8 +61,6 @@ class RecordAccumulator:
         self.leased_batch_skipped = False
         # Batches too large for their brokers that the task has not learnt from yet.
         self.too_large_batches: list[TooLargeBatch] = []
-        # Bytes that open batches of a whole-batch codec hold raw.
-        self.open_raw_bytes = 0
 
     # -- the task's thread --------------------------------------------------------------------------
 
@@ -89,8 +87,6 @@ class RecordAccumulator:
     def close(self, batch: ProducerBatch) -> None:
         """An open batch takes no more rows. Inside ``planning``."""
         batch.move_to(BatchState.CLOSED)
-        if batch.counted_raw:
-            self._uncount_raw_locked(batch)
 
     def open_batch(self, name: TopicPartition) -> ProducerBatch | None:
         """The partition's batch that still takes rows, if it has one. Inside ``planning``."""
@@ -102,17 +98,6 @@ class RecordAccumulator:
         """Inside ``planning``."""
         tails = [partition.batches[-1] for partition in self.waiting]
         return [batch for batch in tails if batch.state is BatchState.OPEN]
-
-    def count_raw(self, batch: ProducerBatch) -> None:
-        """Update ``open_raw_bytes`` by what an open batch holds now. Inside ``planning``."""
-        held = batch.raw_tail
-        self.open_raw_bytes += held - batch.counted_raw
-        batch.counted_raw = held
-
-    def _uncount_raw_locked(self, batch: ProducerBatch) -> None:
-        """Take a batch that is no longer open out of ``open_raw_bytes``."""
-        self.open_raw_bytes -= batch.counted_raw
-        batch.counted_raw = 0
 
     def end_leases(self, batches: Iterable[ProducerBatch]) -> None:
         """The sender may have batches that their task has sealed."""
@@ -299,8 +284,6 @@ class RecordAccumulator:
         returned: list[LentChunks] = []
         try:
             for batch in batches:
-                if batch.counted_raw:
-                    self._uncount_raw_locked(batch)
                 if batch.release_if_unused(returned):
                     self.live.discard(batch)
         finally:

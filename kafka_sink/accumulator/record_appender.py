@@ -116,9 +116,6 @@ class MutedMemoryLimit:
         )
 
 
-# Rows that open batches have room for go first where they are this share of those left, as a divisor.
-# It costs some 100 ns a row to take them out.
-_WORTHWHILE = 4
 # Sealed batches go to the sender as soon as they have so many bytes of rows. To take the lock and wake the
 # sender costs as much as to seal a batch of a few rows.
 _GROUP_BYTES = 65_536
@@ -191,15 +188,7 @@ class RecordAppender:
                 self._append_runs(ordered, run, stop, check)
             del muted[:taken]
 
-    def _append_runs(
-        self,
-        ordered: OrderedRows,
-        run: int,
-        stop_run: int,
-        check: Callable[[], None],
-        *,
-        may_divide: bool = True,
-    ) -> None:
+    def _append_runs(self, ordered: OrderedRows, run: int, stop_run: int, check: Callable[[], None]) -> None:
         row = ordered.starts[run]
         grant: Grant | None = None
         while True:
@@ -212,40 +201,8 @@ class RecordAppender:
             if row == ordered.starts[stop_run]:
                 return
             grant = None
-            if plan.shortage is None:
-                continue
-            if may_divide and self._allocator.has_fixed_buffers:
-                may_divide = False
-                fitting, rest = self._divide(ordered, row, stop_run)
-                if fitting is not None:
-                    self._append_runs(fitting, 0, len(fitting.partitions), check, may_divide=False)
-                    ordered, row, stop_run = rest, 0, len(rest.partitions)
-                    continue
-            grant = self._wait_for_memory(plan.shortage, check)
-
-    def _divide(
-        self, ordered: OrderedRows, row: int, stop_run: int
-    ) -> tuple[OrderedRows | None, OrderedRows]:
-        """The rows behind the run of ``row`` that open batches have room for, and the others; None where
-        those are few.
-
-        A wait for memory sends all open batches. Rows come by partition, so without this the batches of all
-        partitions behind it would be only as full as the last table left them.
-        """
-        starts = ordered.starts
-        first = ordered.run_of(row) + 1
-        with self._accumulator.planning() as queues:
-            ends = self._planner.rows_for_open_batches(queues, ordered, first, stop_run)
-        runs = range(first, stop_run)
-        fitting = [(run, starts[run], end) for run, end in zip(runs, ends, strict=True) if end > starts[run]]
-        behind = starts[stop_run] - starts[first]
-        if _WORTHWHILE * sum(end - start for _, start, end in fitting) < max(behind, 1):
-            return None, ordered
-        rest = [(first - 1, row, starts[first])]
-        rest += [
-            (run, end, starts[run + 1]) for run, end in zip(runs, ends, strict=True) if end < starts[run + 1]
-        ]
-        return ordered.part(fitting), ordered.part(rest)
+            if plan.shortage is not None:
+                grant = self._wait_for_memory(plan.shortage, check)
 
     def _plan(self, ordered: OrderedRows, row: int, stop_run: int, grant: Grant | None) -> AppendPlan:
         try:
@@ -272,11 +229,7 @@ class RecordAppender:
                     # A batch that outgrew what was reserved for it goes early; a full batch need not wait for
                     # a row that it does not take.
                     plan.close(batch, queues)
-                if batch.packing:
-                    self._estimates.observe_packing(batch)
                 if batch.state is BatchState.OPEN:
-                    if batch.compresses_whole:
-                        queues.count_raw(batch)
                     # A closed batch stays leased until it is sealed.
                     batch.leased = False
             # The sender sleeps until a batch that it knows is due, so new batches and batches that it found

@@ -346,8 +346,8 @@ class SinkOptions:
         """`incremental`: a batch allocates memory in chunks as rows arrive. `full`: it allocates
         `kafka.batch.size` when it is opened, as Kafka's producer does by default. Both send the same
         bytes. Under `full`, rows that the codec has not compressed yet may lie beside that buffer: up to
-        64 KiB of a batch with lz4, 32 KiB with snappy, with gzip and zstd all its rows, packed with lz4. All
-        batches together hold at most `kafka.buffer.memory` there, and it counts in `buffer-heap-bytes`.""",
+        64 KiB of a batch with lz4, 32 KiB with snappy, with gzip and zstd all its rows. All batches together
+        hold at most `kafka.buffer.memory` there, and it counts in `buffer-heap-bytes`.""",
         kafka_default="full",
     )
     max_request_size: int = _option(

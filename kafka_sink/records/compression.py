@@ -1,9 +1,8 @@
 """The compression codecs. No codec keeps a context per partition.
 
 lz4 and snappy frames are made of independent blocks, so a batch compresses block by block while it
-fills. zstd and gzip batches are compressed once, at close, from the same raw bytes, whether these were kept
-raw or packed meanwhile. Blocks are cut at fixed raw offsets, so equal rows give equal bytes, but for LZ4
-blocks whose search was made coarser by the blocks before them.
+fills. zstd and gzip batches are compressed once, at close. Blocks are cut at fixed raw offsets, so equal rows
+give equal bytes, but for LZ4 blocks whose search was made coarser by the blocks before them.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ class BlockCodec:
 
 
 class WholeCodec:
-    """Compresses a batch's records section in one go.
-
-    If memory is short, the raw bytes that wait for it are kept in blocks of ``PACKER``.
-    """
+    """Compresses a batch's records section in one go, from the raw bytes that wait for it."""
 
     def __init__(self, compress: Callable[[bytes | bytearray], bytes]) -> None:
         self.compress = compress
@@ -71,11 +67,10 @@ class Lz4Codec(BlockCodec):
     _SHRINKS_WELL = 0.4
     _LARGER_AT_MOST = 1.02
 
-    def __init__(self, level: int, acceleration: int | None = None) -> None:
-        """``acceleration`` of the fast compressor; None: as the rows are."""
+    def __init__(self, level: int) -> None:
         self._level = level
-        self._adapts = acceleration is None
-        self._acceleration = acceleration or 1
+        # Of the fast compressor.
+        self._acceleration = 1
         # Of several threads' blocks now and then one may count twice.
         self._full_blocks = 0
 
@@ -83,7 +78,7 @@ class Lz4Codec(BlockCodec):
         if self._level == LZ4_DEFAULT_LEVEL:
             # Java's default level also means the fast compressor, not level 9 of the high one.
             packed = lz4.block.compress(raw, mode="fast", acceleration=self._acceleration, store_size=False)
-            if self._adapts and len(raw) == self.block_size:
+            if len(raw) == self.block_size:
                 self._adapt(raw, len(packed))
         else:
             packed = lz4.block.compress(
@@ -105,26 +100,6 @@ class Lz4Codec(BlockCodec):
         tried = len(lz4.block.compress(raw, mode="fast", acceleration=other, store_size=False))
         fine, coarse = (size, tried) if other == self._COARSE else (tried, size)
         self._acceleration = self._COARSE if coarse <= self._LARGER_AT_MOST * fine else 1
-
-
-# With 120-byte JSON rows: 0.36 of the size for 75 ns a row, and 36 to unpack it (lz4's default: 0.34 for 112;
-# zstd itself takes 510, gzip 1,270).
-PACKER = Lz4Codec(LZ4_DEFAULT_LEVEL, acceleration=4)
-
-
-def unpack(packed: bytes, raw: bytearray) -> int:
-    """Unpack full blocks of ``PACKER`` to the start of ``raw``; return the number of bytes."""
-    at = done = 0
-    while at < len(packed):
-        (size,) = struct.unpack_from("<I", packed, at)
-        body = memoryview(packed)[at + 4 : at + 4 + (size & ~Lz4Codec.STORED)]
-        at += 4 + len(body)
-        block = body
-        if not size & Lz4Codec.STORED:
-            block = lz4.block.decompress(body, uncompressed_size=Lz4Codec.block_size)
-        raw[done : done + len(block)] = block
-        done += len(block)
-    return done
 
 
 class SnappyCodec(BlockCodec):

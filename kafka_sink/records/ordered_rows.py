@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -62,21 +61,6 @@ class OrderedRows:
 
     def __len__(self) -> int:
         return len(self.columns)
-
-    def part(self, spans: Sequence[tuple[int, int, int]]) -> OrderedRows:
-        """Only some rows, in this order: of run r those from row ``start`` to ``stop``, for each span (r,
-        start, stop). No span is empty. No bytes of rows are copied."""
-        sizes = [stop - start for _, start, stop in spans]
-        ends = np.cumsum(sizes)
-        begins = np.array([start for _, start, _ in spans], dtype=np.int64)
-        order = np.arange(int(ends[-1]), dtype=np.int64) + np.repeat(begins - ends + sizes, sizes)
-        return OrderedRows(
-            self.columns.ordered(order),
-            self._timestamps if isinstance(self._timestamps, int) else self._timestamps[order],
-            [self.partitions[run] for run, _, _ in spans],
-            [0, *ends.tolist()],
-            free=self.free,
-        )
 
     def run_of(self, row: int) -> int:
         return bisect_right(self.starts, row) - 1

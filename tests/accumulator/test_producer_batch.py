@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from kafka_sink.accumulator.buffer_pool import BufferPool
@@ -101,40 +99,3 @@ def test_full_blocks_are_reserved_for_as_they_are_expected_to_shrink(ratio: floa
 
 def test_what_stays_raw_is_reserved_for_in_full() -> None:
     assert projected_size(None, 0.25, 61, 300_000) == 300_061
-
-
-@pytest.mark.parametrize("random_share", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("begin", [0, 1, 3])
-@pytest.mark.parametrize("codec", [CompressionType.GZIP, CompressionType.ZSTD], ids=lambda c: c.name.lower())
-def test_rows_that_were_packed_meanwhile_make_the_same_batch(
-    codec: CompressionType, begin: int, random_share: float
-) -> None:
-    """From its first, second or fourth append on; pieces end inside, at and beyond blocks of 64 KiB."""
-    chance = random.Random(3)
-    sizes = [40_000, 25_536, 1, 65_536, 200_000, 131_071]
-    pieces = [
-        chance.randbytes(int(size * random_share)) + bytes(size - int(size * random_share)) for size in sizes
-    ]
-    made = []
-    for packs in (False, True):
-        memory = BufferPool(4 << 20, 16_384, clock_ms=lambda: 0.0)
-        buffer = IncrementalAllocator(memory).try_open(1 << 20)
-        assert buffer is not None
-        batch = ProducerBatch(
-            Partition(TopicPartition("t", 0)), buffer, codec_for(codec, None), codec, 1.0, 0, 0
-        )
-        batch.leased = True
-        for number, piece in enumerate(pieces):
-            if packs and number == begin:
-                batch.pack(1.0)
-            batch.append(memoryview(piece), 1, 0)
-            if packs and number > begin:
-                assert batch.raw_tail < 65_536
-                assert batch.size < 61 + sum(sizes) * max(random_share, 0.02) + 65_536 + 4 * 10
-        batch.leased = False
-        batch.move_to(BatchState.CLOSED)
-        batch.seal()
-        made.append((batch.raw_bytes, b"".join(batch.buffer.views())))
-        batch.buffer.release()
-        assert memory.metrics().used_bytes == 0
-    assert made[0] == made[1]

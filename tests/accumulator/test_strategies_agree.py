@@ -154,7 +154,6 @@ class Run:
         shape: Shape,
         codec: CompressionType,
         strategy: Callable[..., BufferAllocator],
-        open_raw_limit: int = POOL_BYTES,
     ) -> None:
         self.chance = random.Random(shape.seed)
         self.shape = shape
@@ -175,7 +174,6 @@ class Run:
         )
         estimates = SizeEstimates(self.accumulator.options, codec_for(codec, None), self.accumulator.limits)
         self.appender = RecordAppender(self.accumulator, estimates, lambda: 0.0, lambda: None)
-        self.appender._planner._max_open_raw_bytes = open_raw_limit
         self.partitioner = Partitioner(
             room=lambda *_: BatchCapacity(None, 1000),
             ignore_keys=False,
@@ -241,9 +239,6 @@ def test_the_wire_is_the_same_whatever_holds_the_batches(
         expected = Run(shape, codec, full).everything()
         for strategy in (incremental, scattered, finest):
             assert Run(shape, codec, strategy).everything() == expected, strategy.__name__
-        if codec in (CompressionType.GZIP, CompressionType.ZSTD):
-            for open_raw_limit in (0, 100_000):
-                assert Run(shape, codec, incremental, open_raw_limit).everything() == expected
 
 
 def test_the_runs_above_are_of_many_kinds() -> None:
