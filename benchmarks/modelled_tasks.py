@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any
 
 from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.coordinator.breaker import (
     MAX_TARGETS,
     MAX_WAITING,
@@ -48,7 +49,6 @@ from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Alive, Hello, Messa
 from kafka_sink.coordinator.transport import VERSION, FrameReader, framed, framed_bytes
 from kafka_sink.coordinator.writes import Writing
 from kafka_sink.counts import TopicFigures
-from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import Node, Partitions, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS

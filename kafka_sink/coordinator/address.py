@@ -18,7 +18,7 @@ from kafka_sink import spark_application
 from kafka_sink.driver import driver_log
 
 if TYPE_CHECKING:
-    from kafka_sink.metadata.topic_state import MetadataSnapshot
+    from kafka_sink.cluster.topic_state import MetadataSnapshot
 
 # All interfaces, of IPv4 and of IPv6.
 ANY_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to

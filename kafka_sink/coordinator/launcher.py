@@ -34,7 +34,7 @@ from kafka_sink.errors import ProtocolError
 from kafka_sink.options import SinkOptions
 
 if TYPE_CHECKING:
-    from kafka_sink.metadata.topic_state import MetadataSnapshot
+    from kafka_sink.cluster.topic_state import MetadataSnapshot
 
 # The start of a process, and opening the live view: a write whose tasks start before it serves would not be
 # shown. Who waits for the lock waits for both.

@@ -24,6 +24,9 @@ from itertools import islice
 from typing import Annotated, NamedTuple
 
 from kafka_sink.clock import RANDOM, Clock
+from kafka_sink.cluster.metadata import ClusterMetadata
+from kafka_sink.cluster.refresh import NON_URGENT_SHARE
+from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.coordinator.schema import (
     AtMost,
     Channel,
@@ -44,9 +47,6 @@ from kafka_sink.coordinator.schema import (
 )
 from kafka_sink.errors import ProtocolError
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata, HintSource
-from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE
-from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import (
     MAX_BROKERS,
     UNKNOWN_EPOCH,
@@ -326,9 +326,7 @@ class MetadataService(Service):
         self._cost, self._measured_ms = 0, -math.inf
         self.view = ClusterMetadata(
             lambda: 0.0,
-            lambda: None,
-            lambda: "",
-            random,
+            random=random,
             max_age_ms=options.metadata_max_age_ms * _SHARE_OF_AGE,
             idle_ms=coordinator_idle_ms(options.metadata_max_idle_ms),
             retry_backoff_ms=options.retry_backoff_ms,
@@ -705,7 +703,7 @@ def contradicts(known: TopicMetadata, response: TopicMetadata) -> bool:
 _MAX_FETCHES = 32
 
 
-class MetadataChannel(Channel, HintSource):
+class MetadataChannel(Channel):
     """Asks the coordinator for metadata, passes on what a ClusterMetadata learns, and fetches for others.
 
     Before the first connection the channel accepts requests, so that a task's first topics wait for it up to
@@ -744,9 +742,13 @@ class MetadataChannel(Channel, HintSource):
     def is_waiting(self) -> bool:  # type: ignore[override]
         return bool(self._needed)
 
-    # -- HintSource: the task's and the sender's thread -------------------------------------------
+    # -- for ClusterMetadata: the task's and the sender's thread, which never wait --------------------
 
     def ask(self, topics: Iterable[str]) -> bool:
+        """Ask for topics that are needed now; False where the coordinator is not there.
+
+        Otherwise they come by ``import_snapshot``, or ``release`` is called when they will not come.
+        """
         names = tuple(filter(_may_exist, topics))
         with self._lock:
             if not self._reachable or not names:
@@ -757,6 +759,7 @@ class MetadataChannel(Channel, HintSource):
         return True
 
     def note_use(self, topics: Iterable[str]) -> None:
+        """Rows are written to these topics."""
         topics = tuple(filter(_may_exist, topics))
         if not topics:
             return
@@ -770,6 +773,7 @@ class MetadataChannel(Channel, HintSource):
             self.wake()
 
     def report_stale(self, topic: str) -> None:
+        """A response showed that a topic's metadata is old."""
         if not _may_exist(topic):
             return
         with self._lock:
@@ -782,6 +786,7 @@ class MetadataChannel(Channel, HintSource):
     def report_leader(
         self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
     ) -> None:
+        """A response showed that a partition's leader is old, and named the new one."""
         encoded_id = "" if topic_id is None else topic_id.hex()
         with self._lock:
             self._leaders[partition] = NamedLeader(
@@ -790,6 +795,7 @@ class MetadataChannel(Channel, HintSource):
         self.report_stale(partition.topic)
 
     def fetched(self, topics: tuple[str, ...], update: MetadataUpdate | None) -> None:
+        """The response to a request that included these topics for others; None if there was none."""
         names = set(topics)
         with self._lock:
             answered = {number: one for number, one in self._fetches.items() if names.issuperset(one)}
@@ -850,7 +856,7 @@ class MetadataChannel(Channel, HintSource):
     def on_topics(self, message: Topics, now_ms: float) -> None:
         snapshot = snapshot_of(message.part)
         if snapshot.topics or snapshot.nodes:
-            self._view.import_hints(snapshot, now_ms)
+            self._view.import_snapshot(snapshot, now_ms)
         with self._lock:
             was_waiting = bool(self._needed)
             self._needed.difference_update(one.metadata.name for one in snapshot.topics)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from kafka_sink import timing_bounds
 from kafka_sink.clock import Clock
+from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.dead_letters.rejected_rows import (
     HEADER_OVERHEAD,
     DeadLetters,
@@ -23,7 +24,6 @@ from kafka_sink.dead_letters.rejected_rows import (
 )
 from kafka_sink.dtypes import Bools, Bytes, Int64s
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError, MissingPartitionError, TopicRefusedError
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import NO_TIMESTAMP, TopicMetadata
 from kafka_sink.records import varint
 from kafka_sink.records.arrays import (

@@ -13,7 +13,7 @@ from kafka_sink import spark_application
 from kafka_sink.options import SinkOptions
 
 if TYPE_CHECKING:
-    from kafka_sink.metadata.topic_state import MetadataSnapshot
+    from kafka_sink.cluster.topic_state import MetadataSnapshot
 
 # A stream repeats the checks after this time. A query restarted in the same application thus notices if its
 # topic is gone, and few micro-batches pay for the checks.
@@ -36,9 +36,9 @@ def prepare_topic(options: SinkOptions, *, is_streaming: bool = False) -> Metada
     done = f"topics are there: {options.redacted()}"
     if is_streaming and spark_application.happened_within(done, STREAM_RECHECK_S):
         return None
+    from kafka_sink.cluster.topic_state import snapshot_of
     from kafka_sink.driver.planning_client import CONNECT_BOUND_MS, PlanningClient
     from kafka_sink.driver.topic_preparation import TopicPreparation
-    from kafka_sink.metadata.topic_state import snapshot_of
 
     was_connected = is_streaming and spark_application.happened_within(done, math.inf)
     bound_ms = options.max_block_ms if was_connected else min(CONNECT_BOUND_MS, options.max_block_ms)

@@ -10,9 +10,9 @@ from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator, WrittenBatch
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import DeliveryError
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.sending import response_classifier
 from kafka_sink.sending.producer_identity import ProducerIdentity

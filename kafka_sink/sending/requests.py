@@ -11,9 +11,9 @@ from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.cluster.broker import Broker, SentRequest
+from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.broker_connection import BrokerConnection

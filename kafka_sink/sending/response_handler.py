@@ -14,6 +14,7 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator, Written
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, SentRequest
+from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.dead_letters.rejected_rows import (
     ROOM_BYTES,
     DeadLetters,
@@ -26,7 +27,6 @@ from kafka_sink.errors import (
     TooManyDeadLettersError,
 )
 from kafka_sink.kafka_errors import TOPIC_AUTHORIZATION_FAILED, error_of
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce
 from kafka_sink.options import SinkOptions

@@ -22,12 +22,12 @@ from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.breaker.interface import SendPolicy
 from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, note_waits, unavailable
+from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.refresh import MetadataRequests
 from kafka_sink.counts import BrokerFigures
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata
-from kafka_sink.metadata.metadata_requests import MetadataRequests
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network.client import NetworkClient

@@ -30,7 +30,7 @@ from kafka_sink.network.client import NetworkClient
 from kafka_sink.records.compression import BlockCodec, codec_for
 
 if TYPE_CHECKING:
-    from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+    from kafka_sink.cluster.metadata import ClusterMetadata
     from kafka_sink.network.telemetry_requests import Subscription
     from kafka_sink.sending.otlp import Metric
 

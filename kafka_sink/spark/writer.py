@@ -22,11 +22,11 @@ from pyspark import TaskContext
 from kafka_sink import spark_application
 from kafka_sink.activity import ABORTING, COMMITTING, ROWS, TaskActivity
 from kafka_sink.clock import monotonic_ms
+from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator, without_brackets
 from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, KafkaSinkError, WriteOverError
-from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable

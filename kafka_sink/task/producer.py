@@ -21,6 +21,8 @@ from kafka_sink.breaker.interface import SendPolicy, load_breaker
 from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.breaker.producer_breaker import ProducerBreaker
 from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms, wall_ms
+from kafka_sink.cluster.metadata import ClientRack, ClusterMetadata
+from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker import BreakerChannel
 from kafka_sink.coordinator.client import CoordinatorClient
@@ -33,8 +35,6 @@ from kafka_sink.dead_letters.letter_writer import LetterWriter
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
-from kafka_sink.metadata.cluster_metadata import ClientRack, ClusterMetadata, HintSource
-from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import SparkTask, TaskResult, TopicMetadata, TopicPartition
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
@@ -161,7 +161,7 @@ class Producer:
         ``hints`` is the metadata that the driver sent along, with its age.
         """
         if hints is not None:
-            self.cluster.import_hints(hints, monotonic_ms())
+            self.cluster.import_snapshot(hints, monotonic_ms())
         self._use_coordinator(coordinator)
         self._rows = self._rejected_rows = self._largest_record = 0
         self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
@@ -225,7 +225,7 @@ class Producer:
     def _leave_coordinator(self, coordinator: CoordinatorClient) -> None:
         coordinator.close()
         self._coordinator = self._reports = None
-        self.cluster.hints = HintSource()
+        self.cluster.hints = None
         self.cluster.share_refreshes(False)
         if self.breaker is not None:
             self.breaker.share(None)
@@ -562,9 +562,8 @@ def _rejection(
 def _cluster_metadata(options: SinkOptions, network: NetworkClient) -> ClusterMetadata:
     metadata = ClusterMetadata(
         monotonic_ms,
-        network.wakeup,
-        network.describe_brokers,
-        RANDOM.random,
+        wake_sender=network.wakeup,
+        describe_brokers=network.describe_brokers,
         max_age_ms=options.metadata_max_age_ms,
         idle_ms=options.metadata_max_idle_ms,
         retry_backoff_ms=options.retry_backoff_ms,

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.live.messages import TaskIdentity
-from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.model import SparkTask
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kafka_sink.activity import TaskActivity
     from kafka_sink.breaker.producer_breaker import ProducerBreaker
     from kafka_sink.breaker.states import Target
-    from kafka_sink.metadata.cluster_metadata import ClientRack, ClusterMetadata
+    from kafka_sink.cluster.metadata import ClientRack, ClusterMetadata
     from kafka_sink.model import TopicPartition
     from kafka_sink.sending.sender import Sender
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from kafka_sink.cluster.metadata import ClusterMetadata
+from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.coordinator import metadata as coordinator_metadata
 from kafka_sink.coordinator.metadata import (
     Fetch,
@@ -32,8 +34,6 @@ from kafka_sink.coordinator.metadata import (
 )
 from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.errors import MetadataTimeoutError, ProtocolError
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata, HintSource
-from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.timing_bounds import FETCH_SILENCE_MS, GIVE_UP_MS, HINT_WAIT_MS
@@ -42,7 +42,12 @@ from tests.support.fake_outbox import FakeOutbox
 UNKNOWN, NOT_AUTHORIZED = 3, 29
 NODES = (Node(1, "one", 9092), Node(2, "two", 9092, "a-rack"))
 ID = bytes(16)
-TIMES = {"max_age_ms": 3e5, "idle_ms": 3e5, "retry_backoff_ms": 100.0, "retry_backoff_max_ms": 1000.0}
+TIMES: dict[str, Any] = {
+    "max_age_ms": 3e5,
+    "idle_ms": 3e5,
+    "retry_backoff_ms": 100.0,
+    "retry_backoff_max_ms": 1000.0,
+}
 
 # Messages and the tasks that they went to.
 Told = list[tuple[int, Topics]]
@@ -720,12 +725,12 @@ class View(ClusterMetadata):
     """Notes what it is told."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: 0.0, lambda: None, lambda: "", lambda: 0.5, **TIMES)
+        super().__init__(lambda: 0.0, random=lambda: 0.5, **TIMES)
         self.taken: list[MetadataSnapshot] = []
         self.held_until_ms = -math.inf
         self.shared = False
 
-    def import_hints(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
+    def import_snapshot(self, snapshot: MetadataSnapshot, now_ms: float) -> int:
         self.taken.append(snapshot)
         return 1
 
@@ -951,13 +956,9 @@ def test_fetches_for_others_are_bounded() -> None:
 def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
     """However often the coordinator says that it is at it."""
 
-    class Hopeful(HintSource):
-        def ask(self, topics: Iterable[str]) -> bool:
-            return True
-
     now_ms, asked_ms = 0.0, math.inf
-    view = ClusterMetadata(lambda: now_ms, lambda: None, lambda: "", lambda: 0.5, **TIMES)
-    view.hints = Hopeful()
+    view = ClusterMetadata(lambda: now_ms, random=lambda: 0.5, **TIMES)
+    view.hints = MetadataChannel(view, lambda: now_ms, 500, 300_000)
 
     def hold_again() -> None:
         nonlocal asked_ms, now_ms
@@ -1024,7 +1025,7 @@ class Job:
         self.channels: list[MetadataChannel] = []
         self.responses: deque[tuple[float, int, tuple[str, ...]]] = deque()
         for number in range(tasks):
-            view = ClusterMetadata(self.clock, lambda: None, lambda: "", lambda: 0.5, **TIMES)
+            view = ClusterMetadata(self.clock, random=lambda: 0.5, **TIMES)
             channel = MetadataChannel(view, self.clock, 500, 300_000)
             view.hints = channel
             self.views.append(view)
@@ -1037,11 +1038,11 @@ class Job:
 
     def use(self, task: int, *topics: str) -> None:
         """As await_topics does."""
-        view = self.views[task]
-        view.hints.note_use(topics)
+        view, channel = self.views[task], self.channels[task]
+        channel.note_use(topics)
         view.note_use(topics, self.now_ms)
         lacking = [one for one in topics if view.topic(one) is None]
-        if lacking and view.hints.ask(lacking):
+        if lacking and channel.ask(lacking):
             view.hold(self.now_ms + HINT_WAIT_MS)
 
     def step(self, ms: float = 1.0) -> None:
@@ -1172,7 +1173,7 @@ def test_topics_are_refreshed_no_more_often_than_by_a_producer_by_itself(
 
 def test_what_is_fetched_for_others_neither_enters_the_topics_in_use_nor_the_size_of_a_request() -> None:
     times = TIMES | {"max_age_ms": 10_000.0}
-    view = ClusterMetadata(lambda: 0.0, lambda: None, lambda: "", lambda: 0.5, **times)
+    view = ClusterMetadata(lambda: 0.0, random=lambda: 0.5, **times)
     own = [f"own-{number}" for number in range(25)]
     view.note_use(own, 0.0)
     asked = view.next_request(0.0) or ()

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from kafka_sink.cluster import metadata as cluster_metadata
+from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.coordinator import metadata as coordinator_metadata
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.client import CoordinatorClient
 from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
-from kafka_sink.metadata import cluster_metadata
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError, MissingPartitionError
-from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import PartitionInfo, TopicMetadata
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract

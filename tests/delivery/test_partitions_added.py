@@ -11,13 +11,13 @@ import pytest
 from kafka.admin import KafkaAdminClient
 from pyspark import TaskContext
 
+from kafka_sink.cluster import metadata as cluster_metadata
+from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.coordinator.server import Services
 from kafka_sink.errors import DeliveryError, InvalidRowError
-from kafka_sink.metadata import cluster_metadata
-from kafka_sink.metadata.topic_state import MetadataSnapshot
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract

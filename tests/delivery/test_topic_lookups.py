@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError
-from kafka_sink.metadata.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan

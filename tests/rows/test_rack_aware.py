@@ -8,8 +8,8 @@ import logging
 import pyarrow as pa
 import pytest
 
+from kafka_sink.cluster.metadata import ClientRack
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.metadata.cluster_metadata import ClientRack
 from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata
+from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicPartition
 from tests.support.lifecycle_model import NODES, NOT_LEADER, TOPIC, Metadata, Model
 
@@ -21,9 +21,7 @@ class Known(Metadata):
         super().__init__()
         self.cluster = ClusterMetadata(
             lambda: 0.0,
-            lambda: None,
-            lambda: "",
-            lambda: 0.5,
+            random=lambda: 0.5,
             max_age_ms=300_000,
             idle_ms=300_000,
             retry_backoff_ms=100,

@@ -1,11 +1,15 @@
-"""When known brokers are given up, with plain numbers for the time."""
+"""When known brokers are given up, with plain numbers for the time; the heap of deadlines against sorting."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from kafka_sink.metadata.cluster_metadata import ClusterMetadata
-from kafka_sink.metadata.metadata_requests import MetadataRequests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafka_sink.cluster.metadata import ClusterMetadata
+from kafka_sink.cluster.refresh import DeadlineHeap, MetadataRequests
 from kafka_sink.options import parse
 
 
@@ -29,8 +33,13 @@ class _Requests:
         recovery = "kafka.metadata.recovery"
         raw = {f"{recovery}.strategy": strategy, f"{recovery}.rebootstrap.trigger.ms": str(trigger_ms)}
         options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t", **raw}).options
-        bounds = {"max_age_ms": 1e9, "idle_ms": 1e9, "retry_backoff_ms": 10, "retry_backoff_max_ms": 10}
-        self._cluster = ClusterMetadata(lambda: 0.0, lambda: None, lambda: "", lambda: 0.5, **bounds)
+        bounds: dict[str, Any] = {
+            "max_age_ms": 1e9,
+            "idle_ms": 1e9,
+            "retry_backoff_ms": 10,
+            "retry_backoff_max_ms": 10,
+        }
+        self._cluster = ClusterMetadata(lambda: 0.0, random=lambda: 0.5, **bounds)
         network: Any = _Silent()
         self._network = network
         self._requests = MetadataRequests(options, self._cluster, network, lambda *_: None)
@@ -73,3 +82,49 @@ def test_a_new_start_is_given_time_however_short_the_trigger() -> None:
 def test_it_never_triggers_without_rebootstrap() -> None:
     recovery = _Requests("none", 0)
     assert not any(recovery.wanted(now) for now in range(0, 100_000, 1000))
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.sampled_from("abcdef"), st.integers(0, 9)),
+        st.tuples(st.just("drop"), st.sampled_from("abcdef"), st.just(0)),
+        st.tuples(st.just("until"), st.just(""), st.integers(0, 9)),
+        st.tuples(st.just("take"), st.just(""), st.integers(0, 3)),
+    ),
+    max_size=200,
+)
+
+
+@settings(deadline=None)
+@given(STEPS)
+def test_it_gives_what_sorting_would(steps: list[tuple[str, str, int]]) -> None:
+    table, model = DeadlineHeap(), dict[str, float]()
+    for kind, name, number in steps:
+        if kind == "put":
+            table.put(name, number)
+            model[name] = number
+        elif kind == "drop":
+            table.drop(name)
+            model.pop(name, None)
+        else:
+            ordered = sorted((at, one) for one, at in model.items())
+            if kind == "until":
+                ordered = [entry for entry in ordered if entry[0] <= number]
+                taken = table.pop_until(number)
+            else:
+                ordered = ordered[:number]
+                taken = table.take(number)
+            assert taken == [(one, at) for at, one in ordered]
+            for _, one in ordered:
+                del model[one]
+        assert len(table) == len(model)
+        assert table.earliest_ms() == min(model.values(), default=math.inf)
+        assert all((one in table) == (one in model) for one in "abcdef")
+
+
+def test_what_is_moved_often_does_not_pile_up() -> None:
+    table = DeadlineHeap()
+    for at in range(100_000):
+        table.put("a", float(at))
+    assert len(table._heap) < 100
+    assert table.take(5) == [("a", 99_999.0)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.metadata.topic_state import TopicIdentity, TopicIdHistory, TopicState, merge
+from kafka_sink.cluster.topic_state import TopicIdentity, TopicIdHistory, TopicState, merge
 from kafka_sink.model import UNKNOWN_EPOCH, PartitionInfo, TopicMetadata
 
 OLD, NEW = b"o" * 16, b"n" * 16

@@ -215,7 +215,7 @@ def lacks_leader(topic: TopicMetadata, nodes: Collection[int]) -> bool:
 
 
 class ResponseMerger:
-    """Applies one Metadata response to the topics of its request. Each method settles one topic.
+    """Applies one Metadata response to the topics of its request.
 
     ``nodes``: the brokers that the response names. ``marked``: topics reported as stale while the request was
     in flight. Times are monotonic milliseconds.
@@ -231,15 +231,30 @@ class ResponseMerger:
         # One draw of jitter for all topics that wait equally long, so that they share a request.
         self._waits: dict[int, float] = {}
 
-    def merge(self, found: TopicState, incoming: TopicMetadata) -> bool:
-        """Merge a topic's metadata; return whether that changed what is known."""
-        if not incoming.partitions:
-            return self.note_error(found, LEADER_NOT_AVAILABLE)
+    def merge(self, found: TopicState, incoming: TopicMetadata | None, code: int | None) -> bool:
+        """Settle one topic, by its metadata in the response, its error code or neither; return whether that
+        changed what is known. Known metadata survives every error, also of rights: Produce responses say more
+        about it."""
+        if incoming is not None and not incoming.partitions:
+            code = LEADER_NOT_AVAILABLE
+        if code is not None:
+            changed = found.error != code
+            if changed:
+                found.error_since_ms = self._now_ms
+            found.error, found.error_ms, found.retry = code, self._now_ms, False
+        elif incoming is not None:
+            return self._merge(found, incoming)
+        else:
+            changed = False
+        self._settle(found, helped=False, stale=True)
+        return changed
+
+    def _merge(self, found: TopicState, incoming: TopicMetadata) -> bool:
         known = found.metadata
         accepted = found.merge_response(incoming, self._now_ms)
         changed = found.metadata != known
         if not accepted:
-            self.note_missing(found)
+            self._settle(found, helped=False, stale=True)
             return changed
         electing = lacks_leader(found.metadata or incoming, self._nodes)
         # What marked the topic while the request was in flight may be younger than the response, and what is
@@ -250,19 +265,6 @@ class ResponseMerger:
         stale = unmended or (electing and found.unhelpful < _ELECTION_TRIES)
         self._settle(found, helped=helped, stale=stale)
         return changed
-
-    def note_error(self, found: TopicState, code: int) -> bool:
-        """Known metadata survives every error, also of rights: Produce responses say more about it."""
-        changed = found.error != code
-        if changed:
-            found.error_since_ms = self._now_ms
-        found.error, found.error_ms, found.retry = code, self._now_ms, False
-        self.note_missing(found)
-        return changed
-
-    def note_missing(self, found: TopicState) -> None:
-        """The response has nothing useful about a requested topic."""
-        self._settle(found, helped=False, stale=True)
 
     def _settle(self, found: TopicState, *, helped: bool, stale: bool) -> None:
         found.stale = stale and found.metadata is not None

@@ -1,4 +1,4 @@
-"""The cache against a slow model that follows KIP-526's text and walks over all topics at every look."""
+"""A slow model of ClusterMetadata that follows KIP-526's text and walks over all topics at every look."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from kafka_sink.metadata.cache import MetadataCache
+from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionInfo, TopicMetadata
 
 NAMES = [f"t{number:02}" for number in range(36)]
@@ -165,7 +162,8 @@ class Pair:
     def __init__(self, max_age: float, idle: float) -> None:
         self.now = 0.0
         self.model = Model(max_age, idle)
-        self.cache = MetadataCache(
+        self.cache = ClusterMetadata(
+            lambda: 0.0,
             max_age_ms=max_age,
             idle_ms=idle,
             retry_backoff_ms=BACKOFF,
@@ -219,39 +217,3 @@ class Pair:
         if self.model.in_flight is not None:
             self.cache.on_failure(self.now)
             self.model.fail(self.now)
-
-
-SOME = st.tuples(st.integers(0, 35), st.integers(1, 36))
-STEP = st.one_of(
-    st.tuples(st.just("use"), SOME),
-    st.tuples(st.just("use"), st.just((0, 36))),
-    st.tuples(st.just("mark"), st.integers(0, 35)),
-    st.tuples(
-        st.just("advance"), st.sampled_from([1, 20, 99, 100, 101, 400, 1500, 5000, 20_000, 31_000, 150_000])
-    ),
-    st.tuples(st.just("respond"), st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=8)),
-    st.tuples(st.just("respond"), st.just([OK])),
-    st.tuples(st.just("fail"), st.none()),
-)
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.sampled_from([10_000.0, 60_000.0, 300_000.0]), st.sampled_from([5_000.0, 300_000.0]), st.data())
-def test_every_decision_is_the_models(max_age: float, idle: float, data: st.DataObject) -> None:
-    pair = Pair(max_age, idle)
-    for kind, what in data.draw(st.lists(STEP, max_size=60)):
-        if kind == "use":
-            names = NAMES[what[0] : what[0] + what[1]]
-            pair.cache.note_use(names, pair.now)
-            for name in names:
-                pair.model.use(name, pair.now)
-        elif kind == "mark":
-            pair.cache.mark_stale(NAMES[what], pair.now)
-            pair.model.mark(NAMES[what], pair.now)
-        elif kind == "advance":
-            pair.advance(what)
-        elif kind == "respond":
-            pair.respond(lambda index, what=what: what[index % len(what)])
-        else:
-            pair.fail()
-        pair.look()

@@ -1,7 +1,6 @@
-"""What is known of topics and brokers, and what to request next (KIP-526).
+"""What is known of topics and brokers, and what to request next (KIP-526); the producer's rack (KIP-1123).
 
-Pure: facts and the time come in, decisions go out. Times are monotonic milliseconds. Four rules bound the
-requests:
+Facts and the time come in, decisions go out. Times are monotonic milliseconds. Four rules bound the requests:
 
 - One request is in flight at a time.
 - A request that fails delays the next one, whatever its topics.
@@ -14,21 +13,31 @@ Delays are retry.backoff.ms, doubled up to retry.backoff.max.ms, with 20 % of ji
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.errors import ClusterChangedError
-from kafka_sink.metadata.refresh_schedule import NON_URGENT_SHARE, DeadlineHeap, RefreshSchedule
-from kafka_sink.metadata.topic_state import (
+from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff
+from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.refresh import NON_URGENT_SHARE, DeadlineHeap, RefreshSchedule
+from kafka_sink.cluster.topic_state import (
     MetadataSnapshot,
     ResponseMerger,
     TopicSnapshot,
     TopicState,
     lacks_leader,
 )
+from kafka_sink.errors import (
+    ClusterChangedError,
+    MetadataTimeoutError,
+    MissingPartitionError,
+    TopicRefusedError,
+)
+from kafka_sink.kafka_errors import INVALID_TOPIC_EXCEPTION, TOPIC_AUTHORIZATION_FAILED, error_of
 from kafka_sink.model import (
     MAX_BROKERS,
     NO_LEADER,
@@ -38,33 +47,56 @@ from kafka_sink.model import (
     TopicMetadata,
     TopicPartition,
 )
+from kafka_sink.timing_bounds import HINT_WAIT_MS
 
+if TYPE_CHECKING:
+    from kafka_sink.coordinator.metadata import MetadataChannel
+    from kafka_sink.network.client import NetworkClient
+
+_log = logging.getLogger(__name__)
 # A snapshot's age does not count the time for which it was on its way.
 _ON_THE_WAY_MS = 50.0
+# What to say of the errors that no task waits out (``KafkaError.final_for_topic``).
+_FINAL_TOPIC_ERRORS = {
+    INVALID_TOPIC_EXCEPTION: "the topic name is invalid (INVALID_TOPIC_EXCEPTION)",
+    TOPIC_AUTHORIZATION_FAILED: "not authorized to access the topic (TOPIC_AUTHORIZATION_FAILED)",
+}
+_CHECK_MS = 100.0
+_NO_PARTITIONS: Mapping[str, int] = {}
 
 
-class MetadataCache:
-    """Topics with their age and last use.
+class ClusterMetadata:
+    """Topics with their age and last use: of a task, whose sender refreshes them, or of the coordinator.
 
     Any thread. Look-ups of one topic, partition or of the brokers take no lock: their values are replaced
     whole. ``version`` rises at every change that these or ``topic_error`` show. Durations are Kafka's options
     of the same names; ``random`` is uniform on [0, 1). A call costs O(log n) for each of its topics and for
-    each topic that has become due since the last call.
+    each topic that has become due since the last call. ``wake_sender`` says that a request may be due, and
+    ``describe_brokers`` what connections say of them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - Kafka's options
         self,
+        clock_ms: Clock,
         *,
         max_age_ms: float,
         idle_ms: float,
         retry_backoff_ms: float,
         retry_backoff_max_ms: float,
-        random: Callable[[], float],
+        wake_sender: Callable[[], None] = lambda: None,
+        describe_brokers: Callable[[], str] = lambda: "",
+        random: Callable[[], float] = RANDOM.random,
         non_urgent_share: float = NON_URGENT_SHARE,
     ) -> None:
-        # Guards all below. Methods that take it call one another.
+        self._clock_ms = clock_ms
+        self._wake_sender = wake_sender
+        self._describe_brokers = describe_brokers
+        # Guards all below. Methods that take it call one another; those that end in "_locked" need it.
         self._lock = threading.RLock()
+        self._updated = threading.Condition(self._lock)
         self.version = 0
+        # Until then nothing is wanted; -inf where that is not known.
+        self.next_due_ms = -math.inf
         # Requests that were sent, and snapshots with news, each of which spared one.
         self.requests = self.imports = 0
         # Requests that included topics for others, see ``fetch``.
@@ -72,12 +104,20 @@ class MetadataCache:
         self.cluster_id: str | None = None
         # Once rows have been sent, a response of another cluster is an error.
         self.pinned = False
+        # Whoever names an address gets the rows, where any host on the internet may have a trusted
+        # certificate.
+        self.confirmed_nodes_only = False
+        # Where others' snapshots come from. It is called under the lock, so it must not wait for a thread.
+        self.hints: MetadataChannel | None = None
+        # Filled by the sender's thread.
+        self.brokers: dict[int, Broker] = {}
         self._max_age_ms = max_age_ms
         self._idle_ms = idle_ms
         self._backoff_max_ms = retry_backoff_max_ms
         self._backoff = ExponentialBackoff(retry_backoff_ms, retry_backoff_max_ms, random)
         self._topics: dict[str, TopicState] = {}
-        self._nodes: dict[int, Node] = {}
+        # Replaced whole.
+        self._nodes: Mapping[int, Node] = {}
         self._nodes_ms = -math.inf
         self._schedule = RefreshSchedule(max_age_ms, retry_backoff_ms, non_urgent_share)
         # When each topic becomes idle unless it is used again. A topic that was used is put back when its
@@ -92,6 +132,7 @@ class MetadataCache:
         self._response_ms = -math.inf
         self._not_before_ms = -math.inf
         self._deferred_until_ms = -math.inf
+        self._held_until_max_ms = math.inf
 
     # -- what is known ----------------------------------------------------------------------------
 
@@ -101,17 +142,13 @@ class MetadataCache:
 
     def topic_error(self, name: str) -> int | None:
         """The last error code of a topic without metadata."""
-        return None if self.topic(name) is not None else self.lookup_error(name)
-
-    def lookup_error(self, name: str) -> int | None:
-        """The error code in a topic's last response, None where that brought metadata."""
         found = self._topics.get(name)
-        return None if found is None else found.error or None
+        return None if found is None or found.metadata is not None else found.error or None
 
-    def error_lasts_ms(self, name: str) -> float:
-        """For how long a topic's responses have had the error of the last one: from the first to the last."""
+    def describe_lookup_error(self, name: str) -> str | None:
+        """The error in a topic's last response, None where that brought metadata."""
         found = self._topics.get(name)
-        return 0.0 if found is None or not found.error else found.error_ms - found.error_since_ms
+        return None if found is None or not found.error else _describe(found.error)
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
         """The partition as last observed; None for an unknown topic or partition.
@@ -159,6 +196,120 @@ class MetadataCache:
             nodes = tuple(self._nodes.values())
             return MetadataSnapshot(tuple(hints), nodes, self.age_ms(now_ms), self.cluster_id)
 
+    # -- the task's thread ------------------------------------------------------------------------
+
+    def await_topics(
+        self,
+        topics: Iterable[str],
+        timeout_ms: float,
+        check: Callable[[], None],
+        partitions: Mapping[str, int] = _NO_PARTITIONS,
+        unauthorized_wait_ms: float = 0.0,
+    ) -> dict[str, TopicMetadata]:
+        """Wait for the metadata of all these topics; one request asks for those that are unknown.
+
+        ``partitions``: how many partitions a topic needs for rows that name theirs. A topic known with fewer
+        may have got more since, so this waits for newer metadata, as Kafka's producer does.
+        ``unauthorized_wait_ms``: a topic is asked for again until brokers have said for this long that it is
+        not authorized, as they say so while they load their ACLs. Raises
+        MetadataTimeoutError naming the topics and the last error after ``timeout_ms`` (max.block.ms),
+        TopicRefusedError for a topic that can never be written, MissingPartitionError after ``timeout_ms``
+        for a partition that does not exist.
+        """
+        wanted = tuple(topics)
+        deadline = self._clock_ms() + timeout_ms
+        if self.hints is not None:
+            self.hints.note_use(wanted)
+        asked = False
+        stale: set[str] = set()
+        while True:
+            with self._lock:
+                now_ms = self._clock_ms()
+                self.note_use(wanted, now_ms)
+                missing, short = self._lacking_locked(wanted, partitions)
+                if not missing and not short:
+                    found = {name: self.topic(name) for name in wanted}
+                    break
+                self._raise_final_locked(missing, unauthorized_wait_ms, now_ms)
+                left = deadline - now_ms
+                if left <= 0:
+                    raise self._lack_error_locked(missing, short, partitions, timeout_ms)
+                if missing and not asked:
+                    self._ask_others_locked(missing, timeout_ms, now_ms)
+                    asked = True
+                for name in short:
+                    self._mark_stale_locked(name, now_ms)
+            self._report_stale(set(short) - stale)
+            stale.update(short)
+            self._wake_sender()
+            check()
+            with self._lock:
+                if self._lacking_locked(wanted, partitions) == (missing, short):
+                    self._updated.wait(min(left, _CHECK_MS) / 1000)
+        # Once more: the source may have fetched the topic before its partitions were added.
+        self._report_stale(stale)
+        return {name: metadata for name, metadata in found.items() if metadata is not None}
+
+    def _ask_others_locked(self, topics: list[str], timeout_ms: float, now_ms: float) -> None:
+        # Under the lock, so that the response cannot come before the deferral begins.
+        if self.hints is not None and self.hints.ask(topics):
+            # Leaves brokers time to respond in case the source does not.
+            self._held_until_max_ms = now_ms + timeout_ms / 2
+            self.hold(now_ms + HINT_WAIT_MS)
+
+    def _report_stale(self, topics: Iterable[str]) -> None:
+        hints = self.hints
+        if hints is not None:
+            for name in topics:
+                hints.report_stale(name)
+
+    def _lacking_locked(
+        self, topics: Iterable[str], partitions: Mapping[str, int]
+    ) -> tuple[list[str], list[str]]:
+        missing: list[str] = []
+        short: list[str] = []
+        for name in topics:
+            metadata = self.topic(name)
+            if metadata is None:
+                missing.append(name)
+            elif partitions and len(metadata.partitions) < partitions.get(name, 0):
+                short.append(name)
+        return missing, short
+
+    def _lack_error_locked(
+        self, missing: list[str], short: list[str], partitions: Mapping[str, int], timeout_ms: float
+    ) -> MetadataTimeoutError | MissingPartitionError:
+        if missing:
+            return MetadataTimeoutError(self._explain_locked(missing, timeout_ms))
+        metadata = self.topic(short[0])
+        count = 0 if metadata is None else len(metadata.partitions)
+        return MissingPartitionError(
+            f"Invalid partition: column 'partition' has {partitions[short[0]] - 1} in a row for topic "
+            f"{short[0]!r}, whose partitions are 0 to {count - 1}, and no other came within "
+            f"kafka.max.block.ms = {timeout_ms:.0f} ms. Add partitions to the topic, mend the column (null "
+            "leaves the choice to the key), or set errors.tolerance=all to skip such rows"
+        )
+
+    def _raise_final_locked(self, topics: list[str], unauthorized_wait_ms: float, now_ms: float) -> None:
+        for name in topics:
+            found = self._topics[name]
+            reason = _FINAL_TOPIC_ERRORS.get(found.error)
+            lasts_ms = found.error_ms - found.error_since_ms
+            if found.error == TOPIC_AUTHORIZATION_FAILED and lasts_ms < unauthorized_wait_ms:
+                self._mark_stale_locked(name, now_ms)
+            elif reason is not None:
+                raise TopicRefusedError(f"topic {name!r} cannot be written: {reason}", name)
+
+    def _explain_locked(self, missing: list[str], timeout_ms: float) -> str:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        errors = {self.topic_error(name) for name in missing}
+        reasons = ", ".join(_describe(code) for code in errors if code is not None) or "no response"
+        return (
+            f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms "
+            f"({reasons}; brokers: {self._describe_brokers()}). "
+            "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
+        )
+
     # -- facts ------------------------------------------------------------------------------------
 
     def note_use(self, topics: Iterable[str], now_ms: float) -> None:
@@ -176,7 +327,7 @@ class MetadataCache:
                 found.used_ms = now_ms
                 if not found.in_use:
                     found.in_use = True
-                    self._schedule.reschedule(name, found)
+                    self._reschedule(name, found)
 
     def _is_outdated(self, found: TopicState, now_ms: float) -> bool:
         if found.used_ms + self._idle_ms <= now_ms:
@@ -201,28 +352,32 @@ class MetadataCache:
         so it leaves no mark. A topic with a final error is requested once more, after its backoff.
         """
         with self._lock:
-            found = self._topics.get(topic)
-            if found is None or found.used_ms + self._idle_ms <= now_ms:
-                self.forget(topic)
-                self._admit(topic, now_ms)
-                return
-            found.used_ms = now_ms
-            found.in_use = True
-            if found.metadata is None:
-                if found.final and not found.retry:
-                    found.retry = True
-                    self._schedule.reschedule(topic, found)
-                return
-            in_flight = self._in_flight is not None and topic in self._in_flight
-            if in_flight:
-                self._marked_in_flight.add(topic)
-            if not found.stale:
-                if found.not_before_ms + self._backoff_max_ms < now_ms:
-                    found.unhelpful = 0  # it has been well for a while
-                found.stale = True
-                found.stale_ms = now_ms
-                if not in_flight:
-                    self._schedule.reschedule(topic, found)
+            self._mark_stale_locked(topic, now_ms)
+        self._report_stale((topic,))
+
+    def _mark_stale_locked(self, topic: str, now_ms: float) -> None:
+        found = self._topics.get(topic)
+        if found is None or found.used_ms + self._idle_ms <= now_ms:
+            self.forget(topic)
+            self._admit(topic, now_ms)
+            return
+        found.used_ms = now_ms
+        found.in_use = True
+        if found.metadata is None:
+            if found.final and not found.retry:
+                found.retry = True
+                self._reschedule(topic, found)
+            return
+        in_flight = self._in_flight is not None and topic in self._in_flight
+        if in_flight:
+            self._marked_in_flight.add(topic)
+        if not found.stale:
+            if found.not_before_ms + self._backoff_max_ms < now_ms:
+                found.unhelpful = 0  # it has been well for a while
+            found.stale = True
+            found.stale_ms = now_ms
+            if not in_flight:
+                self._reschedule(topic, found)
 
     def leader_hint(
         self,
@@ -244,13 +399,15 @@ class MetadataCache:
             other_topic = topic_id is not None and found.metadata.topic_id not in (None, topic_id)
             if other_topic or epoch <= known.leader_epoch:
                 return False
-            self._know_nodes(self._nodes | {node.id: node for node in nodes if node.id == leader})
+            self._know_nodes({**self._nodes, **{node.id: node for node in nodes if node.id == leader}})
             if leader not in self._nodes:
                 return False
             partitions = found.metadata.partitions.with_leader(partition.partition, leader, epoch)
             found.metadata = replace(found.metadata, partitions=partitions)
             self.version += 1
-            return True
+        if self.hints is not None:
+            self.hints.report_leader(partition, leader, epoch, topic_id)
+        return True
 
     def import_topic(self, topic: TopicMetadata, age_ms: float, now_ms: float) -> bool:
         """Merge a topic that another cache of the same cluster observed ``age_ms`` ago; True if it
@@ -279,7 +436,7 @@ class MetadataCache:
                 found.unhelpful = 0 if changed else found.unhelpful + 1
                 attempts = max(found.unhelpful, 1)
                 found.not_before_ms = max(found.not_before_ms, observed_ms + self._backoff.delay_ms(attempts))
-            self._schedule.reschedule(topic.name, found)
+            self._reschedule(topic.name, found)
             self.version += changed
             return changed
 
@@ -300,10 +457,13 @@ class MetadataCache:
         """Merge another cache's topics by import_topic, and its brokers where they were observed later.
 
         Returns how many topics were news. A snapshot of another cluster is ignored: its brokers may have the
-        same ids.
+        same ids. So is, with ``confirmed_nodes_only``, one that names a broker's address that no broker has
+        named.
         """
         with self._lock:
             if self.is_other_cluster(snapshot.cluster_id):
+                return 0
+            if self.confirmed_nodes_only and not set(snapshot.nodes) <= set(self._nodes.values()):
                 return 0
             nodes = {node.id: node for node in snapshot.nodes}
             observed_ms = now_ms - max(snapshot.nodes_age_ms, 0.0)
@@ -313,22 +473,32 @@ class MetadataCache:
             else:
                 # Leaders in the snapshot must be reachable. For brokers known to both, this cache's address
                 # counts.
-                self._know_nodes(nodes | self._nodes)
+                self._know_nodes({**nodes, **self._nodes})
             self.cluster_id = self.cluster_id or snapshot.cluster_id
             news = sum(self.import_topic(one.metadata, one.age_ms, now_ms) for one in snapshot.topics)
             self.imports += news > 0
-            return news
+            self._updated.notify_all()
+        if news:
+            self._wake_sender()
+        return news
 
-    def defer_requests(self, until_ms: float) -> None:
-        """Make no request before this time: a snapshot may come first.
+    def hold(self, until_ms: float) -> None:
+        """Send no request before this time, as a snapshot may come first, but wait no longer than half of the
+        task's timeout."""
+        self._deferred_until_ms = min(until_ms, self._held_until_max_ms)
 
-        A time in the past lets requests go again.
-        """
-        self._deferred_until_ms = until_ms
+    def release(self, now_ms: float) -> None:
+        """No hints will come: ask brokers."""
+        self.hold(now_ms)
+        self._wake_sender()
 
     def share_refreshes(self, shared: bool) -> None:
+        """Another cache refreshes topics from now on, or does so no more."""
         with self._lock:
-            self._schedule.shared = shared
+            # What is dropped would not be refreshed.
+            self._schedule.shared = shared and not self.confirmed_nodes_only
+            self.next_due_ms = -math.inf
+        self._wake_sender()
 
     def fetch(self, topics: Iterable[str]) -> None:
         """Request these topics at once, or with the next request: others need them.
@@ -337,6 +507,8 @@ class MetadataCache:
         """
         with self._lock:
             self._for_others.update(dict.fromkeys(topics))
+            self.next_due_ms = -math.inf
+        self._wake_sender()
 
     def forget_nodes(self) -> None:
         """Forget the brokers (re-bootstrap): no partition has a leader until the next response."""
@@ -370,7 +542,7 @@ class MetadataCache:
             self._fetching, self._for_others = tuple(self._for_others), {}
             if not chosen and not self._fetching:
                 return None
-            self._in_flight = frozenset(chosen)
+            self._in_flight, self.next_due_ms = frozenset(chosen), -math.inf
             self.requests += bool(chosen)
             self.fetches += bool(self._fetching)
             return tuple(dict.fromkeys((*chosen, *self._fetching)))
@@ -394,6 +566,7 @@ class MetadataCache:
             if self._for_others:
                 return 0.0
             due = min(self._schedule.due_ms(self._response_ms), self._idle.earliest_ms())
+            self.next_due_ms = due
             return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._deferred_until_ms - now_ms)
 
     def _forget_idle(self, now_ms: float) -> None:
@@ -407,7 +580,11 @@ class MetadataCache:
     def _admit(self, name: str, now_ms: float) -> None:
         found = self._topics[name] = TopicState(now_ms)
         self._idle.put(name, now_ms + self._idle_ms)
+        self._reschedule(name, found)
+
+    def _reschedule(self, name: str, found: TopicState) -> None:
         self._schedule.reschedule(name, found)
+        self.next_due_ms = -math.inf
 
     # -- responses --------------------------------------------------------------------------------
 
@@ -419,6 +596,7 @@ class MetadataCache:
         ``pinned``, it raises ClusterChangedError instead, and the response counts as a failure.
         """
         with self._lock:
+            known, fetched = self.cluster_id, self._fetching
             switched = self.is_other_cluster(update.cluster_id)
             if switched:
                 if self.pinned:
@@ -429,7 +607,6 @@ class MetadataCache:
                         "the new cluster"
                     )
                 self._start_over()
-            marked, self._marked_in_flight = self._marked_in_flight, set()
             self._in_flight = None
             self._failures = 0
             self._response_ms = now_ms
@@ -438,35 +615,78 @@ class MetadataCache:
             if update.nodes:
                 self._nodes_ms = now_ms
                 self._know_nodes({node.id: node for node in update.nodes})
-            merger = ResponseMerger(self._nodes, marked, self._backoff, now_ms)
-            missing = dict.fromkeys(requested)
-            for topic in update.topics:
-                missing.pop(topic.name, None)
-                found = self._topics.get(topic.name)
-                if found is not None:
-                    self.version += merger.merge(found, topic)
-                    self._schedule.reschedule(topic.name, found)
-            for name, code in update.errors.items():
-                missing.pop(name, None)
-                found = self._topics.get(name)
-                if found is not None:
-                    self.version += merger.note_error(found, code)
-                    self._schedule.reschedule(name, found)
-            for name in missing:
-                found = self._topics.get(name)
-                if found is not None:
-                    merger.note_missing(found)
-                    self._schedule.reschedule(name, found)
-            return switched
+            self._merge_locked(update, requested, now_ms)
+            self._fetching = ()
+            self._updated.notify_all()
+        if fetched and self.hints is not None:
+            self.hints.fetched(fetched, update)
+        if switched:
+            _log.warning("brokers of cluster %s respond, instead of %s", update.cluster_id, known)
+        return switched
+
+    def _merge_locked(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> None:
+        marked, self._marked_in_flight = self._marked_in_flight, set()
+        merger = ResponseMerger(self._nodes, marked, self._backoff, now_ms)
+        topics = {topic.name: topic for topic in update.topics}
+        for name in dict.fromkeys((*topics, *update.errors, *requested)):
+            found = self._topics.get(name)
+            if found is not None:
+                self.version += merger.merge(found, topics.get(name), update.errors.get(name))
+                self._reschedule(name, found)
 
     def on_failure(self, now_ms: float) -> None:
         """No response came: the same topics are requested again after the backoff."""
         with self._lock:
             asked, self._in_flight = self._in_flight or (), None
+            fetched, self._fetching = self._fetching, ()
             self._marked_in_flight = set()
             self._failures += 1
             self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
             for name in asked:
                 found = self._topics.get(name)
                 if found is not None:
-                    self._schedule.reschedule(name, found)
+                    self._reschedule(name, found)
+        if fetched and self.hints is not None:
+            self.hints.fetched(fetched, None)
+
+    def broker(self, node_id: int, network: NetworkClient) -> Broker:
+        """What is known of a broker; made at first use, by the sender's thread."""
+        found = self.brokers.get(node_id)
+        if found is None:
+            found = self.brokers[node_id] = Broker(node_id, network)
+            found.node = self._nodes.get(node_id)
+        return found
+
+
+def _describe(code: int) -> str:
+    return _FINAL_TOPIC_ERRORS.get(code) or error_of(code).name
+
+
+# As Kafka's EnvVarConfigProvider is written.
+_VARIABLE = re.compile(r"\$\{env:([^}]+)\}")
+
+
+class ClientRack:
+    """``rack`` is kafka.client.rack, ``nodes`` returns the brokers by id. ``name`` is "" without a rack."""
+
+    def __init__(
+        self, rack: str, nodes: Callable[[], Mapping[int, Node]], environ: Mapping[str, str]
+    ) -> None:
+        self._nodes = nodes
+        found = _VARIABLE.fullmatch(rack)
+        self.name = rack if found is None else environ.get(found[1], "")
+        if found is not None and not self.name:
+            _log.warning(
+                "kafka.client.rack=%s: this executor has no variable %s, so it prefers no rack",
+                rack,
+                found[1],
+            )
+
+    def brokers(self) -> frozenset[int]:
+        if not self.name:
+            return frozenset()
+        return frozenset(node.id for node in self._nodes().values() if node.rack == self.name)
+
+    def is_other(self, node_id: int) -> bool:
+        node = self._nodes().get(node_id)
+        return node is not None and node.rack is not None and node.rack != self.name

@@ -1,0 +1,743 @@
+"""KIP-526's rules with plain numbers for the time; what one cache tells another; which addresses are taken.
+
+What one cache tells another counts as if the other had heard it itself, at that time. With TLS and the
+system's trust, the coordinator's word alone leads no row to a broker.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+import sys
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kafka_sink.cluster.metadata import ClusterMetadata
+from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
+from kafka_sink.errors import ClusterChangedError
+from kafka_sink.kafka_errors import error_of
+from kafka_sink.model import MAX_BROKERS, MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.options import parse
+from kafka_sink.task.producer import Producer
+from tests.support.metadata_model import ANSWERS, NAMES, OK, Pair
+
+MAX_AGE = 300_000.0
+IDLE = 300_000.0
+NODES = (Node(1, "a", 1), Node(2, "b", 2))
+
+
+def metadata(max_age_ms: float = MAX_AGE) -> ClusterMetadata:
+    return ClusterMetadata(
+        lambda: 0.0,
+        max_age_ms=max_age_ms,
+        idle_ms=IDLE,
+        retry_backoff_ms=100,
+        retry_backoff_max_ms=1000,
+        random=lambda: 0.5,
+    )
+
+
+def topic(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes | None = b"i" * 16) -> TopicMetadata:
+    return TopicMetadata.of(name, topic_id, (PartitionInfo(name, 0, leader, epoch),))
+
+
+def response(*topics: TopicMetadata, **errors: int) -> MetadataUpdate:
+    return MetadataUpdate(NODES, topics, errors)
+
+
+def filled(count: int, now: float = 0.0) -> ClusterMetadata:
+    made = metadata()
+    names = [f"t{number:05}" for number in range(count)]
+    made.note_use(names, now)
+    asked = made.next_request(now)
+    assert asked is not None
+    made.on_response(response(*map(topic, asked)), asked, now)
+    return made
+
+
+def test_all_unknown_topics_go_into_one_request() -> None:
+    made = metadata()
+    made.note_use((f"t{number}" for number in range(2000)), 0)
+    assert len(made.next_request(0) or ()) == 2000
+    assert made.next_request(0) is None, "one request at a time"
+    assert made.next_request_delay_ms(0) == math.inf
+
+
+def test_nothing_is_asked_while_fresh() -> None:
+    made = filled(10)
+    assert made.next_request(1000) is None
+    assert made.next_request_delay_ms(1000) > 0
+
+
+def test_old_topics_become_urgent_at_max_age() -> None:
+    made = filled(10)
+    for now in range(0, int(MAX_AGE), 10_000):
+        made.note_use([f"t{number:05}" for number in range(10)], now)
+        assert made.next_request(now) is None
+    assert len(made.next_request(MAX_AGE) or ()) == 10
+
+
+def test_non_urgent_topics_fill_a_request_oldest_first() -> None:
+    made = filled(15)
+    late = MAX_AGE * 0.6
+    made.note_use([f"t{number:05}" for number in range(15)], late)
+    made.note_use(["new"], late)
+    asked = made.next_request(late) or ()
+    assert asked[0] == "new"
+    assert len(asked) == 16, "15 non-urgent ones ride along: 16 is below the target of 20"
+
+
+def test_enough_non_urgent_topics_make_a_request_of_their_own() -> None:
+    made = filled(25)
+    made.note_use([f"t{number:05}" for number in range(25)], MAX_AGE * 0.4)
+    assert made.next_request(MAX_AGE * 0.45) is None
+    assert len(made.next_request(MAX_AGE * 0.51) or ()) == 20
+
+
+def test_target_size_follows_the_number_of_topics() -> None:
+    made = filled(9000)
+    asked = made.next_request(MAX_AGE * 0.51) or ()
+    assert len(asked) == int(9000 / (MAX_AGE / 1000) * 10)
+
+
+def test_what_has_been_idle_does_not_make_the_delay_zero_for_ever() -> None:
+    """A caller that asks first whether anything is wanted would turn in a loop without a pause."""
+    made = metadata(10 * IDLE)
+    made.note_use(["t"], 0)
+    made.on_response(response(topic("t")), made.next_request(0) or (), 0)
+    made.note_use(["t"], IDLE - 1)
+    for now in (IDLE, IDLE + 1, 2 * IDLE, 2 * IDLE + 1):
+        assert not made.is_wanting(now)
+        assert made.next_request_delay_ms(now) > 0
+    assert made.topic("t") is None
+
+
+def test_idle_topics_are_forgotten() -> None:
+    made = filled(3)
+    made.note_use(["t00001"], IDLE - 1)
+    made.next_request(IDLE)
+    assert made.topic("t00000") is None
+    assert made.topic("t00001") is not None
+
+
+def test_an_older_epoch_never_overwrites_a_newer_one() -> None:
+    made = filled(1)
+    made.on_response(response(topic("t00000", leader=2, epoch=7)), (), 10)
+    made.on_response(response(topic("t00000", leader=1, epoch=6)), (), 20)
+    info = made.leader(TopicPartition("t00000", 0))
+    assert info is not None
+    assert (info.leader, info.leader_epoch) == (2, 7)
+
+
+def test_a_recreated_topic_replaces_all_and_stays() -> None:
+    made = filled(1)
+    made.on_response(response(topic("t00000", leader=1, epoch=9)), (), 10)
+    made.on_response(response(topic("t00000", leader=2, epoch=0, topic_id=b"n" * 16)), (), 20)
+    info = made.leader(TopicPartition("t00000", 0))
+    assert info is not None
+    assert (info.leader, info.leader_epoch) == (2, 0)
+    made.on_response(response(topic("t00000", leader=1, epoch=10)), (), 30)
+    late = made.topic("t00000")
+    assert late is not None
+    assert late.topic_id == b"n" * 16, "a late response brought the old topic back"
+
+
+def test_errors_keep_a_topic_urgent_with_growing_backoff() -> None:
+    made = metadata()
+    made.note_use(["missing"], 0)
+    waits = []
+    now = 0.0
+    for _ in range(5):
+        asked = made.next_request(now)
+        assert asked == ("missing",)
+        made.on_response(response(missing=3), asked, now)
+        wait = made.next_request_delay_ms(now)
+        waits.append(wait)
+        assert made.next_request(now + wait - 1) is None
+        now += wait
+        made.note_use(["missing"], now)
+    assert waits == [100, 200, 400, 800, 1000]
+    assert made.topic_error("missing") == 3
+
+
+def test_final_errors_are_not_asked_again() -> None:
+    made = metadata()
+    made.note_use(["secret"], 0)
+    asked = made.next_request(0) or ()
+    made.on_response(response(secret=29), asked, 0)
+    made.note_use(["secret"], 10)
+    assert made.next_request(10_000) is None
+    assert made.topic_error("secret") == 29
+
+
+def test_a_failed_request_is_asked_again_after_the_backoff() -> None:
+    made = metadata()
+    made.note_use(["t"], 0)
+    assert made.next_request(0)
+    made.on_failure(0)
+    assert made.next_request(99) is None
+    assert made.next_request(100) == ("t",)
+
+
+def test_a_stale_mark_does_not_ask_hundreds_of_times_a_second() -> None:
+    made = filled(1)
+    asked = 0
+    for now in range(1000):
+        made.mark_stale("t00000", float(now))
+        names = made.next_request(float(now))
+        if names:
+            asked += 1
+            made.on_response(response(topic("t00000")), names, float(now))
+    assert asked <= 10
+
+
+def test_a_leader_hint_counts_only_when_newer_and_known() -> None:
+    made = filled(1)
+    where = TopicPartition("t00000", 0)
+    assert made.leader_hint(where, 2, 5, NODES)
+    assert not made.leader_hint(where, 1, 5, NODES)
+    assert not made.leader_hint(where, 9, 6, ()), "the address of broker 9 is unknown"
+    info = made.leader(where)
+    assert info is not None
+    assert info.leader == 2
+
+
+def test_leader_hints_do_not_add_brokers_without_end() -> None:
+    made = filled(1)
+    where = TopicPartition("t00000", 0)
+    assert made.leader_hint(where, 3, 1, (Node(3, "c", 3), Node(4, "d", 4)))
+    assert set(made.nodes()) == {1, 2, 3}, "only the leader's address is needed"
+    for epoch in range(2, 2 * MAX_BROKERS):
+        made.leader_hint(where, epoch, epoch, (Node(epoch, "x", 9092),))
+    assert len(made.nodes()) <= MAX_BROKERS
+
+
+def test_used_topics_outlive_idle_ones_by_their_last_use() -> None:
+    made = filled(3)
+    for now in range(0, int(3 * IDLE), 60_000):
+        made.note_use(["t00001"], now)
+        asked = made.next_request(now)
+        if asked:
+            made.on_response(response(*map(topic, asked)), asked, now)
+    assert made.names() == ("t00001",)
+    made.next_request(3 * IDLE + IDLE)
+    assert made.names() == ()
+
+
+def test_a_topic_that_is_evicted_while_it_is_asked_for_stays_away() -> None:
+    made = metadata()
+    made.note_use(["t"], 0)
+    asked = made.next_request(0) or ()
+    assert made.next_request(IDLE) is None
+    made.on_response(response(topic("t")), asked, IDLE)
+    assert made.topic("t") is None
+
+
+def test_a_mark_during_a_request_outlives_a_response_that_says_the_same() -> None:
+    made = filled(1)
+    made.mark_stale("t00000", 1000)
+    asked = made.next_request(1000) or ()
+    made.mark_stale("t00000", 1001)
+    made.on_response(response(topic("t00000")), asked, 1002)
+    assert made.next_request_delay_ms(1002) == 100, "asked again after the backoff"
+    asked = made.next_request(1102) or ()
+    made.mark_stale("t00000", 1103)
+    made.on_response(response(topic("t00000", leader=2, epoch=1)), asked, 1104)
+    assert made.next_request_delay_ms(1104) > 1000, "the response brought what the mark missed"
+
+
+def test_stale_topics_gather_after_a_response_but_new_ones_go_at_once() -> None:
+    made = filled(30)
+    made.mark_stale("t00000", 1000)
+    asked = made.next_request(1000) or ()
+    made.on_response(response(*map(topic, asked)), asked, 1010)
+    for number in range(1, 11):
+        made.mark_stale(f"t{number:05}", 1010 + number)
+        assert made.next_request(1010 + number) is None
+    assert len(made.next_request(1110) or ()) == 10
+    made.on_failure(1110)
+    made.note_use(["new"], 1500)
+    assert "new" in (made.next_request(1500) or ())
+
+
+def test_a_missing_topic_does_not_hold_back_others() -> None:
+    made = metadata()
+    made.note_use(["missing"], 0)
+    for now in (0, 100, 300):
+        asked = made.next_request(now) or ()
+        made.on_response(response(missing=3), asked, now)
+    made.note_use(["other"], 301)
+    assert made.next_request(301) == ("other",)
+
+
+def test_a_partition_without_a_leader_is_asked_for_a_while_and_then_only_when_rows_wait() -> None:
+    made = filled(1)
+    now, requests = 1000.0, 0
+    made.mark_stale("t00000", now)
+    while now < MAX_AGE / 2:
+        asked = made.next_request(now)
+        if asked:
+            requests += 1
+            made.on_response(response(topic("t00000", leader=-1, epoch=1)), asked, now)
+        now += 50
+    assert requests == 9
+    info = made.leader(TopicPartition("t00000", 0))
+    assert info is not None
+    assert info.leader == -1
+    made.mark_stale("t00000", now)
+    assert made.next_request(now) == ("t00000",)
+
+
+def test_a_leader_that_is_no_known_broker_counts_as_none() -> None:
+    made = filled(1)
+    made.on_response(MetadataUpdate(NODES[:1], (topic("t00000", leader=2, epoch=1),)), (), 10)
+    info = made.leader(TopicPartition("t00000", 0))
+    assert info is not None
+    assert info.leader == -1
+    made.forget_nodes()
+    made.on_response(response(topic("t00000", leader=2, epoch=1)), (), 20)
+    info = made.leader(TopicPartition("t00000", 0))
+    assert info is not None
+    assert info.leader == 2
+
+
+def test_a_hint_of_a_former_topic_is_refused() -> None:
+    made = filled(1)
+    made.on_response(response(topic("t00000", topic_id=b"n" * 16)), (), 10)
+    where = TopicPartition("t00000", 0)
+    assert not made.leader_hint(where, 2, 5, NODES, topic_id=b"i" * 16)
+    assert made.leader_hint(where, 2, 5, NODES, topic_id=b"n" * 16)
+
+
+def test_final_errors_are_asked_again_after_max_age() -> None:
+    made = metadata()
+    made.note_use(["secret"], 0)
+    asked = made.next_request(0) or ()
+    made.on_response(response(secret=29), asked, 0)
+    for now in range(0, int(MAX_AGE), 50_000):
+        made.note_use(["secret"], now)
+    made.note_use(["secret"], MAX_AGE)
+    assert made.next_request(MAX_AGE) == ("secret",)
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Python and C calls made: a measure of work that no other load disturbs."""
+    count = 0
+
+    def note(_frame: object, event: str, _arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_work_does_not_grow_with_the_topics_that_are_cached() -> None:
+    costs = []
+    for count in (100, 10_000):
+        made = filled(count)
+        # Each refreshed at a time of its own, as after an hour.
+        for number in range(count):
+            name = f"t{number:05}"
+            made.on_response(response(topic(name, epoch=1)), (name,), number * 60_000 / count)
+        now = 60_000.0
+
+        def send(made: ClusterMetadata = made, start: float = now) -> None:
+            for step in range(200):
+                made.note_use([f"t{step % 50:05}"], start + step)
+                made.next_request_delay_ms(start + step)
+                made.next_request(start + step)
+
+        costs.append(calls_of(send))
+    assert costs[1] < 1.5 * costs[0], f"{costs[0]} calls with 100 topics, {costs[1]} with 10,000"
+
+
+def test_wanting_is_waiting_for_a_response_or_for_the_backoff() -> None:
+    made = filled(1)
+    assert not made.is_wanting(1000)
+    made.mark_stale("t00000", 1000)
+    assert made.is_wanting(1000)
+    asked = made.next_request(1000) or ()
+    assert made.is_wanting(1000)
+    made.on_failure(1000)
+    assert made.next_request(1050) is None
+    assert made.is_wanting(1050), "the backoff is no reason not to want"
+    made.next_request(1100)
+    made.on_response(response(topic("t00000")), asked, 1100)
+    assert not made.is_wanting(1100)
+
+
+@pytest.mark.parametrize("code", [17, 29])
+def test_one_refusal_in_a_refresh_leaves_what_is_known(code: int) -> None:
+    """A broker that has not loaded its authorizer's rules refuses what it allows a second later."""
+    made = filled(1)
+    made.mark_stale("t00000", 1000)
+    asked = made.next_request(1000) or ()
+    made.on_response(response(t00000=code), asked, 1000)
+    assert made.topic("t00000") is not None
+    assert made.topic_error("t00000") is None
+    assert error_of(code).name in (made.describe_lookup_error("t00000") or "")
+    assert made.next_request(1099) is None
+    assert made.next_request(1100) == ("t00000",)
+    made.on_response(response(topic("t00000", 2, 1)), ("t00000",), 1110)
+    assert made.describe_lookup_error("t00000") is None
+
+
+def test_a_refused_topic_is_asked_for_again_while_rows_wait() -> None:
+    made = metadata()
+    made.note_use(["secret"], 0)
+    now, waits = 0.0, []
+    for _ in range(5):
+        asked = made.next_request(now) or ()
+        made.on_response(response(secret=29), asked, now)
+        assert made.next_request_delay_ms(now) > 10_000
+        made.mark_stale("secret", now)
+        waits.append(made.next_request_delay_ms(now))
+        now += waits[-1]
+    assert waits == [100, 200, 400, 800, 1000]
+    made.on_response(response(topic("secret")), made.next_request(now) or (), now)
+    assert made.topic("secret") is not None
+
+
+def test_non_urgent_topics_are_left_to_another_cache_that_refreshes_them() -> None:
+    made = filled(50)
+    made.share_refreshes(True)
+    names = [f"t{number:05}" for number in range(50)]
+    for now in range(0, int(MAX_AGE), 10_000):
+        made.note_use(names, now)
+        assert made.next_request(now) is None
+        assert made.next_request_delay_ms(now) > 0
+    made.note_use(["new"], MAX_AGE - 1)
+    assert made.next_request(MAX_AGE - 1) == ("new",)
+    made.on_response(response(topic("new")), ("new",), MAX_AGE - 1)
+    assert set(made.next_request(MAX_AGE) or ()) == set(names), "unless it fails to"
+    lost = filled(50)
+    lost.share_refreshes(True)
+    lost.note_use(names, MAX_AGE * 0.6)
+    assert lost.next_request(MAX_AGE * 0.6) is None
+    assert lost.next_request_delay_ms(MAX_AGE * 0.6) > 0
+    lost.share_refreshes(False)
+    assert lost.next_request_delay_ms(MAX_AGE * 0.6) == 0
+    assert len(lost.next_request(MAX_AGE * 0.6) or ()) == 20
+
+
+# -- against a slow model ----------------------------------------------------------------------------------
+
+SOME = st.tuples(st.integers(0, 35), st.integers(1, 36))
+STEP = st.one_of(
+    st.tuples(st.just("use"), SOME),
+    st.tuples(st.just("use"), st.just((0, 36))),
+    st.tuples(st.just("mark"), st.integers(0, 35)),
+    st.tuples(
+        st.just("advance"), st.sampled_from([1, 20, 99, 100, 101, 400, 1500, 5000, 20_000, 31_000, 150_000])
+    ),
+    st.tuples(st.just("respond"), st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=8)),
+    st.tuples(st.just("respond"), st.just([OK])),
+    st.tuples(st.just("fail"), st.none()),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from([10_000.0, 60_000.0, 300_000.0]), st.sampled_from([5_000.0, 300_000.0]), st.data())
+def test_every_decision_is_the_models(max_age: float, idle: float, data: st.DataObject) -> None:
+    pair = Pair(max_age, idle)
+    for kind, what in data.draw(st.lists(STEP, max_size=60)):
+        if kind == "use":
+            names = NAMES[what[0] : what[0] + what[1]]
+            pair.cache.note_use(names, pair.now)
+            for name in names:
+                pair.model.use(name, pair.now)
+        elif kind == "mark":
+            pair.cache.mark_stale(NAMES[what], pair.now)
+            pair.model.mark(NAMES[what], pair.now)
+        elif kind == "advance":
+            pair.advance(what)
+        elif kind == "respond":
+            pair.respond(lambda index, what=what: what[index % len(what)])
+        else:
+            pair.fail()
+        pair.look()
+
+
+# -- what one tells another --------------------------------------------------------------------------------
+
+SOME_NAMES = tuple(f"t{number:02}" for number in range(30))
+
+
+def learn(made: ClusterMetadata, now: float, *topics: TopicMetadata, nodes: tuple[Node, ...] = NODES) -> None:
+    made.on_response(MetadataUpdate(nodes, topics, {}, "cluster"), tuple(one.name for one in topics), now)
+
+
+def filled_cache(names: tuple[str, ...], now: float) -> ClusterMetadata:
+    made = metadata()
+    made.note_use(names, now)
+    asked = made.next_request(now) or ()
+    learn(made, now, *map(topic, asked))
+    return made
+
+
+def leader(made: ClusterMetadata, name: str = "t00") -> tuple[int, int]:
+    info = made.leader(TopicPartition(name, 0))
+    assert info is not None
+    return info.leader, info.leader_epoch
+
+
+@settings(deadline=None)
+@given(st.floats(0, MAX_AGE * 0.99), st.floats(0, MAX_AGE), st.floats(-1000, 1000))
+def test_a_snapshot_makes_the_same_schedule(age: float, later: float, shift: float) -> None:
+    """One cache asked itself; one, whose clock reads otherwise, took over a snapshot ``age`` later."""
+    own = filled_cache(SOME_NAMES, 1000.0)
+    own.note_use(SOME_NAMES, 1000.0 + age)
+    snapshot = pickle.loads(pickle.dumps(own.snapshot(1000.0 + age)))
+    assert snapshot.aged(5.0).topics[0].age_ms == pytest.approx(age + 5.0)
+    other = metadata()
+    now = 1000.0 + age + shift
+    assert other.import_snapshot(snapshot, now) == len(SOME_NAMES)
+    other.note_use(SOME_NAMES, now)
+    assert other.nodes() == own.nodes()
+    assert other.cluster_id == "cluster"
+    assert all(other.topic(name) == own.topic(name) for name in SOME_NAMES)
+    asked = own.next_request(1000.0 + age + later)
+    again = other.next_request(now + later)
+    # Just at a bound the two clocks' rounding decides.
+    if all(abs(when) > 0.01 for when in (age + later - MAX_AGE / 2, age + later - MAX_AGE, later - IDLE)):
+        assert set(again or ()) == set(asked or ())
+
+
+def test_a_topic_with_a_hint_needs_no_request() -> None:
+    made = metadata()
+    made.import_topic(topic("t00"), 10.0, 1000.0)
+    made.note_use(["t00", "new"], 1001.0)
+    assert made.next_request(1001.0) == ("new",)
+
+
+def test_what_nobody_uses_is_never_asked_for_and_goes() -> None:
+    made = metadata()
+    made.import_snapshot(filled_cache(SOME_NAMES, 0.0).snapshot(0.0), 0.0)
+    made.note_use(["t03"], 1000.0)
+    assert made.names() == ("t03",)
+    made.note_use(["t03"], IDLE - 1)
+    assert made.next_request(MAX_AGE * 0.9) is None, "enough topics for a request, but only one is in use"
+    assert made.next_request(MAX_AGE) == ("t03",)
+    assert made.topic("t00") is None
+    assert made.topic("t03") is not None
+
+
+def test_epochs_win_over_ages_and_ids_go_by_age() -> None:
+    made = filled_cache(("t00",), 10_000.0)
+    assert made.import_topic(topic("t00", 2, 5), 9_000.0, 10_100.0), "a newer epoch, though heard before ours"
+    assert leader(made) == (2, 5)
+    learn(made, 10_150.0, topic("t00", 2, 5))
+    assert not made.import_topic(topic("t00", 1, 4), 0.0, 10_200.0)
+    assert not made.import_topic(topic("t00", 1, 0, b"n" * 16), 9_000.0, 10_300.0), "another id, and older"
+    assert leader(made) == (2, 5)
+    assert made.import_topic(topic("t00", 1, 0, b"n" * 16), 50.0, 10_400.0)
+    assert leader(made) == (1, 0)
+    learn(made, 10_450.0, topic("t00", 1, 0, b"n" * 16))
+    assert not made.import_topic(topic("t00", 2, 9), 0.0, 10_500.0), "the former topic does not come back"
+
+
+def test_a_hint_mends_a_stale_topic_when_it_is_news_or_younger_than_the_mark() -> None:
+    made = filled_cache(("t00",), 0.0)
+    made.mark_stale("t00", 5_000.0)
+    assert not made.import_topic(topic("t00"), 1_000.0, 5_050.0), "heard before the mark"
+    assert made.next_request_delay_ms(5_050.0) == 0
+    assert made.import_topic(topic("t00", 2, 1), 2_000.0, 5_060.0)
+    assert made.next_request(5_060.0) is None
+    made.mark_stale("t00", 9_000.0)
+    assert not made.import_topic(topic("t00", 2, 1), 100.0, 9_200.0)
+    assert made.next_request(9_200.0) is None, "heard after the mark: an own request would have said so too"
+
+
+def test_brokers_of_a_later_snapshot_replace_ours() -> None:
+    made = filled_cache(("t00",), 10_000.0)
+    other = filled_cache(("t00",), 0.0)
+    learn(other, 0.0, nodes=(Node(1, "old", 9), Node(3, "c", 3)))
+    made.import_snapshot(other.snapshot(0.0).aged(10_000.0), 10_500.0)
+    assert made.nodes()[1] == NODES[0], "where we heard it later, it is there"
+    assert made.nodes()[3] == Node(3, "c", 3), "but what only they know can be reached"
+    learn(other, 10_400.0, nodes=(Node(1, "moved", 5),))
+    made.import_snapshot(other.snapshot(10_450.0), 10_500.0)
+    assert made.nodes() == {1: Node(1, "moved", 5)}
+
+
+def test_a_snapshot_of_some_topics_holds_those_that_are_known() -> None:
+    made = filled_cache(SOME_NAMES, 0.0)
+    assert {one.metadata.name for one in made.snapshot(5.0, ["t01", "nobody", "t07"]).topics} == {
+        "t01",
+        "t07",
+    }
+
+
+def test_requests_wait_while_another_is_asked() -> None:
+    made = metadata()
+    made.note_use(["t00"], 0.0)
+    made.hold(200.0)
+    assert made.next_request(199.0) is None
+    assert made.next_request_delay_ms(50.0) == 150.0
+    made.hold(0.0)
+    assert made.next_request(60.0) == ("t00",)
+
+
+def of_cluster(name: str, *topics: TopicMetadata, nodes: tuple[Node, ...] = NODES) -> MetadataUpdate:
+    return MetadataUpdate(nodes, topics, {}, name)
+
+
+def test_hints_of_another_cluster_are_refused() -> None:
+    """Its brokers have the same ids: rows for one cluster would go to the other's."""
+    made, other = filled_cache(("t00",), 0.0), metadata()
+    other.note_use(["t00"], 1000.0)
+    other.next_request(1000.0)
+    elsewhere = (Node(1, "elsewhere", 1),)
+    other.on_response(of_cluster("other", topic("t00", 1, 9), nodes=elsewhere), ("t00",), 1000.0)
+    before = made.snapshot(2000.0)
+    assert made.import_snapshot(other.snapshot(2000.0), 2000.0) == 0
+    assert made.snapshot(2000.0) == before
+    assert made.nodes() == {node.id: node for node in NODES}
+
+
+def test_another_clusters_response_replaces_all_that_was_known_before_rows_were_sent() -> None:
+    made = filled_cache(("t00", "t01"), 0.0)
+    made.mark_stale("t00", 1000.0)
+    assert made.next_request(1000.0) == ("t00",)
+    elsewhere = (Node(1, "elsewhere", 1),)
+    response = of_cluster("other", topic("t00", 1, 0, b"n" * 16), nodes=elsewhere)
+    assert made.on_response(response, ("t00",), 1001.0)
+    assert made.cluster_id == "other"
+    assert made.nodes() == {1: elsewhere[0]}
+    assert made.topic("t01") is None
+    assert leader(made) == (1, 0)
+    assert made.next_request(1001.0) == ("t01",)
+    assert not made.on_response(of_cluster("other", topic("t01")), ("t01",), 1002.0)
+
+
+def test_another_clusters_response_is_refused_once_rows_were_sent() -> None:
+    made = filled_cache(("t00",), 0.0)
+    made.pinned = True
+    made.mark_stale("t00", 1000.0)
+    assert made.next_request(1000.0)
+    before = made.snapshot(2000.0)
+    with pytest.raises(ClusterChangedError, match="cluster other now, and rows were sent to cluster"):
+        made.on_response(of_cluster("other", topic("t00", 1, 9)), ("t00",), 1001.0)
+    assert made.snapshot(2000.0) == before
+    assert made.next_request(1101.0) == ("t00",)
+    assert not made.on_response(MetadataUpdate(NODES, (topic("t00"),), {}, None), ("t00",), 1102.0)
+
+
+@pytest.mark.parametrize("partitions", [0, 1, 10_000])
+def test_a_snapshot_is_the_same_after_pickling_and_small(partitions: int) -> None:
+    """Catches: half a megabyte of leaders in every task of a write to a topic of 10,000 partitions."""
+    chance = random.Random(1)
+    found = tuple(
+        PartitionInfo("t", index, chance.randrange(-1, 60), chance.choice((-1, 7)))
+        for index in range(partitions)
+    )
+    topic = TopicSnapshot(TopicMetadata.of("t", b"i" * 16, found), 5.0)
+    snapshot = MetadataSnapshot((topic,), (Node(1, "h", 9092),), 3.0, "c")
+    pickled = pickle.dumps(snapshot)
+    assert pickle.loads(pickled) == snapshot
+    assert len(pickled) < 400 + 2 * partitions
+
+
+LIES = [
+    topic("t00", 2, 2**31 - 1),
+    topic("t00", 2, 0, b"x" * 16),
+    TopicMetadata.of("t00", b"i" * 16, tuple(PartitionInfo("t00", number, 2, 9) for number in range(100))),
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=["epoch", "id", "partitions"])
+def test_what_brokers_say_replaces_what_others_said(lie: TopicMetadata) -> None:
+    """Catches: by its epoch or id, what one task invented would outlive all that brokers say."""
+    made = filled_cache(("t00",), 0.0)
+    assert made.import_topic(lie, 0.0, 1_000.0)
+    assert leader(made)[0] == 2
+    made.mark_stale("t00", 2_000.0)
+    assert made.next_request(2_000.0) == ("t00",)
+    learn(made, 2_001.0, topic("t00", 1, 3))
+    assert leader(made) == (1, 3)
+    learn(made, 2_002.0, topic("t00", 2, 2))
+    assert leader(made) == (1, 3), "among brokers epochs decide"
+    assert not made.import_topic(topic("t00", 2, 0, b"x" * 16), 5_000.0, 3_000.0)
+
+
+@pytest.mark.parametrize("lie", LIES, ids=["epoch", "id", "partitions"])
+def test_what_others_say_later_replaces_what_others_said(lie: TopicMetadata) -> None:
+    """Catches: an invented number of partitions stayed until the task asked brokers itself."""
+    made = filled_cache(("t00",), 0.0)
+    assert made.import_topic(lie, 0.0, 1_000.0)
+    assert not made.import_topic(topic("t00", 1, 3), 500.0, 1_100.0), "that was before"
+    assert made.import_topic(topic("t00", 1, 3), 0.0, 2_000.0)
+    assert made.topic("t00") == topic("t00", 1, 3)
+
+
+def test_a_hint_that_was_on_its_way_when_the_topic_was_marked_does_not_mend_it() -> None:
+    """Its age does not count the way."""
+    made = filled_cache(("t00",), 0.0)
+    made.mark_stale("t00", 2_000.0)
+    assert not made.import_topic(topic("t00"), 0.0, 2_040.0)
+    assert made.next_request(2_200.0) == ("t00",)
+
+
+# -- which addresses are taken -----------------------------------------------------------------------------
+
+FORGED, REAL = Node(1, "evil.example", 9093), Node(1, "broker.example", 9093)
+REAL_TOPIC = TopicMetadata.of("t", bytes([7] * 16), (PartitionInfo("t", 0, 1, 3),))
+
+
+def cluster(*, confirmed_only: bool) -> ClusterMetadata:
+    made = metadata()
+    made.confirmed_nodes_only = confirmed_only
+    return made
+
+
+def hint(node: Node) -> MetadataSnapshot:
+    return MetadataSnapshot((TopicSnapshot(REAL_TOPIC, 0.0),), (node,), 0.0, "c")
+
+
+def address(view: ClusterMetadata) -> str | None:
+    leader = view.leader(TopicPartition("t", 0))
+    nodes = view.nodes()
+    return None if leader is None or leader.leader not in nodes else nodes[leader.leader].host
+
+
+def test_an_address_that_no_broker_has_named_is_not_taken() -> None:
+    """Catches: rows acknowledged by a broker of whoever knows the coordinator's secret."""
+    view = cluster(confirmed_only=True)
+    assert view.import_snapshot(hint(FORGED), 0.0) == 0
+    assert address(view) is None
+    view.on_response(MetadataUpdate((REAL,), (REAL_TOPIC,), {}, "c"), ("t",), 1.0)
+    assert view.import_snapshot(hint(FORGED), 2.0) == 0
+    assert view.nodes()[1] == REAL
+    assert view.import_snapshot(hint(REAL), 3.0) == 1
+    assert address(view) == "broker.example"
+
+
+def test_elsewhere_certificates_or_nothing_tell_brokers_apart() -> None:
+    view = cluster(confirmed_only=False)
+    assert view.import_snapshot(hint(FORGED), 0.0) == 1
+    assert address(view) == "evil.example"
+
+
+@pytest.mark.parametrize(
+    ("given", "strict"),
+    [
+        ({}, False),
+        ({"kafka.security.protocol": "SSL"}, True),
+        ({"kafka.security.protocol": "SSL", "kafka.ssl.ca.location": "/nowhere"}, False),
+    ],
+)
+def test_it_goes_by_the_options(given: dict[str, str], strict: bool) -> None:
+    producer = Producer(parse({"kafka.bootstrap.servers": "127.0.0.1:1", **given}).options)
+    try:
+        assert producer.cluster.confirmed_nodes_only is strict
+    finally:
+        producer.close()
