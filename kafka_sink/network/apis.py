@@ -9,6 +9,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from kafka_sink.errors import BrokerVersionError
+
 PRODUCE = 0
 METADATA = 3
 OFFSET_FETCH = 9
@@ -99,6 +101,23 @@ APIS: Mapping[int, Api] = {
     ),
     PUSH_TELEMETRY: Api("PushTelemetry", "telemetry_requests", (0, 0), 64 * _KIB, 0, 0),
 }
+
+
+def common_version(
+    broker: str, api_key: int, theirs: Mapping[int, tuple[int, int]], ours: tuple[int, int] | None = None
+) -> int:
+    """The newest version that both sides speak. ``theirs``: the broker's by API; ``ours``: where it is not
+    all that ``APIS`` says. Raises BrokerVersionError where there is none."""
+    name, (oldest, newest) = APIS[api_key].name, ours or APIS[api_key].versions
+    if api_key not in theirs:
+        raise BrokerVersionError(f"{broker} takes no {name} requests; Apache Kafka 2.1 or later is needed")
+    low, high = theirs[api_key]
+    if min(high, newest) < max(low, oldest):
+        raise BrokerVersionError(
+            f"{broker} speaks {name} in versions {low} to {high}, this sink in {oldest} to {newest}; "
+            "Apache Kafka 2.1 or later is needed"
+        )
+    return min(high, newest)
 
 
 OnTrailing = Callable[[str], object]

@@ -7,14 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_sink.errors import AuthenticationError
+from kafka_sink.errors import AuthenticationError, BrokerVersionError
 from kafka_sink.kafka_errors import (
     ILLEGAL_SASL_STATE,
     SASL_AUTHENTICATION_FAILED,
     UNSUPPORTED_SASL_MECHANISM,
     error_of,
 )
-from kafka_sink.network.apis import APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE
+from kafka_sink.network.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE, common_version
 from kafka_sink.network.wire import Buffer, Reader, Writer, decoder, text_of
 from kafka_sink.printable import printable_list
 
@@ -93,15 +93,13 @@ class Login:
         raise AuthenticationError(f"login at {self._name} failed: {problem}")
 
     def _version(self, api: int) -> int:
-        ours = APIS[api].versions
-        low, high = self._versions.get(api, (0, -1))
-        version = min(high, ours[1])
-        if version < max(low, ours[0]):
+        try:
+            return common_version(self._name, api, self._versions)
+        except BrokerVersionError:
             raise AuthenticationError(
                 f"login at {self._name} failed: it does not offer SASL: use its SASL listener's port, or "
                 "kafka.security.protocol=PLAINTEXT or SSL"
-            )
-        return version
+            ) from None
 
     def _authenticate(self, data: bytes) -> LoginRequest:
         self._rounds += 1

@@ -9,9 +9,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.errors import BrokerVersionError
 from kafka_sink.model import Node
-from kafka_sink.network.apis import APIS
+from kafka_sink.network.apis import common_version
 from kafka_sink.network.broker_protocol import BrokerProtocol, CompletedRequest, Phase, Request
 from kafka_sink.network.transport import Lookup, PlaintextTransport, SocketAddress, Transport, start_lookup
 from kafka_sink.security.settings import SecuritySettings
@@ -253,20 +252,8 @@ class BrokerConnection:
         return max(0.0, self.throttled_until_ms - now_ms) or math.inf
 
     def api_version(self, api_key: int, ours: tuple[int, int] | None = None) -> int:
-        """The newest version that both sides speak. Raises BrokerVersionError where there is none.
-
-        ``ours``: where it is not all that ``apis.APIS`` says.
-        """
-        ours = ours or APIS[api_key].versions
-        low, high = self.api_versions.get(api_key, (0, -1))
-        version = min(high, ours[1])
-        if version < max(low, ours[0]):
-            api = APIS[api_key].name if api_key in APIS else api_key
-            raise BrokerVersionError(
-                f"broker {self.node} speaks {api} in versions {low} to {high}, this sink "
-                f"in {ours[0]} to {ours[1]}; Apache Kafka 2.1 or later is needed"
-            )
-        return version
+        """As ``apis.common_version``."""
+        return common_version(f"broker {self.node}", api_key, self.api_versions, ours)
 
     def newest_version(self, api_key: int) -> int:
         """The newest version of an API that the connected broker speaks, -1 where it lacks the API."""

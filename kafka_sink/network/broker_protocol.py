@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_sink.errors import BrokerVersionError, ProtocolError
 from kafka_sink.kafka_errors import UNSUPPORTED_VERSION, error_of
 from kafka_sink.network import requests
-from kafka_sink.network.apis import API_VERSIONS, APIS, METADATA, PRODUCE, decoder_of
+from kafka_sink.network.apis import API_VERSIONS, APIS, METADATA, PRODUCE, common_version, decoder_of
 from kafka_sink.network.wire import Buffer, correlation_id
 from kafka_sink.version import __version__
 
@@ -258,13 +258,7 @@ class BrokerProtocol:
         if PRODUCE not in response.ranges:
             raise BrokerVersionError(f"{self._name} does not take Produce requests: is it a controller?")
         for api in (PRODUCE, METADATA):
-            oldest, newest = APIS[api].versions
-            low, high = response.ranges.get(api, (0, -1))
-            if min(high, newest) < max(low, oldest):
-                raise BrokerVersionError(
-                    f"{self._name} speaks {APIS[api].name} in versions {low} to {high}, this sink "
-                    f"in {oldest} to {newest}; Apache Kafka 2.1 or later is needed"
-                )
+            common_version(self._name, api, response.ranges)
         self.api_versions = response.ranges
         self.features = response.features
         if self._exchange is None:

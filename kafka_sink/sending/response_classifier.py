@@ -176,6 +176,9 @@ RULES: Mapping[int, Verdict | Rule] = {
     kafka_errors.TOPIC_AUTHORIZATION_FAILED: _fail_topic,
     kafka_errors.INVALID_TOPIC_EXCEPTION: _fail_topic,
 }
+# Kafka raises these before it appends anything (ReplicaManager.getPartitionOrException, ProducerAppendInfo):
+# an offset beside them says nothing. kfake, a broker that others wrote, sends 0.
+_NOTHING_APPENDED = frozenset({kafka_errors.UNKNOWN_TOPIC_ID, kafka_errors.OUT_OF_ORDER_SEQUENCE_NUMBER})
 _ENDED = (
     "in a transaction: another attempt or run took it over, or it was open for longer than "
     "kafka.transaction.timeout.ms"
@@ -199,7 +202,8 @@ ADVICE = {
 
 def classify_response(attempt: AttemptFacts) -> Verdict:
     """Decide by error code. A code without a rule fails the batch, and the error names the code."""
-    if attempt.base_offset >= 0 and not attempt.possibly_written:
+    appended = attempt.base_offset >= 0 and attempt.error_code not in _NOTHING_APPENDED
+    if appended and not attempt.possibly_written:
         # A leader that is deposed while it waits for replicas responds like a broker that never led the
         # partition, but with the batch's offset (Kafka's DelayedProduce).
         attempt = replace(attempt, possibly_written=True)
