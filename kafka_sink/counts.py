@@ -6,6 +6,7 @@ A count is named here once, with its unit and its texts. It takes the line that 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -141,8 +142,8 @@ class BrokerFigures(NamedTuple):
     """Produce requests of one task to one broker. Times are milliseconds.
 
     ``address``: host and port. ``latency_buckets`` counts responses by LATENCY_BOUNDS_MS, not cumulated.
-    ``oldest_ms`` is the age of the oldest request without a response, 0 if there is none. ``sent_bytes`` are
-    of its record batches, each time they are sent; they are not reported by broker.
+    ``oldest_ms`` is the age of the oldest request without a response, 0 if there is none. Not reported by
+    broker: ``sent_bytes`` of record batches, each time they are sent, and when it last answered.
     """
 
     address: str = ""
@@ -155,6 +156,7 @@ class BrokerFigures(NamedTuple):
     throttle_ms: float = 0.0
     oldest_ms: float = 0.0
     sent_bytes: int = 0
+    answered_ms: float = -math.inf
 
 
 class LatencyWindow:

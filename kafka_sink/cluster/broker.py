@@ -56,7 +56,7 @@ class Broker:
     """``node_id`` is below zero for a bootstrap address, which gets no Produce requests."""
 
     __slots__ = (
-        *("_network", "awaits_probe", "counts", "forgiven_ms", "id"),
+        *("_network", "answered_ms", "awaits_probe", "counts", "forgiven_ms", "id"),
         *("is_asked", "is_failing", "is_silent", "is_to_be_asked", "last_response_ms", "latencies"),
         *("node", "partitions_text", "probed_ms", "request_sent_ms", "responses", "rotation", "sent"),
         *("setup_ms", "slow_starts", "suspect_since_ms", "unreachable_since_ms", "usual_ms"),
@@ -73,6 +73,8 @@ class Broker:
         # When the request was sent whose response is being handled, or when the throttling ended that delayed
         # it (KIP-219).
         self.request_sent_ms = 0.0
+        # When it last answered a Produce request.
+        self.answered_ms = -math.inf
         # Replaced when a task begins.
         self.counts = BrokerCounts()
         # Of all requests since the last push of metrics (KIP-714).
@@ -161,7 +163,7 @@ class Broker:
 
     def responded(self, now_ms: float) -> SentRequest:
         """The oldest request has its response; with acks=0, it is written to the socket."""
-        sent = self._ended()
+        sent, self.answered_ms = self._ended(), now_ms
         latency_ms = max(0.0, now_ms - sent.request.sent_ms)
         counts = self.counts
         counts.latency_ms += latency_ms
@@ -274,6 +276,7 @@ class Broker:
             counts.throttle_ms,
             oldest_ms,
             counts.sent_bytes,
+            self.answered_ms,
         )
 
 

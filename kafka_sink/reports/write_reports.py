@@ -119,6 +119,7 @@ def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
         {name: one.count for name, one in ended.transactions.items()},
         {name: one.total_ms for name, one in ended.transactions.items()},
         ended.last_task,
+        max((result.elapsed_ms for result in ended.results), default=0.0),
         tuple(cut(one) for one in ended.schemas[:MAX_SCHEMAS]),
         printable(ended.cause, MAX_CAUSE),
     )

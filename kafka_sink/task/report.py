@@ -24,7 +24,7 @@ from kafka_sink.coordinator.live.messages import (
     cluster_name,
 )
 from kafka_sink.coordinator.schema import cut
-from kafka_sink.counts import NAMES, Number, TaskCounts, TopicFigures
+from kafka_sink.counts import NAMES, BrokerFigures, Number, TaskCounts, TopicFigures
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.sending.producer_metrics import Metrics, RowMetrics, task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 
 # What the sender counts itself.
 _OF_DELIVERIES = tuple(one.name for one in fields(DeliveryCounts) if one.name in NAMES)
+
+
+# A broker that has answered later than this needs no look at the rows that wait for it.
+_QUIET_MS = 1000.0
 
 
 @dataclass(slots=True)
@@ -163,10 +167,20 @@ class TaskReporter:
         }
 
     def _brokers(self, now_ms: float, *, done: bool) -> dict[int, BrokerReport]:
-        addresses = self.cluster.nodes()
+        addresses, options = self.cluster.nodes(), self.accumulator.options
+        counted = self.sender.broker_figures(now_ms)
+        is_quiet = any(now_ms - one.answered_ms > _QUIET_MS for one in counted.values())
+        waiting = self._waiting() if not done and (is_quiet or not counted) else {}
+        # With those that nothing could be sent to.
+        counted = {**{node_id: BrokerFigures() for node_id in addresses if node_id in waiting}, **counted}
         found = {}
-        for node_id, one in islice(self.sender.broker_figures(now_ms).items(), MAX_BROKERS):
-            node = addresses.get(node_id)
+        for node_id, one in islice(counted.items(), MAX_BROKERS):
+            node, oldest_ms, left_ms = addresses.get(node_id), one.oldest_ms, None
+            if node_id in waiting and now_ms - one.answered_ms > _QUIET_MS:
+                since_ms = min(held[2] for held in waiting[node_id])
+                # Rows also wait for others to fill their batch.
+                oldest_ms = max(oldest_ms, now_ms - max(one.answered_ms, since_ms + options.linger_ms))
+                left_ms = max(0.0, since_ms + options.delivery_timeout_ms - now_ms)
             found[node_id] = BrokerReport(
                 "" if node is None else cut(f"{node.host}:{node.port}"),
                 one.requests,
@@ -176,20 +190,26 @@ class TaskReporter:
                 round(one.max_latency_ms, 1),
                 one.latency_buckets,
                 round(one.throttle_ms, 1),
-                round(one.oldest_ms),
+                0 if done else round(oldest_ms),
+                left_ms,
             )
         return found
 
-    def _mutes(self, breaker: ProducerBreaker, now_ms: float) -> tuple[MuteReport, ...]:
-        muted = breaker.muted_targets(MAX_MUTES)
-        if not muted:
-            return ()
+    def _waiting(self) -> dict[Target, list[tuple[TopicPartition, int, float]]]:
+        """The partitions with rows that wait, how many, and since when, by partition and by leader."""
         waiting: dict[Target, list[tuple[TopicPartition, int, float]]] = {}
         for partition, (rows, since_ms) in self.accumulator.waiting_rows().items():
             info = self.cluster.leader(partition)
             for target in (partition, None if info is None else info.leader):
                 if target is not None:
                     waiting.setdefault(target, []).append((partition, rows, since_ms))
+        return waiting
+
+    def _mutes(self, breaker: ProducerBreaker, now_ms: float) -> tuple[MuteReport, ...]:
+        muted = breaker.muted_targets(MAX_MUTES)
+        if not muted:
+            return ()
+        waiting = self._waiting()
         timeout_ms, made = self.accumulator.options.delivery_timeout_ms, []
         for target, reason, age_ms in muted:
             held = waiting.get(target, [])

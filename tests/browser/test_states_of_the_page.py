@@ -23,19 +23,26 @@ from kafka_sink.coordinator.live.messages import (
     AboutJob,
     BrokerReport,
     DeadLetterCount,
+    DriverWaits,
     MuteReport,
     TaskReport,
 )
 from kafka_sink.coordinator.live.messages import TaskIdentity as Identity
 from kafka_sink.coordinator.live.view import as_json, page
 from tests.support.live_view_page import Page
-from tests.support.task_reports import Board, final, report
+from tests.support.task_reports import CLUSTER, Board, final, report
 
 OPTIONS = {"topic": "orders", "kafka.compression.type": "lz4", "kafka.linger.ms": "50"}
 EXACTLY = {**OPTIONS, "delivery.guarantee": "exactly-once"}
 BATCH = Identity("6f1d22aa", 1, 0, 0, "worker-1", application="nightly", about=AboutJob("orders", 7, OPTIONS))
 STREAM = replace(BATCH, write="c/41", query="0f3c9a1e", batch=41, about=AboutJob("clicks", -1, EXACTLY))
 MINUTE = 60
+
+
+def broker(node: int, task: int, requests: int, oldest_ms: float = 8.0, **left: Any) -> BrokerReport:
+    latency = 4.0 * requests * (1 + task)
+    address = f"10.0.0.{node}:9092"
+    return BrokerReport(address, requests, 0, 1, latency, 30.0, (requests,), 0, oldest_ms, **left)
 
 
 class Night(Board):
@@ -60,21 +67,16 @@ class Night(Board):
         of: Identity = changes.get("of", BATCH)
         identity = replace(of, task=of.task + task, partition=task, about=None if task else of.about)
         sent = rate * self.second
-        latency = 4.0 * self.second * (1 + task)
-        brokers = {
-            node: BrokerReport(
-                f"10.0.0.{node}:9092", self.second, 0, 1, latency, 30.0, (self.second,), 0, 8.0
-            )
-            for node in range(3)
-        }
+        brokers = {node: broker(node, task, self.second) for node in range(3)}
         given = {name: one(task, self.second) if callable(one) else one for name, one in changes.items()}
         given.pop("of", None)
+        given.setdefault("brokers", brokers)
         gauges = {
             "buffer_total_bytes": 67_108_864,
             "buffer_used_bytes": 1 << 22,
             "buffer_allocated_bytes": 1 << 23,
         }
-        return report(sent, identity, brokers=brokers, gauges=gauges, elapsed_ms=self.now_ms, **given)
+        return report(sent, identity, gauges=gauges, elapsed_ms=self.now_ms, **given)
 
     @property
     def now_ms(self) -> float:
@@ -98,6 +100,40 @@ def frozen(night: Night) -> None:
 
     night.run(150)
     night.run(40, mutes=mute)
+
+
+def silent(night: Night) -> None:
+    """Catches: a page that turned green at request.timeout.ms, when the connection was closed."""
+
+    def brokers(task: int, second: int) -> dict[int, BrokerReport]:
+        silence_ms = 1_000.0 * (second - 120)
+        frozen = broker(1, task, 120, silence_ms, left_ms=120_000.0 - silence_ms)
+        if silence_ms > 30_000:
+            frozen = frozen._replace(in_flight=0)
+        return {0: broker(0, task, second), 1: frozen, 2: broker(2, task, second)}
+
+    night.run(2 * MINUTE)
+    night.run(43, brokers=brokers)
+
+
+def between(night: Night) -> None:
+    night.run(20, 2, of=STREAM)
+    night.run(1, 2, of=STREAM, done=True)
+    night.end(final(2 * 360 * 21, write="c/41", query="0f3c9a1e", batch=41, tasks=2), night.now_ms)
+    night.pause(15)
+    awaited = "broker 1 (10.0.0.1:9092) to begin a transaction"
+    waits = DriverWaits(CLUSTER, "c", "starting", awaited, 14_000.0, 46_000.0)
+    night.metrics.note_driver(waits, night.now_ms)
+
+
+def stream(night: Night) -> None:
+    for batch in range(41, 50):
+        of = replace(STREAM, write=f"c/{batch}", batch=batch, task=10 * batch)
+        night.run(3, 2, of=of)
+        night.run(1, 2, of=of, done=True)
+        ended = final(900, write=of.write, query="0f3c9a1e", batch=batch, tasks=2, last_task=10 * batch + 1)
+        night.end(ended, night.now_ms)
+        night.pause(8)
 
 
 def stuck(night: Night) -> None:
@@ -154,6 +190,20 @@ STATES: dict[str, tuple[Callable[[Night], None], str, str]] = {
         "broker 1 muted for 40 s: 30,400 rows wait, the first for 1 min 20 s more until the job fails",
         "broker 1 muted",
     ),
+    "silent": (
+        silent,
+        "broker 1 (10.0.0.1:9092) does not respond, tasks fail in 1 min 17 s: last acknowledgement 43 s ago",
+        "broker 1 (10.0.0.1:9092) does not respond",
+    ),
+    "between": (
+        between,
+        (
+            "query clicks, starting micro-batch 42: waits for broker 1 (10.0.0.1:9092) to begin a "
+            "transaction, 14 s, fails in 46 s. Restart it"
+        ),
+        "query clicks, starting micro-batch 42",
+    ),
+    "stream": (stream, "Nothing is wrong: ", "nightly"),
     "stuck": (
         stuck,
         "query clicks has been committing for 1 min 10 s: 6 transactions open, readers wait",

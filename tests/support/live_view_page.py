@@ -64,6 +64,10 @@ class Page:
         size = "return [document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
         wide, high = self.browser.execute_script(size)
         assert wide <= width
+        tables = (
+            "return [...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+        )
+        assert not self.browser.execute_script(tables + ".map(e => e.textContent)")
         metrics = {"width": width, "height": high, "deviceScaleFactor": 1, "mobile": width < 600}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         time.sleep(0.3 if DRAWS else 0)

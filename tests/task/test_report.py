@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
+import pyarrow as pa
+
+from kafka_sink.coordinator.live.messages import BrokerReport
+from kafka_sink.options import parse
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.task.report import first_dead_letters
+from tests.support.coordinator_harness import eventually
+from tests.support.fake_broker import FakeCluster
+from tests.support.task_reports import TASK
+
+PLAN = ColumnPlan.of([("value", "string")], "t")
+NO_BREAKER = {"kafka.producer.circuit.breaker.class": "none"}
 
 
 def test_a_report_names_few_of_many_topics_with_dead_letters() -> None:
@@ -15,3 +30,30 @@ def test_a_report_names_few_of_many_topics_with_dead_letters() -> None:
 def test_rows_may_name_topics_that_no_message_takes() -> None:
     (one,) = first_dead_letters({("x" * 300, "InvalidTopicError"): 3})
     assert (len(one.topic), one.rows) == (249, 3)
+
+
+def test_a_broker_owes_an_answer_while_rows_wait_for_it_though_no_request_is_under_way() -> None:
+    """Catches: a frozen broker looked well again at kafka.request.timeout.ms, when its connection was
+    closed."""
+    raw = {"topic": "t", "kafka.request.timeout.ms": "300", "kafka.linger.ms": "0", **NO_BREAKER}
+    with FakeCluster({"t": 1}) as cluster:
+        options = parse({**raw, "kafka.bootstrap.servers": cluster.bootstrap_servers}).options
+        with task_producer(options, PLAN, None) as producer:
+            producer.send(pa.table({"value": ["a"]}))
+            eventually(lambda: reported(producer).requests == 1 and not reported(producer).in_flight)
+            assert (reported(producer).oldest_ms, reported(producer).left_ms) == (0, None)
+            cluster.freeze(0)
+            producer.send(pa.table({"value": ["b"]}))
+            eventually(lambda: reported(producer).failures > 0 and not reported(producer).in_flight)
+            time.sleep(1.2)
+            late = reported(producer)
+            assert late.oldest_ms > 1_200
+            assert late.left_ms is not None
+            assert 100_000 < late.left_ms < 119_000
+            cluster.thaw(0)
+            producer.finish()
+            assert (reported(producer).oldest_ms, reported(producer).left_ms) == (0, None)
+
+
+def reported(producer: Producer) -> BrokerReport:
+    return producer._reporter.read(TASK).brokers[0]

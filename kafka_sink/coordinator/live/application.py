@@ -401,9 +401,11 @@ class ApplicationMetrics:
         job.ending = None
         job.cause = ended.cause or (job.cause if ended.outcome == "aborted" else "")
         if job.query:
-            took_ms = max(0.0, now_ms - write.began_ms)
+            # No task may have reported before the end, or only one that began late.
+            took_ms = max(ended.elapsed_ms, now_ms - write.began_ms)
             rows = _rows(ended.counters)
-            last = {"batch": ended.batch, "outcome": ended.outcome, "rows": rows, "seconds": took_ms / 1000}
+            seconds = took_ms / 1000 if took_ms > 0 else None
+            last = {"batch": ended.batch, "outcome": ended.outcome, "rows": rows, "seconds": seconds}
             job.last_batch = last, now_ms
         job.schemas = ended.schemas or job.schemas
         # The last reports of some tasks may come later, or never.
@@ -586,7 +588,7 @@ class ApplicationMetrics:
         muted = {(mute["cluster"], mute["target"]): mute["seconds"] for mute in mutes}
         shown = []
         for (cluster, node), broker in sorted(self._brokers.items()):
-            in_flight, oldest_ms = self._attempts.requests(cluster, node)
+            in_flight, since_ms, deadline_ms = self._attempts.requests(cluster, node)
             requests, failures, latency_ms, throttle_ms, *buckets = broker.totals
             shown.append(
                 {
@@ -596,7 +598,8 @@ class ApplicationMetrics:
                     "requests": requests,
                     "failures": failures,
                     "in_flight": in_flight,
-                    "oldest": max(0.0, now_ms - oldest_ms) / 1000,
+                    "oldest": max(0.0, now_ms - since_ms) / 1000,
+                    "left": max(0.0, deadline_ms - now_ms) / 1000 if deadline_ms < math.inf else None,
                     "latency_sum": latency_ms / 1000,
                     "latency_buckets": buckets,
                     "latency": _recent_latency_s(broker),

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
 from typing import Annotated, NamedTuple
 
 from kafka_sink import spark_application
@@ -133,7 +134,9 @@ class BrokerReport(NamedTuple):
     """Produce requests of one task to one broker. Times are milliseconds.
 
     ``address``: host and port. ``latency_buckets`` counts responses by LATENCY_BOUNDS_MS, not cumulated.
-    ``oldest_ms`` is the age of the oldest request without a response, 0 if there is none.
+    ``oldest_ms``: for how long rows have waited for it without any response, also while no request is under
+    way to it; 0 if none do. ``left_ms``: until the first of them reach delivery.timeout.ms; None where the
+    broker has answered lately.
     """
 
     address: Text = ""
@@ -145,6 +148,7 @@ class BrokerReport(NamedTuple):
     latency_buckets: Annotated[tuple[Count, ...], AtMost(_MAX_BUCKETS)] = ()
     throttle_ms: Ms = 0.0
     oldest_ms: Ms = 0.0
+    left_ms: Ms | None = None
 
 
 class DeadLetterCount(NamedTuple):
@@ -184,8 +188,8 @@ class WriteEnded:
     ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
     counts what the driver did with the write's transactions, by outcome; ``transactions_ms`` is for how long
     they had been open, added up. ``last_task`` is the highest number of its tasks; -1 if unknown. Tasks with
-    higher ones belong to another run of the micro-batch. ``schemas``: by which schemas of a registry keys and
-    values were encoded. ``cause``: of an abort.
+    higher ones belong to another run of the micro-batch. ``elapsed_ms``: of the slowest task. ``schemas``: by
+    which schemas of a registry keys and values were encoded. ``cause``: of an abort.
     """
 
     cluster: Text
@@ -199,6 +203,7 @@ class WriteEnded:
     transactions: _ByOutcome = field(default_factory=dict)
     transactions_ms: _ByOutcome = field(default_factory=dict)
     last_task: int = -1
+    elapsed_ms: Ms = 0.0
     schemas: Annotated[tuple[Text, ...], AtMost(MAX_SCHEMAS)] = ()
     cause: Annotated[str, AtMost(MAX_CAUSE)] = ""
 
@@ -275,8 +280,8 @@ class ReportChannel(Channel):
     def end(self, last: TaskReport) -> None:
         """The task has ended; ``last`` has all its totals.
 
-        Of short tasks that follow one another, one reports in an interval: nobody knows of the others, and
-        the driver's sums have what they wrote.
+        Of short tasks that follow one another, one reports in an interval, with the requests of the others:
+        what these wrote is in the driver's sums.
         """
         with self._lock:
             if self._identity is None:
@@ -284,6 +289,11 @@ class ReportChannel(Channel):
             self._identity = None
             if self._has_reported or last.failed or not self._ended:
                 self._ended.append(last)
+            else:
+                # Only tasks say which broker took what.
+                self._ended[-1] = replace(
+                    self._ended[-1], brokers=_added(self._ended[-1].brokers, last.brokers)
+                )
         self.wake()
 
     @property
@@ -340,6 +350,24 @@ class ReportChannel(Channel):
             self._sent_topics = {}
             if self._has_reported:
                 self._due_ms = now_ms + RANDOM.random() * self._interval_ms
+
+
+def _added(one: Mapping[int, BrokerReport], other: Mapping[int, BrokerReport]) -> dict[int, BrokerReport]:
+    """The sums of two tasks that have ended."""
+    both = dict(one)
+    for node, more in other.items():
+        have = both.get(node, BrokerReport(more.address))
+        both[node] = have._replace(
+            requests=have.requests + more.requests,
+            failures=have.failures + more.failures,
+            latency_ms=have.latency_ms + more.latency_ms,
+            max_latency_ms=max(have.max_latency_ms, more.max_latency_ms),
+            latency_buckets=tuple(
+                map(sum, zip_longest(have.latency_buckets, more.latency_buckets, fillvalue=0))
+            ),
+            throttle_ms=have.throttle_ms + more.throttle_ms,
+        )
+    return dict(islice(both.items(), MAX_BROKERS))
 
 
 def report_end(address: CoordinatorAddress, ended: WriteEnded) -> None:

@@ -53,7 +53,8 @@ class _Sums:
     gauges: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
     in_flight: Counter[int] = field(default_factory=Counter)
-    request_since_ms: dict[int, dict[AttemptKey, float]] = field(default_factory=dict)
+    # By broker: since when it owes a response, and when rows that wait for it fail.
+    awaited_ms: dict[int, dict[AttemptKey, tuple[float, float]]] = field(default_factory=dict)
     transaction_since_ms: dict[AttemptKey, float] = field(default_factory=dict)
 
 
@@ -95,14 +96,15 @@ class RunningTasks:
         task.reported_ms, task.elapsed_ms = now_ms, report.elapsed_ms
         task.state, task.state_since_ms = report.state, now_ms - report.state_ms
         task.gauges = report.gauges
-        waiting = ((node, broker) for node, broker in report.brokers.items() if broker.in_flight)
-        oldest_ms = {node: broker.oldest_ms for node, broker in islice(waiting, self._capacity)}
-        task.in_flight = {node: report.brokers[node].in_flight for node in oldest_ms}
+        waiting = ((node, one) for node, one in report.brokers.items() if one.in_flight or one.oldest_ms)
+        awaited = dict(islice(waiting, self._capacity))
+        task.in_flight = {node: broker.in_flight for node, broker in awaited.items()}
         self._shown[key] = task
         self._count(task, 1)
         sums = self._sums[task.cluster]
-        for node, age_ms in oldest_ms.items():
-            sums.request_since_ms.setdefault(node, {})[key] = now_ms - age_ms
+        for node, broker in awaited.items():
+            left_ms = math.inf if broker.left_ms is None else broker.left_ms
+            sums.awaited_ms.setdefault(node, {})[key] = now_ms - broker.oldest_ms, now_ms + left_ms
         if report.transaction_ms is not None and not report.failed:
             sums.transaction_since_ms[key] = now_ms - report.transaction_ms
         else:
@@ -151,7 +153,7 @@ class RunningTasks:
         if task is not None:
             self._count(task, -1)
             for node in task.in_flight:
-                del self._sums[task.cluster].request_since_ms[node][key]
+                del self._sums[task.cluster].awaited_ms[node][key]
             self.entries -= self.muted.forget(key)
 
     def _count(self, task: RunningTask, sign: int) -> None:
@@ -184,11 +186,13 @@ class RunningTasks:
                 states["silent"] += 1
         return {name: count for name, count in states.items() if count}
 
-    def requests(self, cluster: str, node: int) -> tuple[int, float]:
-        """Of one broker: the requests in flight, and since when the oldest is; infinite without one."""
+    def requests(self, cluster: str, node: int) -> tuple[int, float, float]:
+        """Of one broker: the requests in flight, since when it owes a response, and when rows that wait for
+        it fail; infinite without any."""
         sums = self._sums[cluster]
-        since_ms = sums.request_since_ms.get(node)
-        return sums.in_flight[node], min(since_ms.values()) if since_ms else math.inf
+        awaited = sums.awaited_ms.get(node, {}).values()
+        since_ms = min((since_ms for since_ms, _ in awaited), default=math.inf)
+        return sums.in_flight[node], since_ms, min((until_ms for _, until_ms in awaited), default=math.inf)
 
     def transactions(self, cluster: str) -> tuple[int, float]:
         """How many are open, and since when the oldest is; infinite without one."""

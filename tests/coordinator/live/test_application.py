@@ -275,6 +275,24 @@ def test_brokers_add_up_over_tasks_and_show_the_oldest_request() -> None:
     assert shown["oldest"] == 8.0
 
 
+def test_a_broker_that_rows_wait_for_owes_a_response_though_nothing_is_in_flight() -> None:
+    board = Board()
+    frozen = broker(3, (3,))._replace(in_flight=0, oldest_ms=31_000.0, left_ms=89_000.0)
+    board.report(report(1, brokers={0: frozen}))
+    board.report(report(1, replace(TASK, task=8), brokers={0: frozen._replace(left_ms=80_000.0)}))
+    (shown,) = board.shown(2_000)["brokers"]
+    assert (shown["in_flight"], shown["oldest"], shown["left"]) == (0, 33.0, 78.0)
+
+
+def test_the_time_of_a_micro_batch_without_any_report_is_that_of_its_slowest_task() -> None:
+    """Catches: a micro-batch of "0 ms"."""
+    board = Board()
+    board.end(final(5, write="c/3", query="0f3c", batch=3, elapsed_ms=70.0))
+    assert board.job()["last_batch"]["seconds"] == 0.07
+    board.end(final(5, write="c/4", query="0f3c", batch=4))
+    assert board.job()["last_batch"]["seconds"] is None
+
+
 def test_mutes_are_named_with_cause_and_time() -> None:
     board = Board()
     shared, own = MuteReport("1", "silent for 2 s", 0.0, shared=True), MuteReport("t-3", "errors", 500.0)

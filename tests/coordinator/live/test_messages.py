@@ -129,6 +129,9 @@ def test_of_short_tasks_of_a_worker_one_reports_in_an_interval_and_the_driver_ha
     for one in sent:
         board.report(one)
     assert (board.total(), board.job()["tasks_done"]) == (33, 11)
+    # What no summary has: the requests of all tasks, by broker.
+    (shown,) = board.shown()["brokers"]
+    assert (shown["requests"], shown["latency_buckets"][:2]) == (200, [100, 100])
     board.end(final(300, tasks=100))
     assert (board.total(), board.topic(), board.job()["tasks_done"]) == (300, 300, 100)
 
