@@ -1,8 +1,9 @@
 """``python -m tests.matrix``: every claimed pair of Python and PySpark, and every claimed broker, tried once.
 
 Each Python gets a virtual environment of its own under ``--environments``, with the wheel installed as a user
-would. Pythons that are not on this machine are left out, and the table says so. Brokers are tried with the
-Python that runs this, and the checkout.
+would. Pythons that are not on this machine are left out, and the table says so, and so are brokers that
+others wrote for which there is no toolchain. Brokers are tried with the Python that runs this, and the
+checkout.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from typing import Any
 from local_kafka import LocalBroker
 from local_kafka.jars import KAFKA_VERSION
 from tests.matrix.environments import ENVIRONMENTS, Environment, InstallError, build_wheel, prepare
+from tests.matrix.other_brokers import OTHERS, NotHereError
 from tests.matrix.released_kafka import RELEASES, ReleasedKafka
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -48,10 +50,14 @@ def main() -> int:
         "--only",
         metavar="TEXT",
         default="",
-        help="those whose name contains this: brokers, pythons, 'Kafka 2.1', 'Python 3.13', 'pyspark~=4.2'",
+        help="those whose name contains this: brokers, others, pythons, kfake, 'Kafka 2.1', 'pyspark~=4.2'",
     )
     arguments = parser.parse_args()
-    rows = [*_brokers(arguments.only), *_pythons(arguments.only, arguments.environments)]
+    rows = [
+        *_brokers(arguments.only),
+        *_others(arguments.only, arguments.environments),
+        *_pythons(arguments.only, arguments.environments),
+    ]
     print(f"\nPythons against Kafka {KAFKA_VERSION}; brokers with Python {sys.version.split()[0]}\n")
     print(_table(rows))
     failed = False
@@ -74,13 +80,21 @@ def _brokers(only: str) -> Iterator[Row]:
         print(f"Apache Kafka {version} ...", file=sys.stderr, flush=True)
         with start() as kafka:
             transactions = tuple(int(one) for one in version.split(".")) >= (3, 8)
-            yield _tried(
-                f"Kafka {version}",
-                sys.executable,
-                kafka.bootstrap_servers,
-                str(_ROOT),
-                transactions=transactions,
-            )
+            offers = ("admin", "transactions") if transactions else ("admin",)
+            yield _tried(f"Kafka {version}", sys.executable, kafka.bootstrap_servers, str(_ROOT), offers)
+
+
+def _others(only: str, folder: Path) -> Iterator[Row]:
+    folder.mkdir(exist_ok=True)
+    for broker in OTHERS:
+        if only not in ("", "others") and only not in broker.name:
+            continue
+        print(f"{broker.name} ...", file=sys.stderr, flush=True)
+        try:
+            with broker.start(folder) as bootstrap:
+                yield _tried(broker.name, sys.executable, bootstrap, str(_ROOT), broker.offers)
+        except NotHereError:
+            yield Row(broker.name, {"all": _NOT_HERE})
 
 
 def _pythons(only: str, root: Path) -> Iterator[Row]:
@@ -101,18 +115,18 @@ def _in_environment(environment: Environment, wheel: Path, root: Path, bootstrap
         return Row(str(environment), {"install": str(error)})
     if python is None:
         return Row(str(environment), {"all": _NOT_HERE})
-    return _tried(str(environment), str(python), bootstrap, "", transactions=True)
+    return _tried(str(environment), str(python), bootstrap, "", ("admin", "transactions"))
 
 
-def _tried(subject: str, python: str, bootstrap: str, path: str, *, transactions: bool) -> Row:
+def _tried(subject: str, python: str, bootstrap: str, path: str, offers: Sequence[str]) -> Row:
     """Run the job with this Python; every check that it did not report failed with its last words.
 
-    ``path`` is PYTHONPATH: the checkout, or nothing where the wheel is installed.
+    ``path`` is PYTHONPATH: the checkout, or nothing where the wheel is installed. ``offers``: as of job.py.
     """
     environ = {**os.environ, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
     environ |= {"PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
     command = [python, str(_ROOT / "tests/matrix/job.py"), bootstrap]
-    lines, last_words = _run([*command, "transactions" if transactions else "no-transactions"], environ)
+    lines, last_words = _run([*command, *offers], environ)
     versions = next((line["versions"] for line in lines if "versions" in line), "")
     checks = [line for line in lines if "check" in line]
     problems = {str(line["check"]): str(line["problem"]) for line in checks}
