@@ -234,12 +234,19 @@ class TransactionClient(BlockingCalls):
             self.protocol = PROTOCOL_2
             return
         newest = connection.newest_version(apis.TXN_OFFSET_COMMIT)
-        if newest < _FIRST_TXN_OFFSET_COMMIT:
+        lacks = f"TxnOffsetCommit ends with version {newest}, not {_FIRST_TXN_OFFSET_COMMIT}"
+        if newest >= _FIRST_TXN_OFFSET_COMMIT:
+            # Brokers that others wrote may have the one without the other.
+            lacks = (
+                ""
+                if connection.newest_version(apis.LIST_TRANSACTIONS) >= 0
+                else "ListTransactions is missing"
+            )
+        if lacks:
             raise BrokerVersionError(
                 "delivery.guarantee=exactly-once needs brokers of Apache Kafka 3.8 or later, which reject a "
-                "late write of a transaction that has ended (KIP-890); here TxnOffsetCommit ends with "
-                f"version {newest}, not {_FIRST_TXN_OFFSET_COMMIT}. Use delivery.guarantee=at-least-once, or "
-                "newer brokers"
+                f"late write of a transaction that has ended (KIP-890); here {lacks}. Use "
+                "delivery.guarantee=at-least-once, or newer brokers"
             )
         self.protocol = PROTOCOL_1
 

@@ -10,7 +10,7 @@ import pytest
 
 from kafka_sink import kafka_errors
 from kafka_sink.activity import WAIT_LISTENER
-from kafka_sink.errors import DeliveryError
+from kafka_sink.errors import BrokerVersionError, DeliveryError
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network.requests import MetadataResponse
@@ -182,6 +182,35 @@ def test_a_list_waits_a_moment_only_for_a_broker_that_hangs(network: Network) ->
     network.silent = set()
     assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-2-0", "p-task-3-0"}
     assert not client.left_out
+
+
+@pytest.mark.parametrize(
+    ("newest", "missing"),
+    [
+        (
+            {apis.TXN_OFFSET_COMMIT: 3, apis.LIST_TRANSACTIONS: 1},
+            "TxnOffsetCommit ends with version 3, not 4",
+        ),
+        ({apis.TXN_OFFSET_COMMIT: 4}, "ListTransactions is missing"),
+    ],
+)
+def test_brokers_that_lack_what_exactly_once_needs_are_refused_saying_so(
+    newest: dict[int, int], missing: str
+) -> None:
+    """Catches: brokers that others wrote, with one of the APIs and without another (tansu)."""
+
+    class Lacking(Connection):
+        features: ClassVar = {}
+
+        def newest_version(self, api: int) -> int:
+            return newest.get(api, -1)
+
+    class Lacks(Network):
+        def least_loaded(self, _now_ms: float) -> Connection:
+            return Lacking(1)
+
+    with pytest.raises(BrokerVersionError, match=f"needs brokers of Apache Kafka 3.8 .*here {missing}"):
+        client_of(Lacks()).run(listing(), 60_000)
 
 
 def test_without_any_broker_a_step_ends_with_its_time(network: Network) -> None:
