@@ -15,11 +15,11 @@ from kafka_sink.breaker import (
     FailureRateCircuitBreaker,
     ProducerStatusContext,
 )
-from kafka_sink.breaker.producer_breaker import ProducerBreaker
+from kafka_sink.breaker.breaker import Breaker
 
 FOLDER = "record.folder"
 # State changes are logged there once each, with those that other tasks found.
-_LOGGER = "kafka_sink.breaker.producer_breaker"
+_LOGGER = "kafka_sink.breaker.breaker"
 
 
 class _Notes(logging.Handler):
@@ -42,18 +42,18 @@ class _Notes(logging.Handler):
 
 def _record_broker_probes(path: Path) -> None:
     """Probes of brokers carry no batch, so that no breaker sees them: they are noted where they are sent."""
-    known = ProducerBreaker.on_probe
+    known = Breaker.on_probe
     if hasattr(known, "noted"):
         return
 
-    def on_probe(breaker: ProducerBreaker, node_id: int, now_ms: float) -> None:
+    def on_probe(breaker: Breaker, node_id: int, now_ms: float) -> None:
         # A worker that Spark uses again outlives the benchmark's folder.
         with suppress(FileNotFoundError), path.open("a") as file:
             file.write(json.dumps({"at": time.time(), "probe": node_id}) + "\n")
         known(breaker, node_id, now_ms)
 
     on_probe.noted = True  # type: ignore[attr-defined]
-    ProducerBreaker.on_probe = on_probe  # type: ignore[method-assign, assignment]
+    Breaker.on_probe = on_probe  # type: ignore[method-assign, assignment]
 
 
 class RecordingBreaker(FailureRateCircuitBreaker):

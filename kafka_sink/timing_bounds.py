@@ -29,6 +29,8 @@ TOPIC_PROPAGATION_MS = 5000.0
 # A silent broker is muted only when it is still silent after responses in the socket have been read. Far
 # below any sensible slow.request.min.ms.
 CONFIRM_SILENCE_MS = 50.0
+# Outcomes count in the present window and in the one before it, and so for five to ten seconds.
+OUTCOME_WINDOW_MS = 5_000.0
 # The coordinator sends mutes that follow one another closely in one message. Below the default of
 # coordinator.report.interval.ms, so that gathering adds little to it.
 GATHER_MUTES_MS = 50.0
@@ -43,3 +45,8 @@ HELD_MS = 1500.0
 # Brokers reject topics (TOPIC_AUTHORIZATION_FAILED) while they load their ACLs. No row is skipped for it
 # before it has lasted for this long.
 UNAUTHORIZED_TOPIC_MS = 5000.0
+
+
+def window_at(now_ms: float) -> int:
+    """The number of the window of outcomes that a time lies in."""
+    return int(now_ms // OUTCOME_WINDOW_MS)

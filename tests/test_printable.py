@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kafka_sink.breaker.manager import CircuitBreakManager
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.command_line import note, ok, problem
@@ -55,7 +54,7 @@ def test_a_rows_topic_in_the_line_about_a_dead_letter(caplog: pytest.LogCaptureF
 
 
 def test_the_reason_of_a_users_breaker_class() -> None:
-    manager = CircuitBreakManager(Cluster(a=[1]), 2_000.0)
+    manager = Cluster(a=[1]).manager()
     manager.mute(1, FORGED)
     manager.unmute(1, FORGED)
     for change in manager.local.take_changes():

@@ -1,25 +1,168 @@
-"""The default breaker: mutes partitions by failure rate (KIP-693), brokers by silence."""
+"""The default breaker: mutes partitions by failure rate (KIP-693), brokers by silence. No I/O."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
-from kafka_sink.breaker.manager import CircuitBreakManager
-from kafka_sink.breaker.outcomes import Health, OutcomeWindows, has_response, health_of
-from kafka_sink.breaker.states import Evidence
-from kafka_sink.errors import ConfigurationError
+from kafka_sink.breaker.mutes import Evidence
+from kafka_sink.cluster.broker import FEW_RESPONSES, Broker
+from kafka_sink.errors import BrokerRefusedError, ConfigurationError, KafkaSinkError, ProtocolError
+from kafka_sink.kafka_errors import error_of
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.breaker import failure_rate_settings, full_name
-from kafka_sink.timing_bounds import CONFIRM_SILENCE_MS
+from kafka_sink.timing_bounds import CONFIRM_SILENCE_MS, window_at
 
 if TYPE_CHECKING:
-    from kafka_sink.cluster.broker import Broker
+    from kafka_sink.breaker.breaker import CircuitBreakManager
+    from kafka_sink.cluster.partition import Partition
 
 _MAX_IN_FLIGHT = "max.in.flight.requests.per.connection"
 _REQUEST_TIMEOUT = "request.timeout.ms"
+
+
+class Health(Enum):
+    """NEUTRAL: the error blames the batch, the metadata or the permissions."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    NEUTRAL = "neutral"
+
+
+def has_response(exception: Exception | None) -> bool:
+    return exception is None or isinstance(exception, BrokerRefusedError)
+
+
+def health_of(exception: Exception | None) -> Health:
+    """A broker's health by the error code. No response is a bad sign, unless the client itself gave up."""
+    if exception is None:
+        return Health.HEALTHY
+    if isinstance(exception, BrokerRefusedError):
+        return Health.UNHEALTHY if error_of(exception.error_code).blames_broker else Health.NEUTRAL
+    if isinstance(exception, OSError | ProtocolError) or not isinstance(exception, KafkaSinkError):
+        return Health.UNHEALTHY
+    return Health.NEUTRAL
+
+
+# Outcomes of a partition's batches: the evidence of the failure rate.
+#
+# Rows decide when judging starts, as in KIP-693. Batches decide the rate. A batch fails as a whole, so a
+# batch of a thousand rows is no more evidence than one of ten, and failures of a slow stream count as much as
+# those of a fast one. Batches in flight together count as one success and one failure at most, as a lost
+# connection fails them all for one reason. The coordinator counts tasks.
+
+
+# Fewer may be a restart of the broker: one lost connection, and another when the batches are sent again.
+MIN_FAILURES = 3
+# Failures with no success in between count together if no more than this lies between two of them.
+_STREAK_MS = 600_000.0
+
+
+class OutcomeWindow:
+    """Outcomes at one partition in the present and the last window. Made at the first failure, as until then
+    the partition counts its successes itself."""
+
+    __slots__ = ("_failed_ms", "_ok_ms", "failed", "failed_before", "ok", "ok_before", "streak", "window")
+
+    def __init__(self, window: int, partition: Partition | None = None) -> None:
+        """Goes on with what the partition counted; without one, with nothing."""
+        self.window = window
+        self.failed = self.failed_before = self.ok = self.ok_before = 0
+        self._failed_ms = self._ok_ms = -math.inf
+        # Failures since the last success.
+        self.streak = 0
+        if partition is not None:
+            self.ok, self.ok_before = partition.taken_lately(window)
+            self._ok_ms = partition.taken_ms
+
+    def advance(self, window: int) -> None:
+        """The present window is this one, or a later one than before."""
+        if window == self.window:
+            return
+        follows = window == self.window + 1
+        self.ok_before, self.failed_before = (self.ok, self.failed) if follows else (0, 0)
+        self.ok = self.failed = 0
+        self.window = window
+
+    def succeed(self, sent_ms: float, now_ms: float) -> bool:
+        """A batch was written. False if no failure counts any more."""
+        self.advance(window_at(now_ms))
+        self.streak = 0
+        if sent_ms >= self._ok_ms:
+            self._ok_ms = now_ms
+            self.ok += 1
+        return bool(self.failed or self.failed_before)
+
+    def fail(self, sent_ms: float, now_ms: float) -> None:
+        self.advance(window_at(now_ms))
+        # A batch sent before the last failure was known counts as one failure with it.
+        if sent_ms >= self._failed_ms:
+            self.streak = self.streak + 1 if now_ms - self._failed_ms < _STREAK_MS else 1
+            self._failed_ms = now_ms
+            self.failed += 1
+
+    def counts(self) -> tuple[int, int]:
+        """Failures of the last seconds, and failures and successes together."""
+        failures = max(self.failed + self.failed_before, self.streak)
+        return failures, failures + self.ok + self.ok_before
+
+
+def reaches(failed: float, total: float, trigger_perc: int) -> bool:
+    """Whether the failure rate reaches trigger.failure.perc: of a partition's batches in a task, or of the
+    tasks that write to it."""
+    # Sums of fractions are not exact.
+    return failed * 100 >= trigger_perc * total - 1e-6
+
+
+# A broker that has not responded yet, while no other has either, gets this multiple of slow.request.min.ms.
+_UNKNOWN_FACTOR = 6
+# If the first responses of others were quick, it gets this multiple at least.
+_UNKNOWN_MIN_FACTOR = 2
+# A connection needs this multiple of slow.request.min.ms at least. TLS and SASL take round trips and
+# cryptography: 0.9 s was seen where requests take milliseconds, and more where all tasks of a stage connect
+# to a broker at once.
+_SETUP_MIN_FACTOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceLimits:
+    """From when on a time to respond or to connect is suspicious. ``min_ms`` and ``factor`` are
+    slow.request.min.ms (0: never) and slow.request.factor. ``max_ms`` bounds all limits, so that a silence is
+    noticed before the request times out."""
+
+    min_ms: float
+    factor: float
+    max_ms: float
+
+    def of_response(self, broker: Broker, brokers: Iterable[Broker]) -> float:
+        """By the broker's usual latency. A broker's first responses are judged by the first ones of all
+        ``brokers``, too, as those that just started are all slow."""
+        wanted = math.inf if broker.usual_ms is None else self.factor * broker.usual_ms
+        if broker.responses < FEW_RESPONSES:
+            wanted = min(wanted, self._unknown_ms(brokers))
+        return max(self.min_ms, min(wanted, self.max_ms))
+
+    def _unknown_ms(self, brokers: Iterable[Broker]) -> float:
+        limit = _UNKNOWN_FACTOR * self.min_ms
+        slowest_ms = max((one.first_ms for one in brokers if one.first_ms is not None), default=None)
+        if slowest_ms is None:
+            return limit
+        return min(max(self.factor * slowest_ms, _UNKNOWN_MIN_FACTOR * self.min_ms), limit)
+
+    def of_connection(self, broker: Broker, brokers: Iterable[Broker]) -> float:
+        """A broker that was never connected to is judged by the slowest of all ``brokers``, as they use the
+        same security protocol. After a refused or lost connection the limit is ``min_ms``."""
+        if broker.is_failing:
+            return self.min_ms
+        own = broker.setup_ms
+        if own is None:
+            own = max((one.setup_ms for one in brokers if one.setup_ms is not None), default=None)
+        wanted = _UNKNOWN_FACTOR * self.min_ms if own is None else self.factor * own
+        return max(_SETUP_MIN_FACTOR * self.min_ms, min(wanted, self.max_ms))
 
 
 class FailureRateCircuitBreaker(PartitionCircuitBreaker):
@@ -35,13 +178,9 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
 
     def __init__(self) -> None:
         self._manager: CircuitBreakManager | None = None
-        self._windows = OutcomeWindows(1, 100)
-        self.latency = UsualLatency(0.0, 1.0, 0.0)
-        self._notices_silence = False
-        self._min_ms = self._max_ms = 0.0
-        self._factor = 1.0
-        self._mutes_full = False
-        # The broker of the last response, when its request was sent, and when it came.
+        self._settings = failure_rate_settings({})
+        self.limits = SilenceLimits(0.0, 1.0, 0.0)
+        # The broker of the last slow response, when its request was sent, and when it came.
         self._observed: tuple[int, float, float] | None = None
         # No silence can be long enough before then, whatever is sent or comes back meanwhile.
         self._look_at_ms = 0.0
@@ -51,25 +190,30 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         given = {
             name: text for name, text in configs.items() if name not in (_MAX_IN_FLIGHT, _REQUEST_TIMEOUT)
         }
-        settings = failure_rate_settings(given)
-        self._windows = OutcomeWindows(settings.trigger_message_count, settings.trigger_failure_perc)
-        self._min_ms = settings.slow_request_min_ms
-        self._notices_silence = self._min_ms > 0
-        self._max_ms = float(configs.get(_REQUEST_TIMEOUT, "30000")) / 2
-        self._factor = settings.slow_request_factor
-        self.latency = UsualLatency(self._min_ms, self._factor, self._max_ms)
-        self._mutes_full = settings.mute_in_flight_full
-        if self._mutes_full and configs.get(_MAX_IN_FLIGHT) != "1":
+        self._settings = settings = failure_rate_settings(given)
+        max_ms = float(configs.get(_REQUEST_TIMEOUT, "30000")) / 2
+        self.limits = SilenceLimits(settings.slow_request_min_ms, settings.slow_request_factor, max_ms)
+        if settings.mute_in_flight_full and configs.get(_MAX_IN_FLIGHT) != "1":
             raise ConfigurationError(
                 f"Option '{full_name('enable.mute.inflight.full')}' needs kafka.{_MAX_IN_FLIGHT}=1: with "
                 "more requests in flight, one without a response says nothing. Set that, or leave this out"
             )
 
+    @property
+    def needs_every_call(self) -> bool:
+        """Whether batches that are well concern it, too."""
+        return self._settings.mute_in_flight_full
+
+    @property
+    def prompt_ms(self) -> float:
+        """No latency up to this is suspicious. Brokers keep such ones themselves."""
+        return self.limits.min_ms or math.inf
+
     def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
         self._manager = circuit_break_manager
 
     def on_send(self, context: ProducerStatusContext) -> bool:
-        if not self._mutes_full or self._manager is None:
+        if not self._settings.mute_in_flight_full or self._manager is None:
             return False
         self._manager.mute_congested(context.node_id)
         return True
@@ -80,45 +224,59 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         manager = self._manager
         if manager is None:
             return False
-        node, broker = context.node_id, context.brokers[context.node_id]
-        if self._mutes_full and not broker.sent:
-            manager.unmute_congested(node)
+        broker = context.brokers[context.node_id]
+        if self._settings.mute_in_flight_full and not broker.sent:
+            manager.unmute_congested(broker.id)
         changed = False
         now_ms, sent_ms = context.now, context.request_sent_ms
         if has_response(exception):
-            broker.last_response_ms = now_ms
-            if (node, sent_ms, now_ms) != self._observed:
-                # One response is one observation, however many batches it is for.
-                self._observed = node, sent_ms, now_ms
-                self.latency.observe(broker, max(0.0, now_ms - sent_ms))
+            self._observe_slow(broker, context, sent_ms)
             changed = broker.is_silent and self._end_silence(manager, broker, now_ms)
-        health = health_of(exception)
-        if health is Health.NEUTRAL:
+        # Successes are counted by their partitions.
+        partition = manager.partition(topic_partition)
+        if partition is None or health_of(exception) is not Health.UNHEALTHY:
             return changed
-        failed = health is Health.UNHEALTHY
-        tripped = self._windows.record(topic_partition, context.record_count, sent_ms, now_ms, failed=failed)
-        if tripped and not manager.is_muted(topic_partition):
-            failures, total = self._windows.counts(topic_partition)
-            self._windows.forget(topic_partition)
+        window = partition.window
+        if window is None:
+            window = partition.window = OutcomeWindow(window_at(now_ms), partition)
+        window.fail(sent_ms, now_ms)
+        failures, total = window.counts()
+        if (
+            failures >= MIN_FAILURES
+            and reaches(failures, total, self._settings.trigger_failure_perc)
+            and manager.rows >= self._settings.trigger_message_count
+            and not manager.is_muted(topic_partition)
+        ):
+            partition.window = OutcomeWindow(window.window)
             reason = f"{failures} of the last {total} batches failed; last error: {exception}"
             manager.mute(topic_partition, reason, Evidence(counted=True))
             return True
         return changed
 
+    def _observe_slow(self, broker: Broker, context: ProducerStatusContext, sent_ms: float) -> None:
+        """A suspicious latency counts as the limit: a freeze must not become usual."""
+        latency_ms, response = context.now - sent_ms, (broker.id, sent_ms, context.now)
+        # One response is one observation, however many batches it is for.
+        if latency_ms > self.prompt_ms and response != self._observed:
+            self._observed = response
+            broker.observe(min(latency_ms, self.limits.of_response(broker, context.brokers.values())))
+
     def _end_silence(self, manager: CircuitBreakManager, broker: Broker, now_ms: float) -> bool:
-        if _age_ms(broker, now_ms) > self.latency.threshold_ms(broker):
+        if _age_ms(broker, now_ms) > self.limits.of_response(broker, manager.brokers.values()):
             return False
         broker.is_silent = False
         for infos in manager.muted_partitions_for_node(broker.id).values():
             for info in infos:
                 # Failures during the silence must not mute partitions again that have come back.
-                self._windows.forget(TopicPartition(info.topic, info.partition))
+                partition = manager.partition(TopicPartition(info.topic, info.partition))
+                if partition is not None and partition.window is not None:
+                    partition.window = OutcomeWindow(partition.window.window)
         manager.unmute(broker.id, "it responds again")
         return True
 
     def on_tick(self, context: ProducerStatusContext) -> bool:
         manager = self._manager
-        if manager is None or not self._notices_silence or context.now < self._look_at_ms:
+        if manager is None or not self.limits.min_ms or context.now < self._look_at_ms:
             return False
         now_ms = context.now
         oldest_ms = 0.0
@@ -132,7 +290,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             # A failed request is no recovery: then a probe has to end the mute.
             broker.is_silent &= bool(broker.sent)
             undecided |= broker.is_silent or broker.suspect_since_ms is not None
-        self._look_at_ms = now_ms + (0.0 if undecided else self._min_ms - oldest_ms)
+        self._look_at_ms = now_ms + (0.0 if undecided else self.limits.min_ms - oldest_ms)
         return changed
 
     def _judge_silence(
@@ -185,7 +343,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
 
     def next_tick_ms(self, context: ProducerStatusContext) -> float:
         manager = self._manager
-        if manager is None or not self._notices_silence:
+        if manager is None or not self.limits.min_ms:
             return math.inf
         now_ms = context.now
         if now_ms < self._look_at_ms:
@@ -193,18 +351,21 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             return self._look_at_ms - now_ms if is_awaited else math.inf
         delay = math.inf
         for broker in context.brokers.values():
-            if _is_awaited(broker) and not manager.is_muted(broker.id):
-                left = self._limit_ms(context, broker) - _age_ms(broker, now_ms)
+            if not _is_awaited(broker) or manager.is_muted(broker.id):
+                continue
+            if broker.suspect_since_ms is None:
+                # Only beyond the limit.
+                left = self._limit_ms(context, broker) - _age_ms(broker, now_ms) + 1.0
+            else:
                 # A suspect gets its second look after the sockets have been read.
-                delay = min(delay, max(left, 0.0) + CONFIRM_SILENCE_MS)
+                left = CONFIRM_SILENCE_MS
+            delay = min(delay, max(left, 0.0))
         return delay
 
     def _limit_ms(self, context: ProducerStatusContext, broker: Broker) -> float:
         if broker.sent:
-            return self.latency.threshold_ms(broker)
-        if broker.is_failing:
-            return self._min_ms
-        return setup_threshold_ms(context.brokers.values(), broker, self._min_ms, self._factor, self._max_ms)
+            return self.limits.of_response(broker, context.brokers.values())
+        return self.limits.of_connection(broker, context.brokers.values())
 
     def _describe(self, broker: Broker, now_ms: float) -> str:
         age = _age_ms(broker, now_ms)
@@ -228,75 +389,3 @@ def _age_ms(broker: Broker, now_ms: float) -> float:
     if since_ms is None:
         since_ms = broker.unreachable_since_ms
     return 0.0 if since_ms is None else max(0.0, now_ms - max(since_ms, broker.forgiven_ms))
-
-
-# A broker's usual time to respond or to connect, and from when on a longer time is suspicious. No I/O.
-
-
-# The weight of the newest response in the mean. The mean rises slowly: it takes some tens of responses to
-# follow a broker that has become slow. It falls fast: the slow first responses of a broker are soon
-# forgotten.
-_WEIGHT_ABOVE, _WEIGHT_BELOW = 0.1, 0.5
-# A broker that has not responded yet, while no other has either, gets this multiple of slow.request.min.ms.
-_UNKNOWN_FACTOR = 6
-# If the first responses of others were quick, it gets this multiple at least.
-_UNKNOWN_MIN_FACTOR = 2
-# The first responses of a broker say little: it may have had to create files and connections of its own.
-_FEW_RESPONSES = 5
-# A connection needs this multiple of slow.request.min.ms at least. TLS and SASL take round trips and
-# cryptography: 0.9 s was seen where requests take milliseconds, and more where all tasks of a stage connect
-# to a broker at once.
-_SETUP_MIN_FACTOR = 4
-
-
-class UsualLatency:
-    """``min_ms`` and ``factor`` are slow.request.min.ms and slow.request.factor. ``max_ms`` bounds the
-    threshold, so that a silence is noticed before the request times out."""
-
-    def __init__(self, min_ms: float, factor: float, max_ms: float) -> None:
-        self._min_ms = min_ms
-        self._factor = factor
-        self._max_ms = max_ms
-        self._slowest_first_ms: float | None = None
-
-    def observe(self, broker: Broker, latency_ms: float) -> None:
-        """A response. A suspicious latency counts as the threshold: a freeze must not become usual."""
-        sample = min(latency_ms, self.threshold_ms(broker))
-        mean = broker.usual_ms
-        if mean is None:
-            broker.usual_ms = sample
-            self._slowest_first_ms = max(sample, self._slowest_first_ms or 0.0)
-        else:
-            weight = _WEIGHT_ABOVE if sample > mean else _WEIGHT_BELOW
-            broker.usual_ms = mean + weight * (sample - mean)
-        broker.responses = min(broker.responses + 1, _FEW_RESPONSES)
-
-    def threshold_ms(self, broker: Broker) -> float:
-        mean, unknown = broker.usual_ms, self._unknown_ms()
-        wanted = unknown if mean is None else self._factor * mean
-        if broker.responses < _FEW_RESPONSES:
-            wanted = min(wanted, unknown)
-        return max(self._min_ms, min(wanted, self._max_ms))
-
-    def _unknown_ms(self) -> float:
-        """The bound for a broker's first responses, by the first of others: brokers that just started are
-        all slow."""
-        limit = _UNKNOWN_FACTOR * self._min_ms
-        if self._slowest_first_ms is None:
-            return limit
-        return min(max(self._factor * self._slowest_first_ms, _UNKNOWN_MIN_FACTOR * self._min_ms), limit)
-
-
-def setup_threshold_ms(
-    brokers: Iterable[Broker], broker: Broker, min_ms: float, factor: float, max_ms: float
-) -> float:
-    """The time to connect from which on a broker is suspicious.
-
-    A broker that was never connected to is judged by the slowest of all ``brokers``, as they use the same
-    security protocol.
-    """
-    own = broker.setup_ms
-    if own is None:
-        own = max((one.setup_ms for one in brokers if one.setup_ms is not None), default=None)
-    wanted = _UNKNOWN_FACTOR * min_ms if own is None else factor * own
-    return max(_SETUP_MIN_FACTOR * min_ms, min(wanted, max_ms))

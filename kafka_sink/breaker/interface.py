@@ -1,4 +1,4 @@
-"""What a circuit breaker class implements, and what the sender reports and asks (KIP-693, in snake_case)."""
+"""What a circuit breaker class implements (KIP-693, in snake_case)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from kafka_sink.options.breaker import full_name
 from kafka_sink.secret import HiddenValues
 
 if TYPE_CHECKING:
-    from kafka_sink.breaker.manager import CircuitBreakManager
+    from kafka_sink.breaker.breaker import CircuitBreakManager
     from kafka_sink.cluster.broker import Broker
 
 
@@ -176,71 +176,3 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
     except (Exception, SystemExit) as error:
         raise ConfigurationError(f"Option '{option}': '{path}' cannot be configured: {error!r}") from error
     return breaker
-
-
-# A batch's partition and its number of rows.
-SentBatch = tuple[TopicPartition, int]
-
-
-class SendPolicy:
-    """Hears of what the sender does, and decides which partitions get no requests for now.
-
-    This one mutes nothing; the circuit breaker overrides it. The sender's thread calls it. Methods must not
-    block or raise. Times are monotonic milliseconds.
-    """
-
-    # -- events: no call changes what happens to a batch --------------------------------------------
-
-    def on_send(self, broker: Broker, batches: Sequence[SentBatch], now_ms: float) -> None:
-        """These batches go to a broker in one request."""
-
-    def on_complete(
-        self, broker: Broker, batches: Sequence[SentBatch], cause: Exception | None, now_ms: float
-    ) -> None:
-        """Attempts of one request have ended. ``cause`` is None if the broker has the batches."""
-
-    def on_connected(self, broker: Broker, now_ms: float) -> None:
-        """A connection is ready: the broker has responded to its first request."""
-
-    def on_other_cluster(self, now_ms: float) -> None:
-        """Another Kafka cluster responds at bootstrap.servers now. No row was sent to the former one."""
-
-    def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
-        """These partitions are not muted and have batches, but their brokers take no request now."""
-
-    def on_probe(self, node_id: int, now_ms: float) -> None:
-        """A request without rows goes to a broker."""
-
-    def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
-        """That request has its response, or failed with ``cause``."""
-
-    # -- decisions ----------------------------------------------------------------------------------
-
-    def muted(self, now_ms: float) -> Container[TopicPartition]:
-        """Partitions that get no request now; false if there are none. Their batches wait and expire as
-        usual."""
-        return ()
-
-    @property
-    def muted_brokers(self) -> Collection[int]:
-        """Muted brokers, as of the last call of ``muted``."""
-        return ()
-
-    def brokers_to_probe(self) -> Collection[int]:
-        """Brokers that should get a request without rows now."""
-        return ()
-
-    def may_probe(self, partition: TopicPartition) -> bool:
-        """Whether one batch of a muted partition may go now."""
-        return False
-
-    def next_change_ms(self, now_ms: float) -> float:
-        """Milliseconds until time alone may change ``muted`` or ``may_probe``; else infinite."""
-        return math.inf
-
-    def explain(self, partition: TopicPartition) -> str | None:
-        """Why a partition is muted, for messages; None if it is not. Any thread."""
-        return None
-
-    def close(self) -> None:
-        """No calls follow."""

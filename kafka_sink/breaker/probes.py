@@ -7,65 +7,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from kafka_sink.breaker.interface import SentBatch
-from kafka_sink.breaker.outcomes import Health, has_response, health_of
-from kafka_sink.breaker.states import BreakerState, LocalMutes, Mute, ProbeLease, Target
+from kafka_sink.breaker.failure_rate import Health, has_response, health_of
+from kafka_sink.breaker.mutes import BreakerState, Mute, MuteTable, Target
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import HELD_MS
+
+if TYPE_CHECKING:
+    from kafka_sink.accumulator.producer_batch import ProducerBatch
 
 
 class ProbePolicy:
     """Lets probes through and ends mutes by their outcomes. The sender's thread.
 
-    Targets that the coordinator has muted are probed only under its leases, others by this task's clock.
-    ``covering`` returns the muted targets that cover a partition: its leader before itself. Brokers are
-    asked whether they respond, muted or not, for the coordinator or the breaker class.
+    Targets that the coordinator has muted are probed only with its permit, others by this task's clock.
+    ``covering`` returns the mutes that cover a partition: its leader's before its own. Brokers are asked
+    whether they respond, muted or not, for the coordinator or the breaker class.
     """
 
     def __init__(
         self,
-        mutes: LocalMutes,
-        covering: Callable[[TopicPartition], list[Target]],
+        table: MuteTable,
+        covering: Callable[[TopicPartition], list[Mute]],
         brokers: Mapping[int, Broker],
     ) -> None:
-        # Whether a request to the target has no response yet. Its response is as good as a probe's, so none
-        # is sent.
-        self.awaits_response: Callable[[Target], bool] = lambda _: False
-        self._mutes = mutes
+        self._table = table
         self._covering = covering
         self._brokers = brokers
-        # When a batch was last seen to wait for a target.
-        self._held_ms: dict[Target, float] = {}
         # When the task last had rows of a topic that may go to any partition. Its thread replaces it.
         self._free_rows_ms: Mapping[str, float] = {}
-        # By target, when this task's lease ends.
-        self._leases: dict[Target, float] = {}
-        # Targets whose lease also lets new rows go to the partition.
-        self._trial_leases: set[Target] = set()
-        # The partition whose batch probes a target, until the mute ends: its response may come late.
-        self._batch_probes: dict[Target, TopicPartition] = {}
         # Whether a broker may have to be asked.
-        self._asks = False
+        self.asks = False
         self._failures: list[tuple[Target, str]] = []
 
     # -- the coordinator ----------------------------------------------------------------------------
-
-    def grant(self, leases: Mapping[Target, ProbeLease]) -> None:
-        for target, lease in leases.items():
-            self._leases[target] = self._mutes.now_ms + lease.left_ms
-            (self._trial_leases.add if lease.trial else self._trial_leases.discard)(target)
 
     def ask_broker(self, node_id: int) -> None:
         """The coordinator, or the breaker class, wants to know whether a broker responds to this task."""
         broker = self._brokers.get(node_id)
         if broker is not None:
-            broker.is_to_be_asked = self._asks = True
+            broker.is_to_be_asked = self.asks = True
 
     def on_coordinator_lost(self) -> None:
-        """Drop the leases and the requests of the coordinator."""
-        self._leases.clear()
+        """Drop the coordinator's questions."""
         for broker in self._brokers.values():
             broker.is_to_be_asked = broker.is_asked = False
 
@@ -77,12 +63,11 @@ class ProbePolicy:
     # -- brokers: requests without rows ---------------------------------------------------------------
 
     def brokers_to_probe(self) -> list[int]:
-        if not self._mutes.mutes and not self._asks:
-            return []
-        due = {target for target in self._mutes.mutes if isinstance(target, int) and self._is_due(target)}
+        now_ms, mutes = self._table.now_ms, self._table.mutes.values()
+        due = {one.target for one in mutes if isinstance(one.target, int) and one.is_due(now_ms)}
         brokers = self._brokers.values()
-        asked = {broker.id for broker in brokers if broker.is_to_be_asked}
-        self._asks = bool(asked)
+        asked = {broker.id for broker in brokers if broker.is_to_be_asked} if self.asks else set()
+        self.asks = bool(asked)
         # A broker gets one probe at a time, however long its response takes.
         return [*(due | asked) - {broker.id for broker in brokers if broker.awaits_probe}]
 
@@ -91,8 +76,7 @@ class ProbePolicy:
         broker.awaits_probe = True
         broker.is_asked |= broker.is_to_be_asked
         broker.is_to_be_asked = False
-        if self._is_due(node_id):
-            self._begin(node_id)
+        self._begin_if_due(self._table.mutes.get(node_id))
 
     def broker_probe_done(self, node_id: int, cause: Exception | None) -> bool:
         """The request without rows has its response, or failed. A late response counts too.
@@ -105,129 +89,126 @@ class ProbePolicy:
         if has_response(cause):
             self.connected(node_id)
             return was_asked
-        mute = self._mutes.mutes.get(node_id)
+        mute = self._table.mutes.get(node_id)
         if mute is not None:
             mute.last_error = str(cause)
-            self._mutes.fail(node_id, str(cause), self._mutes.now_ms)
-            self._failures.append((node_id, str(cause)))
+            self._fail(mute, cause)
         return False
 
     def connected(self, node_id: int) -> None:
         """A broker responded to a request without rows, perhaps the first one of a new connection."""
-        if self._is_due(node_id):
-            self._begin(node_id)
-        self._mutes.recover(node_id, "it responds again")
+        self._begin_if_due(self._table.mutes.get(node_id))
+        self._table.recover(node_id, "it responds again")
 
     # -- partitions: record batches -------------------------------------------------------------------
 
     def may_probe(self, partition: TopicPartition) -> bool:
         covering = self._covering(partition)
         self._note_held(covering)
-        return covering == [partition] and self._is_due(partition)
+        return (
+            len(covering) == 1 and covering[0].target == partition and covering[0].is_due(self._table.now_ms)
+        )
 
-    def batches_sent(self, batches: Iterable[SentBatch]) -> None:
+    def batches_sent(self, batches: Iterable[ProducerBatch]) -> None:
         """Batches go out. A batch is the probe if its partition is muted."""
-        for partition, _ in batches if self._mutes.mutes else ():
-            for target in self._covering(partition):
+        for batch in batches if self._table.mutes else ():
+            for mute in self._covering(batch.partition):
                 # If everything is muted, mutes are ignored and batches go out. Such a batch is also the probe
                 # of its broker.
-                if self._is_due(target):
-                    self._begin(target)
-                    self._batch_probes[target] = partition
+                if self._begin_if_due(mute):
+                    mute.probe = batch.partition
 
-    def batches_done(self, batches: Iterable[SentBatch], exception: Exception | None) -> None:
+    def batches_done(self, batches: Iterable[ProducerBatch], exception: Exception | None) -> None:
         """Attempts of batches have ended; where one was a probe, its outcome counts."""
-        for partition, _ in batches if self._mutes.mutes else ():
-            self._batch_done(partition, exception)
-
-    def _batch_done(self, partition: TopicPartition, exception: Exception | None) -> None:
-        for target in self._covering(partition):
-            mute = self._mutes.mutes.get(target)
-            if mute is None:
-                # The partition was unmuted together with its broker.
-                continue
-            if exception is not None:
-                mute.last_error = str(exception)
-            if self._batch_probes.get(target) == partition:
-                self._batch_probe_done(mute, partition, exception)
+        for batch in batches if self._table.mutes else ():
+            for mute in self._covering(batch.partition):
+                if mute.target not in self._table.mutes:
+                    # The partition was unmuted together with its broker.
+                    continue
+                if exception is not None:
+                    mute.last_error = str(exception)
+                if mute.probe == batch.partition:
+                    self._batch_probe_done(mute, batch.partition, exception)
 
     def _batch_probe_done(self, mute: Mute, partition: TopicPartition, exception: Exception | None) -> None:
         target, health = mute.target, health_of(exception)
         # A broker that responds is there, whatever it says of one partition.
         if health is Health.HEALTHY or (isinstance(target, int) and has_response(exception)):
-            self._mutes.recover(target, "a probe got through")
+            self._table.recover(target, "a probe got through")
             if health is Health.HEALTHY:
-                self._mutes.unmute(partition, "a probe got through", own=True)
+                self._table.unmute(partition, "a probe got through", own=True)
         elif health is Health.UNHEALTHY:
-            self._mutes.fail(target, str(exception), self._mutes.now_ms)
-            self._failures.append((target, str(exception)))
+            self._fail(mute, exception)
         elif mute.state is BreakerState.HALF_OPEN:
-            self._mutes.expire(target, self._mutes.now_ms)
+            self._table.expire(target, self._table.now_ms)
 
-    def trials(self) -> frozenset[Target]:
+    def open_to_new_rows(self) -> frozenset[Target]:
         """Partitions whose probe may go while no batch waits that could be it: new rows may go there."""
-        return frozenset(target for target in self._mutes.mutes if self._is_on_trial(target))
+        found = frozenset(mute.target for mute in self._table.mutes.values() if self._takes_new_rows(mute))
+        # The response to a batch that is under way is as good as a probe's.
+        return (
+            found - {batch.partition for one in self._brokers.values() for batch in one.batches()}
+            if found
+            else found
+        )
 
-    def _is_on_trial(self, target: Target) -> bool:
-        if not isinstance(target, TopicPartition) or self._covering(target) != [target]:
+    def _takes_new_rows(self, mute: Mute) -> bool:
+        target, now_ms = mute.target, self._table.now_ms
+        if not isinstance(target, TopicPartition) or self._covering(target) != [mute]:
             return False
-        if not self._is_due(target) or self._is_held(target) or self.awaits_response(target):
+        if not mute.is_due(now_ms) or mute.is_held(now_ms):
             return False
-        if self._mutes.is_shared(target):
-            return target in self._trial_leases
         # One more interval than a probe needs: a waiting batch would have been the probe by now.
-        return self._mutes.is_due(target, self._mutes.now_ms - self._mutes.retry_interval_ms)
+        return (
+            mute.permits_new_rows if mute.is_shared else mute.is_due(now_ms - self._table.retry_interval_ms)
+        )
 
     # -- both ---------------------------------------------------------------------------------------
 
-    def _is_due(self, target: Target) -> bool:
-        if self._mutes.is_shared(target):
-            mute = self._mutes.mutes.get(target)
-            is_open = mute is not None and mute.state is BreakerState.OPEN
-            return is_open and self._leases.get(target, -math.inf) > self._mutes.now_ms
-        return self._mutes.is_due(target, self._mutes.now_ms)
+    def _begin_if_due(self, mute: Mute | None) -> bool:
+        if mute is None or not mute.is_due(self._table.now_ms):
+            return False
+        self._table.probe(mute.target, self._table.now_ms)
+        mute.permit_ends_ms, mute.permits_new_rows = -math.inf, False
+        return True
 
-    def _begin(self, target: Target) -> None:
-        self._mutes.probe(target, self._mutes.now_ms)
-        self._leases.pop(target, None)
-        self._trial_leases.discard(target)
-
-    def forget(self, target: Target) -> None:
-        self._batch_probes.pop(target, None)
-        self._leases.pop(target, None)
-        self._held_ms.pop(target, None)
+    def _fail(self, mute: Mute, cause: Exception | None) -> None:
+        self._table.fail(mute.target, str(cause), self._table.now_ms)
+        self._failures.append((mute.target, str(cause)))
 
     # -- which muted targets a task has rows for: the coordinator grants probes by it ------------------
 
     def note_free_rows(self, topics: Iterable[str]) -> None:
         """The task has rows of these topics that may go to any partition. Called by its thread."""
-        now_ms = self._mutes.now_ms
+        now_ms = self._table.now_ms
         lately = {topic: at for topic, at in self._free_rows_ms.items() if now_ms - at <= HELD_MS}
         self._free_rows_ms = {**lately, **dict.fromkeys(topics, now_ms)}
 
     def note_waiting(self, partitions: Iterable[TopicPartition]) -> None:
         """Batches of these partitions could go, but their brokers take none now.
 
-        So a partition on trial has rows enough, and needs no new ones.
+        So a partition that is open to new rows has rows enough.
         """
-        if self._mutes.mutes:
+        if self._table.mutes:
             for partition in partitions:
                 self._note_held(self._covering(partition))
 
-    def _note_held(self, targets: Iterable[Target]) -> None:
-        self._held_ms.update(dict.fromkeys(targets, self._mutes.now_ms))
-
-    def _is_held(self, target: Target) -> bool:
-        return self._mutes.now_ms - self._held_ms.get(target, -math.inf) <= HELD_MS
+    def _note_held(self, mutes: Iterable[Mute]) -> None:
+        for mute in mutes:
+            mute.held_ms = self._table.now_ms
 
     def held(self) -> list[Target]:
         """Muted targets that batches of this task wait for."""
-        return [target for target in self._mutes.mutes if self._is_held(target)]
+        now_ms = self._table.now_ms
+        return [mute.target for mute in self._table.mutes.values() if mute.is_held(now_ms)]
 
     def wanted(self) -> list[Target]:
         """Muted partitions that no batch of this task waits for, but that its rows could go to."""
-        partitions = [target for target in self._mutes.mutes if isinstance(target, TopicPartition)]
-        return [one for one in partitions if self._has_free_rows(one) and not self._is_held(one)]
-
-    def _has_free_rows(self, target: TopicPartition) -> bool:
-        return self._mutes.now_ms - self._free_rows_ms.get(target.topic, -math.inf) <= HELD_MS
+        now_ms, found = self._table.now_ms, self._free_rows_ms
+        return [
+            target
+            for target, mute in self._table.mutes.items()
+            if isinstance(target, TopicPartition)
+            and now_ms - found.get(target.topic, -math.inf) <= HELD_MS
+            and not mute.is_held(now_ms)
+        ]

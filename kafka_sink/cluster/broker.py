@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from kafka_sink.network.client import NetworkClient
 
 
+# The first responses of a broker say little: it may have had to create files and connections of its own.
+FEW_RESPONSES = 5
+# The weight of the newest response in the mean. The mean rises slowly: it takes some tens of responses to
+# follow a broker that has become slow. It falls fast: the slow first responses of a broker are soon
+# forgotten.
+_WEIGHT_ABOVE, _WEIGHT_BELOW = 0.1, 0.5
+
+
 @dataclass(slots=True, eq=False)
 class SentRequest:
     """A Produce request with its batches. ``names`` maps the ids of topics that were sent by id (from v13
@@ -56,10 +64,10 @@ class Broker:
     """``node_id`` is below zero for a bootstrap address, which gets no Produce requests."""
 
     __slots__ = (
-        *("_network", "answered_ms", "awaits_probe", "counts", "forgiven_ms", "id"),
+        *("_network", "awaits_probe", "counts", "first_ms", "forgiven_ms", "id"),
         *("is_asked", "is_failing", "is_silent", "is_to_be_asked", "last_response_ms", "latencies"),
-        *("node", "partitions_text", "probed_ms", "request_sent_ms", "responses", "rotation", "sent"),
-        *("setup_ms", "slow_starts", "suspect_since_ms", "unreachable_since_ms", "usual_ms"),
+        *("node", "partitions_text", "probed_ms", "request_sent_ms", "responses", "rotation", "rows"),
+        *("sent", "setup_ms", "slow_starts", "suspect_since_ms", "unreachable_since_ms", "usual_ms"),
         *("waits_since_ms", "waits_until_ms"),
     )
 
@@ -73,8 +81,8 @@ class Broker:
         # When the request was sent whose response is being handled, or when the throttling ended that delayed
         # it (KIP-219).
         self.request_sent_ms = 0.0
-        # When it last answered a Produce request.
-        self.answered_ms = -math.inf
+        # When it last responded to a Produce request.
+        self.last_response_ms = -math.inf
         # Replaced when a task begins.
         self.counts = BrokerCounts()
         # Of all requests since the last push of metrics (KIP-714).
@@ -93,21 +101,23 @@ class Broker:
         self.setup_ms: float | None = None
         # When it last responded to a request without rows, or to the first request of a connection.
         self.probed_ms: float | None = None
-        # The mean latency; None before the first response. ``responses`` counts the first few, which say
-        # little.
+        # Of requests that have ended, over the producer's life.
+        self.rows = 0
+        # The mean latency and the first one; None before the first response. ``responses`` counts the first
+        # few, which say little.
         self.usual_ms: float | None = None
+        self.first_ms: float | None = None
         self.responses = 0
         # What messages say of its partitions, and for which versions of mutes and metadata: thousands of
         # batches may expire at once.
         self.partitions_text: tuple[tuple[int, int], str] | None = None
-        # What the breaker has found: since when a silence is suspicious, and whether it is certain; when it
-        # last responded with a batch's outcome; when its mute for silence ended.
+        # What the breaker has found: since when a silence is suspicious, and whether it is certain; when its
+        # mute for silence ended.
         self.suspect_since_ms: float | None = None
         self.is_silent = False
         # Whether a request without rows is wanted of it, or is under way for one that wanted it; and whether
         # any is under way.
         self.is_to_be_asked = self.is_asked = self.awaits_probe = False
-        self.last_response_ms = -math.inf
         self.forgiven_ms = -math.inf
 
     # -- its connection -----------------------------------------------------------------------------
@@ -161,9 +171,15 @@ class Broker:
         counts.requests += 1
         counts.sent_bytes += sum([batch.buffer.size for batch in sent.batches.values()])
 
-    def responded(self, now_ms: float) -> SentRequest:
-        """The oldest request has its response; with acks=0, it is written to the socket."""
-        sent, self.answered_ms = self._ended(), now_ms
+    def responded(self, now_ms: float, prompt_ms: float) -> SentRequest:
+        """The oldest request has its response; with acks=0, it is written to the socket.
+
+        A latency beyond ``prompt_ms`` may not be usual: that is the breaker's to judge.
+        """
+        sent = self._ended()
+        self.last_response_ms = now_ms
+        if now_ms - self.request_sent_ms <= prompt_ms:
+            self.observe(max(0.0, now_ms - self.request_sent_ms))
         latency_ms = max(0.0, now_ms - sent.request.sent_ms)
         counts = self.counts
         counts.latency_ms += latency_ms
@@ -182,7 +198,18 @@ class Broker:
     def _ended(self) -> SentRequest:
         sent = self.sent.popleft()
         self.request_sent_ms = self._counts_from_ms(sent)
+        self.rows += sent.request.records
         return sent
+
+    def observe(self, latency_ms: float) -> None:
+        """A response that came so late belongs to what is usual."""
+        mean = self.usual_ms
+        if mean is None:
+            self.usual_ms = self.first_ms = latency_ms
+        else:
+            weight = _WEIGHT_ABOVE if latency_ms > mean else _WEIGHT_BELOW
+            self.usual_ms = mean + weight * (latency_ms - mean)
+        self.responses = min(self.responses + 1, FEW_RESPONSES)
 
     def _counts_from_ms(self, sent: SentRequest) -> float:
         """A request that a throttling broker delays counts from the end of the throttling, which may lie
@@ -276,7 +303,7 @@ class Broker:
             counts.throttle_ms,
             oldest_ms,
             counts.sent_bytes,
-            self.answered_ms,
+            self.last_response_ms,
         )
 
 

@@ -17,9 +17,11 @@ from kafka_sink.cluster.broker import Broker
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import NO_TIMESTAMP, TopicPartition
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerSequence
+from kafka_sink.timing_bounds import OUTCOME_WINDOW_MS
 
 if TYPE_CHECKING:
     from kafka_sink.accumulator.producer_batch import ProducerBatch
+    from kafka_sink.breaker.failure_rate import OutcomeWindow
 
 
 # Brokers remember this many batches of a producer and partition for finding duplicates.
@@ -61,9 +63,21 @@ class Partition:
     """
 
     __slots__ = (
-        *("_numbers", "_started", "batches", "counts", "established_until_ms", "gap", "has_taken"),
+        *(
+            "_numbers",
+            "_started",
+            "_taken",
+            "_taken_before",
+            "_taken_window",
+            "batches",
+            "counts",
+            "established_until_ms",
+            "gap",
+            "has_taken",
+        ),
         *("id", "in_flight", "last_offset", "leader", "metadata_version", "missing_since_ms"),
-        *("needs_restart", "next_sequence", "producer", "restarts", "retry_at_ms", "unacknowledged"),
+        *("needs_restart", "next_sequence", "producer", "restarts", "reported", "retry_at_ms"),
+        *("taken_ms", "transaction", "unacknowledged", "window"),
     )
 
     def __init__(self, partition: TopicPartition) -> None:
@@ -77,6 +91,16 @@ class Partition:
         self.metadata_version: int | None = None
         # Whether a broker has taken a batch of this producer.
         self.has_taken = False
+        # Batches taken in a window and in the one before it; those in flight together count as one. When the
+        # last one counted.
+        self._taken = self._taken_before = self._taken_window = 0
+        self.taken_ms = -math.inf
+        # All outcomes, while failures count: as the breaker class judges them, and as the coordinator gets
+        # them.
+        self.window: OutcomeWindow | None = None
+        self.reported: OutcomeWindow | None = None
+        # The number of the last transaction that it was added to, under protocol 1.
+        self.transaction = 0
         # Since when rows have waited for it though its topic has no such partition.
         self.missing_since_ms: float | None = None
         # Of the present task; None before its first acknowledgement.
@@ -119,6 +143,29 @@ class Partition:
                 break
             place += 1
         self.batches.insert(place, batch)
+
+    # -- outcomes -----------------------------------------------------------------------------------
+
+    def took(self, sent_ms: float, now_ms: float) -> None:
+        """A broker has taken a batch that was sent at ``sent_ms``."""
+        self.has_taken = True
+        if sent_ms >= self.taken_ms:
+            self.taken_ms = now_ms
+            window = int(now_ms // OUTCOME_WINDOW_MS)
+            if window != self._taken_window:
+                self._taken, self._taken_before = self.taken_lately(window)
+                self._taken_window = window
+            self._taken += 1
+        if self.window is not None and not self.window.succeed(sent_ms, now_ms):
+            self.window = None
+        if self.reported is not None and not self.reported.succeed(sent_ms, now_ms):
+            self.reported = None
+
+    def taken_lately(self, window: int) -> tuple[int, int]:
+        """Batches taken in this window, which is the present one, and in the one before it."""
+        if window == self._taken_window:
+            return self._taken, self._taken_before
+        return 0, self._taken if window == self._taken_window + 1 else 0
 
     # -- sequences ----------------------------------------------------------------------------------
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
-from kafka_sink.breaker.interface import SentBatch
-from kafka_sink.breaker.manager import CircuitBreakManager
-from kafka_sink.breaker.outcomes import Health, OutcomeWindows, has_response, health_of
-from kafka_sink.breaker.states import MuteChange, ProbeLease, Target
+from kafka_sink.breaker.breaker import CircuitBreakManager
+from kafka_sink.breaker.failure_rate import Health, OutcomeWindow, has_response, health_of
+from kafka_sink.breaker.mutes import MuteChange, ProbePermit, Target
 from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.schema import (
     AtMost,
@@ -34,6 +33,11 @@ from kafka_sink.coordinator.schema import (
 )
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
+from kafka_sink.timing_bounds import window_at
+
+if TYPE_CHECKING:
+    from kafka_sink.accumulator.producer_batch import ProducerBatch
+    from kafka_sink.cluster.broker import Broker
 
 # The coordinator shares no more mutes than this; tasks keep others to themselves.
 MAX_MUTES = 10_000
@@ -46,9 +50,10 @@ _RAMP_STEP_MS = 100.0
 # Thousands of tasks do not report at once, but within so long for each of them: what the first ones say is
 # enough, and what is muted meanwhile needs no report.
 _SPREAD_MS = 0.3
-# How often a task looks for which muted partitions it has rows, and names them again if it has named few of
-# those that are still muted.
-_CHECK_MS, _NAME_AGAIN_MS = 100.0, 10_000.0
+# How often a task looks for which muted partitions it has rows.
+_CHECK_MS = 100.0
+# What lay there for longer says nothing of the present: the task did not run.
+_OUTCOMES_VALID_MS, _ANSWER_VALID_MS = 5_000.0, 250.0
 
 _T = TypeVar("_T")
 _Counts = Annotated[tuple[Count, ...], AtMost(MAX_MUTES)]
@@ -113,7 +118,7 @@ class Answer:
 
 @message
 class Waiting:
-    """Muted partitions that batches wait for, and others that rows could go to: some of many."""
+    """Muted partitions that batches wait for, and others that rows could go to: in place of those before."""
 
     held: Targets
     acceptable: Targets
@@ -192,7 +197,7 @@ def with_reasons(said: Iterable[Reasoned], most: int) -> dict[Target, str]:
 
 
 class BreakerChannel(Channel):
-    """A channel of the coordinator's client, and the SharedState of a ProducerBreaker.
+    """A channel of the coordinator's client, for a Breaker.
 
     ``wake_sender`` makes the sender apply what has come. ``cluster_id`` returns the id of the Kafka cluster,
     None until it is known: broker ids mean nothing in another one. ``random`` returns a number in [0, 1).
@@ -217,13 +222,11 @@ class BreakerChannel(Channel):
         # The cluster of this connection; whether all its mutes have come, or no coordinator can be reached.
         self._joined: str | None = None
         self._is_told, self._is_alone = False, True
-        # For the sender's thread, and for the client's.
+        # For the sender's thread; and messages with the time until which they are worth sending.
         self._inbox: deque[Callable[[CircuitBreakManager], None]] = deque()
-        self._outbox: deque[Message] = deque()
+        self._outbox: deque[tuple[float, Message]] = deque()
         # The rest belongs to the sender's thread.
         self._connected = False
-        self._windows = OutcomeWindows(0, 100)
-        self._rows = 0
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -233,41 +236,32 @@ class BreakerChannel(Channel):
         # Of partitions that failed, whether a broker responded, and the last error; which were not reported.
         self._errors: dict[TopicPartition, tuple[bool, str]] = {}
         self._unreported: set[TopicPartition] = set()
-        # By broker, the last response; answers by when that came.
-        self._response_ms: dict[int, float] = {}
+        # By broker, when its last response came.
         self._answers: dict[int, float] = {}
         self._watched: list[TopicPartition] = []
         self._changes: dict[Target, MuteChange] = {}
         self._outcomes_ms = self._checked_ms = -math.inf
         self._report_ms = math.inf
-        # Muted partitions that were named, and whether a batch waited for each; when, and when to name more.
-        self._named: dict[Target, bool] = {}
-        self._named_ms = -math.inf
-        self._name_at_ms = math.inf
+        # As reported: held and acceptable partitions. When that may be said anew.
+        self._waits: tuple[list[Target], list[Target]] = [], []
+        self._waits_ms = math.inf
 
-    # -- SharedState: the sender's thread ---------------------------------------------------------------
+    # -- for the Breaker: the sender's thread ---------------------------------------------------------------
 
-    def outcomes(
-        self,
-        node_id: int,
-        batches: Sequence[SentBatch],
-        cause: Exception | None,
-        sent_ms: float,
-        now_ms: float,
+    def failed(
+        self, broker: Broker, batches: Iterable[ProducerBatch], cause: Exception, now_ms: float
     ) -> None:
-        if cause is None:
-            self._response_ms[node_id] = now_ms
-        health = health_of(cause)
-        if health is Health.NEUTRAL:
+        """Attempts of one request have failed."""
+        if health_of(cause) is not Health.UNHEALTHY:
             return
-        failed = health is Health.UNHEALTHY
-        record = self._windows.record
-        for partition, rows in batches:
-            self._rows += rows
-            record(partition, rows, sent_ms, now_ms, failed=failed)
-            if failed and self._connected and partition not in self._muted:
-                self._errors[partition] = has_response(cause), str(cause)
-                self._unreported.add(partition)
+        for batch in batches:
+            home = batch.home
+            if home.reported is None:
+                home.reported = OutcomeWindow(window_at(now_ms), home)
+            home.reported.fail(broker.request_sent_ms, now_ms)
+            if self._connected and home.id not in self._muted:
+                self._errors[home.id] = has_response(cause), str(cause)
+                self._unreported.add(home.id)
 
     def answered(self, node_id: int, now_ms: float) -> None:
         self._answers[node_id] = now_ms
@@ -293,7 +287,7 @@ class BreakerChannel(Channel):
         self._release(manager)
         self._say_changes(manager)
         for node, at_ms in self._answers.items():
-            self._say(Answer(node, now_ms - at_ms))
+            self._say(Answer(node, now_ms - at_ms), now_ms + _ANSWER_VALID_MS)
         self._answers = {}
         while self._watched:
             part, self._watched = self._watched[:MAX_TARGETS], self._watched[MAX_TARGETS:]
@@ -317,10 +311,10 @@ class BreakerChannel(Channel):
             return 0.0
         if self._unreported and math.isinf(self._report_ms):
             return 0.0
-        return max(0.0, min([self._report_ms, self._name_at_ms, *self._release_ms.values()]) - now_ms)
+        return max(0.0, min([self._report_ms, self._waits_ms, *self._release_ms.values()]) - now_ms)
 
-    def _say(self, said: Message) -> None:
-        self._outbox.append(said)
+    def _say(self, said: Message, until_ms: float = math.inf) -> None:
+        self._outbox.append((until_ms, said))
         self.wake()
 
     def _some(self, found: list[_T], most: int) -> list[_T]:
@@ -343,7 +337,7 @@ class BreakerChannel(Channel):
         found: dict[tuple[str, bool, str], list[tuple[int, int, int]]] = {}
         for partition in partitions:
             self._unreported.discard(partition)
-            failed, total = self._windows.recent(partition, now_ms)
+            failed, total = _recent(manager, partition, now_ms)
             answered, error = self._errors.get(partition, (False, ""))
             if not failed:
                 self._errors.pop(partition, None)
@@ -353,30 +347,24 @@ class BreakerChannel(Channel):
             counts = partition.partition, total - failed, failed
             found.setdefault((partition.topic, answered, cut(error)), []).append(counts)
         topics = tuple(TopicOutcomes(*key, *zip(*counts, strict=True)) for key, counts in found.items())
-        self._say(Outcomes(self._rows, topics))
+        self._say(Outcomes(manager.rows, topics), now_ms + _OUTCOMES_VALID_MS)
 
     def _check_waits(self, manager: CircuitBreakManager) -> None:
-        """Name partitions with rows: not each time that one is unmuted, as thousands may be, one by one."""
         now_ms = self._checked_ms = manager.local.now_ms
-        self._named = {target: held for target, held in self._named.items() if target in self._muted}
-        held: list[Target] = []
-        acceptable: list[Target] = []
-        if any(isinstance(one, TopicPartition) for one in self._muted):
-            held = [one for one in manager.probes.held() if one in self._muted]
-            acceptable = list(manager.probes.wanted())
-        is_new = any(not self._named.get(one) for one in held) or not self._named.keys() >= set(acceptable)
-        is_due = len(self._named) < MAX_WAITING // 2 or now_ms >= self._named_ms + _NAME_AGAIN_MS
-        if not (is_new and is_due):
-            self._name_at_ms = math.inf
-        elif now_ms >= self._name_at_ms:
-            self._named_ms, self._name_at_ms = now_ms, math.inf
-            held, acceptable = self._some(held, MAX_WAITING), self._some(acceptable, MAX_WAITING)
-            self._named |= dict.fromkeys(acceptable, False) | dict.fromkeys(held, True)
-            self._say(Waiting(together(held), together(acceptable)))
-        elif math.isinf(self._name_at_ms):
+        probes, shared = manager.probes, [one for one in self._muted if isinstance(one, TopicPartition)]
+        waits = (
+            ([one for one in probes.held() if one in self._muted], probes.wanted()) if shared else ([], [])
+        )
+        if waits == self._waits:
+            self._waits_ms = math.inf
+        elif now_ms >= self._waits_ms:
+            self._waits, self._waits_ms = waits, math.inf
+            held, acceptable = (together(self._some(one, MAX_WAITING)) for one in waits)
+            self._say(Waiting(held, acceptable))
+        elif math.isinf(self._waits_ms):
             # Not all tasks at once: the first probe follows an interval after a mute.
             most_ms = min(self._interval_ms, manager.local.retry_interval_ms / 4)
-            self._name_at_ms = now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
+            self._waits_ms = now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
 
     def _release(self, manager: CircuitBreakManager) -> None:
         """Unmute targets that the coordinator has unmuted, once their delay in this task is over."""
@@ -385,7 +373,7 @@ class BreakerChannel(Channel):
             del self._release_ms[target]
             self._muted.pop(target, None)
         if due:
-            manager.apply_shared(self._muted, {})
+            manager.local.apply_shared(self._muted, {})
 
     # -- what has come: the sender's thread ---------------------------------------------------------------
 
@@ -416,11 +404,12 @@ class BreakerChannel(Channel):
         at_ms = manager.local.now_ms + min(delay_ms, manager.local.retry_interval_ms)
         self._release_ms |= dict.fromkeys((one for one in removed if one in self._muted), at_ms)
         self._release(manager)
-        manager.apply_shared(self._muted, {})
+        manager.local.apply_shared(self._muted, {})
         self._is_told |= told.whole
 
     def _take_question(self, asked: Question, manager: CircuitBreakManager) -> None:
-        at_ms = self._response_ms.get(asked.broker, -math.inf)
+        broker = manager.brokers.get(asked.broker)
+        at_ms = -math.inf if broker is None else broker.last_response_ms
         if manager.local.now_ms - at_ms < asked.within_ms:
             self._answers[asked.broker] = at_ms
         else:
@@ -443,7 +432,11 @@ class BreakerChannel(Channel):
         self._is_told = self._is_alone = False
 
     def next_message(self, now_ms: float) -> Message | None:
-        return self._outbox.popleft() if self._outbox else None
+        while self._outbox:
+            until_ms, said = self._outbox.popleft()
+            if now_ms <= until_ms:
+                return said
+        return None
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         return 0.0 if self._outbox else math.inf
@@ -476,9 +469,18 @@ class BreakerChannel(Channel):
 
     @receives(Probe)
     def on_probe(self, told: Probe, now_ms: float) -> None:
-        leases = dict.fromkeys(apart(told.targets, MAX_MUTES), ProbeLease(told.left_ms, told.new_rows))
-        self._put(lambda manager: manager.apply_shared(self._muted, leases))
+        permits = dict.fromkeys(apart(told.targets, MAX_MUTES), ProbePermit(told.left_ms, told.new_rows))
+        self._put(lambda manager: manager.local.apply_shared(self._muted, permits))
 
     def _put(self, apply: Callable[[CircuitBreakManager], None]) -> None:
         self._inbox.append(apply)
         self._wake_sender()
+
+
+def _recent(manager: CircuitBreakManager, name: TopicPartition, now_ms: float) -> tuple[int, int]:
+    """Failures of a partition's last seconds, and failures and successes together."""
+    partition, window = manager.partition(name), window_at(now_ms)
+    if partition is None or partition.reported is None:
+        return 0, 0 if partition is None else sum(partition.taken_lately(window))
+    partition.reported.advance(window)
+    return partition.reported.counts()

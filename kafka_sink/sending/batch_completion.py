@@ -8,7 +8,7 @@ from functools import partial
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator, WrittenBatch
-from kafka_sink.breaker.interface import SendPolicy
+from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
@@ -116,14 +116,14 @@ class BatchExpiry:
         accumulator: RecordAccumulator,
         cluster: ClusterMetadata,
         identity: ProducerIdentity | None,
-        policy: SendPolicy,
+        breaker: Breaker,
         connection_errors: Callable[[], Mapping[Node, Exception]],
     ) -> None:
         self._completion = completion
         self._accumulator = accumulator
         self._cluster = cluster
         self._identity = identity
-        self._policy = policy
+        self._breaker = breaker
         self._connection_errors = connection_errors
         # Partitions with queued rows that are missing from their topic.
         self._missing: set[Partition] = set()
@@ -156,7 +156,7 @@ class BatchExpiry:
         if lookup_error := self._cluster.describe_lookup_error(batch.partition.topic):
             last = f"{last}; the topic's metadata: {lookup_error}"
         timeout = self._accumulator.options.delivery_timeout_ms
-        muted = self._policy.explain(batch.partition)
+        muted = self._breaker.explain(batch.partition)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "%s: %d record(s) expired %.0f ms after they were appended, after %d attempt(s): %s",

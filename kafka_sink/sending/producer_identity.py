@@ -15,7 +15,6 @@ from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import DeliveryError, KafkaSinkError
-from kafka_sink.model import TopicPartition
 from kafka_sink.network.requests import ProducerIdResponse
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
@@ -166,9 +165,10 @@ class TransactionalIdentity(ProducerIdentity):
 
     def __init__(self, backoff: ExponentialBackoff) -> None:
         super().__init__(backoff)
-        # Under protocol 1. ``partitions_to_add``: batches wait for these, in the order of their first batch.
-        self.partitions_to_add: dict[TopicPartition, None] = {}
-        self._added: set[TopicPartition] = set()
+        # Under protocol 1, those that batches wait for, in the order of their first batch.
+        self.partitions_to_add: dict[Partition, None] = {}
+        # How many transactions there were.
+        self._number = 0
 
     @property
     def transaction(self) -> tuple[str | None, int, int]:
@@ -195,20 +195,20 @@ class TransactionalIdentity(ProducerIdentity):
         self._written.clear()
         self._to_mend.clear()
         self.partitions_to_add.clear()
-        self._added.clear()
+        self._number += 1
 
     def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
         """As ProducerIdentity's, and under protocol 1 only to partitions that belong to the transaction."""
-        if self.adds_partitions and batch.partition not in self._added:
-            self.partitions_to_add[batch.partition] = None
+        if self.adds_partitions and batch.home.transaction != self._number:
+            self.partitions_to_add[batch.home] = None
             return False
         return super().may_send(batch, now_ms)
 
-    def added(self, partitions: Iterable[TopicPartition]) -> None:
+    def added(self, partitions: Iterable[Partition]) -> None:
         """These belong to the transaction now."""
         for one in partitions:
             self.partitions_to_add.pop(one, None)
-            self._added.add(one)
+            one.transaction = self._number
 
     def may_request(self, now_ms: float) -> bool:
         return False

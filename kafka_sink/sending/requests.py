@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.breaker.interface import SendPolicy
+from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
@@ -177,26 +177,26 @@ class ProducerIdRequests:
 
 
 def probe_brokers(
-    policy: SendPolicy, cluster: ClusterMetadata, network: NetworkClient, options: SinkOptions, now_ms: float
+    breaker: Breaker, cluster: ClusterMetadata, network: NetworkClient, options: SinkOptions, now_ms: float
 ) -> float:
-    """Probe every broker that the policy names; return the milliseconds until another can be sent."""
+    """Probe every broker that the breaker names; return the milliseconds until another can be sent."""
     delay = math.inf
-    for node_id in policy.brokers_to_probe():
+    for node_id in breaker.brokers_to_probe():
         broker = cluster.broker(node_id, network)
         connection = broker.connection
         if connection is None:
             # The cluster no longer lists this broker, and its address is unknown until it is back.
-            policy.on_probe(node_id, now_ms)
-            policy.on_probe_done(node_id, ConnectionError("the cluster misses it"), now_ms)
+            breaker.on_probe(node_id, now_ms)
+            breaker.on_probe_done(node_id, ConnectionError("the cluster misses it"), now_ms)
         elif network.is_ready(connection, now_ms):
-            network.send(connection, _probe(policy, connection, options, node_id), now_ms)
-            policy.on_probe(node_id, now_ms)
+            network.send(connection, _probe(breaker, connection, options, node_id), now_ms)
+            breaker.on_probe(node_id, now_ms)
         else:
             delay = min(delay, broker.delay_ms(now_ms))
     return delay
 
 
-def _probe(policy: SendPolicy, connection: BrokerConnection, options: SinkOptions, node_id: int) -> Request:
+def _probe(breaker: Breaker, connection: BrokerConnection, options: SinkOptions, node_id: int) -> Request:
     """ApiVersions is the one request to which every broker responds at once, without a login too.
 
     It takes the connection of Produce requests, behind those in flight, so that its response speaks for them.
@@ -207,6 +207,6 @@ def _probe(policy: SendPolicy, connection: BrokerConnection, options: SinkOption
         version,
         [requests.encode_api_versions(version, __version__)],
         options.request_timeout_ms,
-        lambda _, now_ms: policy.on_probe_done(node_id, None, now_ms),
-        lambda cause, _, now_ms: policy.on_probe_done(node_id, cause, now_ms),
+        lambda _, now_ms: breaker.on_probe_done(node_id, None, now_ms),
+        lambda cause, _, now_ms: breaker.on_probe_done(node_id, cause, now_ms),
     )

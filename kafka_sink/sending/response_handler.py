@@ -11,7 +11,7 @@ import numpy as np
 from kafka_sink import timing_bounds
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator, WrittenBatch
-from kafka_sink.breaker.interface import SendPolicy
+from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.cluster.metadata import ClusterMetadata
@@ -54,7 +54,7 @@ class ResponseHandler:
         cluster: ClusterMetadata,
         identity: ProducerIdentity | None,
         backoff: ExponentialBackoff,
-        policy: SendPolicy,
+        breaker: Breaker,
         dead_letters: DeadLetters | None = None,
     ) -> None:
         self._options = options
@@ -63,7 +63,7 @@ class ResponseHandler:
         self._cluster = cluster
         self._identity = identity
         self._backoff = backoff
-        self._policy = policy
+        self._breaker = breaker
         self._dead_letters = dead_letters
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
@@ -76,7 +76,10 @@ class ResponseHandler:
         batches = sent.batches.values()
         broker.send(sent, now_ms)
         self._completion.sent(broker, batches, now_ms)
-        self._policy.on_send(broker, [(batch.partition, batch.record_count) for batch in batches], now_ms)
+        breaker = self._breaker
+        breaker.due_ms = min(breaker.due_ms, now_ms + breaker.prompt_ms)
+        if breaker.is_busy:
+            breaker.on_send(broker, batches, now_ms)
 
     def on_failure(self, broker: Broker, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
         """A broker's oldest request will get no response."""
@@ -88,7 +91,10 @@ class ResponseHandler:
     def on_response(self, broker: Broker, answered: produce.ProduceResponse | None, now_ms: float) -> bool:
         """The response to a broker's oldest request has come; with acks=0 there is none, and the request is
         written to the socket. Return whether the broker has all batches."""
-        sent = broker.responded(now_ms)
+        prompt_ms = self._breaker.prompt_ms
+        sent = broker.responded(now_ms, prompt_ms)
+        if now_ms - broker.request_sent_ms > prompt_ms:
+            self._breaker.is_busy = True
         if answered is None:
             unconfirmed = [(batch, -1, -1) for batch in sent.batches.values()]
             self._succeed(unconfirmed, broker, now_ms, confirmed=False)
@@ -180,10 +186,10 @@ class ResponseHandler:
         if not batches:
             return
         taken = [batch for batch, _, _ in batches]
-        ended = [(batch.partition, batch.record_count) for batch in taken]
-        self._policy.on_complete(broker, ended, None, now_ms)
+        if self._breaker.is_busy:
+            self._breaker.on_complete(broker, taken, None, now_ms)
         for batch in taken:
-            batch.home.has_taken = True
+            batch.home.took(broker.request_sent_ms, now_ms)
         broker.took(taken)
         if self._unauthorized_topics:
             for batch in taken:
@@ -217,7 +223,7 @@ class ResponseHandler:
     def _note_failed_attempt(
         self, batch: ProducerBatch, broker: Broker, verdict: Verdict, cause: Exception, now_ms: float
     ) -> None:
-        self._policy.on_complete(broker, [(batch.partition, batch.record_count)], cause, now_ms)
+        self._breaker.on_complete(broker, [batch], cause, now_ms)
         error_code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
         broker.refused(batch, error_code, now_ms)
         if verdict.possibly_written:

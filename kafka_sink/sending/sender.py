@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.breaker.interface import SendPolicy
+from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, note_waits, unavailable
 from kafka_sink.cluster.metadata import ClusterMetadata
@@ -69,13 +69,13 @@ class UnsentMoves:
         completion: BatchCompletion,
         cluster: ClusterMetadata,
         network: NetworkClient,
-        policy: SendPolicy,
+        breaker: Breaker,
     ) -> None:
         self._accumulator = accumulator
         self._completion = completion
         self._cluster = cluster
         self._network = network
-        self._policy = policy
+        self._breaker = breaker
 
     def move(self, queues: Sequence[Partition], muted: Container[TopicPartition]) -> bool:
         """Move what may move from the queues of muted partitions; return whether that was anything."""
@@ -103,7 +103,7 @@ class UnsentMoves:
             " and ".join(what),
             names,
             more,
-            self._policy.explain(next(iter(moved))) or "their target is muted",
+            self._breaker.explain(next(iter(moved))) or "their target is muted",
         )
         return True
 
@@ -131,7 +131,7 @@ class Sender(threading.Thread):
         cluster: ClusterMetadata,
         network: NetworkClient,
         identity: ProducerIdentity | None,
-        policy: SendPolicy,
+        breaker: Breaker,
         clock_ms: Clock,
         dead_letters: DeadLetters | None = None,
         telemetry: ClientTelemetry | None = None,
@@ -147,22 +147,22 @@ class Sender(threading.Thread):
         self._network = network
         self._identity = identity
         self._clock_ms = clock_ms
-        self._policy = policy
+        self._breaker = breaker
         self._completion = BatchCompletion(accumulator, cluster.brokers, telemetry)
         self._telemetry = telemetry
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
         self._expiry = BatchExpiry(
-            self._completion, accumulator, cluster, identity, self._policy, network.connection_errors
+            self._completion, accumulator, cluster, identity, self._breaker, network.connection_errors
         )
         self._responses = ResponseHandler(
-            options, self._completion, accumulator, cluster, identity, backoff, self._policy, dead_letters
+            options, self._completion, accumulator, cluster, identity, backoff, self._breaker, dead_letters
         )
         self._metadata = MetadataRequests(options, cluster, network, self._on_metadata)
         timeout_ms, fail = options.request_timeout_ms, self._completion.fail_all
         self._producer_ids: ProducerIdRequests | None = None
         if identity is not None:
             self._producer_ids = ProducerIdRequests(identity, network, timeout_ms, fail)
-        self._moves = UnsentMoves(accumulator, self._completion, cluster, network, self._policy)
+        self._moves = UnsentMoves(accumulator, self._completion, cluster, network, self._breaker)
         self._transaction_partitions: TransactionPartitions | None = None
         if isinstance(identity, TransactionalIdentity):
             # Other tasks do without these requests.
@@ -223,7 +223,7 @@ class Sender(threading.Thread):
             self._network.close(abort=self._aborting)
             # A task that has not ended may still write into the batches that it leases.
             self._completion.abort_incomplete(end_leases=self._task_ended)
-            self._policy.close()
+            self._breaker.close()
 
     def run_once(self, now_ms: float) -> None:
         """One pass. Blocks in the network poll until there may be something to do."""
@@ -235,16 +235,21 @@ class Sender(threading.Thread):
             close_sequence_gaps(self._identity, self._completion)
         self._refresh_nodes()
         # Needed before there is a producer id: a task's first rows wait for the coordinator's mutes.
-        muted = self._policy.muted(now_ms)
-        self._network.avoided = self._policy.muted_brokers
-        delay = min(delay, self._policy.next_change_ms(now_ms))
-        delay = min(delay, probe_brokers(self._policy, self._cluster, self._network, self._options, now_ms))
+        breaker = self._breaker
+        if breaker.is_busy or now_ms >= breaker.due_ms:
+            breaker.run(now_ms)
+            self._network.avoided = breaker.manager.view.nodes
+            if breaker.is_busy:
+                delay = min(
+                    delay, probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
+                )
+        delay = min(delay, self._breaker_delay(now_ms))
         delay = min(delay, self._metadata.refresh(now_ms))
         if self._producer_ids is not None and self._identity is not None and not self._identity.ready:
             delay = min(delay, self._producer_ids.refresh(now_ms), self._find_brokers(now_ms))
         elif not self.deliveries.has_failed:
             # Spark runs a failed task again, so every further row that is sent now would be a duplicate.
-            delay = min(delay, self._send_ready(now_ms, muted))
+            delay = min(delay, self._send_ready(now_ms, breaker.mutes))
             if self._transaction_partitions is not None:
                 delay = min(delay, self._transaction_partitions.refresh(now_ms))
         if self._telemetry is not None:
@@ -265,10 +270,10 @@ class Sender(threading.Thread):
             only_acknowledged = only_acknowledged and not self._network.woken
             now_ms = self._clock_ms()
             # The breaker class may have asked for a broker's response.
-            only_acknowledged = only_acknowledged and not self._policy.brokers_to_probe()
-            if only_acknowledged:
+            if only_acknowledged and self._breaker.is_busy:
+                only_acknowledged = not self._breaker.brokers_to_probe()
                 # The response may have changed what the circuit breaker waits for.
-                until_ms = min(until_ms, now_ms + self._policy.next_change_ms(now_ms))
+                until_ms = min(until_ms, now_ms + self._breaker.next_change_ms(now_ms))
 
     def wakeup(self) -> None:
         """End the present wait, because something changed. Any thread may call it."""
@@ -324,7 +329,7 @@ class Sender(threading.Thread):
             for node in nodes.values():
                 self._broker(node.id).node = node
             # Those listed all have connections. A peer may name others each time.
-            kept = {*self._network.connections, *self._policy.muted_brokers}
+            kept = {*self._network.connections, *self._breaker.manager.view.nodes}
             for broker in list(self._cluster.brokers.values()):
                 if broker.id not in kept and not broker.sent and not broker.counts.requests:
                     del self._cluster.brokers[broker.id]
@@ -379,11 +384,14 @@ class Sender(threading.Thread):
     ) -> None:
         """Note which brokers batches wait for."""
         waiting = [broker for broker in ready if broker not in accepting]
-        for broker in waiting:
-            self._policy.on_waiting(queue.id for queue in ready[broker])
+        for broker in waiting if self._breaker.is_busy else ():
+            self._breaker.on_waiting(queue.id for queue in ready[broker])
         brokers = self._cluster.brokers.values()
         # The others have a full in-flight window, or throttle.
-        note_waits(brokers, [broker for broker in waiting if not broker.is_connected], now_ms)
+        unreachable = [broker for broker in waiting if not broker.is_connected]
+        note_waits(brokers, unreachable, now_ms)
+        if unreachable:
+            self._breaker.due_ms = min(self._breaker.due_ms, now_ms + self._breaker.prompt_ms)
         timeout_ms = self._availability_timeout_ms
         if timeout_ms > 0:
             late = unavailable(brokers, waiting, accepting, timeout_ms, now_ms)
@@ -402,11 +410,15 @@ class Sender(threading.Thread):
             return 0.0
         # A pass at once would find nothing to send, and cost nearly as much as the request did. But the
         # circuit breaker may have a new deadline, as it now waits for a response.
-        return self._policy.next_change_ms(now_ms)
+        return self._breaker_delay(now_ms)
+
+    def _breaker_delay(self, now_ms: float) -> float:
+        breaker = self._breaker
+        return breaker.next_change_ms(now_ms) if breaker.is_busy else breaker.due_ms - now_ms
 
     def _find_brokers(self, now_ms: float) -> float:
         """Request metadata if no known broker can be reached, as only those are asked for an id."""
-        known, muted = self._cluster.nodes(), self._policy.muted_brokers
+        known, muted = self._cluster.nodes(), self._breaker.manager.view.nodes
         if not known or not all(node in muted or self._broker(node).is_gone for node in known):
             return math.inf
         for topic in self._cluster.names():
@@ -417,7 +429,7 @@ class Sender(threading.Thread):
         """Send one batch of a muted partition that the breaker wants to probe; return the delay until
         the next look at this broker."""
         for queue in queues:
-            if not self._policy.may_probe(queue.id):
+            if not self._breaker.may_probe(queue.id):
                 continue
             if not broker.accepts(now_ms):
                 return broker.delay_ms(now_ms)
@@ -475,7 +487,7 @@ class Sender(threading.Thread):
             return
         if not switched:
             return
-        self._policy.on_other_cluster(now_ms)
+        self._breaker.on_other_cluster(now_ms)
         if self._identity is not None:
             # In the cluster that responds now, another producer may have this id.
             self._identity.forget()
@@ -483,7 +495,8 @@ class Sender(threading.Thread):
     def _on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
         broker = self._broker(node_id)
         broker.setup_ms, broker.probed_ms = setup_ms, now_ms
-        self._policy.on_connected(broker, now_ms)
+        if self._breaker.is_busy:
+            self._breaker.on_connected(broker, now_ms)
         if self._telemetry is not None:
             self._telemetry.on_connected(node_id, now_ms)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from kafka_sink import kafka_errors
 from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import DeliveryError, KafkaSinkError
-from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, transaction_requests
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import Request
@@ -95,9 +95,10 @@ class TransactionPartitions:
 
     def _add(self, connection: BrokerConnection, now_ms: float) -> None:
         wanted = tuple(self._identity.partitions_to_add)
+        names = tuple(one.id for one in wanted)
         version = connection.api_version(apis.ADD_PARTITIONS_TO_TXN)
         name, producer_id, epoch = self._identity.transaction
-        body = transaction_requests.encode_add_partitions(version, name or "", producer_id, epoch, wanted)
+        body = transaction_requests.encode_add_partitions(version, name or "", producer_id, epoch, names)
         self._send(connection, apis.ADD_PARTITIONS_TO_TXN, version, body, wanted, now_ms)
 
     def _send(
@@ -106,7 +107,7 @@ class TransactionPartitions:
         api: int,
         version: int,
         body: bytes,
-        partitions: tuple[TopicPartition, ...],
+        partitions: tuple[Partition, ...],
         now_ms: float,
     ) -> None:
         request = Request(
@@ -125,7 +126,7 @@ class TransactionPartitions:
     # -- responses --------------------------------------------------------------------------------
 
     def _on_response(
-        self, request: Request, partitions: tuple[TopicPartition, ...], response: Any, now_ms: float
+        self, request: Request, partitions: tuple[Partition, ...], response: Any, now_ms: float
     ) -> None:
         """Take what was added. Any other request than the last one is of an earlier transaction."""
         if self._waits_for is None or self._waits_for[0] is not request:
@@ -154,12 +155,12 @@ class TransactionPartitions:
 
     def _on_added(
         self,
-        partitions: Sequence[TopicPartition],
+        partitions: Sequence[Partition],
         response: transaction_requests.PartitionErrors,
         now_ms: float,
     ) -> None:
-        failed = [one for one in partitions if response.errors.get(one, kafka_errors.NONE)]
-        self._identity.added(one for one in partitions if one not in failed)
+        failed = [one.id for one in partitions if response.errors.get(one.id, kafka_errors.NONE)]
+        self._identity.added(one for one in partitions if one.id not in failed)
         if not failed:
             self._failures = 0
             return

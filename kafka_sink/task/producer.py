@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Container
 
 import pyarrow as pa
 
+from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.batch_limits import LearntLimits, SizeEstimates
+from kafka_sink.accumulator.buffer_pool import BufferPool
+from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import MutedMemoryLimit, RecordAppender
+from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.activity import BROKER, METADATA, TaskActivity
-from kafka_sink.breaker.interface import SendPolicy, load_breaker
-from kafka_sink.breaker.manager import CircuitBreakManager
-from kafka_sink.breaker.producer_breaker import ProducerBreaker
+from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
+from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms, wall_ms
 from kafka_sink.cluster.metadata import ClientRack, ClusterMetadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot
@@ -31,9 +33,7 @@ from kafka_sink.dead_letters.letter_writer import LetterWriter
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
-from kafka_sink.memory.allocator import BufferAllocator, WorkerPools, chunk_size
-from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import SparkTask, TaskResult, TopicMetadata, TopicPartition
+from kafka_sink.model import SparkTask, TaskResult, TopicMetadata
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
@@ -88,7 +88,7 @@ class Producer:
         self.accumulator = _accumulator(options, self._allocator)
         self.cluster = _cluster_metadata(options, self.network)
         self._rack = ClientRack(options.client_rack, self.cluster.nodes, os.environ)
-        self.breaker = _breaker(options, self.cluster)
+        self.breaker = _breaker(options, self.cluster, self.accumulator)
         self.activity = TaskActivity(monotonic_ms)
         self._appender = _appender(options, self.accumulator, self.network, self.breaker, self.activity)
         self._identity = _identity(options)
@@ -106,7 +106,7 @@ class Producer:
             self.cluster,
             self.network,
             self._identity,
-            self.breaker or SendPolicy(),
+            self.breaker,
             monotonic_ms,
             self._dead_letters,
             self._telemetry,
@@ -216,8 +216,7 @@ class Producer:
             self._coordinator = self._join_coordinator(address)
         elif self._shared_breaker is not None and self._coordinator.is_connecting:
             self._shared_breaker.expect()
-        if self.breaker is not None:
-            self.breaker.begin()
+        self.breaker.begin()
         self._coordinator.resume()
 
     def _leave_coordinator(self, coordinator: CoordinatorClient) -> None:
@@ -225,8 +224,7 @@ class Producer:
         self._coordinator = self._reports = None
         self.cluster.hints = None
         self.cluster.share_refreshes(False)
-        if self.breaker is not None:
-            self.breaker.share(None)
+        self.breaker.share(None)
 
     def _join_coordinator(self, address: CoordinatorAddress) -> CoordinatorClient:
         interval_ms = self.options.coordinator_report_interval_ms
@@ -234,9 +232,9 @@ class Producer:
         metadata = MetadataChannel(self.cluster, monotonic_ms, interval_ms, idle_ms)
         self._writes = WriteChannel(self.abort)
         channels: list[Channel] = [metadata, self._writes]
-        if self.breaker is not None:
+        if not self.breaker.is_off:
             self._shared_breaker = BreakerChannel(
-                self.network.wakeup, interval_ms, lambda: self.cluster.cluster_id
+                self._call_breaker, interval_ms, lambda: self.cluster.cluster_id
             )
             self.breaker.share(self._shared_breaker)
             channels.append(self._shared_breaker)
@@ -255,6 +253,11 @@ class Producer:
         self.cluster.hints = metadata
         coordinator.start()
         return coordinator
+
+    def _call_breaker(self) -> None:
+        """The sender's next pass begins now, and applies what the coordinator says. Any thread."""
+        self.breaker.call()
+        self.network.wakeup()
 
     def send(self, batch: pa.RecordBatch | pa.Table, *, plan: ColumnPlan | None = None) -> int:
         """Append rows, whose columns are those of ``plan``, by default ``self.plan``. Returns the number of
@@ -334,15 +337,13 @@ class Producer:
         now_ms = int(wall_ms())
         rows = extract(plan, batch, now_ms)
         topics = self._await_topics(rows)
-        unavailable = self.sender.unavailable
-        muted: Container[TopicPartition] = ()
         breaker = self.breaker
-        if breaker is not None:
+        if breaker.awaits_mutes:
             breaker.await_mutes(self._started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
-            if breaker.mutes and self._partitioner.chooses(rows.key, rows.partition):
-                breaker.note_free_rows(rows.topics)
-            unavailable |= breaker.congested
-            muted = breaker.mutes
+        muted = breaker.mutes
+        if muted and self._partitioner.chooses(rows.key, rows.partition):
+            breaker.note_free_rows(rows.topics)
+        unavailable = self.sender.unavailable | breaker.manager.congested
         queued = self.accumulator.queued_batches
         near = self._rack.brokers() if self.options.partitioner_rack_aware else ()
         ordered = ordered_rows_of(rows, topics, self._partitioner, queued, now_ms, unavailable, muted, near)
@@ -485,7 +486,7 @@ class Producer:
 
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
-        muted = 0 if self.breaker is None else self.breaker.manager.muted_count
+        muted = self.breaker.manager.muted_count
         age_ms = self.cluster.age_ms(monotonic_ms())
         rows = RowMetrics(self._largest_record, self._metadata_wait_ms, age_ms, muted)
         return self._reporter.metrics(rows)
@@ -535,7 +536,7 @@ def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccu
 def _letter_memory(options: SinkOptions) -> BufferAllocator:
     """For dead letters. Rows that brokers reject may hold all of buffer.memory until letters are written."""
     pool = BufferPool(_LETTER_MEMORY_BYTES, chunk_size(options.batch_size), clock_ms=monotonic_ms)
-    return BufferAllocator(pool, min(options.batch_size, _LETTER_MEMORY_BYTES // 4))
+    return IncrementalAllocator(pool, min(options.batch_size, _LETTER_MEMORY_BYTES // 4))
 
 
 def _dead_letters(options: SinkOptions) -> DeadLetters | None:
@@ -576,17 +577,17 @@ def _appender(
     options: SinkOptions,
     accumulator: RecordAccumulator,
     network: NetworkClient,
-    breaker: ProducerBreaker | None,
+    breaker: Breaker,
     activity: TaskActivity,
 ) -> RecordAppender:
     codec = codec_for(options.compression_type, options.compression_level)
-    limit = None if breaker is None else _muted_memory_limit(options, accumulator, breaker)
+    limit = None if breaker.is_off else _muted_memory_limit(options, accumulator, breaker)
     estimates = SizeEstimates(options, codec, accumulator.limits)
     return RecordAppender(accumulator, estimates, monotonic_ms, network.wakeup, limit, activity)
 
 
 def _muted_memory_limit(
-    options: SinkOptions, accumulator: RecordAccumulator, breaker: ProducerBreaker
+    options: SinkOptions, accumulator: RecordAccumulator, breaker: Breaker
 ) -> MutedMemoryLimit:
     limit = options.buffer_memory * options.breaker.muted_buffer_perc // 100
     return MutedMemoryLimit(accumulator, limit, lambda: breaker.mutes, breaker.explain, monotonic_ms)
@@ -599,14 +600,11 @@ def _identity(options: SinkOptions) -> ProducerIdentity | None:
     return ProducerIdentity(backoff) if options.enable_idempotence else None
 
 
-def _breaker(options: SinkOptions, cluster: ClusterMetadata) -> ProducerBreaker | None:
-    breaker = load_breaker(options)
-    if breaker is None:
-        return None
-    interval_ms = options.breaker.mute_retry_interval_ms
-
-    manager = CircuitBreakManager(cluster, interval_ms)
-    return ProducerBreaker(breaker, manager, cluster.mark_stale)
+def _breaker(options: SinkOptions, cluster: ClusterMetadata, accumulator: RecordAccumulator) -> Breaker:
+    # Read without the accumulator's lock: a partition stays once it is there.
+    find = accumulator.partitions.get
+    manager = CircuitBreakManager(cluster, options.breaker.mute_retry_interval_ms, find)
+    return Breaker(load_breaker(options), manager, cluster.mark_stale)
 
 
 def _partitioner(options: SinkOptions, appender: RecordAppender) -> Partitioner:

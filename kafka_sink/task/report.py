@@ -30,14 +30,14 @@ from kafka_sink.sending.producer_metrics import Metrics, RowMetrics, task_metric
 from kafka_sink.sending.task_deliveries import DeliveryCounts
 
 if TYPE_CHECKING:
+    from kafka_sink.accumulator.batch_buffer import BufferAllocator
+    from kafka_sink.accumulator.buffer_pool import PoolMetrics
     from kafka_sink.accumulator.record_accumulator import RecordAccumulator
     from kafka_sink.accumulator.record_appender import RecordAppender
     from kafka_sink.activity import TaskActivity
-    from kafka_sink.breaker.producer_breaker import ProducerBreaker
-    from kafka_sink.breaker.states import Target
+    from kafka_sink.breaker.breaker import Breaker
+    from kafka_sink.breaker.mutes import Target
     from kafka_sink.cluster.metadata import ClientRack, ClusterMetadata
-    from kafka_sink.memory.allocator import BufferAllocator
-    from kafka_sink.memory.pool import PoolMetrics
     from kafka_sink.model import TopicPartition
     from kafka_sink.sending.sender import Sender
 
@@ -62,7 +62,7 @@ class TaskReporter:
     accumulator: RecordAccumulator
     appender: RecordAppender
     cluster: ClusterMetadata
-    breaker: ProducerBreaker | None
+    breaker: Breaker
     activity: TaskActivity
     clock_ms: Clock
     # Returns the rows that can never be written, by topic and reason.
@@ -87,16 +87,14 @@ class TaskReporter:
 
     def _of_all_tasks(self) -> dict[str, int]:
         """Counts over the producer's life, by their names in ``TaskCounts``."""
-        found = {
+        return {
             "buffer_exhausted": self.allocator.pool.metrics().buffer_exhausted_total,
             "metadata_requests": self.cluster.requests,
             "metadata_avoided": self.cluster.imports,
             "metadata_fetches": self.cluster.fetches,
+            "breaker_trips": self.breaker.manager.local.own_trips,
+            "breaker_probes": self.breaker.manager.local.probes,
         }
-        if self.breaker is not None:
-            mutes = self.breaker.manager.local
-            found.update(breaker_trips=mutes.own_trips, breaker_probes=mutes.probes)
-        return found
 
     def metrics(self, rows: RowMetrics) -> Metrics:
         """Under the names of Kafka's producer."""
@@ -118,7 +116,7 @@ class TaskReporter:
             gauges={} if done else _rounded(self._gauges()),
             topics=dict(named_topics(self.sender.deliveries.topics())),
             brokers=self._brokers(now_ms, done=done),
-            mutes=() if done or self.breaker is None else self._mutes(self.breaker, now_ms),
+            mutes=() if done else self._mutes(self.breaker, now_ms),
             dead_letters=first_dead_letters(self.dead_letters()),
             transaction_ms=None if began is None else max(0.0, now_ms - began),
             done=done,
@@ -205,7 +203,7 @@ class TaskReporter:
                     waiting.setdefault(target, []).append((partition, rows, since_ms))
         return waiting
 
-    def _mutes(self, breaker: ProducerBreaker, now_ms: float) -> tuple[MuteReport, ...]:
+    def _mutes(self, breaker: Breaker, now_ms: float) -> tuple[MuteReport, ...]:
         muted = breaker.muted_targets(MAX_MUTES)
         if not muted:
             return ()

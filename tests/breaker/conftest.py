@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.breaker.manager import CircuitBreakManager
+from kafka_sink.breaker.breaker import CircuitBreakManager
 from tests.support.breaker_cluster import Cluster
 
 
@@ -15,4 +15,4 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def manager(cluster: Cluster) -> CircuitBreakManager:
-    return CircuitBreakManager(cluster, 2_000.0)
+    return cluster.manager()

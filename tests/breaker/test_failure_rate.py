@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
-from kafka_sink.breaker.failure_rate import UsualLatency
+from kafka_sink.breaker.failure_rate import OutcomeWindow, SilenceLimits, has_response
 from kafka_sink.breaker.interface import ProducerStatusContext
-from kafka_sink.breaker.manager import CircuitBreakManager
-from kafka_sink.breaker.outcomes import OutcomeWindows
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import BrokerRefusedError, ConfigurationError, RecordTooLargeError
 from kafka_sink.model import TopicPartition
+from kafka_sink.timing_bounds import window_at
 from tests.support.breaker_cluster import Cluster
-from tests.support.brokers import Brokers
+from tests.support.brokers import Brokers, batch_of
 
 P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
@@ -27,7 +27,7 @@ class Bench:
 
     def __init__(self, **configs: str) -> None:
         self.cluster = Cluster(t=[1, 2, 3])
-        self.manager = CircuitBreakManager(self.cluster, 2_000.0)
+        self.manager = self.cluster.manager()
         self.breaker = FailureRateCircuitBreaker()
         self.breaker.configure({name.replace("_", "."): text for name, text in configs.items()})
         self.breaker.set_circuit_break_manager(self.manager)
@@ -61,15 +61,22 @@ class Bench:
         context.topic_partition, context.record_count = partition, records
 
     def send(self, partition: TopicPartition, records: int = 100) -> None:
-        self.brokers.send(partition.partition + 1, [partition], self.now)
+        batch = batch_of(self.cluster.partition(partition), records)
+        self.brokers.send_batches(partition.partition + 1, [batch], self.now)
         self._about(partition, records)
         self.breaker.on_send(self.context)
 
     def answer(self, partition: TopicPartition, error: Exception | None = None, records: int = 100) -> bool:
         broker = self.brokers[partition.partition + 1]
-        broker.responded(self.now)
+        broker.sent[0].request.records = records
+        if has_response(error):
+            broker.responded(self.now, self.breaker.prompt_ms)
+        else:
+            broker.failed()
         self.context.request_sent_ms = broker.request_sent_ms
         self._about(partition, records)
+        if error is None:
+            self.cluster.partition(partition).took(broker.request_sent_ms, self.now)
         return self.breaker.on_complete(self.context, partition, error)
 
     def batch(self, partition: TopicPartition, error: Exception | None = None, records: int = 100) -> bool:
@@ -207,24 +214,24 @@ def test_slow_responses_become_usual() -> None:
 
 
 def test_slow_first_responses_are_soon_forgotten() -> None:
-    latency, broker = UsualLatency(500.0, 5.0, 15_000.0), Brokers().of(1)
-    assert latency.threshold_ms(broker) == 3_000.0
-    latency.observe(broker, 1_700.0)
-    assert latency.threshold_ms(broker) == 3_000.0, "no more than while nothing is known"
+    limits, broker = SilenceLimits(500.0, 5.0, 15_000.0), Brokers().of(1)
+    assert limits.of_response(broker, [broker]) == 3_000.0
+    broker.observe(1_700.0)
+    assert limits.of_response(broker, [broker]) == 3_000.0, "no more than while nothing is known"
     for sample in [20.0] * 5:
-        latency.observe(broker, sample)
-    assert latency.threshold_ms(broker) == 500.0
+        broker.observe(sample)
+    assert limits.of_response(broker, [broker]) == 500.0
     for sample in [1_000.0] * 40:
-        latency.observe(broker, sample)
-    assert latency.threshold_ms(broker) > 4_500.0
+        broker.observe(min(sample, limits.of_response(broker, [broker])))
+    assert limits.of_response(broker, [broker]) > 4_500.0
 
 
 def test_a_silence_is_noticed_before_the_request_times_out() -> None:
-    latency, brokers = UsualLatency(500.0, 5.0, 1_000.0), Brokers(1, 2)
+    limits, brokers = SilenceLimits(500.0, 5.0, 1_000.0), Brokers(1, 2)
     for _ in range(200):
-        latency.observe(brokers[1], 900.0)
-    assert latency.threshold_ms(brokers[1]) == 1_000.0
-    assert latency.threshold_ms(brokers[2]) == 1_000.0
+        brokers[1].observe(900.0)
+    assert limits.of_response(brokers[1], brokers.values()) == 1_000.0
+    assert limits.of_response(brokers[2], brokers.values()) == 1_000.0
 
 
 def test_an_unreachable_broker_is_muted() -> None:
@@ -289,8 +296,8 @@ def test_requests_that_were_late_before_the_mute_ended_do_not_mute_again() -> No
     bench.send(P0)
     bench.pass_time(bench.now + 5_000)
     assert bench.manager.is_muted(1)
-    bench.manager.apply_shared({1: "shared"}, {})
-    bench.manager.apply_shared({}, {})
+    bench.manager.local.apply_shared({1: "shared"}, {})
+    bench.manager.local.apply_shared({}, {})
     assert not bench.manager.is_muted(1), "another task's batch got through"
     bench.pass_time(bench.now + 400)
     assert not bench.manager.is_muted(1)
@@ -418,11 +425,16 @@ outcomes = st.lists(st.tuples(st.sampled_from([1, 400, 2_600, 5_000, 11_000]), s
 @given(outcomes)
 def test_windows_against_a_list_of_everything(story: list[tuple[int, bool]]) -> None:
     """Of batches that are sent one after the other."""
-    windows = OutcomeWindows(0, 50)
+    partition = Partition(P0)
     now, seen = 0.0, []
     for passed, bad in story:
         sent, now = now, now + passed
-        tripped = windows.record(P0, 1, sent, now, failed=bad)
+        if not bad:
+            partition.took(sent, now)
+        else:
+            if partition.window is None:
+                partition.window = OutcomeWindow(window_at(now), partition)
+            partition.window.fail(sent, now)
         seen.append((now, bad))
         start = (now // 5_000 - 1) * 5_000
         recent = [failed for at, failed in seen if at >= start]
@@ -431,10 +443,10 @@ def test_windows_against_a_list_of_everything(story: list[tuple[int, bool]]) -> 
             streak = streak + 1 if failed else 0
         failures = max(sum(recent), streak)
         total = failures + recent.count(False)
-        assert windows.counts(P0) == (failures, total)
-        assert tripped == (bad and failures >= 3 and 2 * failures >= total)
-    windows.forget(P0)
-    assert windows.recent(P0, now) == (0, 0)
+        if partition.window is None:
+            assert (0, sum(partition.taken_lately(window_at(now)))) == (failures, total)
+        else:
+            assert partition.window.counts() == (failures, total)
 
 
 def test_a_slow_response_for_many_batches_is_one_response() -> None:
@@ -447,7 +459,7 @@ def test_a_slow_response_for_many_batches_is_one_response() -> None:
     bench.brokers.send(1, [], bench.now)
     bench.at(bench.now + 90.0)
     context = bench.context
-    bench.brokers[1].responded(bench.now)
+    bench.brokers[1].responded(bench.now, bench.breaker.prompt_ms)
     context.request_sent_ms = bench.brokers[1].request_sent_ms
     context.node_id = 1
     for number in range(200):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafka_sink.breaker.manager import CircuitBreakManager
+from kafka_sink.breaker.breaker import CircuitBreakManager
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import A0, A1, B0, Cluster, numbers
 
@@ -99,8 +99,8 @@ def test_if_everything_is_muted_nothing_is(manager: CircuitBreakManager) -> None
 def test_mutes_hold_before_any_metadata_is_known() -> None:
     """Catches: a task's first rows that ignore the coordinator's mutes."""
     cluster = Cluster()
-    manager = CircuitBreakManager(cluster, 2_000.0)
-    manager.apply_shared({1: "another task's"}, {})
+    manager = cluster.manager()
+    manager.local.apply_shared({1: "another task's"}, {})
     mutes = manager.refresh()
     cluster.leaders["a"] = [1, 2]
     assert A0 in mutes
@@ -110,7 +110,7 @@ def test_mutes_hold_before_any_metadata_is_known() -> None:
 def test_who_leads_something_is_looked_up_once_for_a_state_of_cluster_and_mutes() -> None:
     """Catches: while a broker is slow, all partitions in each pass of the sender."""
     cluster = Cluster(t=[1 + number % 3 for number in range(10_000)])
-    manager = CircuitBreakManager(cluster, 2_000.0)
+    manager = cluster.manager()
     assert [manager.available_nodes() for _ in range(100)] == [{1, 2, 3}] * 100
     assert cluster.looks == 1
     manager.mute(2)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from kafka_sink.breaker.manager import CircuitBreakManager
-from kafka_sink.breaker.states import ProbeLease
+from kafka_sink.breaker.breaker import CircuitBreakManager
+from kafka_sink.breaker.mutes import ProbePermit
 from kafka_sink.errors import BrokerRefusedError, DeliveryError
 from tests.support.breaker_cluster import A0, A1, B0
+from tests.support.brokers import batch
 
 
 def test_one_probe_then_success_unmutes(manager: CircuitBreakManager) -> None:
@@ -17,7 +18,7 @@ def test_one_probe_then_success_unmutes(manager: CircuitBreakManager) -> None:
     assert not manager.probes.may_probe(A0), "no row goes to a broker that may be dead"
     manager.probes.broker_probe_sent(1)
     assert manager.probes.brokers_to_probe() == []
-    manager.probes.batches_done([(A0, 1)], None)
+    manager.probes.batches_done([batch(A0)], None)
     assert manager.is_muted(1), "not the probe: sent before"
     manager.probes.broker_probe_done(1, None)
     assert not manager.is_muted(1)
@@ -58,9 +59,9 @@ def test_no_row_goes_to_a_muted_broker_however_long_it_is_muted(manager: Circuit
 def test_a_failed_probe_waits_an_interval(manager: CircuitBreakManager) -> None:
     manager.mute(A0, "errors")
     manager.local.now_ms = 2_000.0
-    manager.probes.batches_sent([(A0, 1)])
+    manager.probes.batches_sent([batch(A0)])
     manager.local.now_ms = 2_100.0
-    manager.probes.batches_done([(A0, 1)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
+    manager.probes.batches_done([batch(A0)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
     manager.refresh()
     manager.local.now_ms = 4_099.0
     assert not manager.probes.may_probe(A0)
@@ -80,8 +81,8 @@ def test_any_response_unmutes_a_broker(manager: CircuitBreakManager) -> None:
     assert not manager.is_muted(1)
     assert manager.is_muted(A0), "of the partition it says nothing"
     assert manager.probes.may_probe(A0), "so the next batch may go at once"
-    manager.probes.batches_sent([(A0, 1)])
-    manager.probes.batches_done([(A0, 1)], DeliveryError("too large"))
+    manager.probes.batches_sent([batch(A0)])
+    manager.probes.batches_done([batch(A0)], DeliveryError("too large"))
     assert manager.probes.may_probe(A0)
 
 
@@ -103,9 +104,9 @@ def test_where_no_batch_waits_new_rows_are_a_partitions_probe(manager: CircuitBr
     manager.local.now_ms = 4_000.0
     assert A0 not in manager.refresh()
     assert manager.is_muted(A0)
-    manager.probes.batches_sent([(A0, 1)])
+    manager.probes.batches_sent([batch(A0)])
     assert A0 in manager.refresh(), "one probe, then it is muted again"
-    manager.probes.batches_done([(A0, 1)], None)
+    manager.probes.batches_done([batch(A0)], None)
     assert not manager.is_muted(A0)
 
 
@@ -122,10 +123,12 @@ def test_while_a_batch_waits_it_is_the_probe(manager: CircuitBreakManager) -> No
 
 
 def test_a_leased_trial_opens_at_once_and_ends_with_its_lease(manager: CircuitBreakManager) -> None:
-    manager.apply_shared({A0: "x", A1: "y"}, {})
+    manager.local.apply_shared({A0: "x", A1: "y"}, {})
     manager.local.now_ms = 60_000.0
     assert A0 in manager.refresh()
-    manager.apply_shared({A0: "x", A1: "y"}, {A0: ProbeLease(500.0, trial=True), A1: ProbeLease(500.0)})
+    manager.local.apply_shared(
+        {A0: "x", A1: "y"}, {A0: ProbePermit(500.0, new_rows=True), A1: ProbePermit(500.0)}
+    )
     mutes = manager.refresh()
     assert A0 not in mutes
     assert A1 in mutes, "that lease is for a batch that waits"

@@ -28,7 +28,7 @@ def test_requests_end_in_the_order_in_which_they_were_sent() -> None:
     broker = brokers[1]
     first, second = brokers.send(1, [P0], 5.0), brokers.send(1, [P0], 6.0)
     assert (broker.oldest_request_ms, len(list(broker.batches()))) == (5.0, 2)
-    assert broker.responded(9.0) is first
+    assert broker.responded(9.0, 500.0) is first
     assert (broker.request_sent_ms, broker.oldest_request_ms) == (5.0, 6.0)
     assert broker.failed() is second
     assert broker.oldest_request_ms is None
@@ -46,7 +46,7 @@ def test_a_request_that_throttling_delays_counts_from_its_end() -> None:
     assert not brokers[1].accepts(899.0)
     assert brokers[1].accepts(900.0)
     assert brokers[1].oldest_request_ms == 900.0
-    brokers[1].responded(30.0)
+    brokers[1].responded(30.0, 500.0)
     assert brokers[1].request_sent_ms == 900.0
     assert brokers[1].figures(30.0).latency_ms == 25.0
 
@@ -57,7 +57,7 @@ def test_a_tasks_counts_begin_at_zero() -> None:
     connection = brokers[1].connection
     assert connection is not None
     connection.throttled_until_ms = 76.0
-    brokers[1].responded(6.0)
+    brokers[1].responded(6.0, 500.0)
     assert brokers[1].figures(6.0).throttle_ms == 70.0
     brokers[1].begin_task()
     figures = brokers[1].figures(6.0)
@@ -70,7 +70,7 @@ def test_throttling_outlives_its_connection_and_time_that_overlaps_counts_once()
     for responded_ms, until_ms in [(10.0, 50.0), (20.0, 60.0), (70.0, 60.0)]:
         brokers.send(1, [P0], 5.0)
         brokers.throttle(1, until_ms)
-        brokers[1].responded(responded_ms)
+        brokers[1].responded(responded_ms, 500.0)
     del brokers.network.connections[1]
     assert brokers[1].figures(80.0).throttle_ms == 50.0
 

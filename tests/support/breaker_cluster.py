@@ -1,11 +1,16 @@
-"""A cluster that tests describe by the leaders of its partitions."""
+"""A cluster that tests describe by the leaders of its partitions, and how a sender uses a Breaker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from typing import cast
 
+from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
+from kafka_sink.breaker.failure_rate import has_response
+from kafka_sink.cluster.metadata import ClusterMetadata
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
-from tests.support.brokers import Brokers
+from tests.support.brokers import Brokers, batch_of
 
 A0, A1, A2 = (TopicPartition("a", number) for number in range(3))
 B0 = TopicPartition("b", 0)
@@ -16,6 +21,13 @@ def numbers(infos: Iterable[PartitionInfo]) -> list[int]:
     return [info.partition for info in infos]
 
 
+def run_pass(gate: Breaker, now_ms: float) -> Container[TopicPartition]:
+    """What a pass of the sender does with it; return what is muted then."""
+    if gate.is_busy or now_ms >= gate.due_ms:
+        gate.run(now_ms)
+    return gate.mutes
+
+
 class Cluster:
     """``leaders``: by topic, the leader of each partition (-1: none). ``looks``: at all of a topic's."""
 
@@ -23,6 +35,45 @@ class Cluster:
         self.leaders = leaders
         self.brokers = Brokers(*sorted({node for led in leaders.values() for node in led if node >= 0}))
         self.version = self.looks = 0
+        self.partitions: dict[TopicPartition, Partition] = {}
+
+    def partition(self, name: TopicPartition) -> Partition:
+        """As a producer has it."""
+        return self.partitions.setdefault(name, Partition(name))
+
+    def manager(self, retry_interval_ms: float = 2_000.0) -> CircuitBreakManager:
+        """Of a producer of this cluster."""
+        return CircuitBreakManager(cast(ClusterMetadata, self), retry_interval_ms, self.partition)
+
+    def send(self, gate: Breaker, partition: TopicPartition, rows: int, now_ms: float) -> None:
+        """One batch, as ResponseHandler.send does."""
+        found = self.leader(partition)
+        assert found is not None
+        batch = batch_of(self.partition(partition), rows)
+        self.brokers.send_batches(found.leader, [batch], now_ms)
+        gate.due_ms = min(gate.due_ms, now_ms + gate.prompt_ms)
+        if gate.is_busy:
+            gate.on_send(self.brokers[found.leader], [batch], now_ms)
+
+    def answer(
+        self, gate: Breaker, partition: TopicPartition, cause: Exception | None, rows: int, now_ms: float
+    ) -> None:
+        """The oldest request of the partition's broker ends, as in ResponseHandler."""
+        found = self.leader(partition)
+        assert found is not None
+        broker = self.brokers[found.leader]
+        batch = batch_of(self.partition(partition), rows)
+        broker.sent[0].request.records = rows
+        if not has_response(cause):
+            broker.failed()
+        else:
+            broker.responded(now_ms, gate.prompt_ms)
+            if now_ms - broker.request_sent_ms > gate.prompt_ms:
+                gate.is_busy = True
+        if cause is not None or gate.is_busy:
+            gate.on_complete(broker, [batch], cause, now_ms)
+        if cause is None:
+            batch.home.took(broker.request_sent_ms, now_ms)
 
     def move(self, partition: TopicPartition, node: int) -> None:
         self.leaders[partition.topic][partition.partition] = node

@@ -49,15 +49,21 @@ class Network:
 class _Batch:
     """All that a broker looks at of a batch."""
 
-    def __init__(self, partition: TopicPartition) -> None:
-        self.partition = partition
-        self.home = Partition(partition)
+    def __init__(self, home: Partition, rows: int) -> None:
+        self.partition = home.id
+        self.home = home
+        self.record_count = rows
         self.buffer = SimpleNamespace(size=100)
 
 
+def batch_of(home: Partition, rows: int) -> ProducerBatch:
+    """Of a hundred bytes."""
+    return cast(ProducerBatch, _Batch(home, rows))
+
+
 def batch(partition: TopicPartition) -> ProducerBatch:
-    """Of a hundred bytes, and of a partition of its own."""
-    return cast(ProducerBatch, _Batch(partition))
+    """Of a partition of its own."""
+    return batch_of(Partition(partition), 1)
 
 
 def _nothing(*_: object) -> None: ...
@@ -94,8 +100,10 @@ class Brokers(dict[int, Broker]):
 
     def send_batches(self, node_id: int, batches: Iterable[ProducerBatch], now_ms: float) -> SentRequest:
         """A Produce request with these."""
-        request = Request(0, 12, [], 30_000, _nothing, _nothing)
-        sent = SentRequest(request, {one.partition: one for one in batches}, {})
+        found = {one.partition: one for one in batches}
+        rows = sum(one.record_count for one in found.values())
+        request = Request(0, 12, [], 30_000, _nothing, _nothing, records=rows)
+        sent = SentRequest(request, found, {})
         self.of(node_id).send(sent, now_ms)
         return sent
 

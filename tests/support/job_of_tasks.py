@@ -6,16 +6,15 @@ from collections.abc import Callable
 from random import Random
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
-from kafka_sink.breaker.manager import CircuitBreakManager
-from kafka_sink.breaker.producer_breaker import ProducerBreaker
-from kafka_sink.breaker.states import Target
+from kafka_sink.breaker.breaker import Breaker
+from kafka_sink.breaker.mutes import Target
 from kafka_sink.coordinator.breaker import BreakerChannel
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.metadata import MemoryBudget
 from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
-from tests.support.breaker_cluster import Cluster
+from tests.support.breaker_cluster import Cluster, run_pass
 from tests.support.fake_outbox import FakeOutbox
 
 INTERVAL = 2_000.0
@@ -52,16 +51,19 @@ class Task:
         breaker = FailureRateCircuitBreaker()
         breaker.configure({"trigger.message.count": "100"})
         # The same leaders for all, but each task's own connections to them.
-        cluster = Cluster(**job.cluster.leaders)
-        cluster.leaders, self.brokers = job.cluster.leaders, cluster.brokers
-        self.manager = CircuitBreakManager(cluster, INTERVAL)
-        self.gate = ProducerBreaker(breaker, self.manager)
-        self.exchange = BreakerChannel(lambda: None, 500.0, lambda: "kafka", job.random.random)
+        self.cluster = Cluster(**job.cluster.leaders)
+        self.cluster.leaders, self.brokers = job.cluster.leaders, self.cluster.brokers
+        self.manager = self.cluster.manager(INTERVAL)
+        self.gate = Breaker(breaker, self.manager)
+        self.exchange = BreakerChannel(self._call_breaker, 500.0, lambda: "kafka", job.random.random)
         self.gate.share(self.exchange)
         self.waiting: set[TopicPartition] = set()
         self.sent: list[tuple[float, TopicPartition]] = []
         self.probed: list[tuple[float, int]] = []
         self.answering: set[int] = set()
+
+    def _call_breaker(self) -> None:
+        self.gate.is_busy = True
 
     def node(self, partition: TopicPartition) -> int:
         info = self.job.cluster.leader(partition)
@@ -71,14 +73,10 @@ class Task:
     def send(self, partition: TopicPartition, records: int = 100) -> None:
         now = self.job.now
         self.sent.append((now, partition))
-        self.brokers.send(self.node(partition), [partition], now)
-        self.gate.on_send(self.brokers[self.node(partition)], [(partition, records)], now)
+        self.cluster.send(self.gate, partition, records, now)
 
     def answer(self, partition: TopicPartition, cause: Exception | None = None, records: int = 100) -> None:
-        now = self.job.now
-        broker = self.brokers[self.node(partition)]
-        broker.responded(now)
-        self.gate.on_complete(broker, [(partition, records)], cause, now)
+        self.cluster.answer(self.gate, partition, cause, records, self.job.now)
 
     def batch(self, partition: TopicPartition, cause: Exception | None = None) -> None:
         self.send(partition)
@@ -90,7 +88,7 @@ class Task:
             self.batch(partition, cause)
 
     def run_pass(self) -> None:
-        mutes = self.gate.muted(self.job.now)
+        mutes = run_pass(self.gate, self.job.now)
         for node in self.gate.brokers_to_probe():
             self.probed.append((self.job.now, node))
             self.gate.on_probe(node, self.job.now)

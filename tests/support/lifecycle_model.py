@@ -14,16 +14,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from kafka_sink.accumulator.batch_buffer import PieceBuffer
 from kafka_sink.accumulator.batch_limits import SizeEstimates
+from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator, WrittenBatch
 from kafka_sink.accumulator.record_appender import RecordAppender
-from kafka_sink.breaker.interface import SendPolicy
+from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
-from kafka_sink.memory.buffer import SharedBufferPart
-from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import (
     NO_RECORD_ERRORS,
     CompressionType,
@@ -64,6 +64,8 @@ class Metadata:
 
     def __init__(self) -> None:
         self.leaders = [index % NODES for index in range(PARTITIONS)]
+        self.brokers = Brokers()
+        self.version = 0
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
         return PartitionInfo(TOPIC, partition.partition, self.leaders[partition.partition], 0)
@@ -141,15 +143,17 @@ class Model:
         backoff = ExponentialBackoff(100, 1_000, lambda: 0.5)
         self.identity = ProducerIdentity(backoff)
         self.identity.producer_id, self.identity.producer_epoch = 7, 0
-        policy = SendPolicy()
         self.brokers = Brokers(*range(NODES))
+        self.metadata.brokers = self.brokers
+        ignored: Any = self.metadata
+        breaker = Breaker(None, CircuitBreakManager(ignored, 2_000.0, self.accumulator.partitions.get))
         self.completion = BatchCompletion(self.accumulator, self.brokers)
         self.expiry = BatchExpiry(
             self.completion,
             self.accumulator,
             self.metadata,  # type: ignore[arg-type]
             self.identity,
-            policy,
+            breaker,
             dict,  # type: ignore[arg-type]
         )
         self.responses = ResponseHandler(
@@ -159,7 +163,7 @@ class Model:
             self.metadata,  # type: ignore[arg-type]
             self.identity,
             backoff,
-            policy,  # type: ignore[arg-type]
+            breaker,
         )
         self.options = options
         self.partitioner = Partitioner(
@@ -479,6 +483,6 @@ def held_by(batches: Iterable[ProducerBatch]) -> int:
     buffers = {}
     for batch in batches:
         own = batch.buffer
-        buffer = own._shared.buffer if isinstance(own, SharedBufferPart) else own
+        buffer = own._shared.buffer if isinstance(own, PieceBuffer) else own
         buffers[id(buffer)] = buffer.capacity
     return sum(buffers.values())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
-from kafka_sink.breaker.manager import MutedView
-from kafka_sink.model import TaskResult
+from kafka_sink.model import TaskResult, TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
@@ -79,11 +78,9 @@ def marks(batch: RecordBatch) -> tuple[int, int, int]:
     return batch.producer_id, batch.producer_epoch, batch.base_sequence
 
 
-def mutes(producer: Producer) -> MutedView:
-    """What the producer's circuit breaker has muted; the producer must have one."""
-    gate = producer.breaker
-    assert gate is not None
-    return gate.mutes
+def mutes(producer: Producer) -> Container[TopicPartition]:
+    """What the producer's circuit breaker has muted."""
+    return producer.breaker.mutes
 
 
 def until(condition: Callable[[], Any], what: str) -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 
 import pytest
 
-from kafka_sink.breaker.states import Target
+from kafka_sink.breaker.mutes import Target
 from kafka_sink.coordinator.schema import Message
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
-from kafka_sink.breaker.failure_rate import UsualLatency
-from kafka_sink.breaker.manager import CircuitBreakManager
-from kafka_sink.breaker.outcomes import Health, has_response, health_of
-from kafka_sink.breaker.producer_breaker import ProducerBreaker
+from kafka_sink.breaker.breaker import Breaker
+from kafka_sink.breaker.failure_rate import Health, SilenceLimits, has_response, health_of
 from kafka_sink.errors import (
     AuthenticationError,
     BrokerRefusedError,
@@ -21,7 +17,7 @@ from kafka_sink.errors import (
 from kafka_sink.model import TopicPartition
 from kafka_sink.network.broker_connection import RequestTimeoutError
 from kafka_sink.sending.response_classifier import RULES
-from tests.support.breaker_cluster import Cluster
+from tests.support.breaker_cluster import Cluster, run_pass
 from tests.support.brokers import Brokers
 
 P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
@@ -33,19 +29,16 @@ class Bench:
     def __init__(self) -> None:
         breaker = FailureRateCircuitBreaker()
         breaker.configure({})
-        self.manager = CircuitBreakManager(Cluster(t=[1, 2, 3]), 2_000.0)
-        self.brokers = cast(Brokers, self.manager.brokers)
-        self.gate = ProducerBreaker(breaker, self.manager)
+        self.cluster = Cluster(t=[1, 2, 3])
+        self.manager, self.brokers = self.cluster.manager(), self.cluster.brokers
+        self.gate = Breaker(breaker, self.manager)
         self.now = 0.0
 
     def send(self, partition: TopicPartition) -> None:
-        self.brokers.send(partition.partition + 1, [partition], self.now)
-        self.gate.on_send(self.brokers[partition.partition + 1], [(partition, 100)], self.now)
+        self.cluster.send(self.gate, partition, 100, self.now)
 
     def answer(self, partition: TopicPartition, cause: Exception | None = None, rows: int = 100) -> None:
-        broker = self.brokers[partition.partition + 1]
-        broker.responded(self.now)
-        self.gate.on_complete(broker, [(partition, rows)], cause, self.now)
+        self.cluster.answer(self.gate, partition, cause, rows, self.now)
 
     def batch(self, partition: TopicPartition, latency: float = 10.0) -> None:
         self.send(partition)
@@ -58,7 +51,7 @@ class Bench:
         while self.now < start + patience and not self.manager.is_muted(node):
             self.batch(P1)
             self.batch(P2)
-            self.gate.muted(self.now)
+            run_pass(self.gate, self.now)
         return self.now - start
 
 
@@ -88,14 +81,14 @@ def test_others_are_watched_while_one_is_throttled() -> None:
     bench.send(P1)
     bench.answer(P1)
     bench.brokers.throttle(2, bench.now + 60_000.0)
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     bench.now += 1
     bench.send(P0)
     start = bench.now
     while not bench.manager.is_muted(1):
         assert bench.now < start + 1_000
         bench.batch(P2)
-        bench.gate.muted(bench.now)
+        run_pass(bench.gate, bench.now)
     bench.brokers.throttle(3, bench.now + 5.0)
 
 
@@ -112,16 +105,20 @@ def test_where_first_responses_are_slow_a_slow_first_response_is_none() -> None:
     bench.batch(P1, 450.0)
     bench.send(P0)
     assert bench.until_muted(1, 1_900) >= 1_900
-    latency, brokers = UsualLatency(500.0, 5.0, 15_000.0), Brokers(1, 2, 3, 4)
-    assert latency.threshold_ms(brokers[1]) == 3_000.0, "nobody has answered yet"
-    latency.observe(brokers[1], 20.0)
-    assert latency.threshold_ms(brokers[2]) == 1_000.0
-    latency.observe(brokers[3], 400.0)
-    assert latency.threshold_ms(brokers[2]) == 2_000.0
-    latency.observe(brokers[1], 2_900.0)
-    assert latency.threshold_ms(brokers[2]) == 2_000.0, "not a first response"
-    latency.observe(brokers[4], 1_900.0)
-    assert latency.threshold_ms(brokers[2]) == 3_000.0, "as while nothing is known"
+    limits, brokers = SilenceLimits(500.0, 5.0, 15_000.0), Brokers(1, 2, 3, 4)
+
+    def limit_ms(node: int) -> float:
+        return limits.of_response(brokers[node], brokers.values())
+
+    assert limit_ms(1) == 3_000.0, "nobody has answered yet"
+    brokers[1].observe(20.0)
+    assert limit_ms(2) == 1_000.0
+    brokers[3].observe(400.0)
+    assert limit_ms(2) == 2_000.0
+    brokers[1].observe(2_900.0)
+    assert limit_ms(2) == 2_000.0, "not a first response"
+    brokers[4].observe(1_900.0)
+    assert limit_ms(2) == 3_000.0, "as while nothing is known"
 
 
 @pytest.mark.parametrize("pause", [600.0, 5_000.0, 60_000.0])
@@ -131,16 +128,16 @@ def test_a_pause_of_the_client_while_requests_are_out_is_no_silence(pause: float
     for partition in (P0, P1, P2):
         bench.batch(partition)
         bench.send(partition)
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     bench.now += pause
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     bench.now += 1
     for partition in (P1, P2):
         bench.answer(partition)
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     bench.answer(P0)
     bench.now += 60
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     assert not bench.manager.local.own_trips
 
 
@@ -163,12 +160,11 @@ def test_a_cluster_of_one_broker_is_never_muted() -> None:
     breaker = FailureRateCircuitBreaker()
     breaker.configure({})
     cluster = Cluster(t=[1, 1])
-    manager, brokers = CircuitBreakManager(cluster, 2_000.0), cluster.brokers
-    gate = ProducerBreaker(breaker, manager)
-    brokers.send(1, [P0], 0.0)
-    gate.on_send(brokers[1], [(P0, 100)], 0.0)
+    manager = cluster.manager()
+    gate = Breaker(breaker, manager)
+    cluster.send(gate, P0, 100, 0.0)
     for now in range(0, 20_000, 50):
-        gate.muted(float(now))
+        run_pass(gate, float(now))
     assert not manager.local.mutes
 
 
@@ -180,10 +176,10 @@ def test_what_failed_in_a_silence_mutes_nothing_that_is_back() -> None:
     bench.until_muted(1, 1_000)
     bench.answer(P0, ConnectionResetError("x"), 5_000)
     bench.answer(P0)
-    assert not bench.gate.muted(bench.now)
+    assert not run_pass(bench.gate, bench.now)
     bench.send(P0)
     bench.answer(P0, BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
-    assert not bench.gate.muted(bench.now), "one batch of a hundred rows is too little"
+    assert not run_pass(bench.gate, bench.now), "one batch of a hundred rows is too little"
 
 
 def test_a_producer_at_rest_finds_nobody_silent() -> None:
@@ -192,9 +188,9 @@ def test_a_producer_at_rest_finds_nobody_silent() -> None:
         bench.batch(partition)
     for _ in range(100):
         bench.now += 60_000
-        bench.gate.muted(bench.now)
+        run_pass(bench.gate, bench.now)
         bench.batch(P1)
-        bench.gate.muted(bench.now)
+        run_pass(bench.gate, bench.now)
     assert not bench.manager.local.own_trips
 
 
@@ -218,14 +214,14 @@ def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:
     bench = Bench()
     bench.manager.mute(P0, "failing")
     bench.now = 4_000.0
-    assert P0 not in bench.gate.muted(bench.now), "no batch waits: new rows may come"
+    assert P0 not in run_pass(bench.gate, bench.now), "no batch waits: new rows may come"
     bench.gate.on_waiting([P0])
     for _ in range(20):
         bench.now += 500
-        assert P0 in bench.gate.muted(bench.now)
+        assert P0 in run_pass(bench.gate, bench.now)
         assert bench.gate.may_probe(P0), "it is the probe, once the broker takes it"
     bench.send(P0)
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     assert not bench.gate.may_probe(P0)
 
 
@@ -237,15 +233,15 @@ def test_there_is_no_trial_while_a_response_is_awaited() -> None:
     bench.manager.mute(P0, "failing")
     for _ in range(20):
         bench.now += 500
-        assert P0 in bench.gate.muted(bench.now)
+        assert P0 in run_pass(bench.gate, bench.now)
     bench.answer(P0, RequestTimeoutError("x"))
     bench.manager.unmute(1)
-    assert P0 not in bench.gate.muted(bench.now)
+    assert P0 not in run_pass(bench.gate, bench.now)
 
 
 def test_waiting_for_a_healthy_partition_means_nothing() -> None:
     bench = Bench()
     bench.manager.mute(1, "silent")
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     bench.gate.on_waiting([P1])
     assert bench.manager.probes.held() == []

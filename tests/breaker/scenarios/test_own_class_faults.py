@@ -16,12 +16,12 @@ from kafka_sink.breaker import (
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
-from kafka_sink.breaker.producer_breaker import ProducerBreaker
-from kafka_sink.breaker.states import Target
+from kafka_sink.breaker.breaker import Breaker
+from kafka_sink.breaker.mutes import Target
 from kafka_sink.coordinator.breaker import MAX_TARGETS, BreakerChannel, MuteChanges, with_reasons
 from kafka_sink.coordinator.schema import decode, encode
 from kafka_sink.model import TopicPartition
-from tests.support.breaker_cluster import Cluster
+from tests.support.breaker_cluster import Cluster, run_pass
 
 P0, P1 = (TopicPartition("t", partition) for partition in range(2))
 CALLS = ("set_circuit_break_manager", "on_send", "on_complete", "on_tick", "next_tick_ms", "close")
@@ -68,22 +68,19 @@ class Own(PartitionCircuitBreaker):
         self._act("close")
 
 
-def one_batch(breaker: PartitionCircuitBreaker) -> tuple[ProducerBreaker, BreakerChannel]:
+def one_batch(breaker: PartitionCircuitBreaker) -> tuple[Breaker, BreakerChannel]:
     """A batch's way, with the coordinator's side, and the end of the producer."""
     cluster = Cluster(t=[1, 2])
-    brokers = cluster.brokers
-    gate = ProducerBreaker(breaker, CircuitBreakManager(cluster, 2_000.0))
+    gate = Breaker(breaker, cluster.manager())
     exchange = BreakerChannel(lambda: None, 500.0, lambda: "kafka")
     exchange.on_connected(0.0)
     gate.share(exchange)
-    gate.muted(0.0)
-    brokers.send(1, [P0], 1.0)
-    gate.on_send(brokers[1], [(P0, 10)], 1.0)
+    run_pass(gate, 0.0)
+    cluster.send(gate, P0, 10, 1.0)
     gate.next_change_ms(1.0)
-    gate.muted(2.0)
-    brokers[1].responded(3.0)
-    gate.on_complete(brokers[1], [(P0, 10)], None, 3.0)
-    gate.muted(4.0)
+    run_pass(gate, 2.0)
+    cluster.answer(gate, P0, None, 10, 3.0)
+    run_pass(gate, 4.0)
     gate.next_change_ms(4.0)
     return gate, exchange
 
@@ -178,9 +175,9 @@ def test_brokers_and_partitions_that_nobody_knows_rest_without_harm(
     assert gate.manager.muted_count == 0
     assert len(reported(exchange)) == 2
     for now in range(0, 60_000, 500):
-        gate.muted(float(now))
+        run_pass(gate, float(now))
         reported(exchange)
-        gate.muted(float(now))
+        run_pass(gate, float(now))
         assert gate.next_change_ms(float(now)) > 0
 
 
@@ -195,11 +192,11 @@ def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
 
     elsewhere(gate.manager.mute, 1, "a monitor says so")
     assert not gate.manager.local.mutes, "not under the sender's hands"
-    assert P0 in gate.muted(5.0)
+    assert P0 in run_pass(gate, 5.0)
     assert "a monitor says so" in (gate.explain(P0) or "")
     elsewhere(gate.manager.unmute, 1)
     assert P0 in gate.mutes
-    assert P0 not in gate.muted(6.0)
+    assert P0 not in run_pass(gate, 6.0)
 
     def many() -> None:
         for number in range(400):
@@ -211,10 +208,10 @@ def test_another_thread_may_mute_and_the_sender_takes_it_up() -> None:
     now = 10.0
     while thread.is_alive():
         now += 1
-        gate.muted(now)
+        run_pass(gate, now)
         gate.manager.probes.held()
     thread.join()
-    gate.muted(now)
+    run_pass(gate, now)
     assert len(gate.manager.local.mutes) == 20
 
 
@@ -238,12 +235,9 @@ def test_congestion_ends_with_the_class_that_reported_it() -> None:
         {"enable.mute.inflight.full": "true", "max.in.flight.requests.per.connection": "1"},
     )
     cluster = Cluster(t=[1, 2])
-    brokers = cluster.brokers
-    gate = ProducerBreaker(breaker, CircuitBreakManager(cluster, 2_000.0))
-    brokers.send(1, [P0], 1.0)
-    gate.on_send(brokers[1], [(P0, 10)], 1.0)
-    assert gate.congested == {1}
+    gate = Breaker(breaker, cluster.manager())
+    cluster.send(gate, P0, 10, 1.0)
+    assert gate.manager.congested == {1}
     breaker.broken = True
-    brokers[1].responded(3.0)
-    gate.on_complete(brokers[1], [(P0, 10)], None, 3.0)
-    assert not gate.congested
+    cluster.answer(gate, P0, None, 10, 3.0)
+    assert not gate.manager.congested

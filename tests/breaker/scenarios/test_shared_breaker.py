@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from kafka_sink.breaker.states import Evidence
+from kafka_sink.breaker.mutes import Evidence
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
 from tests.support.job_of_tasks import INTERVAL, P0, P1, P2, Job, Task, frozen

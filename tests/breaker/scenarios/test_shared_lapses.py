@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Iterable, Mapping
 
 import pytest
 
-from kafka_sink.breaker.states import Evidence, Target
+from kafka_sink.breaker.mutes import Evidence, Target
 from kafka_sink.coordinator.breaker import Mutes, Probe, by_reason, together
 from kafka_sink.coordinator.schema import deliver
 from kafka_sink.errors import BrokerRefusedError
@@ -199,7 +200,7 @@ def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
     job.step()
     assert job.prober() is None
     job.tasks[owner].run_pass()
-    assert not job.tasks[owner].manager.probes._leases
+    assert all(mute.permit_ends_ms == -math.inf for mute in job.tasks[owner].manager.local.mutes.values())
 
 
 def test_a_late_message_about_a_former_mute_does_not_end_the_present_one() -> None:

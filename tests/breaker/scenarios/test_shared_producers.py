@@ -67,9 +67,8 @@ def job(raw: Mapping[str, str], tasks: int) -> Iterator[tuple[Callable[[], None]
 
 
 def is_shared(producer: Producer) -> bool:
-    gate = producer.breaker
-    assert gate is not None
-    return gate.manager.local._coordinated
+    channel = producer._shared_breaker
+    return channel is not None and channel._is_told
 
 
 def keyless(producer: Producer, number: int) -> None:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import pytest
 
+from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.breaker import (
     CircuitBreakManager,
     FailureRateCircuitBreaker,
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
-from kafka_sink.breaker.interface import SentBatch
-from kafka_sink.breaker.producer_breaker import ProducerBreaker, SharedState
-from kafka_sink.breaker.states import MuteChange
+from kafka_sink.breaker.breaker import Breaker
+from kafka_sink.breaker.mutes import MuteChange
+from kafka_sink.cluster.broker import Broker
+from kafka_sink.coordinator.breaker import BreakerChannel
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
-from tests.support.breaker_cluster import Cluster
+from tests.support.breaker_cluster import Cluster, run_pass
+from tests.support.brokers import batch
 
 P0, P1, P2, P3 = (TopicPartition("t", partition) for partition in range(4))
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
@@ -33,23 +36,16 @@ class Bench:
         if breaker is None:
             breaker = FailureRateCircuitBreaker()
             breaker.configure({"trigger.message.count": "100"})
-        self.manager = CircuitBreakManager(self.cluster, 2_000.0)
+        self.manager = self.cluster.manager()
         self.brokers = self.cluster.brokers
-        self.gate = ProducerBreaker(breaker, self.manager)
+        self.gate = Breaker(breaker, self.manager)
         self.now = 0.0
 
     def send(self, partition: TopicPartition, records: int = 100) -> None:
-        info = self.cluster.leader(partition)
-        assert info is not None
-        self.brokers.send(info.leader, [partition], self.now)
-        self.gate.on_send(self.brokers[info.leader], [(partition, records)], self.now)
+        self.cluster.send(self.gate, partition, records, self.now)
 
     def answer(self, partition: TopicPartition, cause: Exception | None = None, records: int = 100) -> None:
-        info = self.cluster.leader(partition)
-        assert info is not None
-        broker = self.brokers[info.leader]
-        broker.responded(self.now)
-        self.gate.on_complete(broker, [(partition, records)], cause, self.now)
+        self.cluster.answer(self.gate, partition, cause, records, self.now)
 
     def pass_time(self, duration: float) -> None:
         """Passes of a sender whose other brokers answer at once."""
@@ -58,7 +54,7 @@ class Bench:
             self.now += 10
             self.send(P1)
             self.answer(P1)
-            self.gate.muted(self.now)
+            run_pass(self.gate, self.now)
 
     def freeze(self) -> None:
         """Broker 1, after one response in time."""
@@ -87,7 +83,7 @@ def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
         )
         assert bench.manager.muted_count == 2
         bench.answer(P0)
-        bench.gate.muted(bench.now)
+        run_pass(bench.gate, bench.now)
         assert not bench.gate.mutes
         assert [r.getMessage() for r in caplog.records[1:]] == [
             "circuit breaker: unmuted broker host1:9092 (id 1) with t-0, t-3: it responds again"
@@ -122,7 +118,7 @@ def test_a_mute_for_an_acknowledgement_calls_for_a_pass_at_once() -> None:
     assert bench.gate.next_change_ms(bench.now) > 0
     bench.answer(P0)
     assert bench.gate.next_change_ms(bench.now) == 0
-    assert P0 in bench.gate.muted(bench.now)
+    assert P0 in run_pass(bench.gate, bench.now)
     assert bench.gate.next_change_ms(bench.now) > 0
 
 
@@ -150,13 +146,13 @@ def test_thousands_of_batches_are_explained_by_one_look_at_the_partitions() -> N
     bench = Bench()
     bench.cluster.leaders["t"] = [1 + number % 3 for number in range(10_000)]
     bench.manager.mute(1, "silent")
-    bench.gate.muted(0.0)
+    run_pass(bench.gate, 0.0)
     before = bench.cluster.looks
     texts = {bench.gate.explain(TopicPartition("t", 3 * number)) for number in range(50)}
     assert all(" with t-0, t-3, t-6, t-9, t-12 and 3329 more since " in (text or "") for text in texts)
     assert bench.cluster.looks == before + 1
     bench.cluster.move(P0, 2)
-    bench.gate.muted(0.0)
+    run_pass(bench.gate, 0.0)
     assert " with t-3, t-6" in (bench.gate.explain(TopicPartition("t", 3)) or "")
 
 
@@ -165,7 +161,7 @@ def test_a_broker_that_metadata_lost_keeps_its_name() -> None:
     bench.freeze()
     bench.cluster.move(P0, -1)
     bench.cluster.move(P3, -1)
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     assert "broker host1:9092 (id 1) with t-0, t-3 since" in (bench.gate.explain(P0) or "")
 
 
@@ -174,26 +170,26 @@ def test_a_failing_partition_is_muted_alone_and_a_probe_brings_it_back() -> None
     for _ in range(3):
         bench.send(P0)
         bench.answer(P0, REPLICAS)
-    mutes = bench.gate.muted(bench.now)
+    mutes = run_pass(bench.gate, bench.now)
     assert P0 in mutes
     assert P3 not in mutes
     assert not bench.gate.may_probe(P0)
     assert bench.gate.next_change_ms(bench.now) == 2_000.0
     bench.now = 2_000.0
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     assert bench.gate.may_probe(P0)
     bench.send(P0)
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     assert not bench.gate.may_probe(P0), "one at a time"
     bench.answer(P0, REPLICAS)
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     assert not bench.gate.may_probe(P0)
     bench.now = 4_000.0
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     assert bench.gate.may_probe(P0)
     bench.send(P0)
     bench.answer(P0)
-    assert not bench.gate.muted(bench.now)
+    assert not run_pass(bench.gate, bench.now)
     assert bench.manager.local.probes == 2
 
 
@@ -246,7 +242,7 @@ def test_a_users_class_is_called_per_batch_with_its_rows() -> None:
         ("complete", 6.0, 7_000, {P3: 1}, REPLICAS),
         ("complete", 6.0, 3, {}, None),
     ]
-    assert P0 in bench.gate.muted(6.0)
+    assert P0 in run_pass(bench.gate, 6.0)
     assert "I say so" in (bench.gate.explain(P0) or "")
 
 
@@ -266,8 +262,8 @@ def test_what_a_class_reads_of_the_context_is_made_once_for_all_of_a_requests_ba
     lefts: list[dict[TopicPartition, int]] = [{P3: 1}, {}]
     for left in lefts:
         read.clear()
-        bench.brokers[1].responded(bench.now)
-        bench.gate.on_complete(bench.brokers[1], [(P0, 1), (P1, 1)], None, bench.now)
+        bench.brokers[1].responded(bench.now, 500.0)
+        bench.gate.on_complete(bench.brokers[1], [batch(P0), batch(P1)], None, bench.now)
         assert read == [left, left]
         assert read[0] is read[1]
 
@@ -288,31 +284,28 @@ def test_a_class_that_raises_is_switched_off_and_its_mutes_end_by_probes(
         "the circuit breaker class failed and is switched off for this producer"
     ]
     bench.now = 2_001.0
-    assert P0 in bench.gate.muted(bench.now)
+    assert P0 in run_pass(bench.gate, bench.now)
     assert bench.gate.may_probe(P0)
     bench.send(P0)
     bench.answer(P0)
-    assert not bench.gate.muted(bench.now)
+    assert not run_pass(bench.gate, bench.now)
 
 
-class Shared:
+class Shared(BreakerChannel):
     """A coordinator's side that records its calls."""
 
+    is_current = True  # type: ignore[assignment]
+
     def __init__(self) -> None:
-        self.seen: list[tuple[int, SentBatch, Exception | None]] = []
+        super().__init__(lambda: None, 500.0, lambda: None)
+        self.seen: list[tuple[int, TopicPartition, int, Exception]] = []
         self.changes: list[MuteChange] = []
         self.held: list[object] = []
-        self.is_current = True
 
-    def outcomes(
-        self,
-        node_id: int,
-        batches: Sequence[SentBatch],
-        cause: Exception | None,
-        sent_ms: float,
-        now_ms: float,
+    def failed(
+        self, broker: Broker, batches: Iterable[ProducerBatch], cause: Exception, now_ms: float
     ) -> None:
-        self.seen += [(node_id, batch, cause) for batch in batches]
+        self.seen += [(broker.id, one.partition, one.record_count, cause) for one in batches]
 
     def answered(self, node_id: int, now_ms: float) -> None:
         pass
@@ -336,7 +329,7 @@ def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
     shared = Shared()
     bench.gate.share(shared)
     bench.gate.begin()
-    bench.gate.muted(0.0)
+    run_pass(bench.gate, 0.0)
 
     def check() -> None:
         pytest.fail("waits")
@@ -373,26 +366,25 @@ def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None
 
 
 def test_outcomes_and_changes_go_to_the_coordinator_until_the_task_leaves_it() -> None:
-    shared: SharedState = Shared()
+    shared = Shared()
     bench = Bench(Recorder())
     bench.gate.share(shared)
     bench.send(P0, 40)
     bench.answer(P0, REPLICAS, 40)
-    bench.gate.muted(bench.now)
-    assert isinstance(shared, Shared)
-    assert shared.seen == [(1, (P0, 40), REPLICAS)]
+    run_pass(bench.gate, bench.now)
+    assert shared.seen == [(1, P0, 40, REPLICAS)]
     assert [(c.target, c.muted, c.own) for c in shared.changes] == [(P0, True, True)]
     assert not shared.held
     bench.gate.may_probe(P0)
-    bench.gate.muted(bench.now)
+    run_pass(bench.gate, bench.now)
     assert shared.held == [P0]
     assert bench.gate.next_change_ms(bench.now) == 250.0
-    bench.manager.apply_shared({1: "another task says so"}, {})
-    bench.gate.muted(bench.now)
+    bench.manager.local.apply_shared({1: "another task says so"}, {})
+    run_pass(bench.gate, bench.now)
     assert len(shared.changes) == 1, "changes by the coordinator are not reported to it"
     bench.gate.share(None)
-    bench.gate.muted(bench.now)
-    assert not bench.manager.local._coordinated
+    run_pass(bench.gate, bench.now)
+    assert not bench.manager.local.is_shared(1)
     assert P3 in bench.gate.mutes
     bench.gate.close()
     assert not bench.gate.mutes

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import SupportsIndex
 
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.values import topic_problem
+from kafka_sink.timing_bounds import HELD_MS
 
 Target = int | TopicPartition
 
@@ -54,12 +55,16 @@ class BreakerEvent(Enum):
     PROBE = "probe"
     SUCCESS = "success"
     FAILURE = "failure"
-    EXPIRE = "expire"  # the probe got no response in time, or its lease was not used
+    EXPIRE = "expire"  # the probe got no response in time, or its permit was not used
     RESET = "reset"  # unmuted by the breaker class or the coordinator
 
 
 class IllegalTransitionError(RuntimeError):
     """An event that the table does not allow in this state: a bug. Nothing was changed."""
+
+
+# Retry intervals in which the loss of the coordinator delays probes once.
+_DELAYS_APART = 5
 
 
 # Late responses and repeated evidence are legal and change nothing. A second probe while one is in flight is
@@ -82,10 +87,52 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerEvent], BreakerState] = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Why a target was muted, for the coordinator, which weighs the evidence of all tasks.
+
+    ``silence_ms``: for how long a broker has not responded. ``counted``: the mute follows from counted
+    outcomes, which the coordinator receives anyway. Without either, only the breaker class speaks for the
+    mute.
+    """
+
+    silence_ms: float = 0.0
+    counted: bool = False
+
+
+NO_EVIDENCE = Evidence()
+
+
+@dataclass(frozen=True, slots=True)
+class MuteChange:
+    """A target was muted or unmuted. ``own``: this task decided it and reports it to the coordinator."""
+
+    target: Target
+    muted: bool
+    reason: str
+    own: bool
+    evidence: Evidence = NO_EVIDENCE
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePermit:
+    """The coordinator's permission for one probe within ``left_ms``. ``new_rows``: no task has a batch for
+    the partition, so new rows may go to it until one is sent."""
+
+    left_ms: float
+    new_rows: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Mute:
-    """A target that is not closed. ``retry_at_ms``: when the next probe may go. ``lease_ends_ms``: when the
-    probe in flight counts as lost."""
+    """All that is known of a target that is not closed.
+
+    ``retry_at_ms``: when the next probe may go. ``lease_ends_ms``: when the probe in flight counts as lost.
+    A task keeps more than the coordinator: ``own`` is why its own breaker class muted the target, None where
+    another task did; ``is_shared``, whether the coordinator has muted it for all, so that a probe needs a
+    permit, which lasts until ``permit_ends_ms`` and may be for new rows; ``probe``, the partition whose batch
+    is the probe, whose response may come late; ``held_ms``, when a batch was last seen to wait for it.
+    """
 
     target: Target
     reason: str
@@ -94,30 +141,55 @@ class Mute:
     state: BreakerState = BreakerState.OPEN
     lease_ends_ms: float = math.inf
     last_error: str = ""
+    own: Evidence | None = None
+    is_shared: bool = False
+    permit_ends_ms: float = -math.inf
+    permits_new_rows: bool = False
+    probe: TopicPartition | None = None
+    held_ms: float = -math.inf
 
+    def is_due(self, now_ms: float) -> bool:
+        """Whether a probe may go."""
+        from_permit = self.permit_ends_ms > now_ms
+        return self.state is BreakerState.OPEN and (
+            from_permit if self.is_shared else self.retry_at_ms <= now_ms
+        )
 
-@dataclass(frozen=True, slots=True)
-class ProbeLease:
-    """The coordinator's permission for one probe within ``left_ms``. ``trial``: no task has a batch for the
-    partition, so new rows may go to it until one is sent."""
+    def is_held(self, now_ms: float) -> bool:
+        """Whether a batch of this task waits for the target."""
+        return now_ms - self.held_ms <= HELD_MS
 
-    left_ms: float
-    trial: bool = False
+    def ongoing(self, now_ms: float) -> MuteChange:
+        """As it is reported to a coordinator that does not know it yet: a broker's with its silence until
+        now."""
+        # The outcomes to come speak for partitions that other tasks found failing.
+        evidence = self.own or Evidence(counted=isinstance(self.target, TopicPartition))
+        if isinstance(self.target, int) and (self.own is None or evidence.silence_ms):
+            evidence = Evidence(silence_ms=evidence.silence_ms + max(1.0, now_ms - self.since_ms))
+        return MuteChange(self.target, True, self.reason, True, evidence)
 
 
 class MuteTable:
     """The targets that are muted. A task keeps one table, and the coordinator one for all tasks.
 
     ``retry_interval_ms`` is mute.retry.interval. A probe without a response counts as lost after the same
-    time, so each interval has one probe at most.
+    time, so each interval has one probe at most. In a task the sender's thread calls it and sets ``now_ms``
+    (monotonic) first: the KIP's calls carry no time. Any thread may read ``mutes``.
     """
 
     def __init__(self, retry_interval_ms: float) -> None:
         self.retry_interval_ms = retry_interval_ms
+        self.now_ms = 0.0
         self.mutes: dict[Target, Mute] = {}
         # Rises whenever a target enters or leaves.
         self.version = 0
         self.probes = 0
+        # Mutes that this producer's breaker class decided, over its life.
+        self.own_trips = 0
+        # When the loss of the coordinator last delayed probes.
+        self._delayed_ms = -math.inf
+        self._changes: list[MuteChange] = []
+        self._closed = False
 
     def trip(self, target: Target, reason: str, now_ms: float) -> bool:
         """Mute a target. False if it was muted already."""
@@ -130,7 +202,7 @@ class MuteTable:
         return True
 
     def probe(self, target: Target, now_ms: float) -> None:
-        """A probe goes out, or its lease begins. Raises IllegalTransitionError while another is in flight."""
+        """A probe goes out, or is permitted. Raises IllegalTransitionError while another is in flight."""
         found = self.mutes.get(target)
         state = _next(BreakerState.CLOSED if found is None else found.state, BreakerEvent.PROBE)
         if found is not None:
@@ -164,7 +236,7 @@ class MuteTable:
                 self._schedule_retry(found, now_ms + self.retry_interval_ms)
 
     def expire(self, target: Target, now_ms: float) -> None:
-        """The probe in flight counts as lost, or its lease was not used. Another probe may go at once.
+        """The probe in flight counts as lost, or its permit was not used. Another probe may go at once.
 
         Raises IllegalTransitionError if no probe is in flight.
         """
@@ -191,10 +263,6 @@ class MuteTable:
         found.retry_at_ms = retry_at_ms
         found.lease_ends_ms = math.inf
 
-    def is_due(self, target: Target, now_ms: float) -> bool:
-        found = self.mutes.get(target)
-        return found is not None and found.state is BreakerState.OPEN and found.retry_at_ms <= now_ms
-
     def next_change_ms(self, now_ms: float) -> float:
         """Milliseconds until another probe may go or one is lost; infinite if time alone changes nothing."""
         times = (
@@ -203,93 +271,19 @@ class MuteTable:
         )
         return min((at for at in times if at > now_ms), default=math.inf) - now_ms
 
-
-def _next(state: BreakerState, event: BreakerEvent) -> BreakerState:
-    found = TRANSITIONS.get((state, event))
-    if found is None:
-        raise IllegalTransitionError(f"a mute that is {state.value} does not allow the event {event.value}")
-    return found
-
-
-# -- mutes and unmutes as they happen, with the evidence behind them: plain values --------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Why a target was muted, for the coordinator, which weighs the evidence of all tasks.
-
-    ``silence_ms``: for how long a broker has not responded. ``counted``: the mute follows from counted
-    outcomes, which the coordinator receives anyway. Without either, only the breaker class speaks for the
-    mute.
-    """
-
-    silence_ms: float = 0.0
-    counted: bool = False
-
-
-NO_EVIDENCE = Evidence()
-
-
-@dataclass(frozen=True, slots=True)
-class MuteChange:
-    """A target was muted or unmuted. ``own``: this task decided it and reports it to the coordinator."""
-
-    target: Target
-    muted: bool
-    reason: str
-    own: bool
-    evidence: Evidence = NO_EVIDENCE
-
-
-def ongoing_mute(own: MuteChange | None, mute: Mute, now_ms: float) -> MuteChange:
-    """A mute that goes on, as reported to a coordinator that does not know it yet. A broker's mute is
-    reported with its silence until now. ``own``: this task's decision, None where another task decided."""
-    # The outcomes to come speak for partitions that other tasks found failing.
-    evidence = own.evidence if own else Evidence(counted=isinstance(mute.target, TopicPartition))
-    if isinstance(mute.target, int) and (own is None or evidence.silence_ms):
-        evidence = Evidence(silence_ms=evidence.silence_ms + max(1.0, now_ms - mute.since_ms))
-    return MuteChange(mute.target, True, mute.reason, True, evidence)
-
-
-# Retry intervals in which the loss of the coordinator delays probes once.
-_DELAYS_APART = 5
-
-
-class LocalMutes(MuteTable):
-    """A task's mutes with their origin, and the changes that have not been taken yet.
-
-    The sender's thread calls it and sets ``now_ms`` (monotonic) first: the KIP's calls carry no time. Any
-    thread may read ``mutes``.
-    """
-
-    def __init__(self, retry_interval_ms: float) -> None:
-        super().__init__(retry_interval_ms)
-        self.now_ms = 0.0
-        # Mutes that this producer's breaker class decided, over its life.
-        self.own_trips = 0
-        # Called with each target that is unmuted.
-        self.on_unmuted: Callable[[Target], None] = lambda _: None
-        self._coordinated = False
-        # When the loss of the coordinator last delayed probes.
-        self._delayed_ms = -math.inf
-        # The coordinator's mutes, as of its last message, and the mutes of this task's breaker class.
-        self._shared: frozenset[Target] = frozenset()
-        self._own: dict[Target, MuteChange] = {}
-        self._changes: list[MuteChange] = []
-        self._closed = False
+    # -- a task's, with their origin and the changes that have not been taken yet --------------------
 
     def mute(self, target: Target, reason: str, evidence: Evidence = NO_EVIDENCE, *, own: bool) -> None:
         """Mute a target, unless it is muted. ``own``: the breaker class here decided it."""
         if not self._closed and self.trip(target, reason, self.now_ms):
-            change = MuteChange(target, True, reason, own, evidence)
-            self._changes.append(change)
+            self._changes.append(MuteChange(target, True, reason, own, evidence))
             if own:
                 self.own_trips += 1
-                self._own[target] = change
+                self.mutes[target].own = evidence
 
     def unmute(self, target: Target, reason: str, *, own: bool) -> None:
         if self.reset(target):
-            self._note_unmute(target, reason, own=own)
+            self._changes.append(MuteChange(target, False, reason, own))
 
     def unmute_all(self, reason: str) -> None:
         """Unmute everything. The coordinator is not to hear of it."""
@@ -299,26 +293,25 @@ class LocalMutes(MuteTable):
     def recover(self, target: Target, reason: str) -> None:
         """A probe of a target succeeded: unmute it."""
         if self.succeed(target):
-            self._note_unmute(target, reason, own=True)
+            self._changes.append(MuteChange(target, False, reason, True))
 
-    def _note_unmute(self, target: Target, reason: str, *, own: bool) -> None:
-        self._own.pop(target, None)
-        # Until the coordinator hears of this, its messages are still about the mute that has just ended.
-        self._shared -= {target}
-        self.on_unmuted(target)
-        self._changes.append(MuteChange(target, False, reason, own))
-
-    def apply_shared(self, muted: Mapping[Target, str]) -> None:
-        """Take all of the coordinator's mutes, with their reasons.
+    def apply_shared(self, muted: Mapping[Target, str], permits: Mapping[Target, ProbePermit]) -> None:
+        """Take all of the coordinator's mutes, with their reasons, and its new permits for this task.
 
         A mute of this task that the coordinator does not know, or does not share, goes on.
         """
-        self._coordinated = True
-        for target in self._shared - muted.keys():
-            self.unmute(target, "another task's batch got through", own=False)
+        for mute in list(self.mutes.values()):
+            if mute.is_shared and mute.target not in muted:
+                self.unmute(mute.target, "another task's batch got through", own=False)
         for target, reason in muted.items():
             self.mute(target, reason, own=False)
-        self._shared = frozenset(muted)
+            if target in self.mutes:
+                self.mutes[target].is_shared = True
+        for target, permit in permits.items():
+            found = self.mutes.get(target)
+            if found is not None:
+                found.permit_ends_ms = self.now_ms + permit.left_ms
+                found.permits_new_rows = permit.new_rows
 
     def on_coordinator_lost(self) -> None:
         """The coordinator's mutes go on as this task's own.
@@ -326,21 +319,23 @@ class LocalMutes(MuteTable):
         They are probed an interval later: until now others probed, a new coordinator may be there soon, and
         all tasks lose it at once. One that comes and goes must not delay probes each time.
         """
-        self._coordinated = False
-        apart_ms = _DELAYS_APART * self.retry_interval_ms
-        if self._shared and self.now_ms - self._delayed_ms > apart_ms:
+        shared = [mute for mute in self.mutes.values() if mute.is_shared]
+        if shared and self.now_ms - self._delayed_ms > _DELAYS_APART * self.retry_interval_ms:
             self._delayed_ms = self.now_ms
-            for target in self._shared:
-                self.delay_retry(target, self.now_ms)
-        self._shared = frozenset()
+            for mute in shared:
+                self.delay_retry(mute.target, self.now_ms)
+        for mute in self.mutes.values():
+            mute.is_shared = mute.permits_new_rows = False
+            mute.permit_ends_ms = -math.inf
 
     def is_shared(self, target: Target) -> bool:
-        """Whether the coordinator has muted a target, so that a probe of it needs a lease."""
-        return self._coordinated and target in self._shared
+        """Whether the coordinator has muted a target for all tasks."""
+        found = self.mutes.get(target)
+        return found is not None and found.is_shared
 
     def mutes_to_report(self) -> list[MuteChange]:
         """Every mute, for a coordinator that may be new."""
-        return [ongoing_mute(self._own.get(mute.target), mute, self.now_ms) for mute in self.mutes.values()]
+        return [mute.ongoing(self.now_ms) for mute in self.mutes.values()]
 
     @property
     def has_changes(self) -> bool:
@@ -355,3 +350,10 @@ class LocalMutes(MuteTable):
     def close(self) -> None:
         self._closed = True
         self.mutes.clear()
+
+
+def _next(state: BreakerState, event: BreakerEvent) -> BreakerState:
+    found = TRANSITIONS.get((state, event))
+    if found is None:
+        raise IllegalTransitionError(f"a mute that is {state.value} does not allow the event {event.value}")
+    return found

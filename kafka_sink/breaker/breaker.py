@@ -1,0 +1,610 @@
+"""Between sender and breaker class: calls the class, applies its mutes and those of other tasks. No I/O.
+
+``CircuitBreakManager`` is KIP-693's: what a class mutes with, and what it asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker, has_response
+from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
+from kafka_sink.breaker.mutes import NO_EVIDENCE, Evidence, Mute, MuteChange, MuteTable, Target, target_of
+from kafka_sink.breaker.probes import ProbePolicy
+from kafka_sink.cluster.broker import Broker
+from kafka_sink.model import NO_LEADER, PartitionInfo, TopicPartition
+from kafka_sink.printable import one_line
+
+if TYPE_CHECKING:
+    from kafka_sink.accumulator.producer_batch import ProducerBatch
+    from kafka_sink.cluster.metadata import ClusterMetadata
+    from kafka_sink.cluster.partition import Partition
+    from kafka_sink.coordinator.breaker import BreakerChannel
+
+_log = logging.getLogger(__name__)
+# A log line names a broker's first partitions only.
+_MAX_NAMED_PARTITIONS = 5
+# How often a task that waits for the coordinator's mutes checks whether it was lost itself.
+_CHECK_INTERVAL_MS = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class MutedPartitions:
+    """Contains a partition if it is muted by itself or if its present leader is muted."""
+
+    nodes: Set[int] = frozenset()
+    partitions: Set[TopicPartition] = frozenset()
+    leader: Callable[[TopicPartition], PartitionInfo | None] = lambda _: None
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.partitions)
+
+    def __contains__(self, partition: object) -> bool:
+        if partition in self.partitions:
+            return True
+        if not self.nodes or not isinstance(partition, TopicPartition):
+            return False
+        info = self.leader(partition)
+        return info is not None and info.leader in self.nodes
+
+
+NOTHING_MUTED = MutedPartitions()
+
+
+class CircuitBreakManager:
+    """Handed to a breaker class, whose calls come on the sender's thread.
+
+    ``mute`` and ``unmute`` may be called on any thread. A call on another thread is queued and takes effect
+    in the sender's next pass.
+
+    ``view`` is what sender and partitioner follow; any thread may read it. It is empty where no partition
+    would be left: then the sender goes on as if nothing was muted. ``partition`` finds one of the producer's.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterMetadata,
+        retry_interval_ms: float,
+        partition: Callable[[TopicPartition], Partition | None],
+    ) -> None:
+        self.local = MuteTable(retry_interval_ms)
+        self.probes = ProbePolicy(self.local, self.covering, cluster.brokers)
+        self.partition = partition
+        self.view = NOTHING_MUTED
+        # As of the last refresh.
+        self.muted_count = 0
+        # Brokers that keyless rows avoid for the moment, see mute_congested. Any thread may read it.
+        self.congested: Set[int] = frozenset()
+        self._cluster = cluster
+        # The muted brokers of partitions, from when a leader was last known.
+        self._muted_leaders: dict[TopicPartition, int] = {}
+        # The versions of mutes and metadata that the view shows.
+        self.seen = (-1, -1)
+        self._open: Set[Target] = frozenset()
+        # The answer of ``available_nodes``, and the versions that it is for.
+        self._available: tuple[tuple[int, int], Set[int]] = (-1, -1), frozenset()
+        # The sender's thread, once it has run; mutes and unmutes by other threads.
+        self._owner: int | None = None
+        self._queued: deque[partial[None]] = deque()
+        # Called after each mute and unmute, on its thread.
+        self.on_call: Callable[[], None] = lambda: None
+
+    # -- the KIP's methods --------------------------------------------------------------------------
+
+    def mute(
+        self,
+        target: int | TopicPartition,
+        reason: str = "muted by the breaker class",
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> None:
+        """Mute a partition, or a broker with the partitions that it leads at any time.
+
+        Raises ValueError for anything else.
+        """
+        target = target_of(target)
+        if self._is_other_thread():
+            self._queued.append(partial(self.mute, target, reason, evidence))
+        else:
+            self.local.mute(target, one_line(str(reason)), evidence, own=True)
+        self.on_call()
+
+    def unmute(self, target: int | TopicPartition, reason: str = "unmuted by the breaker class") -> None:
+        """End a mute. Raises ValueError for a target that cannot be muted."""
+        target = target_of(target)
+        if self._is_other_thread():
+            self._queued.append(partial(self.unmute, target, reason))
+        else:
+            self.local.unmute(target, one_line(str(reason)), own=True)
+        self.on_call()
+
+    def available_partitions_for_topic(self, topic: str) -> list[PartitionInfo]:
+        """Partitions that have a leader and are not muted."""
+        return [info for info in self._infos(topic) if info.leader >= 0 and not self.is_muted(info)]
+
+    def muted_partitions_for_topic(self, topic: str) -> list[PartitionInfo]:
+        """Partitions that are muted, by themselves or with the broker that leads them, or led them last."""
+        return [info for info in self._infos(topic) if self.is_muted(TopicPartition(topic, info.partition))]
+
+    def available_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionInfo]]:
+        """By topic, the partitions that a broker leads and that are not muted."""
+        return self._of_node(node_id, muted=False)
+
+    def muted_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionInfo]]:
+        """By topic, the muted partitions that a broker leads, or led last."""
+        return self._of_node(node_id, muted=True)
+
+    def close(self) -> None:
+        """Unmute everything; later mutes have no effect."""
+        self.local.close()
+        self.view = NOTHING_MUTED
+        self.congested = frozenset()
+
+    # -- beyond the KIP -----------------------------------------------------------------------------
+
+    def is_muted(self, what: int | TopicPartition | PartitionInfo) -> bool:
+        """Whether a broker is muted, or a partition by itself or with its leader."""
+        muted = self.local.mutes
+        if isinstance(what, PartitionInfo):
+            return what.leader in muted or TopicPartition(what.topic, what.partition) in muted
+        return bool(self.covering(what)) if isinstance(what, TopicPartition) else what in muted
+
+    @property
+    def rows(self) -> int:
+        """Rows whose attempts have ended."""
+        return sum(broker.rows for broker in self.brokers.values())
+
+    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
+        return self._cluster.leader(partition)
+
+    @property
+    def brokers(self) -> Mapping[int, Broker]:
+        """What the producer knows of each."""
+        return self._cluster.brokers
+
+    def available_nodes(self) -> Set[int]:
+        """Brokers that lead a partition that is not muted."""
+        versions = self.local.version, self._cluster.version
+        if versions != self._available[0]:
+            infos = (info for _, info in self._all() if info.leader >= 0 and not self.is_muted(info))
+            self._available = versions, frozenset(info.leader for info in infos)
+        return self._available[1]
+
+    def ask(self, node_id: int) -> None:
+        """Send a broker a request without rows; ``ProducerStatusContext.probed_ms`` has its response."""
+        self.probes.ask_broker(node_id)
+
+    def mute_congested(self, node_id: int) -> None:
+        """Keyless rows of this producer avoid a broker until unmute_congested. This is no trip and no probe
+        follows."""
+        self.congested |= {node_id}
+
+    def unmute_congested(self, node_id: int) -> None:
+        if node_id in self.congested:
+            self.congested -= {node_id}
+
+    # -- for the sender: which mutes cover a partition ----------------------------------------------
+
+    def covering(self, partition: TopicPartition) -> list[Mute]:
+        """The mutes that cover a partition: its leader's before its own."""
+        found = (self.local.mutes.get(target) for target in (self._leader_id(partition), partition))
+        return [mute for mute in found if mute is not None]
+
+    def has_muted_leader(self, partition: TopicPartition) -> bool:
+        return self._leader_id(partition) in self.local.mutes
+
+    def mute_of(self, partition: TopicPartition) -> Mute | None:
+        """The mute that covers a partition; the broker's before the partition's own. Any thread."""
+        covering = self.covering(partition) if self.local.mutes else []
+        return covering[0] if covering else None
+
+    def leaderless_topics(self) -> list[str]:
+        return [name for name in self._cluster.names() if any(info.leader < 0 for info in self._infos(name))]
+
+    def _leader_id(self, partition: TopicPartition) -> int:
+        """A partition's leader; without one, the muted broker that led it last.
+
+        The cluster takes the leadership from a broker that is gone for long. Where no other can lead, the
+        partition is no better off.
+        """
+        info = self._cluster.leader(partition)
+        if info is None or info.leader == NO_LEADER:
+            return self._muted_leaders.get(partition, NO_LEADER)
+        return info.leader
+
+    def _of_node(self, node_id: int, *, muted: bool) -> dict[str, list[PartitionInfo]]:
+        found: dict[str, list[PartitionInfo]] = {}
+        for partition, info in self._all():
+            if self._leader_id(partition) == node_id and self.is_muted(partition) is muted:
+                found.setdefault(partition.topic, []).append(info)
+        return found
+
+    def _infos(self, topic: str) -> Sequence[PartitionInfo]:
+        found = self._cluster.topic(topic)
+        return () if found is None else found.partitions
+
+    def _all(self) -> Iterator[tuple[TopicPartition, PartitionInfo]]:
+        for name in self._cluster.names():
+            for info in self._infos(name):
+                yield TopicPartition(name, info.partition), info
+
+    # -- for the sender: once in each pass ----------------------------------------------------------
+
+    def on_coordinator_lost(self) -> None:
+        """From now on this task's own clock decides when to probe."""
+        self.local.on_coordinator_lost()
+        self.probes.on_coordinator_lost()
+
+    def refresh(self) -> MutedPartitions:
+        """Run what other threads called, and bring ``view`` up to date. The calling thread is the sender's
+        from now on."""
+        self._owner = threading.get_ident()
+        for _ in range(len(self._queued)):
+            self._queued.popleft()()
+        local, open_to_new = self.local, frozenset[Target]()
+        if local.mutes:
+            local.expire_late(local.now_ms)
+            open_to_new = self.probes.open_to_new_rows()
+        seen = (local.version, self._cluster.version)
+        if seen != self.seen or open_to_new != self._open:
+            self.seen, self._open = seen, open_to_new
+            self._muted_leaders = dict(self._find_muted_leaders()) if local.mutes else {}
+            self.muted_count, known, available = self._count() if local.mutes else (0, 0, 0)
+            # Mutes hold before any metadata has come.
+            self.view = self._build() if local.mutes and (available or not known) else NOTHING_MUTED
+        return self.view
+
+    def _is_other_thread(self) -> bool:
+        return self._owner not in (None, threading.get_ident())
+
+    def _build(self) -> MutedPartitions:
+        muted = self.local.mutes.keys() - self._open
+        by_themselves = (target for target in muted if isinstance(target, TopicPartition))
+        return MutedPartitions(
+            frozenset(target for target in muted if isinstance(target, int)),
+            frozenset((*by_themselves, *self._leaderless())),
+            self._cluster.leader,
+        )
+
+    def _find_muted_leaders(self) -> Iterator[tuple[TopicPartition, int]]:
+        for partition, info in self._all():
+            leader = self._muted_leaders.get(partition, NO_LEADER) if info.leader < 0 else info.leader
+            if leader in self.local.mutes:
+                yield partition, leader
+
+    def _leaderless(self) -> Iterator[TopicPartition]:
+        """Partitions without a leader that a muted broker led last."""
+        for partition in self._muted_leaders:
+            info = self._cluster.leader(partition)
+            if info is not None and info.leader == NO_LEADER:
+                yield partition
+
+    def _count(self) -> tuple[int, int, int]:
+        """Muted, known and available partitions. One without a leader that nothing mutes is only known."""
+        muted = known = available = 0
+        for partition, info in self._all():
+            known += 1
+            if self.is_muted(partition):
+                muted += 1
+            elif info.leader >= 0:
+                available += 1
+        return muted, known, available
+
+
+class Breaker:
+    """Follows a breaker class and the coordinator, and does nothing while nothing is wrong.
+
+    While ``is_busy`` is false, ``due_ms`` lies ahead and every response comes within ``prompt_ms``, the
+    sender calls nothing of it. Failures are always to be told. Whoever sends a request, or sees that a
+    broker cannot be reached, lowers ``due_ms`` to ``prompt_ms`` from then. It is busy as long as something is
+    muted or suspicious, and always for a user's class. A class that raises is switched off for this producer;
+    probes then end what it had muted.
+    """
+
+    def __init__(
+        self,
+        breaker: PartitionCircuitBreaker | None,
+        manager: CircuitBreakManager,
+        mark_stale: Callable[[str, float], None] = lambda topic, now_ms: None,
+    ) -> None:
+        self.manager = manager
+        self._local = manager.local
+        self._probes = manager.probes
+        self.is_off = breaker is None
+        self._breaker = breaker
+        self._brokers = manager.brokers
+        self._mark_stale = mark_stale
+        self._shared: BreakerChannel | None = None
+        self._alone = True
+        # Set by the sender's thread once ``mutes`` has the coordinator's first message.
+        self._is_current = threading.Event()
+        self._context = ProducerStatusContext(brokers=manager.brokers)
+        # What keyless rows avoid. Any thread may read it; replaced by the sender's.
+        self.mutes: Container[TopicPartition] = ()
+        # Whether a task has to wait for the coordinator's mutes before its first rows get partitions.
+        self.awaits_mutes = False
+        # No latency up to this is suspicious, and no silence.
+        self.prompt_ms = math.inf
+        # A user's class hears of each batch, as in the KIP.
+        self._tells_all = breaker is not None and type(breaker) is not FailureRateCircuitBreaker
+        if isinstance(breaker, FailureRateCircuitBreaker):
+            self.prompt_ms = breaker.prompt_ms
+            self._tells_all |= breaker.needs_every_call
+        # Whether it is to be called for all that happens, and in each pass. Any thread may set it.
+        self.is_busy = True
+        # Otherwise, when a pass has to call it.
+        self.due_ms = -math.inf
+        manager.on_call = self.call
+        if breaker is not None:
+            self._call(breaker.set_circuit_break_manager, manager)
+
+    def call(self) -> None:
+        """The sender's next pass is to run it. Any thread."""
+        self.is_busy = True
+
+    # -- the task's thread --------------------------------------------------------------------------
+
+    def muted_targets(self, limit: int) -> list[tuple[Target, str, float]]:
+        """At most ``limit`` muted targets with reason and milliseconds since. Any thread."""
+        view, mutes = self.manager.view, self._local.mutes
+        found: list[tuple[Target, str, float]] = []
+        targets: tuple[Target, ...] = (*view.nodes, *view.partitions)
+        for target in islice(targets, limit):
+            mute = mutes.get(target)
+            if mute is not None:
+                found.append((target, mute.reason, max(0.0, self._context.now - mute.since_ms)))
+        return found
+
+    def share(self, channel: BreakerChannel | None) -> None:
+        """Work with a coordinator, or alone, from the sender's next pass on. Any thread."""
+        self._shared = channel
+        self.is_busy = True
+
+    def begin(self) -> None:
+        """A new task begins. It must know what others have muted before its rows get partitions."""
+        shared = self._shared
+        # Between tasks the sender goes on applying messages, but makes no pass of its own when a task begins.
+        if shared is None or not shared.is_current:
+            self._is_current.clear()
+            self.awaits_mutes = self.is_busy = True
+
+    def await_mutes(self, timeout_ms: float, check: Callable[[], None]) -> None:
+        """Return once ``mutes`` has the coordinator's mutes, or after ``timeout_ms``.
+
+        ``check`` raises if the task is lost.
+        """
+        shared = self._shared
+        left_ms = timeout_ms
+        while shared is not None and left_ms > 0 and not self._is_current.is_set():
+            check()
+            self._is_current.wait(min(left_ms, _CHECK_INTERVAL_MS) / 1000)
+            left_ms -= _CHECK_INTERVAL_MS
+        # A late coordinator is not waited for again. Its mutes hold from when they come.
+        self._is_current.set()
+        self.awaits_mutes = False
+
+    def note_free_rows(self, topics: Iterable[str]) -> None:
+        """The task has rows of these topics that may go to any partition."""
+        if self.manager.view:
+            self._probes.note_free_rows(topics)
+
+    def explain(self, partition: TopicPartition) -> str | None:
+        """Why a partition is muted, for messages; None if it is not. Any thread."""
+        mute = self.manager.mute_of(partition)
+        if mute is None:
+            return None
+        age_s = (self._context.now - mute.since_ms) / 1000
+        since = datetime.now(timezone.utc) - timedelta(seconds=age_s)
+        known = not mute.last_error or mute.last_error in mute.reason
+        last = "" if known else f"; last error: {mute.last_error}"
+        return (
+            f"the circuit breaker has muted {self._name(mute.target)} since {since:%H:%M:%S} UTC "
+            f"({age_s:.1f} s): {mute.reason}{last}"
+        )
+
+    def _name(self, target: Target) -> str:
+        if isinstance(target, TopicPartition):
+            info: PartitionInfo | None = self.manager.leader(target)
+            return f"{target}" + (
+                f", led by {self._broker(info.leader)}" if info and info.leader >= 0 else ""
+            )
+        broker, seen = self._brokers.get(target), self.manager.seen
+        found = None if broker is None else broker.partitions_text
+        if found is None or found[0] != seen:
+            found = seen, self._with_partitions(target)
+            if broker is not None:
+                broker.partitions_text = found
+        return f"broker {self._broker(target)}{found[1]}"
+
+    def _with_partitions(self, node_id: int) -> str:
+        manager = self.manager
+        led = manager.muted_partitions_for_node(node_id) or manager.available_partitions_for_node(node_id)
+        names = [f"{topic}-{info.partition}" for topic, infos in led.items() for info in infos]
+        more = f" and {len(names) - _MAX_NAMED_PARTITIONS} more" if len(names) > _MAX_NAMED_PARTITIONS else ""
+        return f" with {', '.join(names[:_MAX_NAMED_PARTITIONS])}{more}" if names else ""
+
+    def _broker(self, node_id: int) -> str:
+        broker = self._brokers.get(node_id)
+        return str(node_id if broker is None or broker.node is None else broker.node)
+
+    # -- the sender's thread ------------------------------------------------------------------------
+
+    def _at(self, now_ms: float) -> None:
+        """The context's mappings are made again: once for all of a request's batches, as there may be
+        thousands."""
+        self._local.now_ms = now_ms
+        self._context = ProducerStatusContext(now_ms, brokers=self._brokers)
+
+    def on_send(self, broker: Broker, batches: Collection[ProducerBatch], now_ms: float) -> None:
+        """These batches go to a broker in one request."""
+        self._at(now_ms)
+        self._probes.batches_sent(batches)
+        breaker, context = self._breaker, self._context
+        if breaker is not None and self._tells_all:
+            context.node_id, context.request_sent_ms = broker.id, now_ms
+            self._call(_tell_of_sends, breaker, context, batches)
+
+    def on_complete(
+        self, broker: Broker, batches: Collection[ProducerBatch], cause: Exception | None, now_ms: float
+    ) -> None:
+        """Attempts of one request have ended. ``cause`` is None if the broker has the batches."""
+        self.is_busy = True
+        self._at(now_ms)
+        self._probes.batches_done(batches, cause)
+        shared = self._shared
+        if shared is not None and cause is not None:
+            shared.failed(broker, batches, cause, now_ms)
+        breaker, context = self._breaker, self._context
+        if breaker is not None:
+            context.node_id, context.request_sent_ms = broker.id, broker.request_sent_ms
+            self._call(_tell_of_ends, breaker, context, batches, cause)
+
+    def on_connected(self, broker: Broker, now_ms: float) -> None:
+        """A connection is ready: the broker has responded to its first request."""
+        self._at(now_ms)
+        self._probes.connected(broker.id)
+
+    def on_other_cluster(self, now_ms: float) -> None:
+        """Another Kafka cluster responds at bootstrap.servers now, whose brokers and partitions may have the
+        same ids and names. No row was sent to the former one."""
+        self.is_busy = True
+        self._at(now_ms)
+        self._local.unmute_all("another cluster responds at bootstrap.servers now")
+        shared = self._shared
+        if shared is not None:
+            shared.on_other_cluster()
+
+    def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
+        """These partitions are not muted and have batches, but their brokers take no request now."""
+        self._probes.note_waiting(partitions)
+
+    def run(self, now_ms: float) -> None:
+        """In a pass of the sender: let the breaker class judge, log and report its changes, apply the
+        coordinator's messages, and publish ``mutes`` again."""
+        # First, as other threads set it once their message is there.
+        self.is_busy = False
+        self._at(now_ms)
+        if self._breaker is not None:
+            self._call(self._breaker.on_tick, self._context)
+        # The task's thread may replace it at any time.
+        shared = self._shared
+        self._publish_changes(shared)
+        if shared is not None:
+            self._alone = False
+            shared.exchange(self.manager)
+        elif not self._alone:
+            self._alone = True
+            self.manager.on_coordinator_lost()
+        view = self.manager.refresh()
+        self.mutes = view if view else ()
+        self._publish_changes(shared)
+        if not self._is_current.is_set() and shared is not None and shared.is_current:
+            self._is_current.set()
+        if self._needs_calls():
+            self.is_busy = True
+        self.due_ms = now_ms + self.next_change_ms(now_ms)
+
+    def _needs_calls(self) -> bool:
+        if self._tells_all or self._local.mutes or self._local.has_changes or self._probes.asks:
+            return True
+        if self.awaits_mutes and not self._is_current.is_set():
+            return True
+        return any(one.is_silent or one.suspect_since_ms is not None for one in self._brokers.values())
+
+    def _publish_changes(self, shared: BreakerChannel | None) -> None:
+        for change in self._local.take_changes():
+            if shared is not None and change.own:
+                shared.changed(change)
+            self._log_change(change)
+
+    def brokers_to_probe(self) -> Collection[int]:
+        """Brokers that should get a request without rows now."""
+        return self._probes.brokers_to_probe()
+
+    def on_probe(self, node_id: int, now_ms: float) -> None:
+        """A request without rows goes to a broker."""
+        self._at(now_ms)
+        self._probes.broker_probe_sent(node_id)
+
+    def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
+        """That request has its response, or failed with ``cause``."""
+        self.is_busy = True
+        self._at(now_ms)
+        if has_response(cause) and node_id in self._brokers:
+            self._brokers[node_id].probed_ms = now_ms
+        if self._probes.broker_probe_done(node_id, cause) and self._shared is not None:
+            self._shared.answered(node_id, now_ms)
+        # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid
+        # partitions without a leader, so nothing else would have that metadata fetched again.
+        for topic in self.manager.leaderless_topics():
+            self._mark_stale(topic, now_ms)
+
+    def may_probe(self, partition: TopicPartition) -> bool:
+        """Whether one batch of a muted partition may go now."""
+        return self._probes.may_probe(partition)
+
+    def next_change_ms(self, now_ms: float) -> float:
+        """Milliseconds until time alone may change something."""
+        if self._local.has_changes:
+            return 0.0
+        delay = self._local.next_change_ms(self._local.now_ms)
+        if self._breaker is not None:
+            self._at(self._local.now_ms)
+            tick_ms = self._call(self._breaker.next_tick_ms, self._context)
+            delay = min(delay, tick_ms) if isinstance(tick_ms, float | int) else delay
+        shared = self._shared
+        return delay if shared is None else min(delay, shared.next_change_ms(now_ms))
+
+    def close(self) -> None:
+        """No calls follow."""
+        self.manager.close()
+        self.mutes = ()
+        if self._breaker is not None:
+            self._call(self._breaker.close)
+
+    def _log_change(self, change: MuteChange) -> None:
+        # The task that decided a mute logs the warning, so a job logs it once.
+        level = logging.WARNING if change.own else logging.INFO
+        done = "muted" if change.muted else "unmuted"
+        _log.log(level, "circuit breaker: %s %s: %s", done, self._name(change.target), change.reason)
+
+    def _call(self, method: Callable[..., object], *arguments: object) -> object:
+        """Call the breaker class, which may be a user's."""
+        try:
+            return method(*arguments)
+        except Exception:  # noqa: BLE001 - a user's class may raise anything
+            _log.exception("the circuit breaker class failed and is switched off for this producer")
+            self._breaker = None
+            self.prompt_ms = math.inf
+            self.manager.congested = frozenset()
+            return None
+
+
+# One call here for all of a request's batches.
+
+
+def _tell_of_sends(
+    breaker: PartitionCircuitBreaker, context: ProducerStatusContext, batches: Iterable[ProducerBatch]
+) -> None:
+    for batch in batches:
+        context.topic_partition, context.record_count = batch.partition, batch.record_count
+        breaker.on_send(context)
+
+
+def _tell_of_ends(
+    breaker: PartitionCircuitBreaker,
+    context: ProducerStatusContext,
+    batches: Iterable[ProducerBatch],
+    cause: Exception | None,
+) -> None:
+    for batch in batches:
+        context.topic_partition, context.record_count = batch.partition, batch.record_count
+        breaker.on_complete(context, batch.partition, cause)

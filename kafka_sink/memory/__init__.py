@@ -1,1 +1,0 @@
-"""buffer.memory (KAFKA-20576): a pool of chunks, and batches' buffers made of them."""
