@@ -133,11 +133,9 @@ bench: $(STAMP) $(SPARK41_STAMP) java  ## run the benchmarks against the peers (
 plots: $(STAMP)  ## draw the benchmarks' plots again from benchmarks/results (ARGS="throughput" picks one)
 	@$(BIN)/python -m benchmarks --redraw $(ARGS)
 
-docs: $(STAMP)  ## generate docs/options.md and docs/migration.md from the options table
+docs: $(STAMP)  ## generate docs/options.md from the options table
 	$(BIN)/python -m tools.options_page > docs/options.md.part
 	@mv docs/options.md.part docs/options.md
-	$(BIN)/python -m tools.options_page migration > docs/migration.md.part
-	@mv docs/migration.md.part docs/migration.md
 
 site: $(STAMP)  ## show the documentation as a site on http://127.0.0.1:8000, until Ctrl-C
 	$(BIN)/mkdocs serve

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.sampler import Sampler
-from kafka_sink.accumulator.buffer_pool import PoolMetrics
+from kafka_sink.memory.pool import PoolMetrics
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.task.producer import Producer
 

@@ -28,7 +28,7 @@ from benchmarks import direct_producer as direct
 from benchmarks.direct_producer import MIB, VALUE_BYTES, MemoryOverTime, Sample
 from benchmarks.slow_responses import slow_responses
 from benchmarks.surroundings import RESULTS
-from kafka_sink.accumulator.chunked_buffer import chunk_size
+from kafka_sink.memory.allocator import chunk_size
 from kafka_sink.model import TaskResult
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer

@@ -41,8 +41,8 @@ from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.producer_batch import BatchState
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
-from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.clock import monotonic_ms
+from kafka_sink.memory.allocator import WorkerPools
 from kafka_sink.model import CompressionType, Partitions, TaskResult, TopicMetadata
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.compression import codec_for

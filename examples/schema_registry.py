@@ -1,11 +1,12 @@
-"""Write change events, as Debezium has them, with keys and values that a schema registry knows.
+"""Write rows by schemas that a registry knows: change events as Avro, and orders as Protobuf.
 
-    local-kafka --port 9092                       # in a terminal of its own
+    local-kafka --port 9092                # in a terminal of its own
     local-kafka-registry --port 8081       # in another one
     python examples/schema_registry.py localhost:9092 http://127.0.0.1:8081/apis/ccompat/v7 [topic]
 
-The rows are what a MERGE changed, before and after. A tombstone follows the event of a deleted row, so that a
-compacted topic forgets its key. Consumers with Confluent's Avro deserializers read keys and values.
+The change events are as Debezium has them: what a MERGE changed, before and after, by a schema derived from
+the columns. A tombstone follows the event of a deleted row, so that a compacted topic forgets its key. The
+orders go to a second topic, by a schema that is given. Confluent's deserializers read all of it.
 """
 
 from __future__ import annotations
@@ -54,4 +55,28 @@ events = changes.select(
     .save()
 )
 print(f"3 changes and a tombstone are in {topic}.")
+
+ORDER = """
+syntax = "proto3";
+package example;
+message Order { int64 order = 1; string customer = 2; double total = 3; }
+"""
+orders = spark.range(5_000).select(
+    F.concat(F.lit("customer-"), F.col("id") % 100).alias("key"),
+    # Without a column "value", the value is a record of all columns but "key" and other columns of the sink.
+    F.col("id").alias("order"),
+    F.concat(F.lit("customer-"), F.col("id") % 100).alias("customer"),
+    (F.col("id") / 4).alias("total"),
+)
+(
+    orders.write.format("kafka-chunked")
+    .mode("append")
+    .option("kafka.bootstrap.servers", servers)
+    .option("topic", f"{topic}-orders")
+    .option("schema.registry.url", registry)
+    .option("value.format", "protobuf")
+    .option("value.schema", ORDER)
+    .save()
+)
+print(f"5,000 orders are in {topic}-orders.")
 spark.stop()

@@ -43,7 +43,7 @@ HOUSE = json.loads((Path(__file__).parent / "house.json").read_text(encoding="ut
 _PUBLIC = ("_replace", "_asdict", "_fields", "_make", "_exit")
 _PATCHES = ("setattr", "setitem", "setenv", "delattr", "delitem", "delenv", "chdir", "syspath_prepend")
 _CONTAINERS = ("dict", "defaultdict", "Counter", "OrderedDict", "set", "frozenset", "deque")
-_FOR_DEVELOPERS = ("design", "exactly-once-proof", "releasing")
+_FOR_DEVELOPERS = ("design", "exactly-once-proof")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 # What was counted, by the count's name.
 NAMES: dict[str, list[str]] = {}

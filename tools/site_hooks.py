@@ -19,11 +19,10 @@ _EXAMPLE = re.compile(r"\]\((examples/[a-z_]+)\.(?:py|ipynb)\)")
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages and pictures that are kept elsewhere in the repository."""
     generated: dict[str, str | bytes] = {
-        "index.md": (ROOT / "README.md").read_text(encoding="utf-8"),
-        "CHANGELOG.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
-        "SECURITY.md": (ROOT / "SECURITY.md").read_text(encoding="utf-8"),
-        "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+        name: (ROOT / name).read_text(encoding="utf-8")
+        for name in ("CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md", "packages/local_kafka/README.md")
     }
+    generated["index.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
     for script in sorted((ROOT / "examples").glob("*.py")):
         code = script.read_text(encoding="utf-8")
         generated[f"examples/{script.stem}.md"] = f"# {script.name}\n\n```python\n{code}```\n"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.clock import Clock
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.memory.allocator import BufferAllocator
+from kafka_sink.memory.buffer import Memory
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
 from kafka_sink.records.encoder import Run
@@ -34,7 +35,7 @@ _FRAME_BYTES = batch_header.SIZE + 64
 class Grant:
     """Memory that was waited for: a new batch in it takes the rows up to ``stop``."""
 
-    buffer: BatchBuffer
+    buffer: Memory
     stop: int
 
 
@@ -96,7 +97,6 @@ class AppendPlanner:
         self._allocator = allocator
         self._codec = estimates.codec
         self._letters = letters
-        self._has_fixed_buffers = allocator.has_fixed_buffers
         self._estimates = estimates
         self._clock_ms = clock_ms
 
@@ -147,7 +147,7 @@ class AppendPlanner:
 
     def _rows_in_memory_left(self, ordered: OrderedRows, start: int, stop: int, tail: ProducerBatch) -> int:
         surplus = ordered.surplus(stop - start, tail.base_timestamp)
-        limit = tail.buffer.capacity + self._allocator.growable_bytes(tail.buffer)
+        limit = tail.buffer.capacity + tail.buffer.growable_bytes
         return max(start, min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), stop))
 
     def _extend(self, plan: AppendPlan, tail: ProducerBatch, run: int, bound: int) -> bool:
@@ -177,7 +177,7 @@ class AppendPlanner:
                 at_run[number + 1] - at_run[number],
                 ordered.largest_bound,
             )
-            if size is None or (self._has_fixed_buffers and size > self._options.batch_size):
+            if size is None or (self._allocator.full and size > self._options.batch_size):
                 break
             found.append(queue)
             sizes.append(size)
@@ -244,14 +244,14 @@ class AppendPlanner:
         size = self._estimates.new_batch_bytes(ordered, start, end, topic)
         buffer = self._try_open(size, ordered, start)
         most = end
-        if buffer is None and self._has_fixed_buffers and size > self._options.batch_size:
+        if buffer is None and self._allocator.full and size > self._options.batch_size:
             # Open batches may have used up what rows may take beside their buffers. Some fit into the buffer.
             end = ordered.rows_within(start, most, self._options.batch_size - _FRAME_BYTES)
             size = self._estimates.new_batch_bytes(ordered, start, end, topic)
             buffer = self._try_open(size, ordered, start)
         if buffer is None:
             share = max(self._options.buffer_memory // _BLOCKING_DIVISOR, 1)
-            if self._has_fixed_buffers:
+            if self._allocator.full:
                 # The pool gives batch.size in any case. Compressed, fewer rows would fill little of it.
                 share = max(share, _FIXED_SHARE * self._options.batch_size)
             end = ordered.rows_within(start, most, share)
@@ -266,9 +266,9 @@ class AppendPlanner:
         self._add_batch(queues, plan, batch, start, end)
         return end
 
-    def _try_open(self, size: int, ordered: OrderedRows, start: int) -> BatchBuffer | None:
+    def _try_open(self, size: int, ordered: OrderedRows, start: int) -> Memory | None:
         """Memory for a batch of ``size`` bytes that begins with row ``start``, if there is enough now."""
-        if size <= self._options.batch_size or not self._has_fixed_buffers:
+        if size <= self._options.batch_size or not self._allocator.full:
             return self._allocator.try_open(size)
         return self._allocator.try_open(size, self._first_record_bytes(ordered, start))
 
@@ -283,7 +283,7 @@ class AppendPlanner:
         self._add_batch(queues, plan, batch, start, grant.stop)
         return grant.stop
 
-    def _batch_in(self, buffer: BatchBuffer, plan: AppendPlan, queue: Partition, start: int) -> ProducerBatch:
+    def _batch_in(self, buffer: Memory, plan: AppendPlan, queue: Partition, start: int) -> ProducerBatch:
         batch = ProducerBatch(
             queue,
             buffer,
@@ -317,4 +317,4 @@ class AppendPlanner:
             projected = min(projected, self._estimates.limits_of(batch.partition.topic).write_limit)
         if self._allocator.pool.overdrawn:
             return False
-        return projected <= batch.buffer.capacity or self._allocator.try_grow(batch.buffer, projected)
+        return projected <= batch.buffer.capacity or batch.buffer.grow(projected)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from enum import Enum
 
-from kafka_sink.accumulator.batch_buffer import BatchBuffer
-from kafka_sink.accumulator.buffer_pool import LentChunks
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.memory.buffer import Memory
+from kafka_sink.memory.pool import LentChunks
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header
 from kafka_sink.records.batch_header import NO_SEQUENCE, ProducerSequence
@@ -123,7 +123,7 @@ class ProducerBatch:
     def __init__(
         self,
         home: Partition,
-        buffer: BatchBuffer,
+        buffer: Memory,
         codec: BlockCodec | WholeCodec | None,
         compression: CompressionType,
         ratio: float,
@@ -364,7 +364,7 @@ class ProducerBatch:
 
     def release_if_unused(self, returned: list[LentChunks] | None = None) -> bool:
         """Release the memory if the batch is terminal and no request refers to it (KAFKA-19012). ``returned``
-        is as for BatchBuffer."""
+        is as for Memory."""
         if self._released or self.request_references or self.state not in TERMINAL:
             return False
         self._released = True

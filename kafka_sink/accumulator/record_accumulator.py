@@ -10,12 +10,13 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import LearntLimits, TooLargeBatch
-from kafka_sink.accumulator.buffer_pool import LentChunks, give_all
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.memory.allocator import BufferAllocator
+from kafka_sink.memory.buffer import Memory
+from kafka_sink.memory.pool import LentChunks, give_all
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
 
@@ -464,7 +465,7 @@ class RecordAccumulator:
         self.incomplete -= 1
         self._completed.notify_all()
 
-    def owns(self, buffer: BatchBuffer) -> bool:
+    def owns(self, buffer: Memory) -> bool:
         """Whether a batch holds this memory. Takes the lock, as every method here does."""
         with self._lock:
             return any(batch.buffer is buffer for batch in self.live)

@@ -19,13 +19,13 @@ from kafka_sink.accumulator.append_planner import (
     Grant,
     Shortage,
 )
-from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.activity import BROKER, MEMORY, TaskActivity
 from kafka_sink.clock import Clock
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
+from kafka_sink.memory.allocator import BufferAllocator
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import encoder
 from kafka_sink.records.ordered_rows import OrderedRows

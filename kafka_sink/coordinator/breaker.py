@@ -50,10 +50,9 @@ _RAMP_STEP_MS = 100.0
 # Thousands of tasks do not report at once, but within so long for each of them: what the first ones say is
 # enough, and what is muted meanwhile needs no report.
 _SPREAD_MS = 0.3
-# How often a task looks for which muted partitions it has rows.
-_CHECK_MS = 100.0
-# What lay there for longer says nothing of the present: the task did not run.
-_OUTCOMES_VALID_MS, _ANSWER_VALID_MS = 5_000.0, 250.0
+# How often a task looks for which muted partitions it has rows, and names them again if it has named few of
+# those that are still muted.
+_CHECK_MS, _NAME_AGAIN_MS = 100.0, 10_000.0
 
 _T = TypeVar("_T")
 _Counts = Annotated[tuple[Count, ...], AtMost(MAX_MUTES)]
@@ -118,7 +117,7 @@ class Answer:
 
 @message
 class Waiting:
-    """Muted partitions that batches wait for, and others that rows could go to: in place of those before."""
+    """Muted partitions that batches wait for, and others that rows could go to: some of many."""
 
     held: Targets
     acceptable: Targets
@@ -222,9 +221,9 @@ class BreakerChannel(Channel):
         # The cluster of this connection; whether all its mutes have come, or no coordinator can be reached.
         self._joined: str | None = None
         self._is_told, self._is_alone = False, True
-        # For the sender's thread; and messages with the time until which they are worth sending.
+        # For the sender's thread, and for the client's.
         self._inbox: deque[Callable[[CircuitBreakManager], None]] = deque()
-        self._outbox: deque[tuple[float, Message]] = deque()
+        self._outbox: deque[Message] = deque()
         # The rest belongs to the sender's thread.
         self._connected = False
         self._begin_anew()
@@ -242,9 +241,10 @@ class BreakerChannel(Channel):
         self._changes: dict[Target, MuteChange] = {}
         self._outcomes_ms = self._checked_ms = -math.inf
         self._report_ms = math.inf
-        # As reported: held and acceptable partitions. When that may be said anew.
-        self._waits: tuple[list[Target], list[Target]] = [], []
-        self._waits_ms = math.inf
+        # Muted partitions that were named, and whether a batch waited for each; when, and when to name more.
+        self._named: dict[Target, bool] = {}
+        self._named_ms = -math.inf
+        self._name_at_ms = math.inf
 
     # -- for the Breaker: the sender's thread ---------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class BreakerChannel(Channel):
         self._release(manager)
         self._say_changes(manager)
         for node, at_ms in self._answers.items():
-            self._say(Answer(node, now_ms - at_ms), now_ms + _ANSWER_VALID_MS)
+            self._say(Answer(node, now_ms - at_ms))
         self._answers = {}
         while self._watched:
             part, self._watched = self._watched[:MAX_TARGETS], self._watched[MAX_TARGETS:]
@@ -311,10 +311,10 @@ class BreakerChannel(Channel):
             return 0.0
         if self._unreported and math.isinf(self._report_ms):
             return 0.0
-        return max(0.0, min([self._report_ms, self._waits_ms, *self._release_ms.values()]) - now_ms)
+        return max(0.0, min([self._report_ms, self._name_at_ms, *self._release_ms.values()]) - now_ms)
 
-    def _say(self, said: Message, until_ms: float = math.inf) -> None:
-        self._outbox.append((until_ms, said))
+    def _say(self, said: Message) -> None:
+        self._outbox.append(said)
         self.wake()
 
     def _some(self, found: list[_T], most: int) -> list[_T]:
@@ -347,24 +347,30 @@ class BreakerChannel(Channel):
             counts = partition.partition, total - failed, failed
             found.setdefault((partition.topic, answered, cut(error)), []).append(counts)
         topics = tuple(TopicOutcomes(*key, *zip(*counts, strict=True)) for key, counts in found.items())
-        self._say(Outcomes(manager.rows, topics), now_ms + _OUTCOMES_VALID_MS)
+        self._say(Outcomes(manager.rows, topics))
 
     def _check_waits(self, manager: CircuitBreakManager) -> None:
+        """Name partitions with rows: not each time that one is unmuted, as thousands may be, one by one."""
         now_ms = self._checked_ms = manager.local.now_ms
-        probes, shared = manager.probes, [one for one in self._muted if isinstance(one, TopicPartition)]
-        waits = (
-            ([one for one in probes.held() if one in self._muted], probes.wanted()) if shared else ([], [])
-        )
-        if waits == self._waits:
-            self._waits_ms = math.inf
-        elif now_ms >= self._waits_ms:
-            self._waits, self._waits_ms = waits, math.inf
-            held, acceptable = (together(self._some(one, MAX_WAITING)) for one in waits)
-            self._say(Waiting(held, acceptable))
-        elif math.isinf(self._waits_ms):
+        self._named = {target: held for target, held in self._named.items() if target in self._muted}
+        held: list[Target] = []
+        acceptable: list[Target] = []
+        if any(isinstance(one, TopicPartition) for one in self._muted):
+            held = [one for one in manager.probes.held() if one in self._muted]
+            acceptable = list(manager.probes.wanted())
+        is_new = any(not self._named.get(one) for one in held) or not self._named.keys() >= set(acceptable)
+        is_due = len(self._named) < MAX_WAITING // 2 or now_ms >= self._named_ms + _NAME_AGAIN_MS
+        if not (is_new and is_due):
+            self._name_at_ms = math.inf
+        elif now_ms >= self._name_at_ms:
+            self._named_ms, self._name_at_ms = now_ms, math.inf
+            held, acceptable = self._some(held, MAX_WAITING), self._some(acceptable, MAX_WAITING)
+            self._named |= dict.fromkeys(acceptable, False) | dict.fromkeys(held, True)
+            self._say(Waiting(together(held), together(acceptable)))
+        elif math.isinf(self._name_at_ms):
             # Not all tasks at once: the first probe follows an interval after a mute.
             most_ms = min(self._interval_ms, manager.local.retry_interval_ms / 4)
-            self._waits_ms = now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
+            self._name_at_ms = now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
 
     def _release(self, manager: CircuitBreakManager) -> None:
         """Unmute targets that the coordinator has unmuted, once their delay in this task is over."""
@@ -432,11 +438,7 @@ class BreakerChannel(Channel):
         self._is_told = self._is_alone = False
 
     def next_message(self, now_ms: float) -> Message | None:
-        while self._outbox:
-            until_ms, said = self._outbox.popleft()
-            if now_ms <= until_ms:
-                return said
-        return None
+        return self._outbox.popleft() if self._outbox else None
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         return 0.0 if self._outbox else math.inf

@@ -6,23 +6,22 @@ one of twenty others has a response. One task at a time probes what is muted, an
 wrong one lasts for one probe's interval.
 
 What is counted and decided in one iteration of the loop is bounded, as thousands of partitions may fail for
-thousands of tasks at once. So is all that is kept, in sum and by the word of one task.
+thousands of tasks at once. So is all that is kept.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from itertools import count, islice, takewhile
+from itertools import islice, takewhile
 from random import Random
 from typing import NamedTuple
 
 from kafka_sink.breaker.failure_rate import MIN_FAILURES, reaches
-from kafka_sink.breaker.mutes import BreakerState, Mute, MuteTable, Target
+from kafka_sink.breaker.mutes import BreakerState, MuteTable, Target
 from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.breaker import (
     MAX_MUTES,
@@ -58,29 +57,24 @@ _REST_MS = 2_000.0
 _MAX_WATCHERS, _MIN_WATCHERS, _MAX_REPORTS = 100, 10, 20_000
 # Of tasks that report by themselves so many count, each for itself.
 _MAX_REPORTERS = 10
-# So many tasks are asked about a broker.
-_MAX_ASKED = 20
-# Partitions of one iteration of the loop.
-_JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _PROBED_AT_ONCE = 300, 1_000, 250
-# In all, and by the word of one task: partitions in question, mutes that rest on one task's word, questions.
-_MAX_WATCHED, _MAX_WATCHED_OF_ONE = 20_000, 5_000
-_MAX_ALONE, _MAX_ALONE_OF_ONE = MAX_MUTES // 2, 1_000
-_MAX_QUESTIONS, _MAX_QUESTIONS_OF_ONE = 200, 10
-# In all: partitions for which tasks say that they have rows.
-_MAX_WAITS = 100_000
+# So many tasks are asked about a broker, about so many brokers at a time.
+_MAX_ASKED, _MAX_QUESTIONS = 20, 200
+# Partitions that are judged, watched and looked at in one iteration of the loop; muted ones so often.
+_JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _LOOKED_AT_ONCE = 300, 1_000, 250
+_LOOK_MS = 20.0
+# In all, partitions in question; of each mute, tasks that have batches for it, or rows.
+_MAX_WATCHED, _MAX_HOLDERS = 20_000, 16
 # JSON of all reasons, which a task that comes is told in one message.
 _MAX_REASON_BYTES = 1_000_000
-# Tasks that come are told everything together, after so long for each mute: ten times what encoding takes.
-_WELCOME_MS = 0.05
-# About what is kept of a partition or broker in question, of a mute, and of a task that waits for one.
-_WATCHED_BYTES, _MUTE_BYTES, _WAIT_BYTES = 2_500, 1_500, 200
+# Tasks are told together after so long for each of them, those that come everything after so long for each
+# mute: that takes a part of the time only.
+_TELL_MS, _WELCOME_MS = 0.1, 0.05
+# About what is kept of a partition or broker in question, and of a mute.
+_WATCHED_BYTES, _MUTE_BYTES = 2_500, 3_000
 # After a mute on one task's word, no such word counts for so many times as long, or so many intervals.
-_PAUSE_FACTOR, _MAX_PAUSE = 4.0, 10
-# Partitions that no task has rows for are unmuted after this time, and so are brokers; those that one task's
-# word is against, sooner.
-_FORGET_MS, _FORGET_ALONE_MS = 600_000.0, 60_000.0
-# One of so many that can probe is chosen.
-_CHOICE = 16
+_PAUSE_FACTOR, _MAX_PAUSE = 5.0, 15
+# Partitions that no task has rows for are unmuted after this time, and so are brokers.
+_FORGET_MS = 600_000.0
 
 
 class _Counted(NamedTuple):
@@ -94,9 +88,8 @@ class _Counted(NamedTuple):
 @dataclass(slots=True)
 class _Watched:
     """A partition in question; one that does not fail (``is_decided``) is not watched anew before
-    ``until_ms``. ``peer``: who has reported it first. A watcher's report counts for ``each`` tasks."""
+    ``until_ms``. A watcher's report counts for ``each`` tasks."""
 
-    peer: int
     until_ms: float = math.inf
     reports: dict[int, _Counted] = field(default_factory=dict)
     watchers: frozenset[int] = frozenset()
@@ -121,7 +114,6 @@ class FailingPartitions:
         # Whether there is no memory to watch more.
         self.is_full = False
         self._watched: dict[TopicPartition, _Watched] = {}
-        self._by_peer: Counter[int] = Counter()
         # Those that nobody watches yet, those of which all watchers have reported. By time: those that wait
         # for reports, and those that are decided.
         self._new: deque[TopicPartition] = deque()
@@ -136,11 +128,9 @@ class FailingPartitions:
         """A task has written so many batches in the last seconds, and so many have failed."""
         watched = self._watched.get(partition)
         if watched is None:
-            is_full = len(self._watched) >= _MAX_WATCHED or self._by_peer[peer] >= _MAX_WATCHED_OF_ONE
-            if self.is_full or is_full or not failed:
+            if self.is_full or len(self._watched) >= _MAX_WATCHED or not failed:
                 return
-            watched = self._watched[partition] = _Watched(peer)
-            self._by_peer[peer] += 1
+            watched = self._watched[partition] = _Watched()
             self._new.append(partition)
         # Where thousands of partitions fail for thousands of tasks, most of what they report ends here.
         is_one_more = peer not in watched.reports and peer not in watched.watchers
@@ -165,7 +155,7 @@ class FailingPartitions:
         while self._decided and self._decided[0][0] <= now_ms:
             until_ms, partition = self._decided.popleft()
             if partition in self._watched and self._watched[partition].until_ms == until_ms:
-                self._drop(partition)
+                del self._watched[partition]
         if not self._new or now_ms < self._asked_ms + GATHER_MUTES_MS:
             return [], []
         self._asked_ms, until_ms = now_ms, now_ms + _WATCH_MS
@@ -195,9 +185,9 @@ class FailingPartitions:
             watched = self._watched.get(partition)
             if watched is None or watched.is_decided:
                 continue
-            failing = [peer for peer, one in watched.reports.items() if one.fails]
             if self._fails(watched):
-                self._drop(partition)
+                del self._watched[partition]
+                failing = [peer for peer, one in watched.reports.items() if one.fails]
                 writing = sum(one.writes for one in watched.reports.values())
                 who = f"{len(failing)} of {writing} tasks that write to it and were asked"
                 yield partition, f"it fails for {who}; last error: {watched.error}", failing
@@ -214,9 +204,6 @@ class FailingPartitions:
         enough = sum(one.failures for one in watched.reports.values()) >= MIN_FAILURES
         return enough and self.rows >= self._trigger_count and reaches(failing, writing, self._perc)
 
-    def _drop(self, partition: TopicPartition) -> None:
-        _one_less(self._by_peer, self._watched.pop(partition).peer)
-
     def __len__(self) -> int:
         return len(self._watched)
 
@@ -226,12 +213,6 @@ class FailingPartitions:
             return -math.inf
         due_ms = min((one[0][0] for one in (self._open, self._decided) if one), default=math.inf)
         return min(due_ms, self._asked_ms + GATHER_MUTES_MS) if self._new else due_ms
-
-
-def _one_less(counts: Counter[int], peer: int) -> None:
-    counts[peer] -= 1
-    if not counts[peer]:
-        del counts[peer]
 
 
 @dataclass(slots=True)
@@ -247,24 +228,15 @@ class _Inquiry:
 
 @dataclass(slots=True)
 class _Muted:
-    """What belongs to a mute. ``alone``: the task on whose word it rests, if on one's, until a probe of
-    a broker fails for another. ``witnesses`` know at first hand when it is over; ``tried`` are not to probe
-    next. ``due_ms``: when to look at it. By task: who has batches for it, or rows."""
+    """What belongs to a mute. ``origin``: the task on whose word it rests, if on one's. ``prober``: the task
+    that may probe; ``tried`` are not to probe next. Who has batches for it, or rows."""
 
-    alone: int | None
-    witnesses: set[int]
-    tried: set[int]
-    due_ms: float = math.inf
+    origin: int | None
     prober: int | None = None
     hurried_ms: float = -math.inf
-    held: dict[int, None] = field(default_factory=dict)
-    acceptable: dict[int, None] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Task:
-    rows: int = 0
-    waits: list[Target] = field(default_factory=list)
+    tried: set[int] = field(default_factory=set)
+    held: set[int] = field(default_factory=set)
+    acceptable: set[int] = field(default_factory=set)
 
 
 class BreakerService(Service):
@@ -295,11 +267,13 @@ class BreakerService(Service):
             self._failing = FailingPartitions(rule.trigger_message_count, rule.trigger_failure_perc, random)
         self.table = MuteTable(settings.mute_retry_interval_ms)
         self._interval_ms = settings.mute_retry_interval_ms
-        self._tasks: dict[int, _Task] = {}
+        # With the rows that each has sent.
+        self._tasks: dict[int, int] = {}
         self._inquiries: dict[int, _Inquiry] = {}
-        self._muted: dict[Target, _Muted] = {}
-        self._alone: Counter[int] = Counter()
-        self._reason_bytes = self._waits = 0
+        # Those that are looked at next come first.
+        self._muted: OrderedDict[Target, _Muted] = OrderedDict()
+        self._looked_ms = -math.inf
+        self._reason_bytes = 0
         # By partition, until when no mute of it may rest on the word of one task.
         self._paused_ms: dict[Target, float] = {}
         # What tasks have not been told yet; those that have been told nothing yet, and when others were told.
@@ -308,9 +282,6 @@ class BreakerService(Service):
         self._told_ms = -math.inf
         self._newcomers: dict[int, None] = {}
         self._welcomed_ms = -math.inf
-        # Mutes by the time at which to look at them; a number tells those of the same time apart.
-        self._due: list[tuple[float, int, Target]] = []
-        self._count = count()
 
     def _at(self, now_ms: float) -> float:
         return now_ms - self._stalled_ms(now_ms)
@@ -318,8 +289,7 @@ class BreakerService(Service):
     def _is_full(self) -> bool:
         """Whether there is no memory for more."""
         watched = len(self._inquiries) + (0 if self._failing is None else len(self._failing))
-        cost = _WATCHED_BYTES * watched + _MUTE_BYTES * (len(self._muted) + len(self._paused_ms))
-        self._pay(cost + self._reason_bytes + _WAIT_BYTES * self._waits)
+        self._pay(_WATCHED_BYTES * watched + _MUTE_BYTES * (len(self._muted) + len(self._paused_ms)))
         return self._budget.used >= self._budget.limit
 
     def _pay(self, cost: int) -> None:
@@ -332,35 +302,28 @@ class BreakerService(Service):
     # -- tasks ------------------------------------------------------------------------------------------
 
     def on_joined(self, peer: int, now_ms: float) -> None:
-        self._tasks[peer] = _Task()
+        self._tasks[peer] = 0
         self._newcomers[peer] = None
 
     def on_gone(self, peer: int, now_ms: float) -> None:
-        self._note_waits(peer, [], [])
         del self._tasks[peer]
         self._newcomers.pop(peer, None)
 
     @receives(Waiting)
     def on_waiting(self, peer: int, message: Waiting, now_ms: float) -> None:
-        self._note_waits(peer, apart(message.held, MAX_WAITING), apart(message.acceptable, MAX_WAITING))
-        for target in self._tasks[peer].waits:
-            self._look_at(target, self._at(now_ms) + GATHER_MUTES_MS)
-
-    def _note_waits(self, peer: int, held: list[Target], acceptable: list[Target]) -> None:
-        task = self._tasks[peer]
-        self._waits -= len(task.waits)
-        for target in task.waits:
+        held, acceptable = apart(message.held, MAX_WAITING), apart(message.acceptable, MAX_WAITING)
+        for target in held:
             if (found := self._muted.get(target)) is not None:
-                found.held.pop(peer, None)
-                found.acceptable.pop(peer, None)
-        left = 0 if self._is_full() else _MAX_WAITS - self._waits
-        task.waits = [one for one in (*held, *acceptable) if one in self._muted][:left]
-        self._waits += len(task.waits)
-        known = set(task.waits)
-        for target in known.intersection(held):
-            self._muted[target].held[peer] = None
-        for target in known.intersection(acceptable):
-            self._muted[target].acceptable[peer] = None
+                self._add(peer, found.held)
+        for target in acceptable:
+            if (found := self._muted.get(target)) is not None:
+                self._add(peer, found.acceptable)
+
+    def _add(self, peer: int, holders: set[int]) -> None:
+        if len(holders) >= _MAX_HOLDERS:
+            holders.intersection_update(self._tasks)
+        if len(holders) < _MAX_HOLDERS:
+            holders.add(peer)
 
     # -- partitions that fail -----------------------------------------------------------------------------
 
@@ -369,12 +332,12 @@ class BreakerService(Service):
         sizes = [{len(one.partitions), len(one.written), len(one.failed)} for one in message.topics]
         if any(len(one) != 1 for one in sizes) or sum(max(one) for one in sizes) > MAX_TARGETS:
             raise ProtocolError(f"outcomes of more than {MAX_TARGETS} partitions, or incomplete ones")
-        failing, task = self._failing, self._tasks[peer]
+        failing = self._failing
         if failing is None:
             return
         failing.is_full = self._is_full()
-        failing.rows += max(0, message.rows - task.rows)
-        task.rows = max(message.rows, task.rows)
+        failing.rows += max(0, message.rows - self._tasks[peer])
+        self._tasks[peer] = max(message.rows, self._tasks[peer])
         for one in message.topics:
             for number, written, failed in zip(one.partitions, one.written, one.failed, strict=True):
                 partition = TopicPartition(one.topic, number)
@@ -383,7 +346,7 @@ class BreakerService(Service):
 
     def _judge(self, failing: FailingPartitions, now_ms: float) -> None:
         for partition, reason, peers in failing.judge(now_ms):
-            self._mute(partition, reason, now_ms, alone=peers[0] if len(peers) == 1 else None)
+            self._mute(partition, reason, now_ms, peers[0] if len(peers) == 1 else None)
         partitions, watchers = failing.watch(self._tasks, now_ms)
         if partitions:
             self.out.broadcast(watchers, Watch(together(partitions)))
@@ -397,26 +360,27 @@ class BreakerService(Service):
         for target, reason in muted.items():
             if isinstance(target, int):
                 self._ask(peer, target, reason, message.silence_ms.get(target, 0.0), now_ms)
-            elif self._failing is None and self._mute(target, reason, now_ms, alone=peer):
-                self._muted[target].witnesses.add(peer)
+            elif self._failing is None:
+                self._mute(target, reason, now_ms, peer)
         for target, error in failed.items():
+            found = self._muted.get(target)
             # Otherwise the batch was sent before the mute.
-            if target in self._muted and self._muted[target].prober == peer:
-                self._end_probe(target, error, now_ms)
+            if found is not None and found.prober == peer:
+                found.prober = None
+                self.table.fail(target, error, now_ms)
         for target in unmuted:
             found = self._muted.get(target)
-            if found is not None and peer in found.witnesses:
+            if found is not None and peer in (found.origin, found.prober):
                 self._unmute(target, now_ms)
             elif found is not None:
-                self._hurry(peer, target, now_ms)
+                self._hurry(target, now_ms)
             elif isinstance(target, int) and (asked := self._inquiries.get(target)) and asked.peer == peer:
                 del self._inquiries[target]
 
     def _ask(self, peer: int, node: int, reason: str, silence_ms: float, now_ms: float) -> None:
         """Whether others have responses of a broker that a task wants muted."""
-        of_one = sum(one.peer == peer for one in self._inquiries.values())
-        is_full = len(self._inquiries) >= _MAX_QUESTIONS or of_one >= _MAX_QUESTIONS_OF_ONE
-        if node in self._muted or node in self._inquiries or is_full or self._is_full():
+        is_full = len(self._inquiries) >= _MAX_QUESTIONS or self._is_full()
+        if node in self._muted or node in self._inquiries or is_full:
             return
         some = self._random.sample(list(self._tasks), min(_MAX_ASKED + 1, len(self._tasks)))
         asked = [one for one in some if one != peer][:_MAX_ASKED]
@@ -431,42 +395,36 @@ class BreakerService(Service):
         if found is not None and peer in found.asked and at_ms >= found.asked_ms - found.silence_ms / 2:
             del self._inquiries[node]
         elif node in self._muted and at_ms > self.table.mutes[node].since_ms:
-            self._hurry(peer, node, self._at(now_ms))
+            self._hurry(node, self._at(now_ms))
 
     def _end_questions(self, now_ms: float) -> None:
         over = takewhile(lambda one: one[1].asked_ms + _QUESTION_MS <= now_ms, self._inquiries.items())
         for node, found in list(over):
             del self._inquiries[node]
-            if self._mute(node, found.reason, now_ms, alone=found.peer):
-                self._muted[node].witnesses.add(found.peer)
+            self._mute(node, found.reason, now_ms, found.peer)
+            if node in self._muted:
                 # Their requests are with the broker, and a response is as good as a probe's.
                 self._muted[node].tried |= found.asked
 
     # -- mutes, from their beginning to their end ---------------------------------------------------------
 
-    def _mute(self, target: Target, reason: str, now_ms: float, *, alone: int | None) -> bool:
+    def _mute(self, target: Target, reason: str, now_ms: float, origin: int | None) -> None:
         size = len(json.dumps(reason))
         is_full = len(self._muted) >= MAX_MUTES or self._reason_bytes + size > _MAX_REASON_BYTES
-        is_full |= self._is_full()
-        if alone is not None:
-            is_full |= self._alone[alone] >= _MAX_ALONE_OF_ONE or self._alone.total() >= _MAX_ALONE
-            is_full |= now_ms < self._paused_ms.get(target, -math.inf)
-        if is_full or not self.table.trip(target, reason, now_ms):
-            return False
-        self._muted[target] = _Muted(alone, set(), set() if alone is None else {alone})
-        if alone is not None:
-            self._alone[alone] += 1
+        is_paused = origin is not None and now_ms < self._paused_ms.get(target, -math.inf)
+        if is_full or is_paused or self._is_full() or not self.table.trip(target, reason, now_ms):
+            return
+        # Another task is the first to probe.
+        self._muted[target] = _Muted(origin, tried=set() if origin is None else {origin})
         self._reason_bytes += size
         self._added[target] = reason
         self._removed.discard(target)
-        self._look_at(target, self.table.mutes[target].retry_at_ms)
-        return True
 
     def _unmute(self, target: Target, now_ms: float) -> None:
         mute, found = self.table.mutes[target], self._muted.pop(target)
         self.table.reset(target)
         self._reason_bytes -= len(json.dumps(mute.reason))
-        if self._release(found) and isinstance(target, TopicPartition):
+        if found.origin is not None and isinstance(target, TopicPartition):
             lasted_ms = now_ms - mute.since_ms
             self._paused_ms[target] = now_ms + min(_PAUSE_FACTOR * lasted_ms, _MAX_PAUSE * self._interval_ms)
             if len(self._paused_ms) > MAX_MUTES:
@@ -474,118 +432,70 @@ class BreakerService(Service):
         self._added.pop(target, None)
         self._removed.add(target)
 
-    def _release(self, found: _Muted) -> bool:
-        """The mute rests on one task's word no longer. Whether it did."""
-        alone, found.alone = found.alone, None
-        if alone is not None:
-            _one_less(self._alone, alone)
-        return alone is not None
-
-    def _hurry(self, peer: int, target: Target, now_ms: float) -> None:
+    def _hurry(self, target: Target, now_ms: float) -> None:
         """A task that knows it at second hand says that a mute is over: another may probe, once an
         interval."""
         found, mute = self._muted[target], self.table.mutes[target]
         if mute.state is BreakerState.OPEN and now_ms >= found.hurried_ms + self._interval_ms:
             found.hurried_ms = mute.retry_at_ms = now_ms
-            found.tried.add(peer)
-            self._look_at(target, now_ms)
 
     # -- probes -------------------------------------------------------------------------------------------
 
-    def _end_probe(self, target: Target, error: str, now_ms: float) -> None:
-        found = self._muted[target]
-        if isinstance(target, int) and found.prober != found.alone:
-            self._release(found)
-        found.prober = None
-        self.table.fail(target, error, now_ms)
-        self._look_at(target, self.table.mutes[target].retry_at_ms)
-
-    def _probe(self, now_ms: float) -> None:
-        """Permit the probes that are due, a bounded number of them."""
+    def _look_at_some(self, now_ms: float) -> None:
+        """Permit the probes that are due, and forget mutes: of some, and next time of others."""
+        if now_ms < self._look_due_ms():
+            return
+        self._looked_ms = now_ms
         permitted: dict[tuple[int, bool], list[Target]] = {}
-        for _ in range(_PROBED_AT_ONCE):
-            if self._next_due_ms() > now_ms:
-                break
-            at_ms, _, target = heappop(self._due)
-            found = self._muted.get(target)
-            if found is None or found.due_ms != at_ms:
-                continue
-            found.due_ms = math.inf
-            if self._is_over(target, now_ms):
+        for target in list(islice(self._muted, _LOOKED_AT_ONCE)):
+            found = self._muted[target]
+            self._muted.move_to_end(target)
+            is_used = isinstance(target, TopicPartition) and not found.held.isdisjoint(self._tasks)
+            if now_ms >= self.table.mutes[target].since_ms + _FORGET_MS and not is_used:
                 self._unmute(target, now_ms)
-            else:
-                self._look_at(target, self._next_probe_ms(target, permitted, now_ms))
+            elif self._is_probe_due(target, found, now_ms) and (able := self._prober(target, found, now_ms)):
+                permitted.setdefault(able, []).append(target)
+                found.prober = able[0]
+                found.tried.add(found.prober)
+                self.table.probe(target, now_ms)
         for (peer, is_new), targets in permitted.items():
             self.out.send(peer, Probe(together(targets), is_new, self._interval_ms))
 
-    def _look_at(self, target: Target, at_ms: float) -> None:
-        """Look at the mute then, if not before."""
-        found = self._muted[target]
-        if at_ms < found.due_ms:
-            found.due_ms = at_ms
-            heappush(self._due, (at_ms, next(self._count), target))
-        if len(self._due) > 4 * MAX_MUTES:
-            # Most are of mutes that are over, or are looked at sooner.
-            muted = self._muted.items()
-            self._due = [(one.due_ms, next(self._count), of) for of, one in muted if one.due_ms < math.inf]
-            heapify(self._due)
+    def _look_due_ms(self) -> float:
+        return self._looked_ms + _LOOK_MS if self._muted and self._tasks else math.inf
 
-    def _next_due_ms(self) -> float:
-        return self._due[0][0] if self._due and self._tasks else math.inf
-
-    def _next_probe_ms(
-        self, target: Target, permitted: dict[tuple[int, bool], list[Target]], now_ms: float
-    ) -> float:
-        """When to look at the mute next, after a probe was permitted if one was due."""
-        found, mute = self._muted[target], self.table.mutes[target]
+    def _is_probe_due(self, target: Target, found: _Muted, now_ms: float) -> bool:
+        mute = self.table.mutes[target]
         if mute.state is BreakerState.HALF_OPEN and mute.lease_ends_ms <= now_ms:
+            found.prober = None
             self.table.expire(target, now_ms)
-        if mute.state is BreakerState.HALF_OPEN:
-            return mute.lease_ends_ms
-        if mute.retry_at_ms > now_ms:
-            return mute.retry_at_ms
-        if target in self._added:
-            return now_ms + GATHER_MUTES_MS
-        able = self._prober(target, mute, now_ms)
-        if able is not None:
-            permitted.setdefault(able, []).append(target)
-            found.prober = able[0]
-            found.tried.add(able[0])
-            found.witnesses.add(able[0])
-            self.table.probe(target, now_ms)
-            return mute.lease_ends_ms
-        # Until a task says that it has rows.
-        return mute.retry_at_ms + self._interval_ms if found.acceptable else mute.since_ms + _FORGET_MS
+        # None goes out before the mute that it is for.
+        is_told = target not in self._added
+        return mute.state is BreakerState.OPEN and mute.retry_at_ms <= now_ms and is_told
 
-    def _prober(self, target: Target, mute: Mute, now_ms: float) -> tuple[int, bool] | None:
+    def _prober(self, target: Target, found: _Muted, now_ms: float) -> tuple[int, bool] | None:
         """Who probes next, and whether with new rows. Any task can probe a broker, as that needs no row. A
         partition's probe needs a batch; if no other task has one, or none for another interval, new rows may
         go there."""
-        found = self._muted[target]
         able: list[tuple[Collection[int], bool]] = [(found.held, False), (found.acceptable, True)]
         if isinstance(target, int):
             able = [(self._tasks, False)]
-        elif not found.held and not (found.acceptable and now_ms >= mute.retry_at_ms + self._interval_ms):
+        elif not found.held and now_ms < self.table.mutes[target].retry_at_ms + self._interval_ms:
             return None
         for _ in range(2):
             for peers, is_new in able:
-                if left := list(islice((one for one in peers if one not in found.tried), _CHOICE)):
+                there = (one for one in peers if one not in found.tried and one in self._tasks)
+                if left := list(islice(there, _MAX_HOLDERS)):
                     return self._random.choice(left), is_new
             # All have had their turn.
             found.tried.clear()
         return None
 
-    def _is_over(self, target: Target, now_ms: float) -> bool:
-        """Whether a mute is of what nobody writes to, or a task may have made up."""
-        found, age_ms = self._muted[target], now_ms - self.table.mutes[target].since_ms
-        if isinstance(target, int):
-            return age_ms >= (_FORGET_MS if found.alone is None else _FORGET_ALONE_MS)
-        return age_ms >= _FORGET_MS and not found.held
-
     # -- time ---------------------------------------------------------------------------------------------
 
     def _tell_ms(self) -> float:
-        return self._told_ms + GATHER_MUTES_MS if self._added or self._removed else math.inf
+        pause_ms = max(GATHER_MUTES_MS, _TELL_MS * len(self._tasks))
+        return self._told_ms + pause_ms if self._added or self._removed else math.inf
 
     def _welcome_ms(self) -> float:
         return self._welcomed_ms + _WELCOME_MS * len(self._muted) if self._newcomers else math.inf
@@ -609,13 +519,13 @@ class BreakerService(Service):
         self._end_questions(now_ms)
         self._welcome(now_ms)
         self._tell(now_ms)
-        self._probe(now_ms)
+        self._look_at_some(now_ms)
         self._is_full()
 
     def next_change_ms(self, now_ms: float) -> float:
         failing_ms = math.inf if self._failing is None else self._failing.due_ms()
         asked_ms = next((one.asked_ms for one in self._inquiries.values()), math.inf)
         due_ms = min(
-            failing_ms, asked_ms + _QUESTION_MS, self._welcome_ms(), self._tell_ms(), self._next_due_ms()
+            failing_ms, asked_ms + _QUESTION_MS, self._welcome_ms(), self._tell_ms(), self._look_due_ms()
         )
         return max(0.0, due_ms - self._at(now_ms))

@@ -226,7 +226,8 @@ class SinkOptions:
         "kafka.max.block.ms", values.integer(0, LONG_MAX), 60_000, DELIVERY, "medium",
         """How long a task waits for buffer memory, for the metadata of a new topic, and for a partition that
         rows name but the topic does not have (it may just have been added, or the topic was recreated with
-        fewer partitions). If `topic` is set, it also limits how long planning waits for brokers.""",
+        fewer partitions). If `topic` is set, it also limits how long the start of
+        a write waits for brokers.""",
     )
 
     max_rows_per_second: int = _option(
@@ -252,8 +253,8 @@ class SinkOptions:
         """Topic for rows that can never be written, with the reason in headers as Kafka Connect has them
         (`__connect.errors.*`). A row that is too large is cut, and headers `kafka-chunked.errors.*` give the
         original lengths. Requires `errors.tolerance=all`. Without it such rows are counted and their content
-        is dropped. The topic must exist, unless brokers create topics or `topic.create=true`. Letters take 64
-        MiB beside `kafka.buffer.memory` at most, however many there are.""",
+        is dropped. The topic must exist, unless brokers create topics or `topic.create=true`. Dead letters
+        take 64 MiB beside `kafka.buffer.memory` at most, however many there are.""",
         needs="errors.tolerance=all",
     )
     errors_max: int = _option(
@@ -426,8 +427,8 @@ class SinkOptions:
     allow_auto_create_topics: bool = _option(
         "kafka.allow.auto.create.topics", values.boolean(), True, METADATA, "medium",
         """Allow brokers with `auto.create.topics.enable` to create a missing topic. Kafka's producer always
-        allows this; here, `false` makes a missing topic an error. Planning looks up the topic that `topic`
-        names, which also creates it. Planning fails if the topic is still missing after 5 s.""",
+        allows this; here, `false` makes a missing topic an error. A write looks up the topic that `topic`
+        names when it starts, which also creates it, and fails if it is still missing after 5 s.""",
     )
 
     client_dns_lookup: str = _option(
@@ -805,12 +806,13 @@ class SinkOptions:
     )
     schema_registry_topics: tuple[str, ...] = _option(
         "schema.registry.topics", values.names(), (), FORMATS, "medium",
-        """The topics that rows name in a column `topic`, whose subjects are looked up at planning. A row for
-        another topic can never be written. Not needed with `RecordNameStrategy` or a schema's id.""",
+        """The topics that rows name in a column `topic`, whose subjects are looked up when the write starts.
+        A row for another topic can never be written. It is not needed with `RecordNameStrategy` or a
+        schema's id.""",
     )
     schema_registry_timeout_ms: int = _option(
         "schema.registry.timeout.ms", values.integer(1), 30_000, FORMATS, "medium",
-        """How long planning waits for the registry, with all retries.""",
+        """How long a write waits for the registry when it starts, with all retries.""",
     )
     schema_registry_basic_auth_user_info: Secret | None = _option(
         "schema.registry.basic.auth.user.info", values.secret(), None, FORMATS, "medium",

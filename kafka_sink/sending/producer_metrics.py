@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
 
-from kafka_sink.accumulator.buffer_pool import PoolMetrics
 from kafka_sink.counts import TaskCounts
+from kafka_sink.memory.pool import PoolMetrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
 
 Metrics = dict[str, float]

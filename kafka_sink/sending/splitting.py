@@ -13,10 +13,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from kafka_sink.accumulator.batch_buffer import Data, put_pieces, share
-from kafka_sink.accumulator.buffer_pool import LentChunks
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.memory.buffer import ScratchBuffer, put_pieces, share
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header, varint
 from kafka_sink.records.compression import CompressionRatios, decompressed
@@ -240,7 +239,7 @@ class _Piece:
         self._count = 0
         self._encoded = bytearray()
         self._parent_base = parent.base_timestamp
-        self.scratch = _ScratchBuffer()
+        self.scratch = ScratchBuffer()
         self.batch = ProducerBatch(
             parent.home,
             self.scratch,
@@ -280,40 +279,3 @@ class _Piece:
         self.batch.move_to(BatchState.CLOSED)
         self.batch.seal()
         self.batch.leased = False
-
-
-class _ScratchBuffer:
-    """A BatchBuffer outside of all pools, for a piece until its batch's memory is free."""
-
-    heap_bytes = 0
-    overflowed = False
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.size = self.capacity = 0
-
-    def write(self, data: Data) -> None:
-        self.data += data
-        self.size = self.capacity = len(self.data)
-
-    def write_growing(self, *parts: Data) -> bool:
-        for part in parts:
-            self.write(part)
-        return False
-
-    def truncate(self, size: int) -> None:
-        del self.data[size:]
-        self.size = self.capacity = size
-
-    def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
-        """While one is kept, nothing can be written."""
-        return [memoryview(self.data)[start:end]] if start < len(self.data) else []
-
-    def patch(self, data: Data, position: int = 0) -> None:
-        self.data[position : position + len(data)] = data
-
-    def trim(self) -> None:
-        """Nothing to return."""
-
-    def release(self, returned: list[LentChunks] | None = None) -> None:
-        self.data.clear()

@@ -8,13 +8,9 @@ import os
 
 import pyarrow as pa
 
-from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.batch_limits import LearntLimits, SizeEstimates
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import MutedMemoryLimit, RecordAppender
-from kafka_sink.accumulator.worker_pools import WorkerPools
 from kafka_sink.activity import BROKER, METADATA, TaskActivity
 from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.breaker.interface import load_breaker
@@ -33,6 +29,8 @@ from kafka_sink.dead_letters.letter_writer import LetterWriter
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
+from kafka_sink.memory.allocator import BufferAllocator, WorkerPools, chunk_size
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import SparkTask, TaskResult, TopicMetadata
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
@@ -536,7 +534,7 @@ def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccu
 def _letter_memory(options: SinkOptions) -> BufferAllocator:
     """For dead letters. Rows that brokers reject may hold all of buffer.memory until letters are written."""
     pool = BufferPool(_LETTER_MEMORY_BYTES, chunk_size(options.batch_size), clock_ms=monotonic_ms)
-    return IncrementalAllocator(pool, min(options.batch_size, _LETTER_MEMORY_BYTES // 4))
+    return BufferAllocator(pool, min(options.batch_size, _LETTER_MEMORY_BYTES // 4))
 
 
 def _dead_letters(options: SinkOptions) -> DeadLetters | None:

@@ -30,14 +30,14 @@ from kafka_sink.sending.producer_metrics import Metrics, RowMetrics, task_metric
 from kafka_sink.sending.task_deliveries import DeliveryCounts
 
 if TYPE_CHECKING:
-    from kafka_sink.accumulator.batch_buffer import BufferAllocator
-    from kafka_sink.accumulator.buffer_pool import PoolMetrics
     from kafka_sink.accumulator.record_accumulator import RecordAccumulator
     from kafka_sink.accumulator.record_appender import RecordAppender
     from kafka_sink.activity import TaskActivity
     from kafka_sink.breaker.breaker import Breaker
     from kafka_sink.breaker.mutes import Target
     from kafka_sink.cluster.metadata import ClientRack, ClusterMetadata
+    from kafka_sink.memory.allocator import BufferAllocator
+    from kafka_sink.memory.pool import PoolMetrics
     from kafka_sink.model import TopicPartition
     from kafka_sink.sending.sender import Sender
 

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.accumulator.batch_limits import SizeEstimates
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.errors import DeliveryError
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import NO_LEADER, CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
@@ -23,6 +22,7 @@ from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
 from kafka_sink.rows.ordering import _view, ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
+from tests.support.allocators import incremental_allocator
 
 PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("partition", "int")], "t")
 COUNT = 6
@@ -64,7 +64,7 @@ class Bench:
         self.now = 0.0
         self.mutes: set[TopicPartition] = set()
         self.order: list[int] = []
-        allocator = IncrementalAllocator(BufferPool(1 << 20, 128, clock_ms=lambda: self.now), 128)
+        allocator = incremental_allocator(BufferPool(1 << 20, 128, clock_ms=lambda: self.now), 128)
         settings = SinkOptions(
             bootstrap_servers=(),
             batch_size=1_024,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import (
     TERMINAL,
     TRANSITIONS,
@@ -15,8 +13,10 @@ from kafka_sink.accumulator.producer_batch import (
     projected_size,
 )
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records.compression import BlockCodec, codec_for
+from tests.support.allocators import incremental_allocator
 
 
 def pool() -> BufferPool:
@@ -24,7 +24,7 @@ def pool() -> BufferPool:
 
 
 def batch_in(state: BatchState, memory: BufferPool | None = None) -> ProducerBatch:
-    buffer = IncrementalAllocator(memory or pool()).try_open(100)
+    buffer = incremental_allocator(memory or pool()).try_open(100)
     assert buffer is not None
     batch = ProducerBatch(Partition(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
     batch.state = state
@@ -68,11 +68,11 @@ def test_memory_goes_back_once_and_only_when_nothing_refers_to_it(state: BatchSt
 
 def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
     """Catches: a retry with a part of the batch, or without its header."""
-    allocator = IncrementalAllocator(pool())
+    allocator = incremental_allocator(pool())
     buffer, between = allocator.try_open(100), allocator.try_open(100)
     assert buffer is not None
     assert between is not None
-    assert allocator.try_grow(buffer, 3_000)
+    assert buffer.grow(3_000)
     batch = ProducerBatch(Partition(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
     batch.leased = True
     batch.append(memoryview(b"r" * 2_500), 1, 0)

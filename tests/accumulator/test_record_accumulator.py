@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from kafka_sink.accumulator import record_accumulator
-from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.batch_header import ProducerSequence

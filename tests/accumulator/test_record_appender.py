@@ -11,15 +11,14 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.accumulator import append_planner
-from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
 from kafka_sink.accumulator.batch_limits import SizeEstimates
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
-from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
+from kafka_sink.memory.allocator import BufferAllocator
+from kafka_sink.memory.buffer import Memory
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
@@ -31,6 +30,7 @@ from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
+from tests.support.allocators import full_allocator, incremental_allocator
 from tests.support.brokers import Brokers
 from tests.support.queues import teach_ratio
 from tests.support.strategy import forced
@@ -186,7 +186,7 @@ def test_the_sender_is_woken_for_new_and_full_batches_and_for_leases_it_met() ->
     assert bench.wakes > 2
 
 
-@pytest.mark.parametrize("strategy", [FullAllocator, IncrementalAllocator])
+@pytest.mark.parametrize("strategy", [full_allocator, incremental_allocator])
 def test_uncompressed_rows_never_take_more_than_batch_size(
     strategy: Callable[[BufferPool, int], BufferAllocator],
 ) -> None:
@@ -203,7 +203,7 @@ def test_uncompressed_rows_never_take_more_than_batch_size(
 
 @pytest.mark.parametrize("size", [960, 1_018, 1_019, 1_020, 1_024, 3_000])
 def test_full_takes_batch_size_or_what_its_first_record_needs(size: int) -> None:
-    bench = Bench(strategy=FullAllocator)
+    bench = Bench(strategy=full_allocator)
     bench.append(unit(0, [0], size=size))
     (batch,) = bench.batches(0)
     assert batch.buffer.capacity == max(BATCH_SIZE, batch.size)
@@ -212,7 +212,7 @@ def test_full_takes_batch_size_or_what_its_first_record_needs(size: int) -> None
 def test_full_takes_batch_size_from_the_pool_and_holds_lz4s_raw_block_beside_it() -> None:
     """lz4's last block of 64 KiB may not fit where the batch's estimated size does."""
     bench = Bench(
-        memory=64 << 20, batch_size=512 << 10, compression=CompressionType.LZ4, strategy=FullAllocator
+        memory=64 << 20, batch_size=512 << 10, compression=CompressionType.LZ4, strategy=full_allocator
     )
     teach_ratio(bench.estimates, 0.52)
     chance = random.Random(5)
@@ -235,7 +235,7 @@ def test_full_takes_batch_size_from_the_pool_and_holds_lz4s_raw_block_beside_it(
 def test_full_fills_buffers_of_batch_size_with_compressed_bytes(codec: CompressionType) -> None:
     """With 16 KiB too, in which no block of lz4 fits raw. The pool has one buffer for each partition."""
     bench = Bench(
-        memory=4 * 16384, batch_size=16384, compression=codec, strategy=FullAllocator, max_block_ms=60_000
+        memory=4 * 16384, batch_size=16384, compression=codec, strategy=full_allocator, max_block_ms=60_000
     )
     sizes: list[int] = []
 
@@ -273,7 +273,7 @@ def test_a_batch_that_takes_no_further_row_does_not_wait_for_one() -> None:
 
 def test_rows_that_the_pool_cannot_hold_first_fill_the_batch_that_has_room() -> None:
     bench = Bench(
-        memory=8 * 128, batch_size=16 * 128, strategy=lambda pool, size: IncrementalAllocator(pool, 128)
+        memory=8 * 128, batch_size=16 * 128, strategy=lambda pool, size: incremental_allocator(pool, 128)
     )
     bench.append(unit(0, [0, 1]))
     records = len(bench.rows(0))
@@ -292,7 +292,7 @@ def test_with_lz4_too_rows_first_fill_the_memory_that_is_left() -> None:
         memory=512 << 10,
         batch_size=1 << 20,
         compression=CompressionType.LZ4,
-        strategy=lambda pool, size: IncrementalAllocator(pool, 4_096),
+        strategy=lambda pool, size: incremental_allocator(pool, 4_096),
     )
     teach_ratio(bench.estimates, 0.5)
     bench.append(unit(0, [0]))
@@ -312,7 +312,7 @@ def test_where_raw_rows_take_all_memory_a_batch_closes_for_the_next_one(codec: C
         memory=4 << 20,
         batch_size=1 << 20,
         compression=codec,
-        strategy=lambda pool, size: IncrementalAllocator(pool, size),
+        strategy=lambda pool, size: incremental_allocator(pool, size),
     )
     teach_ratio(bench.estimates, 0.2)
     for start in range(0, 8_000, 400):
@@ -423,6 +423,7 @@ def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
 
 def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
     bench = Bench(memory=96 << 10, batch_size=64 << 10, compression=CompressionType.LZ4)
+    bench.pool.heap_limit_bytes = 0
     teach_ratio(bench.estimates, 0.2)
     chance = random.Random(5)
     values = [chance.randbytes(1_000) for _ in range(130)]
@@ -487,7 +488,7 @@ def test_to_seal_a_batch_takes_the_heap_that_it_needs() -> None:
             batch_size=4 << 10,
             compression=CompressionType.GZIP,
             heap=0,
-            strategy=lambda pool, size: IncrementalAllocator(pool, 128),
+            strategy=lambda pool, size: incremental_allocator(pool, 128),
         )
         bench.append(noise(3, size=size))
         bench.pool.heap_limit_bytes = 0
@@ -527,7 +528,7 @@ def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition(
     blocked: list[tuple[list[BatchState], bool, int]] = []
     opened = bench.allocator.open
 
-    def watched(projected: int, *others: Any) -> BatchBuffer:
+    def watched(projected: int, *others: Any) -> Memory:
         states = [batch.state for batch in bench.batches(0)]
         blocked.append((states, any(b.leased for b in bench.accumulator.live), projected))
         for batch in bench.batches(0):
@@ -543,7 +544,7 @@ def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition(
         assert BatchState.OPEN not in states
         assert not leased
         # `full` takes batch.size whatever is asked for.
-        assert projected <= (BATCH_SIZE if bench.allocator.has_fixed_buffers else 4_096 // 16 + 128)
+        assert projected <= (BATCH_SIZE if bench.allocator.full else 4_096 // 16 + 128)
     assert bench.unowned() == 0
 
 
@@ -572,7 +573,7 @@ def test_waits_for_metadata_and_for_memory_share_max_block_ms(monkeypatch: pytes
     bench = Bench(memory=2_048, max_block_ms=1_000)
     opened, bounds = bench.allocator.open, list[float]()
 
-    def answered(projected: int, timeout_ms: float, *more: Any) -> BatchBuffer:
+    def answered(projected: int, timeout_ms: float, *more: Any) -> Memory:
         bounds.append(timeout_ms)
         bench.answer()
         return opened(projected, timeout_ms, *more)
@@ -604,7 +605,7 @@ def test_a_grant_is_given_back_where_the_plan_fails(monkeypatch: pytest.MonkeyPa
     bench = Bench(memory=2_048)
     opened = bench.allocator.open
 
-    def then_failing(*request: Any) -> BatchBuffer:
+    def then_failing(*request: Any) -> Memory:
         for batch in bench.batches(0):
             bench.accumulator.fail(batch, lambda: None)
         buffer = opened(*request)

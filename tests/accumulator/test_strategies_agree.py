@@ -14,15 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.accumulator import chunked_buffer, memory_arena
-from kafka_sink.accumulator.batch_buffer import BufferAllocator
 from kafka_sink.accumulator.batch_limits import SizeEstimates
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
-from kafka_sink.accumulator.single_buffer import FullAllocator
+from kafka_sink.memory import allocator, arena
+from kafka_sink.memory.allocator import BufferAllocator, chunk_size
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network.produce import produce_body
 from kafka_sink.options import SinkOptions
@@ -34,6 +32,7 @@ from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
+from tests.support.allocators import full_allocator, incremental_allocator
 from tests.support.brokers import Brokers
 from tests.support.effort import tries
 
@@ -58,11 +57,11 @@ Wire = list[bytes]
 
 
 def full(pool: BufferPool, batch_size: int) -> BufferAllocator:
-    return FullAllocator(pool, batch_size)
+    return full_allocator(pool, batch_size)
 
 
 def incremental(pool: BufferPool, batch_size: int) -> BufferAllocator:
-    return IncrementalAllocator(pool, batch_size)
+    return incremental_allocator(pool, batch_size)
 
 
 def scattered(pool: BufferPool, batch_size: int) -> BufferAllocator:
@@ -74,13 +73,13 @@ def scattered(pool: BufferPool, batch_size: int) -> BufferAllocator:
         chunk.view[:] = b"\xa5" * arena.size
     random.Random(batch_size).shuffle(chunks)
     pool.give(arena, chunks)
-    return IncrementalAllocator(pool, batch_size)
+    return incremental_allocator(pool, batch_size)
 
 
 def finest(pool: BufferPool, batch_size: int) -> BufferAllocator:
     """As where very many batches are open."""
-    with patch.object(chunked_buffer, "_SHARE_OF_CHUNKS", POOL_BYTES + 1):
-        return IncrementalAllocator(pool, batch_size)
+    with patch.object(allocator, "_SHARE_OF_CHUNKS", POOL_BYTES + 1):
+        return incremental_allocator(pool, batch_size)
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ class Run:
 def test_the_wire_is_the_same_whatever_holds_the_batches(
     codec: CompressionType, shape: Shape, slab_chunks: int
 ) -> None:
-    with patch.object(memory_arena, "_SLAB_CHUNKS", slab_chunks):
+    with patch.object(arena, "_SLAB_CHUNKS", slab_chunks):
         expected = Run(shape, codec, full).everything()
         for strategy in (incremental, scattered, finest):
             assert Run(shape, codec, strategy).everything() == expected, strategy.__name__

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.errors import BufferExhaustedError, KafkaSinkError, MetadataTimeoutError
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.task.producer import LIVE_PRODUCERS, POOLS, Producer
 from kafka_sink.task.producer_cache import PRODUCERS
 from local_kafka import LocalBroker

@@ -7,18 +7,14 @@ They run in this process, on the Spark that all tests share. tests/project/test_
 from __future__ import annotations
 
 import ast
-import io
-import itertools
 import json
 import runpy
 import struct
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import fastavro
 import pyarrow.csv
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -37,7 +33,7 @@ from tests.support.lent_spark import lent
 from tests.support.topics import read_topic
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -83,13 +79,6 @@ def run_here(
         return runpy.run_path(path, run_name="__main__")
 
 
-def test_batch(broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
-    run_here("batch.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
-    rows = read_topic(broker, topic)
-    assert {row.key for row in rows} == {str(n).encode() for n in range(100)}
-    assert len({row.value for row in rows}) == len(rows) == 10_000
-
-
 def test_streaming_goes_on_where_it_stopped(
     broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
 ) -> None:
@@ -115,49 +104,6 @@ def test_many_topics(
         rows = read_topic(broker, f"{topic}-{country}")
         assert len({row.key for row in rows}) == len(rows) == 4_000
         assert {json.loads(row.value or b"")["country"] for row in rows} == {country}
-
-
-def test_headers_and_timestamps(
-    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
-) -> None:
-    run_here("headers_and_timestamps.py", [broker.bootstrap_servers, topic], spark, monkeypatch)
-    rows = read_topic(broker, topic)
-    assert len(rows) == 5_000
-    for row in rows:
-        site = b"south" if json.loads(row.value or b"")["celsius"] > 20 else b"north"
-        assert row.headers == (("content-type", b"application/json"), ("site", site))
-    times = sorted(row.timestamp_ms for row in rows)
-    assert {later - earlier for earlier, later in itertools.pairwise(times)} == {1_000}
-
-
-def test_wide_keyed_topic(
-    broker: LocalBroker,
-    spark: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
-    topic: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """84,000 rows for three partitions are as many for each as 1,400,000 are for 50."""
-    arguments = [broker.bootstrap_servers, topic, "84000", "3"]
-    run_here("wide_keyed_topic.py", arguments, spark, monkeypatch)
-    assert f"84,000 events are in 3 partitions of {topic}: 6 batches, 3.7 MiB on average." in (
-        capsys.readouterr().out
-    )
-    rows = read_topic(broker, topic)
-    assert len({row.value for row in rows}) == len(rows) == 84_000
-    sizes = [size for folder in broker.log_dir(0).glob(f"{topic}-*") for size in batch_sizes(folder)]
-    assert len(sizes) == 6
-    assert min(sizes) > 3.6 * 2**20
-    assert max(sizes) <= 4 * 2**20
-
-
-def batch_sizes(folder: Path) -> Iterator[int]:
-    """Bytes of each V2 batch in a partition's segments."""
-    for segment in folder.glob("*.log"):
-        data, at = segment.read_bytes(), 0
-        while at + 12 <= len(data) and (length := struct.unpack_from(">i", data, at + 8)[0]):
-            yield length
-            at += 12 + length
 
 
 def test_exactly_once_over_a_restart(
@@ -209,25 +155,6 @@ def test_a_frozen_broker_is_muted_and_no_row_is_lost(
     assert "18,000 of 18,000 rows are in Kafka" in printed
 
 
-def test_avro_values(
-    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str
-) -> None:
-    # The newest spark-avro that can be had. It also works with later Sparks.
-    monkeypatch.setattr("pyspark.__version__", "4.1.1")
-    names = run_here("avro_values.py", [broker.bootstrap_servers, topic, "100042"], spark, monkeypatch)
-    schema = fastavro.parse_schema(json.loads(names["SCHEMA"]))
-    orders = {}
-    for row in read_topic(broker, topic):
-        magic, schema_id = struct.unpack_from(">bI", row.value or b"")
-        assert (magic, schema_id) == (0, 100_042)
-        payload = io.BytesIO((row.value or b"")[5:])
-        order: Any = fastavro.schemaless_reader(payload, schema, None)
-        assert not payload.read(), "bytes are left"
-        assert row.key == order["customer"].encode()
-        orders[order["order"]] = order["total"]
-    assert orders == {number: number / 4 if number % 10 else None for number in range(5_000)}
-
-
 def test_schema_registry(
     broker: LocalBroker,
     registry: LocalRegistry,
@@ -248,22 +175,11 @@ def test_schema_registry(
     ada = {"id": 1, "name": "Ada", "city": "London"}
     assert found[1] == [{"before": None, "after": ada, "op": "c"}]
     assert [event and event["op"] for event in found[3]] == ["d", None]
-
-
-def test_protobuf_values(
-    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, topic: str, tmp_path: Path
-) -> None:
-    """Not every repository has spark-protobuf, so a Python function stands in for ``to_protobuf``."""
-    descriptor = tmp_path / "order.desc"
-    descriptor.write_bytes(order_proto().SerializeToString())
-    monkeypatch.setattr("pyspark.sql.protobuf.functions.to_protobuf", to_protobuf_in_python)
-    arguments = [broker.bootstrap_servers, str(descriptor), topic, "100043"]
-    run_here("protobuf_values.py", arguments, spark, monkeypatch, with_packages=False)
-    order_class = message_class(descriptor.read_bytes(), "example.Order")
+    order_class = message_class(order_proto().SerializeToString(), "example.Order")
     orders = {}
-    for row in read_topic(broker, topic):
-        magic, schema_id, message_index = struct.unpack_from(">bIb", row.value or b"")
-        assert (magic, schema_id, message_index) == (0, 100_043, 0)
+    for row in read_topic(broker, f"{topic}-orders"):
+        magic, _, message_index = struct.unpack_from(">bIb", row.value or b"")
+        assert (magic, message_index) == (0, 0)
         order = order_class.FromString((row.value or b"")[6:])
         assert row.key == order.customer.encode()
         orders[order.order] = order.total
@@ -288,24 +204,6 @@ def message_class(descriptors: bytes, name: str) -> Any:
 
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
     return message_factory.GetMessages(files)[name]
-
-
-def to_protobuf_in_python(data: Column, messageName: str, *, descFilePath: str) -> Column:
-    from pyspark.sql import functions as F
-
-    descriptors = Path(descFilePath).read_bytes()
-    classes: dict[str, Any] = {}
-
-    def serialized(row: Any) -> bytes:
-        from google.protobuf import descriptor_pb2, message_factory
-
-        if not classes:
-            files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
-            classes.update(message_factory.GetMessages(files))
-        payload: bytes = classes[messageName](**row.asDict()).SerializeToString()
-        return payload
-
-    return F.udf(serialized, "binary")(data)
 
 
 def test_first_steps_in_a_notebook(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.counts import TaskCounts
 from kafka_sink.kafka_errors import ERRORS
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.options import unsupported
 from kafka_sink.options.table import SPECS, OptionSpec
 from kafka_sink.options.values import KAFKA_PREFIX

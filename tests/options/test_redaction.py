@@ -30,7 +30,7 @@ def test_the_expression_covers_what_sparks_own_does_and_nothing_that_is_not_secr
 
 
 def test_the_documentation_names_the_expression() -> None:
-    assert f"`{redaction.regex()}`".replace("|", "\\|") in DOCUMENTED.read_text(encoding="utf-8")
+    assert f"\nspark.redaction.regex={redaction.regex()}\n" in DOCUMENTED.read_text(encoding="utf-8")
 
 
 def test_what_spark_would_show_is_found_by_name_and_value() -> None:

@@ -12,8 +12,13 @@ from kafka_sink.options.table import SPECS
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FIRST_PAGES = "".join(
-    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    for name in ("quickstart", "install", "local-kafka", "how-it-works")
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in (
+        "docs/quickstart.md",
+        "docs/install.md",
+        "docs/how-it-works.md",
+        "packages/local_kafka/README.md",
+    )
 )
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 

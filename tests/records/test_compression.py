@@ -9,12 +9,12 @@ import lz4.block
 import pytest
 import zstandard
 
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records.compression import BlockCodec, codec_for
+from tests.support.allocators import incremental_allocator
 
 
 def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(zstandard, "ZstdCompressor", counted)
     codec = codec_for(CompressionType.ZSTD, None)
-    allocator = IncrementalAllocator(BufferPool(4 << 20, 16_384, clock_ms=lambda: 0.0), 16_384)
+    allocator = incremental_allocator(BufferPool(4 << 20, 16_384, clock_ms=lambda: 0.0), 16_384)
     batches = []
     for partition in range(200):
         buffer = allocator.try_open(1_000)

@@ -11,11 +11,9 @@ import pyarrow as pa
 import pytest
 from kafka import codec
 
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.batch_header import ProducerSequence
@@ -24,6 +22,7 @@ from kafka_sink.records.encoder import Run
 from kafka_sink.records.record_columns import RecordColumns
 from kafka_sink.rows.murmur2 import murmur2, partitions_for
 from local_kafka import LocalBroker
+from tests.support.allocators import full_allocator, incremental_allocator
 from tests.support.java_oracle import Batch, JavaOracle, Row
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -51,9 +50,9 @@ def encode_batch(
 ) -> bytes:
     """The bytes the accumulator would send, appended in ``pieces`` runs."""
     allocator = (
-        FullAllocator(BufferPool(64 << 20, 4096, clock_ms=lambda: 0.0))
+        full_allocator(BufferPool(64 << 20, 4096, clock_ms=lambda: 0.0))
         if full
-        else IncrementalAllocator(BufferPool(64 << 20, 1024, clock_ms=lambda: 0.0))
+        else incremental_allocator(BufferPool(64 << 20, 1024, clock_ms=lambda: 0.0))
     )
     buffer = allocator.try_open(batch_header.SIZE + 64)
     assert buffer is not None
@@ -78,7 +77,7 @@ def encode_batch(
         times = np.array([row.timestamp for row in rows], dtype=np.int64)
         columns = columns_of(rows, large=start % 2 == 1)
         (records,) = encoder.encode(columns, times, [Run(0, len(rows), start, base)])
-        assert allocator.try_grow(buffer, made.projected_size_with(len(records)))
+        assert buffer.grow(made.projected_size_with(len(records)))
         made.append(records, len(rows), int(times.max()))
     made.move_to(BatchState.CLOSED)
     made.seal()

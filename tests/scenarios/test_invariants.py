@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.accumulator.producer_batch import ProducerBatch
+from kafka_sink.memory.arena import Chunk, ChunkArena
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TopicPartition
 from tests.support.fake_log import RecordBatch, numbers_in, parse_batch
 from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, TOPIC, Model

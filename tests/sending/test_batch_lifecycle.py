@@ -23,11 +23,11 @@ from hypothesis.stateful import (
 )
 
 from kafka_sink.accumulator import producer_batch, record_accumulator
-from kafka_sink.accumulator.buffer_pool import LentChunks
 from kafka_sink.accumulator.producer_batch import BatchState, IllegalTransitionError, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import DeliveryError
+from kafka_sink.memory.pool import LentChunks
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header
 from kafka_sink.sending import response_classifier

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 import kafka_sink
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.counts import TaskCounts
 from kafka_sink.errors import BufferExhaustedError
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TopicPartition
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics, task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts, TaskDeliveries
 from kafka_sink.transactions.attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
+from tests.support.allocators import incremental_allocator
 from tests.support.forked import in_a_fork
 from tests.support.written_batches import written_batch
 
@@ -44,7 +44,7 @@ def acknowledge(deliveries: TaskDeliveries, raw: int, wire: int) -> None:
 def test_totals_and_averages_are_of_one_task() -> None:
     now = [0.0]
     pool = BufferPool(1 << 20, 16_384, clock_ms=lambda: now[0])
-    allocator = IncrementalAllocator(pool, 1 << 19)
+    allocator = incremental_allocator(pool, 1 << 19)
 
     def exhaust() -> None:
         with pytest.raises(BufferExhaustedError):
@@ -101,7 +101,8 @@ def test_the_page_names_every_metric_and_no_other() -> None:
         INIT_TIME_METRIC,
         SEND_OFFSETS_TIME_METRIC,
     }
-    assert set(re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE)) == names
+    section = PAGE.read_text().split("## Metrics of a producer")[1].split("\n## ")[0]
+    assert set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", section)) == names
 
 
 def test_producers_that_live_are_asked() -> None:

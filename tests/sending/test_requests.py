@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.accumulator.batch_limits import SizeEstimates
-from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.cluster.broker import Broker
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import encoder

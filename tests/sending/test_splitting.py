@@ -11,10 +11,10 @@ import pytest
 from kafka.record.default_records import DefaultRecordBatch
 
 from kafka_sink.accumulator.batch_limits import SizeEstimates
-from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import varint

@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
 
 from kafka_sink.accumulator.batch_limits import SizeEstimates
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator, chunk_size
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
-from kafka_sink.accumulator.single_buffer import FullAllocator
+from kafka_sink.memory.allocator import chunk_size
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.compression import codec_for
@@ -35,6 +34,7 @@ from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import BatchSplitter, take_out
+from tests.support.allocators import full_allocator, incremental_allocator
 from tests.support.brokers import Brokers
 from tests.support.effort import tries
 from tests.support.taken_records import values_of
@@ -91,7 +91,7 @@ class Task:
         memory = max(shape.batch_size * shape.batches, 8_192)
         poolable = shape.batch_size if shape.full else chunk_size(shape.batch_size)
         self.pool = BufferPool(memory, max(1, poolable), clock_ms=lambda: 0.0)
-        make = FullAllocator if shape.full else IncrementalAllocator
+        make = full_allocator if shape.full else incremental_allocator
         self.allocator = make(self.pool, shape.batch_size)
         self.accumulator = RecordAccumulator(
             SinkOptions(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -276,3 +278,31 @@ def test_partition_out_of_range_is_named(spark: SparkSession, write: Write, topi
     assert "MissingPartitionError" in message
     assert topic in message
     assert "hidden" not in message
+
+
+def test_keys_fill_batches_of_four_mebibytes(spark: SparkSession, broker: LocalBroker, write: Write) -> None:
+    from pyspark.sql import functions as F
+
+    topic = f"wide-{next(_numbers)}"
+    events = spark.range(84_000, numPartitions=2).select(
+        F.concat(F.lit("user-"), F.col("id") % 100_000).alias("key"),
+        F.concat_ws("", *(F.sha2(F.concat("id", F.lit(part)), 256) for part in "abcd")).alias("value"),
+    )
+    create = {"topic.create": "true", "topic.partitions": "3", "topic.config.max.message.bytes": "8388608"}
+    sizes = {"kafka.batch.size": "4MiB", "kafka.max.request.size": "8MiB", "kafka.buffer.memory": "256MiB"}
+    write(events, topic=topic, **create, **sizes, **{"kafka.linger.ms": "60000"}).save()
+    rows = read_topic(broker, topic)
+    assert len({row.value for row in rows}) == len(rows) == 84_000
+    found = [size for folder in broker.log_dir(0).glob(f"{topic}-*") for size in batch_sizes(folder)]
+    assert len(found) == 6
+    assert min(found) > 3.6 * 2**20
+    assert max(found) <= 4 * 2**20
+
+
+def batch_sizes(folder: Path) -> Iterator[int]:
+    """Bytes of each V2 batch in a partition's segments."""
+    for segment in folder.glob("*.log"):
+        data, at = segment.read_bytes(), 0
+        while at + 12 <= len(data) and (length := struct.unpack_from(">i", data, at + 8)[0]):
+            yield length
+            at += 12 + length

@@ -14,9 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_sink.accumulator.batch_buffer import PieceBuffer
 from kafka_sink.accumulator.batch_limits import SizeEstimates
-from kafka_sink.accumulator.buffer_pool import BufferPool
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator, WrittenBatch
 from kafka_sink.accumulator.record_appender import RecordAppender
@@ -24,6 +22,8 @@ from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
+from kafka_sink.memory.buffer import SharedBufferPart
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import (
     NO_RECORD_ERRORS,
     CompressionType,
@@ -483,6 +483,6 @@ def held_by(batches: Iterable[ProducerBatch]) -> int:
     buffers = {}
     for batch in batches:
         own = batch.buffer
-        buffer = own._shared.buffer if isinstance(own, PieceBuffer) else own
+        buffer = own._shared.buffer if isinstance(own, SharedBufferPart) else own
         buffers[id(buffer)] = buffer.capacity
     return sum(buffers.values())

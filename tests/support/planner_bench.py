@@ -7,13 +7,13 @@ import pyarrow as pa
 
 from kafka_sink.accumulator.append_planner import AppendPlan, AppendPlanner, Grant
 from kafka_sink.accumulator.batch_limits import LearntLimits, SizeEstimates
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_columns import RecordColumns
+from tests.support.allocators import incremental_allocator
 
 BATCH_SIZE = 1_024
 CHUNK = 1_024
@@ -33,7 +33,7 @@ class Bench:
 
     def __init__(self, memory: int = 1 << 20) -> None:
         self.pool = BufferPool(memory, CHUNK, clock_ms=lambda: 0.0)
-        self.allocator = IncrementalAllocator(self.pool, BATCH_SIZE)
+        self.allocator = incremental_allocator(self.pool, BATCH_SIZE)
         self.settings = SinkOptions(
             bootstrap_servers=(),
             batch_size=BATCH_SIZE,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
 from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.accumulator.record_accumulator import WrittenBatch
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType
+from tests.support.allocators import incremental_allocator
 
 
 def written_batch(
     partition: Partition, records: int, raw_bytes: int, sent_bytes: int, base_offset: int
 ) -> WrittenBatch:
     """A batch of so many records, whose ``sent_bytes`` include its header."""
-    buffer = IncrementalAllocator(BufferPool(sent_bytes + 128, 128, clock_ms=lambda: 0.0)).open(
+    buffer = incremental_allocator(BufferPool(sent_bytes + 128, 128, clock_ms=lambda: 0.0)).open(
         sent_bytes, 0.0
     )
     batch = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, 0.0)

@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kafka_sink.accumulator.batch_buffer import BufferAllocator
-from kafka_sink.accumulator.buffer_pool import BufferPool
-from kafka_sink.accumulator.chunked_buffer import IncrementalAllocator
-from kafka_sink.accumulator.single_buffer import FullAllocator
-from kafka_sink.accumulator.worker_pools import WorkerPools
+from kafka_sink.memory.allocator import BufferAllocator, WorkerPools
+from kafka_sink.memory.pool import BufferPool
+from tests.support.allocators import full_allocator, incremental_allocator
 
 VARIABLE = "KAFKA_SINK_TEST_STRATEGY"
 FOLDER = str(Path(__file__).resolve().parent)
@@ -34,5 +32,5 @@ def install() -> None:
 def allocator(pool: BufferPool, batch_size: int, chunk: int) -> BufferAllocator:
     """For tests that make their own pool: ``chunk`` is the size that `incremental` takes at a time."""
     if os.environ.get(VARIABLE) == "full":
-        return FullAllocator(pool, batch_size)
-    return IncrementalAllocator(pool, chunk)
+        return full_allocator(pool, batch_size)
+    return incremental_allocator(pool, chunk)

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kafka_sink.accumulator.worker_pools import WorkerPools
+from kafka_sink.memory.allocator import WorkerPools
 from tests.support.strategy import forced
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ALLOCATORS = {"incremental": "IncrementalAllocator", "full": "FullAllocator"}
+FULL = {"incremental": False, "full": True}
 ASK = """
-from kafka_sink.accumulator.worker_pools import WorkerPools
-print(type(WorkerPools(lambda: 0.0).allocator("incremental", 1 << 20, 1024)).__name__)
+from kafka_sink.memory.allocator import WorkerPools
+print(WorkerPools(lambda: 0.0).allocator("incremental", 1 << 20, 1024).full)
 """
 
 
 @pytest.mark.both_strategies
 def test_this_process_obeys_the_mark(allocation_strategy: str) -> None:
     allocator = WorkerPools(lambda: 0.0).allocator("incremental", 1 << 20, 1024)
-    assert type(allocator).__name__ == ALLOCATORS[allocation_strategy]
+    assert allocator.full == FULL[allocation_strategy]
 
 
 @pytest.mark.parametrize("strategy", ["incremental", "full"])
@@ -33,14 +33,14 @@ def test_subprocesses_obey_the_variable(project_environment: dict[str, str], str
     done = subprocess.run(
         [sys.executable, "-c", ASK], env=environ, capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.strip() == ALLOCATORS[strategy]
+    assert done.stdout.strip() == str(FULL[strategy])
 
 
 def test_sparks_workers_obey_the_command_line(spark: SparkSession, request: pytest.FixtureRequest) -> None:
     chosen = request.config.getoption("--allocation-strategy") or "incremental"
 
-    def ask(_: int) -> str:
+    def ask(_: int) -> bool:
         pools = WorkerPools(lambda: 0.0)
-        return type(pools.allocator("incremental", 1 << 20, 1024)).__name__
+        return pools.allocator("incremental", 1 << 20, 1024).full
 
-    assert spark.sparkContext.parallelize([0], 1).map(ask).collect() == [ALLOCATORS[chosen]]
+    assert spark.sparkContext.parallelize([0], 1).map(ask).collect() == [FULL[chosen]]

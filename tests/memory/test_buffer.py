@@ -14,21 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.accumulator import memory_arena
-from kafka_sink.accumulator.batch_buffer import BatchBuffer, BufferAllocator
-from kafka_sink.accumulator.buffer_pool import BufferPool, LentChunks, give_all
-from kafka_sink.accumulator.chunked_buffer import ChunkedBuffer, IncrementalAllocator, chunk_size
-from kafka_sink.accumulator.single_buffer import FullAllocator
 from kafka_sink.errors import (
     BufferExhaustedError,
     BufferOwnershipError,
     ProducerClosedError,
     RecordTooLargeError,
 )
+from kafka_sink.memory import arena
+from kafka_sink.memory.allocator import BufferAllocator, chunk_size
+from kafka_sink.memory.buffer import ChunkedBuffer, Memory
+from kafka_sink.memory.pool import BufferPool, LentChunks, give_all
+from tests.support.allocators import full_allocator, incremental_allocator
 
 BATCH = 400  # four chunks at most in a small batch, so that borders are everywhere
-Allocator = IncrementalAllocator | FullAllocator
-ALLOCATORS: list[type[IncrementalAllocator] | type[FullAllocator]] = [IncrementalAllocator, FullAllocator]
+Strategy = Callable[..., BufferAllocator]
+ALLOCATORS: list[Strategy] = [incremental_allocator, full_allocator]
 
 
 def pool_of(total: int, poolable: int = BATCH, heap: int | None = None) -> BufferPool:
@@ -36,8 +36,8 @@ def pool_of(total: int, poolable: int = BATCH, heap: int | None = None) -> Buffe
 
 
 @pytest.fixture(params=ALLOCATORS)
-def strategy(request: pytest.FixtureRequest) -> Callable[..., Allocator]:
-    make: Callable[..., Allocator] = request.param
+def strategy(request: pytest.FixtureRequest) -> Strategy:
+    make: Strategy = request.param
     return make
 
 
@@ -51,7 +51,7 @@ def scatter(pool: BufferPool, seed: int) -> None:
     pool.give(arena, chunks)
 
 
-def content(buffer: BatchBuffer) -> bytes:
+def content(buffer: Memory) -> bytes:
     return b"".join(buffer.views())
 
 
@@ -61,7 +61,7 @@ def assert_idle(pool: BufferPool) -> None:
     assert metrics.allocated_bytes <= metrics.buffer_total_bytes
 
 
-def opened(allocator: BufferAllocator, projected: int) -> BatchBuffer:
+def opened(allocator: BufferAllocator, projected: int) -> Memory:
     buffer = allocator.try_open(projected)
     assert buffer is not None
     return buffer
@@ -72,13 +72,13 @@ def opened(allocator: BufferAllocator, projected: int) -> BatchBuffer:
 
 @pytest.mark.parametrize("sizes", [[90] * 40, [90, 150, 90], [BATCH + 50, 90], []])
 def test_many_batches_are_opened_as_one_by_one_and_returned_together(
-    strategy: Callable[..., Allocator], sizes: list[int]
+    strategy: Strategy, sizes: list[int]
 ) -> None:
     """Up to the first that the pool has no memory for."""
-    pools = [pool_of(8 * BATCH, 128 if strategy is IncrementalAllocator else BATCH) for _ in range(2)]
+    pools = [pool_of(8 * BATCH, 128 if strategy is incremental_allocator else BATCH) for _ in range(2)]
     together = strategy(pools[0], BATCH).try_open_all(sizes)
     allocator = strategy(pools[1], BATCH)
-    apart: list[BatchBuffer] = []
+    apart: list[Memory] = []
     for size in sizes:
         buffer = allocator.try_open(size)
         if buffer is None:
@@ -108,7 +108,7 @@ class Call:
 
 @dataclass
 class Batch:
-    buffer: BatchBuffer
+    buffer: Memory
     model: bytearray = field(default_factory=bytearray)
 
 
@@ -140,7 +140,7 @@ calls = st.lists(
 class Machine:
     """Runs calls on one allocator. What is written is numbered, so that no two batches look alike."""
 
-    def __init__(self, allocator: Allocator) -> None:
+    def __init__(self, allocator: BufferAllocator) -> None:
         self.allocator = allocator
         self.batches: list[Batch] = []
         self.written = 0
@@ -168,7 +168,7 @@ class Machine:
     def grow(self, batch: Batch, call: Call) -> None:
         before = batch.buffer.capacity
         projected = batch.buffer.size + call.length
-        if self.allocator.try_grow(batch.buffer, projected):
+        if batch.buffer.grow(projected):
             assert batch.buffer.capacity >= max(before, projected)
         else:
             assert batch.buffer.capacity == before < projected
@@ -185,10 +185,11 @@ class Machine:
     def write_growing(self, batch: Batch, call: Call) -> None:
         data = self.data(call.length)
         heap = batch.buffer.heap_bytes
-        used_heap = batch.buffer.write_growing(data)
+        reserved = self.allocator.pool.heap_room if self.allocator.full else 0
+        batch.buffer.write_growing(data)
         batch.model += data
-        assert used_heap == (batch.buffer.heap_bytes > heap)
-        assert not used_heap or batch.buffer.overflowed
+        if batch.buffer.heap_bytes - heap > reserved:
+            assert batch.buffer.overflowed
 
     def truncate(self, batch: Batch, call: Call) -> None:
         size = int(len(batch.model) * call.fraction)
@@ -209,8 +210,8 @@ class Machine:
 
     def trim(self, batch: Batch, _call: Call) -> None:
         batch.buffer.trim()
-        if isinstance(batch.buffer, ChunkedBuffer) or batch.buffer.heap_bytes:
-            step = 128 if isinstance(batch.buffer, ChunkedBuffer) else chunk_size(BATCH)
+        if not self.allocator.full or batch.buffer.heap_bytes:
+            step = chunk_size(BATCH) if self.allocator.full else 128
             assert batch.buffer.capacity - batch.buffer.size < step
 
     def release(self, batch: Batch, _call: Call) -> None:
@@ -222,7 +223,7 @@ class Machine:
             batch.buffer.write(b"x")
         attempts: list[Callable[[], object]] = [
             lambda: batch.buffer.write_growing(b"x"),
-            lambda: self.allocator.try_grow(batch.buffer, 1),
+            lambda: batch.buffer.grow(1),
         ]
         for grow in attempts:
             with pytest.raises(BufferOwnershipError):
@@ -267,7 +268,7 @@ class Machine:
     seed=st.one_of(st.none(), st.integers(0, 9)),
 )
 def test_a_batch_holds_what_was_written_whatever_the_pool_can_give(
-    make: Callable[..., Allocator],
+    make: Strategy,
     script: list[Call],
     total: int,
     heap: int,
@@ -275,8 +276,8 @@ def test_a_batch_holds_what_was_written_whatever_the_pool_can_give(
     seed: int | None,
 ) -> None:
     # Chunks are the smallest there are, so that a few hundred bytes cross many borders.
-    batch_size = 128 if make is IncrementalAllocator else BATCH
-    with patch.object(memory_arena, "_SLAB_CHUNKS", slab_chunks):
+    batch_size = 128 if make is incremental_allocator else BATCH
+    with patch.object(arena, "_SLAB_CHUNKS", slab_chunks):
         machine = Machine(make(pool_of(total, batch_size, heap)))
         if seed is not None:
             scatter(machine.allocator.pool, seed)
@@ -312,7 +313,7 @@ def test_full_and_incremental_hold_the_same_bytes(script: list[Call]) -> None:
     [b"abc", bytearray(b"abc"), memoryview(b"abc"), np.frombuffer(b"abc", dtype=np.uint8).data],
     ids=["bytes", "bytearray", "memoryview", "numpy"],
 )
-def test_any_contiguous_bytes_are_taken(strategy: Callable[..., Allocator], data: bytes) -> None:
+def test_any_contiguous_bytes_are_taken(strategy: Strategy, data: bytes) -> None:
     buffer = opened(strategy(pool_of(10_000)), 300)
     for _ in range(100):
         buffer.write(data)
@@ -326,9 +327,9 @@ def test_any_contiguous_bytes_are_taken(strategy: Callable[..., Allocator], data
     ids=["wide items", "strided"],
 )
 def test_what_is_no_contiguous_bytes_is_refused_and_changes_nothing(
-    strategy: Callable[..., Allocator], data: memoryview, size: int
+    strategy: Strategy, data: memoryview, size: int
 ) -> None:
-    pool = pool_of(10_000, 128 if strategy is IncrementalAllocator else BATCH)
+    pool = pool_of(10_000, 128 if strategy is incremental_allocator else BATCH)
     scatter(pool, 1)
     buffer = opened(strategy(pool), 384)
     buffer.write(b"\5" * size)
@@ -341,11 +342,11 @@ def test_what_is_no_contiguous_bytes_is_refused_and_changes_nothing(
 
 def test_scattered_chunks_are_viewed_one_by_one_and_neighbours_together() -> None:
     pool = pool_of(128 * 12, 128)
-    allocator = IncrementalAllocator(pool)
+    allocator = incremental_allocator(pool)
     left, right = opened(allocator, 128), opened(allocator, 128)
     for index in range(5):
         for buffer in (left, right):
-            assert allocator.try_grow(buffer, 128 * (index + 2))
+            assert buffer.grow(128 * (index + 2))
     left.write(bytes(range(256)) * 3)
     right.write(b"\xff" * 768)
     assert content(left) == bytes(range(256)) * 3
@@ -364,7 +365,7 @@ class Handmade:
     def __init__(self, chunks: str) -> None:
         self.pool = pool_of(1024, 128)
         self.arena = self.pool.arena(128)
-        with patch.object(memory_arena, "_SLAB_CHUNKS", 4):
+        with patch.object(arena, "_SLAB_CHUNKS", 4):
             found = self.pool.try_take(self.arena, 8)
         assert found is not None
         slabs = {id(found[0].slab): "A"}
@@ -423,9 +424,7 @@ def test_over_neighbours_writing_goes_straight_on(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 5), (0, 11), (6, 5), (11, None)])
-def test_views_of_what_is_not_written_are_refused(
-    strategy: Callable[..., Allocator], start: int, end: int | None
-) -> None:
+def test_views_of_what_is_not_written_are_refused(strategy: Strategy, start: int, end: int | None) -> None:
     buffer = opened(strategy(pool_of(10_000)), 100)
     buffer.write(b"0123456789")
     with pytest.raises(ValueError, match="that are written"):
@@ -433,7 +432,7 @@ def test_views_of_what_is_not_written_are_refused(
 
 
 @pytest.mark.parametrize("size", [-1, 11])
-def test_truncating_to_what_is_not_written_is_refused(strategy: Callable[..., Allocator], size: int) -> None:
+def test_truncating_to_what_is_not_written_is_refused(strategy: Strategy, size: int) -> None:
     buffer = opened(strategy(pool_of(10_000)), 100)
     buffer.write(b"0123456789")
     with pytest.raises(ValueError, match="cannot truncate 10 bytes"):
@@ -454,14 +453,14 @@ def test_chunks_follow_batch_size_within_bounds(batch_size: int, chunk: int) -> 
 @pytest.mark.parametrize(("projected", "held"), [(1, 128), (128, 128), (129, 256), (1000, 1024)])
 def test_incremental_holds_the_chunks_that_the_projection_needs(projected: int, held: int) -> None:
     pool = pool_of(4096, 128)
-    buffer = opened(IncrementalAllocator(pool), projected)
+    buffer = opened(incremental_allocator(pool), projected)
     assert buffer.capacity == pool.metrics().used_bytes == held
 
 
 @pytest.mark.parametrize(("projected", "held"), [(1, BATCH), (BATCH, BATCH), (BATCH + 1, BATCH + 1)])
 def test_full_holds_a_batch_size_or_what_a_larger_first_record_needs(projected: int, held: int) -> None:
     pool = pool_of(4096)
-    buffer = opened(FullAllocator(pool), projected)
+    buffer = opened(full_allocator(pool), projected)
     assert buffer.capacity == pool.metrics().used_bytes == held
     buffer.release()
     # Only buffers of exactly batch.size are kept.
@@ -470,13 +469,13 @@ def test_full_holds_a_batch_size_or_what_a_larger_first_record_needs(projected: 
 
 def test_chunks_get_finer_where_one_for_each_open_batch_would_take_a_quarter_of_the_pool() -> None:
     pool = pool_of(1 << 20, 16384)
-    allocator = IncrementalAllocator(pool, 512 << 10)
+    allocator = incremental_allocator(pool, 512 << 10)
     buffers = [opened(allocator, 100) for _ in range(200)]
     # 16 of a quarter pool are 16 KiB, 64 are 4 KiB; from then on 1 KiB.
     assert [buffer.capacity for buffer in buffers] == [16384] * 16 + [4096] * 48 + [1024] * 136
     # What needs a large chunk at once gets it all the same, and a batch keeps its kind as it grows.
     assert opened(allocator, 20_000).capacity == 32768
-    assert allocator.try_grow(buffers[100], 1500)
+    assert buffers[100].grow(1500)
     assert buffers[100].capacity == 2048
     for buffer in buffers[50:]:
         buffer.release()
@@ -486,7 +485,7 @@ def test_chunks_get_finer_where_one_for_each_open_batch_would_take_a_quarter_of_
 def test_a_large_batch_counts_as_one_when_chunk_sizes_are_chosen() -> None:
     """What `full` would hold for it is no measure of how many batches are open."""
     pool = pool_of(1 << 20, 16384)
-    allocator = IncrementalAllocator(pool, 16384)
+    allocator = incremental_allocator(pool, 16384)
     large = opened(allocator, 300 << 10)
     assert pool.open_batches == 1
     small = [opened(allocator, 100) for _ in range(15)]
@@ -496,9 +495,9 @@ def test_a_large_batch_counts_as_one_when_chunk_sizes_are_chosen() -> None:
     assert pool.open_batches == 0
 
 
-@pytest.mark.parametrize("strategy", [FullAllocator, IncrementalAllocator])
+@pytest.mark.parametrize("strategy", [full_allocator, incremental_allocator])
 def test_every_way_to_open_a_batch_counts_it_until_its_release(
-    strategy: type[FullAllocator | IncrementalAllocator],
+    strategy: Strategy,
 ) -> None:
     pool = pool_of(6 * BATCH)
     allocator = strategy(pool)
@@ -506,7 +505,7 @@ def test_every_way_to_open_a_batch_counts_it_until_its_release(
     assert pool.open_batches == 2
     assert buffers[0] is not None
     assert buffers[1] is not None
-    assert allocator.try_grow(buffers[0], BATCH + 1)
+    assert buffers[0].grow(BATCH + 1)
     buffers[1].write(bytes(10))
     buffers[1].write_growing(bytes(5 * BATCH))
     buffers[1].trim()
@@ -519,32 +518,33 @@ def test_every_way_to_open_a_batch_counts_it_until_its_release(
 
 @pytest.mark.parametrize(("batch_size", "least"), [(16384, 1024), (8192, 2048), (4096, 1024), (1000, 1000)])
 def test_no_chunk_is_finer_than_a_kibibyte(batch_size: int, least: int) -> None:
-    allocator = IncrementalAllocator(pool_of(1 << 20, 16384), batch_size)
+    allocator = incremental_allocator(pool_of(1 << 20, 16384), batch_size)
     assert min(opened(allocator, 1).capacity for _ in range(300)) == least
 
 
 def test_incremental_grows_by_all_missing_chunks_or_none() -> None:
     pool = pool_of(128 * 5, 128)
-    allocator = IncrementalAllocator(pool)
+    allocator = incremental_allocator(pool)
     buffer, other = opened(allocator, 128), opened(allocator, 128)
-    assert not allocator.try_grow(buffer, 128 * 5)
+    assert not buffer.grow(128 * 5)
     assert (buffer.capacity, pool.metrics().used_bytes) == (128, 256)
-    assert allocator.try_grow(buffer, 128 * 4)
-    assert allocator.try_grow(buffer, 128 * 4)
+    assert buffer.grow(128 * 4)
+    assert buffer.grow(128 * 4)
     assert (buffer.capacity, pool.metrics().used_bytes) == (512, 640)
     other.release()
-    assert allocator.try_grow(buffer, 128 * 5)
+    assert buffer.grow(128 * 5)
 
 
 def test_a_batch_that_went_on_outside_the_pool_stays_there() -> None:
     pool = pool_of(256, 128, heap=1024)
-    allocator = IncrementalAllocator(pool)
+    allocator = incremental_allocator(pool)
     other, buffer = opened(allocator, 128), opened(allocator, 128)
-    assert buffer.write_growing(b"\1" * 200)
+    buffer.write_growing(b"\1" * 200)
+    assert buffer.overflowed
     other.release()
     # Its heap chunks are its last ones: there is memory now, but it is for others.
-    assert not allocator.try_grow(buffer, 300)
-    assert buffer.write_growing(b"\2" * 100)
+    assert not buffer.grow(300)
+    buffer.write_growing(b"\2" * 100)
     assert (buffer.heap_bytes, content(buffer)) == (256, b"\1" * 200 + b"\2" * 100)
     buffer.release()
     assert_idle(pool)
@@ -552,7 +552,7 @@ def test_a_batch_that_went_on_outside_the_pool_stays_there() -> None:
 
 def test_memory_that_was_trimmed_is_not_written_to() -> None:
     pool = pool_of(512, 128)
-    allocator = IncrementalAllocator(pool)
+    allocator = incremental_allocator(pool)
     buffer = opened(allocator, 512)
     buffer.write(b"\1" * 100)
     buffer.trim()
@@ -565,7 +565,7 @@ def test_memory_that_was_trimmed_is_not_written_to() -> None:
     assert content(other) == b"\2" * 384
 
 
-def test_a_second_release_leaves_the_memory_with_its_next_owner(strategy: Callable[..., Allocator]) -> None:
+def test_a_second_release_leaves_the_memory_with_its_next_owner(strategy: Strategy) -> None:
     pool = pool_of(BATCH)
     allocator = strategy(pool)
     buffer = opened(allocator, BATCH)
@@ -581,23 +581,23 @@ def test_a_second_release_leaves_the_memory_with_its_next_owner(strategy: Callab
 def test_full_takes_nothing_from_the_pool_after_batch_size() -> None:
     """What does not fit lies beside it, counted and limited, and goes back as soon as it is not needed."""
     pool = pool_of(3 * BATCH)
-    allocator = FullAllocator(pool)
+    allocator = full_allocator(pool)
     pool.heap_limit_bytes = 2 * BATCH
     buffer = opened(allocator, 10)
     buffer.write(b"abc")
-    assert allocator.growable_bytes(buffer) == 2 * BATCH
-    assert allocator.try_grow(buffer, BATCH + 1)
+    assert buffer.growable_bytes == 2 * BATCH
+    assert buffer.grow(BATCH + 1)
     assert (buffer.capacity, buffer.heap_bytes, content(buffer)) == (2 * BATCH, BATCH, b"abc")
     assert (pool.metrics().used_bytes, pool.metrics().heap_bytes) == (BATCH, BATCH)
-    assert allocator.try_grow(buffer, 3 * BATCH)
-    assert not allocator.try_grow(buffer, 3 * BATCH + 1)
+    assert buffer.grow(3 * BATCH)
+    assert not buffer.grow(3 * BATCH + 1)
     assert (buffer.capacity, buffer.overflowed) == (3 * BATCH, False)
     buffer.write(b"x" * (2 * BATCH))
-    view = buffer.views()[0]
+    views = buffer.views()
     buffer.truncate(BATCH)
     buffer.trim()
     # A request that refers to the buffer goes on to see its bytes.
-    assert bytes(view) == b"abc" + b"x" * (BATCH - 3) == content(buffer)
+    assert bytes(views[0]) == b"abc" + b"x" * (BATCH - 3) == content(buffer)
     assert (buffer.capacity, pool.metrics().heap_bytes) == (BATCH, 0)
     buffer.release()
     assert_idle(pool)
@@ -605,7 +605,7 @@ def test_full_takes_nothing_from_the_pool_after_batch_size() -> None:
 
 def test_full_opens_with_batch_size_whatever_its_rows_take_before_they_are_compressed() -> None:
     pool = pool_of(4 * BATCH)
-    allocator = FullAllocator(pool)
+    allocator = full_allocator(pool)
     pool.heap_limit_bytes = 2 * BATCH
     buffer = allocator.try_open(2 * BATCH, 10)
     assert buffer is not None
@@ -624,13 +624,13 @@ def test_full_opens_with_batch_size_whatever_its_rows_take_before_they_are_compr
     assert_idle(pool)
 
 
-def test_pressed_for_memory_a_batch_goes_on_outside_the_pool(strategy: Callable[..., Allocator]) -> None:
+def test_pressed_for_memory_a_batch_goes_on_outside_the_pool(strategy: Strategy) -> None:
     pool = pool_of(BATCH, BATCH, heap=500)
     allocator = strategy(pool)
     buffer = opened(allocator, BATCH)
     buffer.write(b"\1" * 100)
-    assert not allocator.try_grow(buffer, 1000)
-    assert buffer.write_growing(b"\2" * 900)
+    assert not buffer.grow(1000)
+    buffer.write_growing(b"\2" * 900)
     assert content(buffer) == b"\1" * 100 + b"\2" * 900
     metrics = pool.metrics()
     assert buffer.heap_bytes == metrics.heap_bytes == metrics.max_heap_bytes == metrics.heap_total_bytes > 0
@@ -647,8 +647,8 @@ def test_pressed_for_memory_a_batch_goes_on_outside_the_pool(strategy: Callable[
 
 def test_unused_heap_chunks_go_back_at_close_as_pool_chunks_do() -> None:
     pool = pool_of(256, 128, heap=1024)
-    buffer = opened(IncrementalAllocator(pool), 256)
-    assert buffer.write_growing(b"\1" * 600)
+    buffer = opened(incremental_allocator(pool), 256)
+    buffer.write_growing(b"\1" * 600)
     assert buffer.heap_bytes == 384
     buffer.truncate(300)
     buffer.trim()
@@ -661,13 +661,14 @@ def test_unused_heap_chunks_go_back_at_close_as_pool_chunks_do() -> None:
 
 
 def test_reserved_rows_may_exceed_the_heaps_limit_and_nothing_new_is_reserved_then(
-    strategy: Callable[..., Allocator],
+    strategy: Strategy,
 ) -> None:
     pool = pool_of(2 * BATCH, BATCH, heap=1000)
     allocator = strategy(pool)
     buffer, other = opened(allocator, BATCH), opened(allocator, BATCH)
     buffer.write(b"abc")
-    assert buffer.write_growing(bytes(2000))
+    buffer.write_growing(bytes(2000))
+    assert buffer.overflowed
     assert content(buffer) == b"abc" + bytes(2000)
     assert allocator.pool.overdrawn
     # There is memory in the pool, but the heap comes first.
@@ -682,7 +683,7 @@ def test_reserved_rows_may_exceed_the_heaps_limit_and_nothing_new_is_reserved_th
     assert_idle(pool)
 
 
-def buffer_releaser(buffer: BatchBuffer) -> Callable[[], None]:
+def buffer_releaser(buffer: Memory) -> Callable[[], None]:
     """Releases it once, when called."""
     left = [buffer]
     return lambda: left.pop().release() if left else None
@@ -693,25 +694,25 @@ def test_the_heap_limit_is_a_quarter_of_the_pool_but_enough_for_a_batch() -> Non
     assert pool_of(32_768).heap_limit_bytes == 1 << 20
     pool = pool_of(8 << 20)
     for batch_size, limit in ((1 << 20, 2 << 20), (3 << 20, 6 << 20), (1 << 20, 6 << 20), (1 << 30, 8 << 20)):
-        IncrementalAllocator(pool, batch_size)
+        incremental_allocator(pool, batch_size)
         assert pool.heap_limit_bytes == limit
 
 
 def test_the_heap_may_hold_as_much_as_the_pool_under_full() -> None:
     """What codecs need beside their buffers of batch.size."""
     pool = pool_of(8 << 20)
-    FullAllocator(pool, 16384)
+    full_allocator(pool, 16384)
     assert pool.heap_limit_bytes == 8 << 20
 
 
 def test_the_heap_limit_falls_when_the_producer_that_raised_it_is_closed() -> None:
     """After one task with `full` the heap of all later ones in the worker could be as large as the pool."""
     pool = pool_of(8 << 20)
-    kept = IncrementalAllocator(pool, 1 << 20)
+    kept = incremental_allocator(pool, 1 << 20)
     full, other, large = (
-        FullAllocator(pool, 16384),
-        FullAllocator(pool, 16384),
-        IncrementalAllocator(pool, 3 << 20),
+        full_allocator(pool, 16384),
+        full_allocator(pool, 16384),
+        incremental_allocator(pool, 3 << 20),
     )
     limits = []
     for closed in (full, full, other, large, kept):
@@ -723,7 +724,7 @@ def test_the_heap_limit_falls_when_the_producer_that_raised_it_is_closed() -> No
 def test_the_heap_limit_is_that_of_the_producers_at_work() -> None:
     """A producer rests in its worker's cache while tasks with other options write."""
     pool = pool_of(8 << 20)
-    other, full = IncrementalAllocator(pool, 1 << 20), FullAllocator(pool, 16384)
+    other, full = incremental_allocator(pool, 1 << 20), full_allocator(pool, 16384)
     full.rest()
     assert pool.heap_limit_bytes == 2 << 20
     full.begin()
@@ -736,7 +737,7 @@ def test_the_heap_limit_is_that_of_the_producers_at_work() -> None:
 
 def test_requests_wait_while_the_heap_of_a_closed_producer_exceeds_the_others_limit() -> None:
     pool = pool_of(8 << 20)
-    kept, full = IncrementalAllocator(pool, 1 << 20), FullAllocator(pool, 16384)
+    kept, full = incremental_allocator(pool, 1 << 20), full_allocator(pool, 16384)
     held = full.try_open(4 << 20, first_record=1)
     assert held is not None
     assert held.heap_bytes > 2 << 20
@@ -749,7 +750,7 @@ def test_requests_wait_while_the_heap_of_a_closed_producer_exceeds_the_others_li
 # -- opening ------------------------------------------------------------------------------------------
 
 
-def test_a_batch_larger_than_the_pool_fails_at_once(strategy: Callable[..., Allocator]) -> None:
+def test_a_batch_larger_than_the_pool_fails_at_once(strategy: Strategy) -> None:
     pool = pool_of(1000)
     allocator = strategy(pool)
     with pytest.raises(RecordTooLargeError, match=r"kafka\.buffer\.memory is 1000"):
@@ -758,7 +759,7 @@ def test_a_batch_larger_than_the_pool_fails_at_once(strategy: Callable[..., Allo
     assert_idle(pool)
 
 
-def test_opening_waits_no_longer_than_it_may(strategy: Callable[..., Allocator]) -> None:
+def test_opening_waits_no_longer_than_it_may(strategy: Strategy) -> None:
     pool = pool_of(BATCH)
     allocator = strategy(pool)
     buffer = opened(allocator, BATCH)
@@ -771,7 +772,7 @@ def test_opening_waits_no_longer_than_it_may(strategy: Callable[..., Allocator])
     assert_idle(pool)
 
 
-def test_a_closed_producer_opens_no_batch_but_ends_those_it_has(strategy: Callable[..., Allocator]) -> None:
+def test_a_closed_producer_opens_no_batch_but_ends_those_it_has(strategy: Strategy) -> None:
     pool = pool_of(10 * BATCH)
     allocator, other = strategy(pool), strategy(pool)
     buffer = opened(allocator, 10)
@@ -786,21 +787,12 @@ def test_a_closed_producer_opens_no_batch_but_ends_those_it_has(strategy: Callab
     assert_idle(pool)
 
 
-def test_a_buffer_of_the_other_kind_is_refused() -> None:
-    pool = pool_of(10_000)
-    incremental, full = IncrementalAllocator(pool), FullAllocator(pool)
-    with pytest.raises(TypeError, match="SingleBuffer"):
-        incremental.try_grow(opened(full, 10), 20)
-    with pytest.raises(TypeError, match="ChunkedBuffer"):
-        full.try_grow(opened(incremental, 10), 20)
-
-
 def test_producers_of_a_worker_share_one_pool() -> None:
     pool = pool_of(64 << 10, 16384)
     allocators: list[BufferAllocator] = [
-        IncrementalAllocator(pool, 1 << 20),
-        IncrementalAllocator(pool, 1000),
-        FullAllocator(pool, 10_000),
+        incremental_allocator(pool, 1 << 20),
+        incremental_allocator(pool, 1000),
+        full_allocator(pool, 10_000),
     ]
     sizes = (30_000, 9_000, 20_000)
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
@@ -821,9 +813,9 @@ def test_producers_of_a_worker_share_one_pool() -> None:
 
 def test_savings_are_measured_against_a_batch_size_for_each_open_batch() -> None:
     pool = pool_of(64 << 20, 16384)
-    allocator = IncrementalAllocator(pool, 1 << 20)
+    allocator = incremental_allocator(pool, 1 << 20)
     buffers = [opened(allocator, 5000) for _ in range(10)]
-    assert allocator.try_grow(buffers[0], 3 << 20)
+    assert buffers[0].grow(3 << 20)
     metrics = pool.metrics()
     assert metrics.full_strategy_bytes == (9 << 20) + (3 << 20)
     assert metrics.used_bytes == 9 * 16384 + (3 << 20)
@@ -840,7 +832,7 @@ def test_savings_are_measured_against_a_batch_size_for_each_open_batch() -> None
 
 def test_full_saves_nothing_against_itself() -> None:
     pool = pool_of(64 << 20, 1 << 20)
-    buffers = [opened(FullAllocator(pool), size) for size in (10, 1 << 20, 3 << 20)]
+    buffers = [opened(full_allocator(pool), size) for size in (10, 1 << 20, 3 << 20)]
     buffers[0].write(bytes(1 << 20))
     buffers[0].write_growing(bytes(1 << 20))
     assert pool.metrics().full_strategy_bytes == pool.metrics().used_bytes

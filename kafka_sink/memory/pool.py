@@ -21,9 +21,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.clock import Clock
 from kafka_sink.errors import BufferExhaustedError, ProducerClosedError, RecordTooLargeError
+from kafka_sink.memory.arena import Chunk, ChunkArena
 
 # metrics.num.samples and metrics.sample.window.ms at their defaults.
 _SAMPLES = 2

@@ -28,15 +28,15 @@ from hypothesis.stateful import (
     rule,
 )
 
-from kafka_sink.accumulator import buffer_pool
-from kafka_sink.accumulator.buffer_pool import BufferPool, PoolClient, WindowedRate, _Waiter
-from kafka_sink.accumulator.memory_arena import Chunk, ChunkArena
 from kafka_sink.errors import (
     BufferExhaustedError,
     BufferOwnershipError,
     ProducerClosedError,
     RecordTooLargeError,
 )
+from kafka_sink.memory import pool as pool_module
+from kafka_sink.memory.arena import Chunk, ChunkArena
+from kafka_sink.memory.pool import BufferPool, PoolClient, WindowedRate, _Waiter
 
 LONG_MS = 60_000.0
 JOIN_S = 30.0
@@ -413,7 +413,7 @@ def test_memory_that_comes_with_the_timeout_is_taken() -> None:
 
 
 def test_whoever_waits_looks_at_once_and_again_whether_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_pool, "_WATCH_MS", 1.0)
+    monkeypatch.setattr(pool_module, "_WATCH_MS", 1.0)
     pool = WatchedPool(1000)
     arena, client = pool.arena(100), PoolClient()
     held = pool.take(arena, 7, 0, client)
@@ -531,7 +531,7 @@ def test_no_memory_from_the_system_changes_nothing(monkeypatch: pytest.MonkeyPat
     def no_memory(_size: int) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("kafka_sink.accumulator.memory_arena._map", no_memory)
+    monkeypatch.setattr("kafka_sink.memory.arena._map", no_memory)
     attempts: list[Callable[[], object]] = [
         lambda: pool.try_take(arena, 3, 5),
         lambda: pool.take(arena, 3, 0, client, 5),
