@@ -217,11 +217,12 @@ class NetworkClient:
         return max(0.0, min((connection.connect_after_ms - now_ms for connection in idle), default=math.inf))
 
     def connected_with(self, api_key: int, now_ms: float) -> BrokerConnection | None:
-        """The connected broker with the least to do of those that have this API; None without one."""
+        """The broker with the least to do of those that have this API and take a request now; None without
+        one."""
         ready = [
             connection
             for connection in self.connections.values()
-            if connection.is_ready and api_key in connection.api_versions
+            if connection.is_ready and connection.accepts(now_ms) and api_key in connection.api_versions
         ]
         return min(ready, key=lambda connection: self._load(connection, now_ms)) if ready else None
 

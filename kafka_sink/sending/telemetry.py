@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_sink.clock import RANDOM, Clock, wall_ms
 from kafka_sink.counts import LatencyWindow
+from kafka_sink.errors import ProtocolError
 from kafka_sink.kafka_errors import (
     TELEMETRY_TOO_LARGE,
     THROTTLING_QUOTA_EXCEEDED,
@@ -127,7 +128,7 @@ class ClientTelemetry:
         self._due_ms = math.inf
         connection = self._find_connection(now_ms)
         if connection is None:
-            # The next connection ends this wait. A login that is being renewed makes none.
+            # The next connection ends this wait. The end of a throttling or a login's renewal makes none.
             self._due_ms = now_ms + self._interval_ms
         elif self._subscription is None:
             self._ask(connection, now_ms)
@@ -138,9 +139,9 @@ class ClientTelemetry:
     def _find_connection(self, now_ms: float) -> BrokerConnection | None:
         """The connection of the last request while it is idle, otherwise the one with the least to do: that
         of a bootstrap address, while there is one. Brokers handle the requests of a connection one after the
-        other, so rows and a push would wait for each other."""
+        other, so rows and a push would wait for each other. None where none takes a request now."""
         last = self._connection
-        if last is None or not last.is_ready or last.in_flight:
+        if last is None or last.in_flight or not _takes_request(last, now_ms):
             self._connection = self._network.connected_with(GET_TELEMETRY_SUBSCRIPTIONS, now_ms)
         return self._connection
 
@@ -183,13 +184,21 @@ class ClientTelemetry:
             self._subscription = None
             self._due_ms = now_ms
         elif code not in (0, TELEMETRY_TOO_LARGE, THROTTLING_QUOTA_EXCEEDED):
-            _log.info("no more metrics are pushed: a broker says %s", error_of(code).label)
-            self._is_off, self.is_offered, self._due_ms = True, False, math.inf
-            self._network.on_responded = None
+            self._stop(f"a broker says {error_of(code).label}")
 
     def _on_failure(self, client: int, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
-        if client == self._client:
-            self._due_ms = now_ms + self._interval_ms
+        """Rows in flight are lost with the connection and sent again, so that brokers which cannot read or
+        write these requests must not get many. Kafka's client waits for as long."""
+        if client != self._client:
+            return
+        self._due_ms = now_ms + max(self._interval_ms, _DEFAULT_INTERVAL_MS)
+        if isinstance(cause, ProtocolError):
+            self._stop(str(cause))
+
+    def _stop(self, reason: str) -> None:
+        _log.info("no more metrics are pushed: %s", reason)
+        self._is_off, self.is_offered, self._due_ms = True, False, math.inf
+        self._network.on_responded = None
 
     def _subscribe(self, given: Subscription, now_ms: float) -> None:
         if any(given.instance_id):
@@ -207,7 +216,7 @@ class ClientTelemetry:
     def terminate(self, now_ms: float) -> None:
         """The last push: it is written as far as the socket takes it at once, and not waited for."""
         wanted, last = self._subscription, self._connection
-        if wanted is not None and not self._is_off and last is not None and last.is_ready:
+        if wanted and last and not self._is_off and _takes_request(last, now_ms):
             self._push(last, wanted, now_ms, terminating=True)
         self._client += 1
         self._instance_id, self._subscription, self._due_ms = bytes(16), None, math.inf
@@ -252,6 +261,10 @@ class ClientTelemetry:
                 found.append(Metric(f"{_PREFIX}{name}.avg", window.total / window.count, labels))
                 found.append(Metric(f"{_PREFIX}{name}.max", window.most, labels))
         return found
+
+
+def _takes_request(connection: BrokerConnection, now_ms: float) -> bool:
+    return connection.is_ready and connection.accepts(now_ms)
 
 
 def _compressed(data: bytes, compression: CompressionType) -> bytes:

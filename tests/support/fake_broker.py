@@ -1,8 +1,9 @@
 """A scripted Kafka cluster in this process, for faults that no real broker produces on demand.
 
-It speaks ApiVersions, Metadata, Produce, InitProducerId, CreateTopics of one topic, and DescribeConfigs of
-one broker, through kafka-python's codecs on real sockets of 127.0.0.1. Each request takes the next scripted
-``Reply`` of its API, and the right response once there is none.
+It speaks ApiVersions, Metadata, Produce, InitProducerId, CreateTopics of one topic, DescribeConfigs of one
+broker, and client metrics where ``versions`` offers them, on real sockets of 127.0.0.1, the most through
+kafka-python's codecs. Each request takes the next scripted ``Reply`` of its API, and the right response once
+there is none.
 Batches are checked as a real broker does (``fake_log``), so a lost, doubled or reordered batch shows.
 
 What it leaves out: replication and elections (leaders move when a test says so), acks other than "appended",
@@ -43,6 +44,7 @@ from tests.support.fake_state import (
     framed,
 )
 from tests.support.ports import HeldPort
+from tests.support.telemetry_messages import GET_SUBSCRIPTIONS, PUSH, TelemetryRequest, Wanted
 
 __all__ = [
     "API_VERSIONS",
@@ -62,6 +64,8 @@ _REQUESTS: dict[int, Any] = {
     INIT_PRODUCER_ID: InitProducerIdRequest,
     CREATE_TOPICS: CreateTopicsRequest,
     DESCRIBE_CONFIGS: DescribeConfigsRequest,
+    GET_SUBSCRIPTIONS: TelemetryRequest,
+    PUSH: TelemetryRequest,
 }
 
 
@@ -160,6 +164,11 @@ class FakeCluster:
         """The next requests of this API get these, one each; on one broker only where it is named."""
         with self.lock:
             self._scripts[api_key, node_id].extend(replies)
+
+    def want_metrics(self, wanted: Wanted) -> None:
+        """Subscribe to these from now on."""
+        with self.lock:
+            self._state.wanted = wanted
 
     def advertise(self, *ports: int) -> None:
         """Let metadata name these instead of those where the brokers listen."""

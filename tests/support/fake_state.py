@@ -14,6 +14,7 @@ from kafka.protocol.producer import InitProducerIdResponse, ProduceResponse
 
 from tests.support.fake_log import MAX_MESSAGE_BYTES, PartitionLog, RecordBatch, parse_batch
 from tests.support.fake_replies import Reply
+from tests.support.telemetry_messages import GET_SUBSCRIPTIONS, PUSH, TelemetryResponse, Wanted
 
 PRODUCE, METADATA, API_VERSIONS, CREATE_TOPICS, INIT_PRODUCER_ID, DESCRIBE_CONFIGS = 0, 3, 18, 19, 22, 32
 VERSIONS = {
@@ -62,6 +63,8 @@ class FakeState:
         self.ports = ports
         self.versions = versions
         self.topics: dict[str, FakeTopic] = {}
+        # Of client metrics, where ``versions`` offers them.
+        self.wanted = Wanted()
         self._max_message_bytes = max_message_bytes
         self._next_producer_id = 1000
 
@@ -96,6 +99,10 @@ class FakeState:
             return self._create_topics(version, request, reply)
         if api_key == DESCRIBE_CONFIGS:
             return self._describe_configs(version, request, reply)
+        if api_key == GET_SUBSCRIPTIONS:
+            return TelemetryResponse.subscription(reply.throttle_ms, reply.error, self.wanted)
+        if api_key == PUSH:
+            return TelemetryResponse.pushed(reply.throttle_ms, reply.error)
         return self._produce(version, node_id, request, reply)
 
     # -- ApiVersions ----------------------------------------------------------------------------------
