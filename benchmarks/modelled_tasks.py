@@ -48,7 +48,7 @@ from kafka_sink.coordinator.rendezvous import RunningCoordinator
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Alive, Hello, Message, decode
 from kafka_sink.coordinator.transport import VERSION, FrameReader, framed, framed_bytes
 from kafka_sink.coordinator.writes import Writing
-from kafka_sink.counts import TopicFigures
+from kafka_sink.counts import TopicMetrics
 from kafka_sink.model import Node, Partitions, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
@@ -73,7 +73,7 @@ _READ_BYTES = 1 << 18
 
 def report_of(number: int) -> TaskReport:
     """Of a task with one topic on all brokers."""
-    counts = tuple(range(len(TopicFigures._fields)))
+    counts = tuple(range(len(TopicMetrics._fields)))
     brokers = {node: BrokerReport(f"kafka-{node}:9092", 9, latency_ms=99.0) for node in range(BROKERS)}
     identity = TaskIdentity("write", number, number, host=f"host-{number // 8}")
     return TaskReport("kafka:9092", identity, 1e4, topics={TOPIC: counts}, brokers=brokers)

@@ -118,7 +118,7 @@ def total(counts: Iterable[TaskCounts]) -> TaskCounts:
 # -- the same by topic and by broker, and what a task holds at a moment -------------------------------------
 
 
-class TopicFigures(NamedTuple):
+class TopicMetrics(NamedTuple):
     """A topic's acknowledged rows (with acks=0: sent rows), their bytes as sent and uncompressed, and their
     batches."""
 
@@ -127,8 +127,8 @@ class TopicFigures(NamedTuple):
     raw_bytes: int = 0
     batches: int = 0
 
-    def plus(self, other: TopicFigures) -> TopicFigures:
-        return TopicFigures(*map(add, self, other))
+    def plus(self, other: TopicMetrics) -> TopicMetrics:
+        return TopicMetrics(*map(add, self, other))
 
 
 # The buckets of request latencies: upper bounds in milliseconds. One more bucket has no bound.
@@ -138,7 +138,7 @@ LATENCY_BOUNDS_MS = (
 )
 
 
-class BrokerFigures(NamedTuple):
+class BrokerMetrics(NamedTuple):
     """Produce requests of one task to one broker. Times are milliseconds.
 
     ``address``: host and port. ``latency_buckets`` counts responses by LATENCY_BOUNDS_MS, not cumulated.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafka_sink import kafka_errors
-from kafka_sink.counts import LATENCY_BOUNDS_MS, BrokerFigures, LatencyWindow
+from kafka_sink.counts import LATENCY_BOUNDS_MS, BrokerMetrics, LatencyWindow
 
 if TYPE_CHECKING:
     from kafka_sink.accumulator.producer_batch import ProducerBatch
@@ -285,14 +285,14 @@ class Broker:
         """Counts start at zero. The task's thread calls it when nothing is in flight."""
         self.counts = BrokerCounts()
 
-    def figures(self, now_ms: float) -> BrokerFigures:
+    def metrics(self, now_ms: float) -> BrokerMetrics:
         """Of the present task, without an address. Any thread."""
         counts = self.counts
         try:
             oldest_ms = max(0.0, now_ms - self.sent[0].request.sent_ms)
         except IndexError:  # the sender's thread may have taken it just now
             oldest_ms = 0.0
-        return BrokerFigures(
+        return BrokerMetrics(
             "",
             counts.requests,
             counts.failures,

@@ -18,7 +18,7 @@ from kafka_sink.coordinator.live.messages import (
     report_end,
 )
 from kafka_sink.coordinator.schema import cut
-from kafka_sink.counts import TopicFigures, total
+from kafka_sink.counts import TopicMetrics, total
 from kafka_sink.driver import driver_log
 from kafka_sink.model import TaskResult
 from kafka_sink.options import SinkOptions
@@ -125,7 +125,7 @@ def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
     )
 
 
-def topics_of(results: Sequence[TaskResult]) -> dict[str, TopicFigures]:
+def topics_of(results: Sequence[TaskResult]) -> dict[str, TopicMetrics]:
     """The sums by topic."""
     # Lists, because a commit may sum up tens of thousands of results.
     sums: dict[str, list[int]] = {}
@@ -139,4 +139,4 @@ def topics_of(results: Sequence[TaskResult]) -> dict[str, TopicFigures]:
                 of_topic[1] += sent_bytes
                 of_topic[2] += raw_bytes
                 of_topic[3] += batches
-    return {topic: TopicFigures(*of_topic) for topic, of_topic in sums.items()}
+    return {topic: TopicMetrics(*of_topic) for topic, of_topic in sums.items()}

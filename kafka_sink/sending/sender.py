@@ -25,7 +25,7 @@ from kafka_sink.cluster.broker import Broker, note_waits, unavailable
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.refresh import MetadataRequests
-from kafka_sink.counts import BrokerFigures
+from kafka_sink.counts import BrokerMetrics
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
 from kafka_sink.model import TopicPartition
@@ -188,10 +188,10 @@ class Sender(threading.Thread):
     def deliveries(self) -> TaskDeliveries:
         return self._completion.deliveries
 
-    def broker_figures(self, now_ms: float) -> dict[int, BrokerFigures]:
+    def broker_metrics(self, now_ms: float) -> dict[int, BrokerMetrics]:
         """Of the brokers that this task has sent to."""
-        found = ((broker.id, broker.figures(now_ms)) for broker in list(self._cluster.brokers.values()))
-        return {node_id: figures for node_id, figures in found if figures.requests}
+        found = ((broker.id, broker.metrics(now_ms)) for broker in list(self._cluster.brokers.values()))
+        return {node_id: metrics for node_id, metrics in found if metrics.requests}
 
     def begin(self) -> None:
         """A new task: its counts start at zero. It has failed already if the thread has."""

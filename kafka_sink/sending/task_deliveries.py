@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from kafka_sink.accumulator.record_accumulator import WrittenBatch
 from kafka_sink.cluster.partition import Partition, PartitionCounts, Range
-from kafka_sink.counts import TopicFigures
+from kafka_sink.counts import TopicMetrics
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import PartitionResult, TopicPartition
 from kafka_sink.records import batch_header
@@ -129,7 +129,7 @@ class TaskDeliveries:
         with self._lock:
             return replace(self._counts)
 
-    def topics(self) -> dict[str, TopicFigures]:
+    def topics(self) -> dict[str, TopicMetrics]:
         """The counts by topic, in the order of their first batches."""
         found: dict[str, list[int]] = {}
         with self._lock:
@@ -139,7 +139,7 @@ class TaskDeliveries:
                 sums[1] += counts.sent_bytes
                 sums[2] += counts.raw_bytes
                 sums[3] += counts.batches
-        return {topic: TopicFigures(*sums) for topic, sums in found.items()}
+        return {topic: TopicMetrics(*sums) for topic, sums in found.items()}
 
     @property
     def has_failed(self) -> bool:

@@ -24,7 +24,7 @@ from kafka_sink.coordinator.live.messages import (
     cluster_name,
 )
 from kafka_sink.coordinator.schema import cut
-from kafka_sink.counts import NAMES, BrokerFigures, Number, TaskCounts, TopicFigures
+from kafka_sink.counts import NAMES, BrokerMetrics, Number, TaskCounts, TopicMetrics
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.sending.producer_metrics import Metrics, RowMetrics, task_metrics
 from kafka_sink.sending.task_deliveries import DeliveryCounts
@@ -72,6 +72,8 @@ class TaskReporter:
     rack: ClientRack
     started_ms: float = 0.0
     transaction_since_ms: float | None = None
+    # The last leaders of partitions with rows that wait.
+    _led_by: dict[TopicPartition, int | None] = field(default_factory=dict)
     # Of all tasks before the present one.
     _before: Mapping[str, int] = field(default_factory=dict)
     _memory_before: PoolMetrics = field(init=False)
@@ -148,7 +150,7 @@ class TaskReporter:
     def _other_rack_bytes(self) -> int:
         if not self.rack.name:
             return 0
-        sent = self.sender.broker_figures(self.clock_ms())
+        sent = self.sender.broker_metrics(self.clock_ms())
         return sum(node.sent_bytes for node_id, node in sent.items() if self.rack.is_other(node_id))
 
     def _gauges(self) -> dict[str, Number]:
@@ -166,11 +168,11 @@ class TaskReporter:
 
     def _brokers(self, now_ms: float, *, done: bool) -> dict[int, BrokerReport]:
         addresses, options = self.cluster.nodes(), self.accumulator.options
-        counted = self.sender.broker_figures(now_ms)
+        counted = self.sender.broker_metrics(now_ms)
         is_quiet = any(now_ms - one.answered_ms > _QUIET_MS for one in counted.values())
         waiting = self._waiting() if not done and (is_quiet or not counted) else {}
         # With those that nothing could be sent to.
-        counted = {**{node_id: BrokerFigures() for node_id in addresses if node_id in waiting}, **counted}
+        counted = {**{node_id: BrokerMetrics() for node_id in addresses if node_id in waiting}, **counted}
         found = {}
         for node_id, one in islice(counted.items(), MAX_BROKERS):
             node, oldest_ms, left_ms = addresses.get(node_id), one.oldest_ms, None
@@ -196,9 +198,13 @@ class TaskReporter:
     def _waiting(self) -> dict[Target, list[tuple[TopicPartition, int, float]]]:
         """The partitions with rows that wait, how many, and since when, by partition and by leader."""
         waiting: dict[Target, list[tuple[TopicPartition, int, float]]] = {}
+        before, self._led_by = self._led_by, {}
         for partition, (rows, since_ms) in self.accumulator.waiting_rows().items():
             info = self.cluster.leader(partition)
-            for target in (partition, None if info is None else info.leader):
+            # Without a leader they wait for the one that it had.
+            leader = before.get(partition) if info is None else info.leader
+            self._led_by[partition] = leader
+            for target in (partition, leader):
                 if target is not None:
                     waiting.setdefault(target, []).append((partition, rows, since_ms))
         return waiting
@@ -241,8 +247,8 @@ def first_dead_letters(rows: Mapping[tuple[str, str], int]) -> tuple[DeadLetterC
     return (*found, DeadLetterCount("", "", others)) if others else tuple(found)
 
 
-def named_topics(counts: Mapping[str, TopicFigures]) -> dict[str, TopicFigures]:
+def named_topics(counts: Mapping[str, TopicMetrics]) -> dict[str, TopicMetrics]:
     """The first topics by name, and the sum of all others under ""."""
     found = dict(islice(counts.items(), MAX_TOPICS - 1))
-    others = reduce(TopicFigures.plus, islice(counts.values(), MAX_TOPICS - 1, None), TopicFigures())
+    others = reduce(TopicMetrics.plus, islice(counts.values(), MAX_TOPICS - 1, None), TopicMetrics())
     return {**found, "": others} if others.batches else found

@@ -76,7 +76,8 @@ class Night(Board):
             "buffer_used_bytes": 1 << 22,
             "buffer_allocated_bytes": 1 << 23,
         }
-        return report(sent, identity, gauges=gauges, elapsed_ms=self.now_ms, **given)
+        given.setdefault("elapsed_ms", self.now_ms)
+        return report(sent, identity, gauges=gauges, **given)
 
     @property
     def now_ms(self) -> float:
@@ -129,10 +130,15 @@ def between(night: Night) -> None:
 def stream(night: Night) -> None:
     for batch in range(41, 50):
         of = replace(STREAM, write=f"c/{batch}", batch=batch, task=10 * batch)
-        night.run(3, 2, of=of)
-        night.run(1, 2, of=of, done=True)
-        ended = final(900, write=of.write, query="0f3c9a1e", batch=batch, tasks=2, last_task=10 * batch + 1)
-        night.end(ended, night.now_ms)
+        of_each: dict[str, Any] = {
+            "of": of,
+            "counters": {"records": 5_000, "sent_bytes": 50_000},
+            "topics": {},
+        }
+        night.run(3, 2, **of_each, elapsed_ms=2_000.0)
+        night.run(1, 2, **of_each, elapsed_ms=3_000.0, done=True)
+        ended = final(10_000, write=of.write, query="0f3c9a1e", batch=batch, tasks=2)
+        night.end(replace(ended, last_task=10 * batch + 1), night.now_ms)
         night.pause(8)
 
 
@@ -141,6 +147,13 @@ def stuck(night: Night) -> None:
     night.run(1, 6, of=STREAM, done=True, transaction_ms=121_000.0)
     night.metrics.note_over(STREAM.write, night.now_ms, aborts=False)
     night.pause(70)
+
+
+def stuck_at_a_broker(night: Night) -> None:
+    stuck(night)
+    awaited = "broker 2 (10.0.0.2:9092) to end a transaction"
+    waits = DriverWaits(CLUSTER, "c", "committing", awaited, 70_000.0, 50_000.0)
+    night.metrics.note_driver(waits, night.now_ms)
 
 
 def dead_letters(night: Night) -> None:
@@ -208,6 +221,14 @@ STATES: dict[str, tuple[Callable[[Night], None], str, str]] = {
         stuck,
         "query clicks has been committing for 1 min 10 s: 6 transactions open, readers wait",
         "query clicks has been committing",
+    ),
+    "stuck at a broker": (
+        stuck_at_a_broker,
+        (
+            "query clicks, committing micro-batch 41: waits for broker 2 (10.0.0.2:9092) to end a "
+            "transaction, 1 min 10 s, fails in 50 s; 6 transactions open, readers wait. Restart it"
+        ),
+        "query clicks, committing micro-batch 41",
     ),
     "dead letters": (
         dead_letters,

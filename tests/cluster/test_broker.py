@@ -32,9 +32,9 @@ def test_requests_end_in_the_order_in_which_they_were_sent() -> None:
     assert (broker.request_sent_ms, broker.oldest_request_ms) == (5.0, 6.0)
     assert broker.failed() is second
     assert broker.oldest_request_ms is None
-    figures = broker.figures(20.0)
-    assert (figures.requests, figures.failures, figures.in_flight, figures.sent_bytes) == (2, 1, 0, 200)
-    assert (figures.latency_ms, figures.max_latency_ms, sum(figures.latency_buckets)) == (4.0, 4.0, 1)
+    metrics = broker.metrics(20.0)
+    assert (metrics.requests, metrics.failures, metrics.in_flight, metrics.sent_bytes) == (2, 1, 0, 200)
+    assert (metrics.latency_ms, metrics.max_latency_ms, sum(metrics.latency_buckets)) == (4.0, 4.0, 1)
 
 
 def test_a_request_that_throttling_delays_counts_from_its_end() -> None:
@@ -48,7 +48,7 @@ def test_a_request_that_throttling_delays_counts_from_its_end() -> None:
     assert brokers[1].oldest_request_ms == 900.0
     brokers[1].responded(30.0, 500.0)
     assert brokers[1].request_sent_ms == 900.0
-    assert brokers[1].figures(30.0).latency_ms == 25.0
+    assert brokers[1].metrics(30.0).latency_ms == 25.0
 
 
 def test_a_tasks_counts_begin_at_zero() -> None:
@@ -58,10 +58,10 @@ def test_a_tasks_counts_begin_at_zero() -> None:
     assert connection is not None
     connection.throttled_until_ms = 76.0
     brokers[1].responded(6.0, 500.0)
-    assert brokers[1].figures(6.0).throttle_ms == 70.0
+    assert brokers[1].metrics(6.0).throttle_ms == 70.0
     brokers[1].begin_task()
-    figures = brokers[1].figures(6.0)
-    assert (figures.requests, figures.latency_ms, figures.throttle_ms) == (0, 0.0, 0.0)
+    metrics = brokers[1].metrics(6.0)
+    assert (metrics.requests, metrics.latency_ms, metrics.throttle_ms) == (0, 0.0, 0.0)
 
 
 def test_throttling_outlives_its_connection_and_time_that_overlaps_counts_once() -> None:
@@ -72,7 +72,7 @@ def test_throttling_outlives_its_connection_and_time_that_overlaps_counts_once()
         brokers.throttle(1, until_ms)
         brokers[1].responded(responded_ms, 500.0)
     del brokers.network.connections[1]
-    assert brokers[1].figures(80.0).throttle_ms == 50.0
+    assert brokers[1].metrics(80.0).throttle_ms == 50.0
 
 
 def test_without_an_address_nothing_can_be_sent() -> None:

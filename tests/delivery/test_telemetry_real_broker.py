@@ -124,7 +124,7 @@ def test_pushes_are_the_producers_own_figures(receiver: Receiver) -> None:
             time.sleep(0.02)
         producer.finish()
         metrics = producer.metrics()
-        nodes = producer.sender.broker_figures(0.0)
+        nodes = producer.sender.broker_metrics(0.0)
         until(lambda: len(receiver.pushes("own")) >= 3, "pushes")
     finally:
         producer.close()

@@ -198,7 +198,7 @@ def test_brokers_that_the_cluster_no_longer_lists_are_forgotten() -> None:
             until(lambda: len(known.brokers) <= 3, "the others are forgotten")
         producer.send(rows(1, 1))
         assert producer.finish().records == 2
-    assert producer.sender.broker_figures(0.0)[0].requests == 2
+    assert producer.sender.broker_metrics(0.0)[0].requests == 2
 
 
 def test_muted_partitions_are_taken_out_of_what_is_ready() -> None:

@@ -16,7 +16,7 @@ from kafka_sink.coordinator.live.messages import (
     TaskReport,
     WriteEnded,
 )
-from kafka_sink.counts import NAMES, TopicFigures
+from kafka_sink.counts import NAMES, TopicMetrics
 
 CLUSTER = "broker:9092"
 TASK = TaskIdentity("w", 7, 3, 0, "host", application="app")
@@ -29,7 +29,7 @@ def report(records: int, identity: TaskIdentity = TASK, **changes: Any) -> TaskR
         identity,
         elapsed_ms=1000.0,
         counters={"records": records, "sent_bytes": 10 * records, "batches": 1},
-        topics={"t": TopicFigures(records, 10 * records, 20 * records, 1)} if records else {},
+        topics={"t": TopicMetrics(records, 10 * records, 20 * records, 1)} if records else {},
     )
     return replace(made, **changes)
 
@@ -41,7 +41,7 @@ def final(records: int, **changes: Any) -> WriteEnded:
         "committed",
         tasks=1,
         counters={"records": records, "sent_bytes": 10 * records, "batches": 1},
-        topics={"t": TopicFigures(records, 10 * records, 20 * records, 1)},
+        topics={"t": TopicMetrics(records, 10 * records, 20 * records, 1)},
     )
     return replace(made, **changes)
 

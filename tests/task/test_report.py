@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pyarrow as pa
+import pytest
 
 from kafka_sink.coordinator.live.messages import BrokerReport
 from kafka_sink.options import parse
@@ -32,7 +33,9 @@ def test_rows_may_name_topics_that_no_message_takes() -> None:
     assert (len(one.topic), one.rows) == (249, 3)
 
 
-def test_a_broker_owes_an_answer_while_rows_wait_for_it_though_no_request_is_under_way() -> None:
+def test_a_broker_owes_an_answer_while_rows_wait_for_it_though_no_request_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Catches: a frozen broker looked well again at kafka.request.timeout.ms, when its connection was
     closed."""
     raw = {"topic": "t", "kafka.request.timeout.ms": "300", "kafka.linger.ms": "0", **NO_BREAKER}
@@ -50,6 +53,10 @@ def test_a_broker_owes_an_answer_while_rows_wait_for_it_though_no_request_is_und
             assert late.oldest_ms > 1_200
             assert late.left_ms is not None
             assert 100_000 < late.left_ms < 119_000
+            # A broker that is fenced leads nothing, and rows wait for it all the same.
+            with monkeypatch.context() as fenced:
+                fenced.setattr(producer._reporter.cluster, "leader", lambda _: None)
+                assert [reported(producer).oldest_ms > 1_200 for _ in range(3)] == [True] * 3
             cluster.thaw(0)
             producer.finish()
             assert (reported(producer).oldest_ms, reported(producer).left_ms) == (0, None)

@@ -32,7 +32,7 @@ from kafka_sink.coordinator.live.messages import (
 )
 from kafka_sink.coordinator.live.running_tasks import RunningTask, RunningTasks
 from kafka_sink.coordinator.schema import Outbox, Scope, Service, receives
-from kafka_sink.counts import NAMES, Number, RateWindow, TopicFigures
+from kafka_sink.counts import NAMES, Number, RateWindow, TopicMetrics
 from kafka_sink.errors import ProtocolError
 from kafka_sink.printable import printable
 
@@ -81,7 +81,7 @@ class _Cluster:
 
 @dataclass(slots=True)
 class _Topic:
-    totals: TopicFigures = field(default_factory=TopicFigures)
+    totals: TopicMetrics = field(default_factory=TopicMetrics)
     records: RateWindow = field(default_factory=RateWindow)
     sent_bytes: RateWindow = field(default_factory=RateWindow)
 
@@ -109,7 +109,7 @@ class _Write:
     cluster: str = ""
     began_ms: float = math.inf
     counters: Counter[str] = field(default_factory=Counter)
-    topics: dict[str, TopicFigures] = field(default_factory=dict)
+    topics: dict[str, TopicMetrics] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
     done: int = 0
@@ -462,7 +462,7 @@ class ApplicationMetrics:
     def _observe_events(self, now_ms: float) -> None:
         jobs = {key: (_label(key, job), job.state, job.cause) for key, job in self._jobs.items()}
         skipped = int(sum(one.counters["skipped"] for one in self._clusters.values()))
-        self._events.observe(self._wall_s(), self._mutes(now_ms), jobs, skipped)
+        self._events.observe(self._wall_s(), self._attempts.muted.shown(now_ms), jobs, skipped)
 
     # -- snapshot -----------------------------------------------------------------------------------
 
@@ -470,7 +470,7 @@ class ApplicationMetrics:
         """Everything that the page and the metrics show, as plain values. Times are seconds."""
         self._attempts.expire(now_ms - self._gone_ms)
         silent_before_ms = now_ms - self._silent_ms
-        mutes = self._mutes(now_ms)
+        mutes = self._attempts.muted.shown(now_ms)
         opened = self._open_by_job()
         return {
             "application": self._application,
@@ -497,10 +497,7 @@ class ApplicationMetrics:
             ],
             "brokers": self._shown_brokers(mutes, now_ms),
             "driver": self._shown_driver(now_ms),
-            "mutes": [
-                {**mute, **self._attempts.muted.waiting(mute["cluster"], mute["target"], now_ms)}
-                for mute in mutes[:_MAX_MUTES_SHOWN]
-            ],
+            "mutes": mutes[:_MAX_MUTES_SHOWN],
             "tasks": self._shown_tasks(silent_before_ms, now_ms),
             "tasks_running": self._attempts.shown,
             "reports": self.reports,
@@ -610,21 +607,6 @@ class ApplicationMetrics:
             )
         return shown
 
-    def _mutes(self, now_ms: float) -> list[dict[str, Any]]:
-        """What tasks mute, the longest first."""
-        found = [
-            {
-                "cluster": cluster,
-                "target": target,
-                "kind": "broker" if target.lstrip("-").isdigit() else "partition",
-                "reason": reason,
-                "seconds": max(0.0, now_ms - since_ms) / 1000,
-                "shared": shared,
-            }
-            for cluster, target, since_ms, reason, shared in self._attempts.muted
-        ]
-        return sorted(found, key=lambda mute: -mute["seconds"])
-
     def _shown_tasks(self, silent_before_ms: float, now_ms: float) -> list[dict[str, Any]]:
         tasks: list[dict[str, Any]] = []
         for one, state in self._attempts.to_show(_MAX_TASKS_SHOWN, silent_before_ms):
@@ -666,11 +648,11 @@ def _recent_latency_s(broker: _Broker) -> float | None:
     return broker.latency_ms.increase / responses / 1000 if responses else None
 
 
-_NO_ROWS = TopicFigures()
+_NO_ROWS = TopicMetrics()
 
 
-def _sum(totals: TopicFigures, added: Iterable[Number]) -> TopicFigures:
-    return TopicFigures(*(int(have + more) for have, more in zip_longest(totals, added, fillvalue=0)))
+def _sum(totals: TopicMetrics, added: Iterable[Number]) -> TopicMetrics:
+    return TopicMetrics(*(int(have + more) for have, more in zip_longest(totals, added, fillvalue=0)))
 
 
 # -- what happened, in order: it follows from the rest once a second, so nobody has to report it -------------

@@ -36,7 +36,7 @@ from kafka_sink.coordinator.schema import (
     message,
     receives,
 )
-from kafka_sink.counts import TopicFigures
+from kafka_sink.counts import TopicMetrics
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.options import SinkOptions
@@ -72,8 +72,8 @@ _SILENT_S, _SHORT_TIMEOUT_MS = 60.0, 500.0
 _WAIT_REPORTED_MS, _WAIT_LOGGED_MS = 1000.0, 3000.0
 
 Counts = Annotated[dict[Name, Count | Ms], AtMost(_MAX_NAMES)]
-# As TopicFigures has them; decoded at once, because a report may have hundreds.
-TopicCounts = Annotated[tuple[Count, ...], AtMost(len(TopicFigures._fields))]
+# As TopicMetrics has them; decoded at once, because a report may have hundreds.
+TopicCounts = Annotated[tuple[Count, ...], AtMost(len(TopicMetrics._fields))]
 _ByOutcome = Annotated[dict[Name, Count], AtMost(_MAX_OUTCOMES)]
 
 

@@ -71,7 +71,7 @@ OF_BROKER: tuple[MetricSpec, ...] = tuple(
         ("node_request_error", "counter", "failures", "Produce requests without a response"),
         ("produce_throttle_time_seconds", "counter", "throttled", "Time for which the broker throttled"),
         ("requests_in_flight", "gauge", "in_flight", "Produce requests without a response yet"),
-        ("oldest_request_age_seconds", "gauge", "oldest", "Age of the oldest of them"),
+        ("oldest_request_age_seconds", "gauge", "oldest", "How long rows have waited for its response"),
     )
 )
 LATENCY = MetricSpec(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any
@@ -212,81 +212,62 @@ class RunningTasks:
 # -- muted brokers and partitions, and rows that wait for them -----------------------------------------------
 
 
-@dataclass(slots=True)
-class _Muted:
-    """A target as tasks see it. ``rows`` by attempt. ``first``: the attempt whose rows reach
-    delivery.timeout.ms first, at ``deadline_ms``."""
-
-    since_ms: float = math.inf
-    reason: str = ""
-    shared: bool = False
-    rows: dict[AttemptKey, int] = field(default_factory=dict)
-    total: int = 0
-    partitions: int = 0
-    named: dict[str, None] = field(default_factory=dict)
-    first: AttemptKey | None = None
-    deadline_ms: float = math.inf
-
-    def add(self, attempt: AttemptKey, one: MuteReport, now_ms: float) -> None:
-        if now_ms - one.age_ms < self.since_ms:
-            self.since_ms, self.reason = now_ms - one.age_ms, one.reason
-        self.shared |= one.shared
-        self.rows[attempt] = one.rows
-        self.total += one.rows
-        self.partitions = max(self.partitions, one.partitions)
-        self.named.update(dict.fromkeys(one.named[: MAX_PARTITIONS - len(self.named)]))
-        if one.left_ms is not None and now_ms + one.left_ms < self.deadline_ms:
-            self.first, self.deadline_ms = attempt, now_ms + one.left_ms
-
-
 class MutedTargets:
-    """The cost of a report is that of its own entries, and a snapshot costs nothing for each task: tens of
-    thousands may wait. After a task has left, which one is first is known again once each has reported again.
-    """
+    """What attempts mute, as they last reported it. Added up when somebody asks: mostly there is none."""
 
     def __init__(self) -> None:
-        self._by_target: dict[tuple[str, str], _Muted] = {}
-        self._targets: dict[AttemptKey, list[tuple[str, str]]] = {}
-
-    def __iter__(self) -> Iterator[tuple[str, str, float, str, bool]]:
-        """Cluster, target, since when, why, and whether for all tasks."""
-        for (cluster, target), muted in self._by_target.items():
-            yield cluster, target, muted.since_ms, muted.reason, muted.shared
+        self._reports: dict[AttemptKey, tuple[str, float, Sequence[MuteReport]]] = {}
 
     def report(self, cluster: str, attempt: AttemptKey, mutes: Iterable[MuteReport], now_ms: float) -> int:
         """What an attempt reports, in place of what it reported before. Returns how many were taken."""
         self.forget(attempt)
-        # Each target once, whatever the report says: ``forget`` takes back what is added here.
-        taken = []
-        for target, one in {one.target: one for one in mutes}.items():
-            key = cluster, target
-            if key in self._by_target or len(self._by_target) < _MAX_TARGETS:
-                self._by_target.setdefault(key, _Muted()).add(attempt, one, now_ms)
-                taken.append(key)
+        # Each target once, whatever the report says.
+        taken = tuple({one.target: one for one in mutes}.values())
         if taken:
-            self._targets[attempt] = taken
+            self._reports[attempt] = cluster, now_ms, taken
         return len(taken)
 
     def forget(self, attempt: AttemptKey) -> int:
         """It has ended, or is gone. Returns how many targets it had."""
-        targets = self._targets.pop(attempt, [])
-        for key in targets:
-            muted = self._by_target[key]
-            muted.total -= muted.rows.pop(attempt)
-            if not muted.rows:
-                del self._by_target[key]
-            elif muted.first == attempt:
-                muted.first, muted.deadline_ms = None, math.inf
-        return len(targets)
+        return len(self._reports.pop(attempt, ("", 0.0, ()))[2])
 
-    def waiting(self, cluster: str, target: str, now_ms: float) -> dict[str, Any]:
-        """The rows that wait for a target. ``left``: seconds until the first of them reach
-        delivery.timeout.ms; None where that is not known."""
-        muted = self._by_target.get((cluster, target), _Muted())
-        is_known = muted.deadline_ms < math.inf
-        return {
-            "rows": muted.total,
-            "partitions": muted.partitions,
-            "named": list(muted.named),
-            "left": max(0.0, muted.deadline_ms - now_ms) / 1000 if is_known else None,
-        }
+    def shown(self, now_ms: float) -> list[dict[str, Any]]:
+        """By target, the longest first: since when and why, whether for all tasks, and what waits for it.
+
+        ``left``: seconds until the first of the rows reach delivery.timeout.ms; None where none wait.
+        """
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for cluster, at_ms, mutes in self._reports.values():
+            for one in mutes:
+                key = cluster, one.target
+                muted = found.get(key)
+                if muted is None:
+                    if len(found) >= _MAX_TARGETS:
+                        continue
+                    muted = found[key] = _muted(*key)
+                age_ms = now_ms - at_ms
+                if age_ms + one.age_ms > muted["seconds"] * 1000:
+                    muted["seconds"], muted["reason"] = (age_ms + one.age_ms) / 1000, one.reason
+                muted["shared"] |= one.shared
+                muted["rows"] += one.rows
+                muted["partitions"] = max(muted["partitions"], one.partitions)
+                muted["named"] = list(dict.fromkeys((*muted["named"], *one.named)))[:MAX_PARTITIONS]
+                if one.left_ms is not None:
+                    left = max(0.0, one.left_ms - age_ms) / 1000
+                    muted["left"] = left if muted["left"] is None else min(left, muted["left"])
+        return sorted(found.values(), key=lambda muted: -muted["seconds"])
+
+
+def _muted(cluster: str, target: str) -> dict[str, Any]:
+    return {
+        "cluster": cluster,
+        "target": target,
+        "kind": "broker" if target.lstrip("-").isdigit() else "partition",
+        "reason": "",
+        "seconds": -1.0,
+        "shared": False,
+        "rows": 0,
+        "partitions": 0,
+        "named": [],
+        "left": None,
+    }

@@ -28,7 +28,7 @@ from kafka_sink.coordinator.live.messages import (
 )
 from kafka_sink.coordinator.live.prometheus import exposition
 from kafka_sink.coordinator.schema import deliver
-from kafka_sink.counts import TopicFigures
+from kafka_sink.counts import TopicMetrics
 from kafka_sink.errors import ProtocolError
 from tests.support.fake_outbox import FakeOutbox
 from tests.support.task_reports import CLUSTER, TASK, Board, broker, final, report
@@ -198,7 +198,7 @@ def test_topics_beyond_the_bound_count_together() -> None:
     board = Board()
     for number in range(5 * application.MAX_TOPICS):
         name = f"t{number}"
-        board.report(report(0, topics={name: TopicFigures(1, 1, 1, 1)}, identity=replace(TASK, task=number)))
+        board.report(report(0, topics={name: TopicMetrics(1, 1, 1, 1)}, identity=replace(TASK, task=number)))
     shown = board.shown()["topics"]
     assert len(shown) <= application.MAX_TOPICS + 1
     assert board.topic(OTHER) == 4 * application.MAX_TOPICS
@@ -532,7 +532,7 @@ def test_a_mute_says_what_waits_for_it() -> None:
         5.0,
     )
     board.end(final(2))
-    assert not board.metrics._attempts.muted._targets
+    assert board.shown()["mutes"] == []
 
 
 def test_dead_letters_are_added_up_by_topic_and_reason() -> None:
@@ -578,7 +578,7 @@ def test_what_tasks_name_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> N
                 report(
                     1,
                     TaskIdentity(name, task, host=name, query=name),
-                    topics={f"{name}-{one}": TopicFigures(1, 1, 1, 1) for one in range(100)},
+                    topics={f"{name}-{one}": TopicMetrics(1, 1, 1, 1) for one in range(100)},
                     brokers={1_000 * task + one: broker(1, (1,)) for one in range(200)},
                     mutes=tuple(MuteReport(f"{name}-{one}", name, 1.0, 1) for one in range(20)),
                     dead_letters=tuple(DeadLetterCount(name, f"{name}-{one}", 1) for one in range(20)),

@@ -22,7 +22,7 @@ from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.live.http_server import Response
 from kafka_sink.coordinator.live.view import LivePages, OpenView, ViewOpened, ViewService
 from kafka_sink.coordinator.schema import deliver
-from kafka_sink.counts import TopicFigures
+from kafka_sink.counts import TopicMetrics
 from tests.support.fake_outbox import FakeOutbox
 from tests.support.task_reports import Board, final, full_report
 
@@ -181,7 +181,7 @@ def test_many_clients_of_one_moment_share_a_snapshot(served: Served) -> None:
 @pytest.mark.usefixtures("still")
 def test_a_write_that_has_ended_is_in_the_next_response_whoever_asked_just_before(served: Served) -> None:
     assert b"late-topic" not in served.body("/metrics.json") + served.body("/metrics")
-    ended = final(9, write="late", topics={"late-topic": TopicFigures(9, 90, 180, 1)})
+    ended = final(9, write="late", topics={"late-topic": TopicMetrics(9, 90, 180, 1)})
 
     async def end() -> None:
         served.metrics.end_write(ended, 0.0)
