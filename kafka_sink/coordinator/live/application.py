@@ -471,7 +471,7 @@ class ApplicationMetrics:
         self._attempts.expire(now_ms - self._gone_ms)
         silent_before_ms = now_ms - self._silent_ms
         mutes = self._attempts.muted.shown(now_ms)
-        opened = self._open_by_job()
+        opened, driver = self._open_by_job(), self._shown_driver(now_ms)
         return {
             "application": self._application,
             "time": self._wall_s(),
@@ -481,7 +481,7 @@ class ApplicationMetrics:
             "history": list(self._history),
             "events": self._events.shown(),
             "clusters": [
-                self._shown_cluster(name, one, silent_before_ms, now_ms)
+                self._shown_cluster(name, one, mutes, driver, now_ms)
                 for name, one in sorted(self._clusters.items())
             ],
             "jobs": [self._shown_job(key, job, opened, now_ms) for key, job in reversed(self._jobs.items())],
@@ -496,7 +496,7 @@ class ApplicationMetrics:
                 for (cluster, name), topic in sorted(self._topics.items())
             ],
             "brokers": self._shown_brokers(mutes, now_ms),
-            "driver": self._shown_driver(now_ms),
+            "driver": driver,
             "mutes": mutes[:_MAX_MUTES_SHOWN],
             "tasks": self._shown_tasks(silent_before_ms, now_ms),
             "tasks_running": self._attempts.shown,
@@ -505,9 +505,14 @@ class ApplicationMetrics:
         }
 
     def _shown_cluster(
-        self, name: str, cluster: _Cluster, silent_before_ms: float, now_ms: float
+        self,
+        name: str,
+        cluster: _Cluster,
+        mutes: list[dict[str, Any]],
+        driver: list[dict[str, Any]],
+        now_ms: float,
     ) -> dict[str, Any]:
-        totals = cluster.counters
+        totals, silent_before_ms = cluster.counters, now_ms - self._silent_ms
         # Of tasks that run, then of those that are done.
         opened, open_since_ms = self._attempts.transactions(name)
         for write in self._writes.values():
@@ -520,6 +525,8 @@ class ApplicationMetrics:
             "dead_letters": [[*key, number] for key, number in cluster.dead_letters.most_common()],
             "gauges": self._attempts.gauges(name),
             "states": self._attempts.states(name, silent_before_ms),
+            "muted": Counter(one["kind"] for one in mutes if one["cluster"] == name),
+            "driver": {one["step"]: one["seconds"] for one in reversed(driver) if one["cluster"] == name},
             "lookups": {
                 "coordinator": totals["metadata_fetches"],
                 "tasks": totals["metadata_requests"],
