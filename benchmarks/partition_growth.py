@@ -37,7 +37,6 @@ from benchmarks import charts
 from benchmarks import direct_producer as direct
 from benchmarks.direct_producer import MIB, pool_of
 from benchmarks.surroundings import RESULTS
-from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.producer_batch import BatchState
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
@@ -45,7 +44,6 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.memory.allocator import WorkerPools
 from kafka_sink.model import CompressionType, Partitions, TaskResult, TopicMetadata
 from kafka_sink.options import SinkOptions
-from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
@@ -213,8 +211,7 @@ class Unsent:
         )
         self._broker = Brokers().of(0)
         self._accumulator = RecordAccumulator(settings, self.allocator)
-        estimates = SizeEstimates(self._accumulator.options, codec_for(codec, None), self._accumulator.limits)
-        self._appender = RecordAppender(self._accumulator, estimates, monotonic_ms, lambda: None)
+        self._appender = RecordAppender(self._accumulator, monotonic_ms, lambda: None)
         nothing = [0] * partitions
         self._topics = {"t": TopicMetadata("t", None, Partitions("t", nothing, nothing))}
         self._partitioner = Partitioner(

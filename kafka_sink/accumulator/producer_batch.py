@@ -6,12 +6,13 @@ import itertools
 from enum import Enum
 
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.topic_limits import SAFETY, projected_size
 from kafka_sink.memory.buffer import Memory
 from kafka_sink.memory.pool import LentChunks
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header
 from kafka_sink.records.batch_header import NO_SEQUENCE, ProducerSequence
-from kafka_sink.records.compression import BlockCodec, CompressionRatios, WholeCodec
+from kafka_sink.records.compression import BlockCodec, WholeCodec
 from kafka_sink.records.encoder import Records
 
 
@@ -53,19 +54,6 @@ class IllegalTransitionError(RuntimeError):
     """The batch's state does not allow the move; nothing was changed."""
 
 
-def projected_size(codec: BlockCodec | None, ratio: float, body: int, tail: int) -> int:
-    """Bytes held by ``body`` bytes and ``tail`` raw bytes after them.
-
-    Full blocks of ``codec`` shrink as estimated; the last block stays raw, and so does everything without a
-    codec.
-    """
-    if codec is None:
-        return body + tail
-    blocks, rest = divmod(tail, codec.block_size)
-    compressed = int(blocks * codec.block_size * min(1.0, ratio * CompressionRatios.SAFETY))
-    return body + compressed + rest + (blocks + 1) * codec.block_overhead + len(codec.epilogue)
-
-
 class ProducerBatch:
     """Rows of one partition that share one V2 batch.
 
@@ -76,7 +64,7 @@ class ProducerBatch:
     Which attributes may go together:
 
     - OPEN, CLOSED: leased or not. Under a lease only the task's thread uses the batch. Without one the task
-      may lease an open batch, and the sender may take or fail it. A turn that an exception ends leaves its
+      may lease an open batch, and the sender may take or fail it. A pass that an exception ends leaves its
       batches leased, as they may lack rows; only RecordAccumulator.abort_incomplete ends these leases.
     - SEALED: leased until the task has ended its lease. From then on the sender may take it, with or without
       a sequence.
@@ -292,7 +280,7 @@ class ProducerBatch:
         """Bytes on the wire, estimated while the batch is not sealed (Kafka's estimatedSizeInBytes)."""
         if self.codec is None or self.state not in (BatchState.OPEN, BatchState.CLOSED):
             return self.buffer.size
-        return batch_header.SIZE + int(self.raw_bytes * min(1.0, self.ratio * CompressionRatios.SAFETY))
+        return batch_header.SIZE + int(self.raw_bytes * min(1.0, self.ratio * SAFETY))
 
     @property
     def raw_tail(self) -> int:
@@ -313,7 +301,7 @@ class ProducerBatch:
             return room
         # Full blocks shrink, while the last one stays raw.
         size = blocks.block_size
-        packed = int(size * min(1.0, self.ratio * CompressionRatios.SAFETY)) + blocks.block_overhead
+        packed = int(size * min(1.0, self.ratio * SAFETY)) + blocks.block_overhead
         return max(room, (room + tail - size) // packed * size - tail)
 
     @property

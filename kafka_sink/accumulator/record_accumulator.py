@@ -10,15 +10,15 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from kafka_sink.accumulator.batch_limits import LearntLimits, TooLargeBatch
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.topic_limits import TopicLimits, kept_limits
 from kafka_sink.memory.allocator import BufferAllocator
-from kafka_sink.memory.buffer import Memory
 from kafka_sink.memory.pool import LentChunks, give_all
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
+from kafka_sink.records.compression import codec_for
 
 # A batch that a broker has, its base offset and its log append time; -1 where the broker did not say.
 WrittenBatch = tuple[ProducerBatch, int, int]
@@ -38,12 +38,16 @@ class RecordAccumulator:
         self,
         options: SinkOptions,
         allocator: BufferAllocator,
-        limits: LearntLimits | None = None,
+        cluster: str | None = None,
     ) -> None:
-        """``limits``: what was learnt about the topics before; default nothing."""
+        """``cluster`` identifies the brokers, whose limits are kept for later producers; with None they are
+        not."""
         self.options = options
         self._guarantees_order = options.max_in_flight_requests_per_connection == 1
-        self.limits = LearntLimits(options.batch_size) if limits is None else limits
+        self.codec = codec_for(options.compression_type, options.compression_level)
+        self._cluster = cluster
+        self._kept_limits = kept_limits(cluster)
+        self._limits: dict[str, TopicLimits] = {}
         self.allocator = allocator
         self._lock = threading.Lock()  # guards batches and their queues
         # Signalled when batches reach a final state.
@@ -60,14 +64,15 @@ class RecordAccumulator:
         self.flushing = False
         # The sender has passed over a leased batch, so the task must wake it afterwards.
         self.leased_batch_skipped = False
-        # Batches too large for their brokers that the task has not learnt from yet.
-        self.too_large_batches: list[TooLargeBatch] = []
+        # Of batches too large for their brokers that the task has not learnt from yet: their topic's limits,
+        # and what they shrank to.
+        self.too_large_batches: list[tuple[TopicLimits, float]] = []
 
     # -- the task's thread --------------------------------------------------------------------------
 
     @contextmanager
     def planning(self) -> Iterator[RecordAccumulator]:
-        """Hold the lock around a block that plans or ends a turn."""
+        """Hold the lock around a block that plans or ends an append pass."""
         with self._lock:
             yield self
 
@@ -76,6 +81,14 @@ class RecordAccumulator:
         found = self.partitions.get(name)
         if found is None:
             found = self.partitions[name] = Partition(name)
+        return found
+
+    def limits_of(self, topic: str) -> TopicLimits:
+        """Made at the topic's first rows, by the task's thread. Takes no lock."""
+        found = self._limits.get(topic)
+        if found is None:
+            size, learnt = self.options.batch_size, self._kept_limits.get(topic)
+            found = self._limits[topic] = TopicLimits(topic, size, self.codec, self._cluster, learnt)
         return found
 
     def enqueue(self, partition: Partition, batch: ProducerBatch) -> None:
@@ -392,10 +405,10 @@ class RecordAccumulator:
 
     def note_too_large(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
         """Note that a batch, which still has its memory, was too large for its broker."""
-        noted = TooLargeBatch(batch.partition.topic, batch.observed_ratio)
-        self.limits.note_too_large(noted.topic, batch.size, costs_task=costs_task)
+        limits = self.limits_of(batch.partition.topic)
+        limits.too_large(batch.size, costs_task=costs_task)
         with self._lock:
-            self.too_large_batches.append(noted)
+            self.too_large_batches.append((limits, batch.observed_ratio))
 
     def succeed(self, written: Sequence[WrittenBatch], record: Callable[[list[WrittenBatch]], None]) -> None:
         """End batches that their broker has. ``record`` gets those that had not failed before.
@@ -464,11 +477,6 @@ class RecordAccumulator:
         record()
         self.incomplete -= 1
         self._completed.notify_all()
-
-    def owns(self, buffer: Memory) -> bool:
-        """Whether a batch holds this memory. Takes the lock, as every method here does."""
-        with self._lock:
-            return any(batch.buffer is buffer for batch in self.live)
 
     @property
     def holds_memory(self) -> bool:

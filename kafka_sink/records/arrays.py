@@ -16,7 +16,7 @@ import pyarrow as pa
 from kafka_sink.dtypes import Bools, Bytes, Int32s, Int64s
 
 Offsets = npt.NDArray[np.signedinteger[Any]]
-Lengths = Int32s | Int64s
+LengthArray = Int32s | Int64s
 # By id: to compare or hash a type, Arrow prints it first.
 _BYTES = {kind.id for kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())}
 _BINARY = pa.binary().id
@@ -68,13 +68,13 @@ def has_byte_offsets(kind: pa.DataType) -> bool:
     return kind.id in _BYTES
 
 
-def lengths(array: pa.Array) -> Lengths:
+def lengths(array: pa.Array) -> LengthArray:
     """The length of each entry of an array that has ``offsets``: bytes, or elements of a list; 0 for null.
 
     Numbers are as wide as the offsets.
     """
     ends = offsets(array)
-    sizes: Lengths = np.subtract(ends[1:], ends[:-1])
+    sizes: LengthArray = np.subtract(ends[1:], ends[:-1])
     if array.null_count:
         # Arrow lets a null entry span bytes that mean nothing.
         sizes[null_mask(array)] = 0

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from kafka_sink.dtypes import Int32s, Int64s
 from kafka_sink.records import varint
 from kafka_sink.records.arrays import as_binary, indices, null_mask, offsets, values_buffer
-from kafka_sink.records.record_columns import Lengths, RecordColumns, binary
+from kafka_sink.records.record_columns import ColumnLengths, RecordColumns, binary
 
 # Bounds the memory of a response that refuses each record with a text of its own. It also keeps an offset
 # delta within three bytes, so that a record's upper bound stays tight.
@@ -40,7 +40,7 @@ _ONE_ZERO_BYTE = pa.Array.from_buffers(
 _SLICED_ROW_BYTES = 8 * 1024
 
 
-class Pieces:
+class ScatteredBytes:
     """Bytes in many places, read as if they lay in one. A slice copies only what lies in several places.
 
     Numbers instead of a view a piece, which Python's garbage collector would look at.
@@ -64,9 +64,11 @@ class Pieces:
     def __len__(self) -> int:
         return self._end - self._begin
 
-    def part(self, start: int, stop: int) -> Pieces:
+    def part(self, start: int, stop: int) -> ScatteredBytes:
         """Bytes ``start`` to ``stop``, not copied."""
-        return Pieces(self._sources, self._places, self._ends, self._begin + start, self._begin + stop)
+        return ScatteredBytes(
+            self._sources, self._places, self._ends, self._begin + start, self._begin + stop
+        )
 
     def __getitem__(self, wanted: slice) -> memoryview:
         start, stop, _ = wanted.indices(len(self))
@@ -83,10 +85,10 @@ class Pieces:
         return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
 
-Records = memoryview | Pieces
+Records = memoryview | ScatteredBytes
 
 
-def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -> list[Records]:
+def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRange]) -> list[Records]:
     """Encode every row as one V2 record. Returns those of each run, back to back.
 
     ``timestamps`` are milliseconds since the epoch, one a row in writing order, or the same for all rows. The
@@ -125,7 +127,7 @@ def _columns(rows: RecordColumns, heads: Heads) -> _Columns:
     return columns
 
 
-def _sliced(columns: _Columns) -> Pieces:
+def _sliced(columns: _Columns) -> ScatteredBytes:
     """The bytes of all records where they are, and a header count of 0 behind them; no entry is null."""
     count = len(columns[0][1])
     sources: list[memoryview] = []
@@ -142,7 +144,7 @@ def _sliced(columns: _Columns) -> Pieces:
     ends = np.cumsum(last - first)
     total = int(ends[-1])
     where = [*source.tolist(), len(sources)], [*(last - ends).tolist(), -total]
-    return Pieces([*sources, memoryview(b"\0")], where, [*ends.tolist(), total + 1], 0, total + 1)
+    return ScatteredBytes([*sources, memoryview(b"\0")], where, [*ends.tolist(), total + 1], 0, total + 1)
 
 
 def _interleave(rows: RecordColumns, columns: _Columns) -> pa.Buffer:
@@ -186,7 +188,7 @@ _ZERO = varint.same(0)
 Field = bytes | npt.NDArray[Any]
 
 
-class Run(NamedTuple):
+class RowRange(NamedTuple):
     """Rows ``start`` to ``stop`` go to one batch, the first with the offset delta ``base_offset``."""
 
     start: int
@@ -210,7 +212,7 @@ class Heads:
     ends: list[int]
 
 
-def heads_of(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -> Heads:
+def heads_of(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRange]) -> Heads:
     """Heads of all rows, which the runs cover without gaps; ``timestamps`` one a row, or the same for all."""
     if isinstance(timestamps, int):
         heads = _by_ranges(rows, timestamps, runs)
@@ -255,7 +257,7 @@ def _layout(fields: Sequence[Field]) -> _Layout:
     return bytes(template), columns
 
 
-def _by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[Run]) -> Heads | None:
+def _by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[RowRange]) -> Heads | None:
     """None if the ranges are too many, or a number's width changes within one."""
     if len(runs) * _MIN_RANGE_ROWS > len(rows) or rows.has_nulls:
         return None
@@ -281,7 +283,7 @@ def _by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[Run]) -> Head
 
 
 def _ranges(
-    rows: RecordColumns, timestamp: int, runs: Sequence[Run]
+    rows: RecordColumns, timestamp: int, runs: Sequence[RowRange]
 ) -> tuple[list[tuple[int, int, _Layout]], list[int]] | None:
     """Each range's first row, the row after its last, and its fields up to the offset; the bytes of all
     records up to each run's end. None if a record's length changes its width within a range."""
@@ -303,7 +305,7 @@ def _ranges(
     return found, ends
 
 
-def _offset_ranges(run: Run) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger[Any]], bytes]]:
+def _offset_ranges(run: RowRange) -> Iterator[tuple[int, int, npt.NDArray[np.unsignedinteger[Any]], bytes]]:
     """Parts of a run whose offset deltas differ only in the low one or two bytes.
 
     Each with its first row, the row after its last, the low bytes of each row, and the high byte of all.
@@ -322,7 +324,7 @@ def _offset_ranges(run: Run) -> Iterator[tuple[int, int, npt.NDArray[np.unsigned
         at = stop
 
 
-def _field(lengths: Lengths, extra: int = 0) -> Field | None:
+def _field(lengths: ColumnLengths, extra: int = 0) -> Field | None:
     """Varints of the lengths plus ``extra``; None if they may take different or more than two bytes."""
     if lengths.each is None:
         return varint.scalar(lengths.largest + extra)
@@ -332,7 +334,7 @@ def _field(lengths: Lengths, extra: int = 0) -> Field | None:
     return _TABLES[widest - 1][extra:].take(lengths.each)
 
 
-def _inline_key(key: pa.Array, lengths: Lengths, order: Int32s | None) -> Field | None:
+def _inline_key(key: pa.Array, lengths: ColumnLengths, order: Int32s | None) -> Field | None:
     """The keys in writing order, if all are equally long and short; no key is null."""
     size = lengths.largest
     if lengths.each is not None or not 0 < size <= _MAX_INLINE_KEY:
@@ -370,7 +372,7 @@ def _filled(ranges: Sequence[tuple[int, int, _Layout]], shared: _Layout) -> pa.A
 # -- by mask --------------------------------------------------------------------------------------------
 
 
-def _by_mask(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[Run]) -> Heads:
+def _by_mask(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRange]) -> Heads:
     count = len(rows)
     lengths = np.array([run.stop - run.start for run in runs])
     shifts = np.array([run.base_offset - run.start for run in runs], dtype=np.int64)
@@ -398,7 +400,7 @@ def _varints(columns: list[varint.Column], count: int) -> pa.Array:
     return binary(varint.lay_out(columns, count), widths, count)
 
 
-def _length_column(chunks: Sequence[pa.Array], lengths: Lengths, order: Int32s | None) -> varint.Column:
+def _length_column(chunks: Sequence[pa.Array], lengths: ColumnLengths, order: Int32s | None) -> varint.Column:
     """A length field, -1 for null. ``order`` is the position of each length's row in the chunks."""
     if any(chunk.null_count for chunk in chunks):
         nulls = np.concatenate([null_mask(chunk) for chunk in chunks])

@@ -21,7 +21,7 @@ _MAX_NARROW = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class ColumnLengths:
     """Bytes of ``count`` entries, 0 for null.
 
     ``each`` is None if all entries have ``largest`` bytes. No entry is below ``smallest`` or above
@@ -34,13 +34,13 @@ class Lengths:
     each: Ints | None = None
 
     @classmethod
-    def of(cls, chunks: Sequence[pa.Array]) -> Lengths:
+    def of(cls, chunks: Sequence[pa.Array]) -> ColumnLengths:
         """The lengths of a column that consists of these string or binary arrays."""
         found = [arrays.lengths(chunk) for chunk in chunks]
         return cls.from_numbers(found[0] if len(found) == 1 else _joined(found))
 
     @classmethod
-    def from_numbers(cls, numbers: Ints) -> Lengths:
+    def from_numbers(cls, numbers: Ints) -> ColumnLengths:
         """Lengths that are given as numbers."""
         if len(numbers) == 0:
             return cls(0, 0, 0)
@@ -49,14 +49,14 @@ class Lengths:
             return cls(len(numbers), smallest, largest)
         return cls(len(numbers), smallest, largest, _as_narrow(numbers, largest))
 
-    def take(self, order: npt.NDArray[np.integer]) -> Lengths:
+    def take(self, order: npt.NDArray[np.integer]) -> ColumnLengths:
         """Entries at these places, all or some of them."""
         each = None if self.each is None else self.each.take(order)
-        return Lengths(len(order), self.smallest, self.largest, each)
+        return ColumnLengths(len(order), self.smallest, self.largest, each)
 
-    def slice(self, start: int, stop: int) -> Lengths:
+    def slice(self, start: int, stop: int) -> ColumnLengths:
         each = None if self.each is None else self.each[start:stop]
-        return Lengths(stop - start, self.smallest, self.largest, each)
+        return ColumnLengths(stop - start, self.smallest, self.largest, each)
 
     def numbers(self) -> Ints:
         return np.full(self.count, self.largest, dtype=np.int64) if self.each is None else self.each
@@ -64,7 +64,7 @@ class Lengths:
     def total(self) -> int:
         return self.count * self.largest if self.each is None else int(self.each.sum(dtype=np.int64))
 
-    def with_prefix(self) -> Lengths:
+    def with_prefix(self) -> ColumnLengths:
         """The lengths plus the bytes of each length as a varint. A null's, -1, takes one, as 0 does."""
         if self.each is None:
             return self.plus(len(varint.scalar(self.largest)))
@@ -72,19 +72,19 @@ class Lengths:
         if isinstance(widths, int):
             return self.plus(widths)
         low, high = (size + len(varint.scalar(size)) for size in (self.smallest, self.largest))
-        return Lengths(self.count, low, high, _as_narrow(self.each, high) + widths)
+        return ColumnLengths(self.count, low, high, _as_narrow(self.each, high) + widths)
 
-    def plus(self, other: Lengths | int) -> Lengths:
+    def plus(self, other: ColumnLengths | int) -> ColumnLengths:
         """Entry by entry, the sum with another column's length or a constant."""
         if isinstance(other, int):
-            other = Lengths(self.count, other, other)
+            other = ColumnLengths(self.count, other, other)
         low, high = self.smallest + other.smallest, self.largest + other.largest
         if self.each is None and other.each is None:
-            return Lengths(self.count, low, high)
+            return ColumnLengths(self.count, low, high)
         mine: Ints | int = self.largest if self.each is None else _as_narrow(self.each, high)
         theirs: Ints | int = other.largest if other.each is None else _as_narrow(other.each, high)
         each: Ints = np.add(mine, theirs)
-        return Lengths(self.count, low, high, each)
+        return ColumnLengths(self.count, low, high, each)
 
 
 def _joined(parts: list[Ints]) -> Ints:
@@ -190,21 +190,21 @@ class RecordColumns:
     key: pa.Array | None
     value: tuple[pa.Array, ...]
     headers: pa.Array | None
-    key_lengths: Lengths
-    value_lengths: Lengths
-    payload: Lengths
+    key_lengths: ColumnLengths
+    value_lengths: ColumnLengths
+    payload: ColumnLengths
     order: Int32s | None = None
 
     @classmethod
     def of(cls, key: pa.Array | None, value: Sequence[pa.Array], headers: pa.Array | None) -> RecordColumns:
         """Rows as they came; ``headers`` as ``encode_headers`` takes them."""
-        value_lengths = Lengths.of(value)
-        key_lengths = Lengths(value_lengths.count, 0, 0) if key is None else Lengths.of([key])
+        value_lengths = ColumnLengths.of(value)
+        key_lengths = ColumnLengths(value_lengths.count, 0, 0) if key is None else ColumnLengths.of([key])
         payload = key_lengths.with_prefix().plus(value_lengths.with_prefix())
         encoded = None
         if headers is not None:
             encoded, sizes = encode_headers(headers)
-            payload = payload.plus(Lengths.from_numbers(sizes))
+            payload = payload.plus(ColumnLengths.from_numbers(sizes))
         return cls(key, tuple(value), encoded, key_lengths, value_lengths, payload)
 
     def __len__(self) -> int:
@@ -217,12 +217,12 @@ class RecordColumns:
         return keyed or any(chunk.null_count for chunk in self.value)
 
     @property
-    def body(self) -> Lengths:
+    def body(self) -> ColumnLengths:
         """Record bytes without the two deltas and the record's own length."""
         # The attributes and, without headers, their count.
         return self.payload.plus(2 if self.headers is None else 1)
 
-    def upper_bounds(self, delta_bytes: int) -> Lengths:
+    def upper_bounds(self, delta_bytes: int) -> ColumnLengths:
         """Bytes that each record takes at most, whatever batch it goes to.
 
         ``delta_bytes`` is the widest timestamp delta possible among the rows at hand.

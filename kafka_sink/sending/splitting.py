@@ -15,10 +15,11 @@ from math import ceil
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.cluster.topic_limits import INITIAL_RATIO, SAFETY
 from kafka_sink.memory.buffer import ScratchBuffer, put_pieces, share
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header, varint
-from kafka_sink.records.compression import CompressionRatios, decompressed
+from kafka_sink.records.compression import decompressed
 from kafka_sink.sending.batch_completion import BatchCompletion
 
 _log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class BatchSplitter:
         """The records of a batch that was surely not written go on in smaller ones with consecutive
         sequences, none larger than what the topic's brokers are known to take."""
         size, count, may_move = batch.size, batch.record_count, batch.may_move
-        pieces = split_batch(batch, self._accumulator.limits.of(batch.partition.topic))
+        pieces = split_batch(batch, self._accumulator.limits_of(batch.partition.topic).largest_batch)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "%s: split a batch of %d bytes and %d records into %d of %s bytes",
@@ -69,7 +70,7 @@ class BatchSplitter:
 
     def split_if_too_large(self, batch: ProducerBatch) -> bool:
         """Split a batch that is about to be sent if it is larger than what its brokers are known to take."""
-        limit = self._accumulator.limits.learnt(batch.partition.topic)
+        limit = self._accumulator.limits_of(batch.partition.topic).learnt
         if limit is None or batch.size <= limit or batch.record_count == 1 or batch.possibly_written:
             return False
         self.split(batch)
@@ -84,7 +85,7 @@ def split_batch(batch: ProducerBatch, size_limit: int) -> list[ProducerBatch]:
     """
     shrinks = 1.0
     if batch.compression is not CompressionType.NONE:
-        shrinks = batch.observed_ratio * CompressionRatios.SAFETY
+        shrinks = batch.observed_ratio * SAFETY
     limit = max(1, int((size_limit - batch_header.SIZE) / shrinks))
     pieces = _Pieces(batch, limit)
     for record in _records_of(batch):
@@ -245,7 +246,7 @@ class _Piece:
             self.scratch,
             parent.codec,
             parent.compression,
-            CompressionRatios.INITIAL,
+            INITIAL_RATIO,
             parent.base_timestamp + base,
             parent.created_ms,
         )

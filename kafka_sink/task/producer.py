@@ -8,7 +8,6 @@ import os
 
 import pyarrow as pa
 
-from kafka_sink.accumulator.batch_limits import LearntLimits, SizeEstimates
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.activity import BROKER, METADATA, TaskActivity
@@ -35,7 +34,6 @@ from kafka_sink.model import SparkTask, TaskResult, TopicMetadata
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
-from kafka_sink.records.compression import codec_for
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import RowBatch, extract
@@ -93,7 +91,7 @@ class Producer:
         self._dead_letters = _dead_letters(options)
         self._rejection = _rejection(options, self._dead_letters, self.cluster)
         self._letter_memory = _letter_memory(options)
-        self._letter_appender = self._appender.for_letters(self._letter_memory, _LETTER_MEMORY_BYTES)
+        self._letter_appender = self._appender.for_letters(self._letter_memory)
         self._letter_writer: LetterWriter | None = None
         if self._dead_letters is not None:
             self._letter_writer = LetterWriter(self._dead_letters, self._order, self._append_letters)
@@ -527,8 +525,7 @@ class Producer:
 
 
 def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccumulator:
-    limits = LearntLimits(options.batch_size, repr(options.bootstrap_servers))
-    return RecordAccumulator(options, allocator, limits)
+    return RecordAccumulator(options, allocator, repr(options.bootstrap_servers))
 
 
 def _letter_memory(options: SinkOptions) -> BufferAllocator:
@@ -578,10 +575,8 @@ def _appender(
     breaker: Breaker,
     activity: TaskActivity,
 ) -> RecordAppender:
-    codec = codec_for(options.compression_type, options.compression_level)
     limit = None if breaker.is_off else _muted_memory_limit(options, accumulator, breaker)
-    estimates = SizeEstimates(options, codec, accumulator.limits)
-    return RecordAppender(accumulator, estimates, monotonic_ms, network.wakeup, limit, activity)
+    return RecordAppender(accumulator, monotonic_ms, network.wakeup, limit, activity)
 
 
 def _muted_memory_limit(

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.errors import DeliveryError
@@ -78,10 +77,7 @@ class Bench:
         self.share = MutedMemoryLimit(
             self.accumulator, LIMIT, lambda: self.mutes, lambda p: f"{p} rests", lambda: self.now
         )
-        estimates = SizeEstimates(self.accumulator.options, None, self.accumulator.limits)
-        self.appender = RecordAppender(
-            self.accumulator, estimates, lambda: self.now, lambda: None, self.share
-        )
+        self.appender = RecordAppender(self.accumulator, lambda: self.now, lambda: None, self.share)
         enqueue = self.accumulator.enqueue
 
         def noting(queue, batch):  # type: ignore[no-untyped-def]

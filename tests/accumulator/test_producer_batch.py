@@ -10,12 +10,10 @@ from kafka_sink.accumulator.producer_batch import (
     BatchState,
     IllegalTransitionError,
     ProducerBatch,
-    projected_size,
 )
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
-from kafka_sink.records.compression import BlockCodec, codec_for
 from tests.support.allocators import incremental_allocator
 
 
@@ -85,17 +83,3 @@ def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
 def test_rows_are_taken_only_under_a_lease() -> None:
     with pytest.raises(IllegalTransitionError):
         batch_in(BatchState.OPEN).append(memoryview(b"record"), 1, 0)
-
-
-@pytest.mark.parametrize(("ratio", "share"), [(0.25, 0.25 * 1.05), (1.0, 1.0), (1.3, 1.0)])
-def test_full_blocks_are_reserved_for_as_they_are_expected_to_shrink(ratio: float, share: float) -> None:
-    lz4 = codec_for(CompressionType.LZ4, None)
-    assert isinstance(lz4, BlockCodec)
-    block = 65_536
-    # Four bytes of length for each block, the last one raw, and four at the end of the frame.
-    assert projected_size(lz4, ratio, 68, 3 * block + 100) == 68 + int(3 * block * share) + 100 + 4 * 4 + 4
-    assert projected_size(lz4, ratio, 68, block - 1) == 68 + block - 1 + 4 + 4
-
-
-def test_what_stays_raw_is_reserved_for_in_full() -> None:
-    assert projected_size(None, 0.25, 61, 300_000) == 300_061

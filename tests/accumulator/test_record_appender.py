@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kafka_sink.accumulator import append_planner
-from kafka_sink.accumulator.batch_limits import SizeEstimates
+from kafka_sink.accumulator import record_appender
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
@@ -22,7 +21,7 @@ from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
-from kafka_sink.records.compression import codec_for, decompressed
+from kafka_sink.records.compression import decompressed
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
@@ -97,10 +96,7 @@ class Bench:
         self.wakes = 0
         self.on_wake: Callable[[], object] = lambda: None
         self.sent: list[int] = []  # bytes of batches
-        self.estimates = SizeEstimates(
-            self.accumulator.options, codec_for(compression, None), self.accumulator.limits
-        )
-        self.appender = RecordAppender(self.accumulator, self.estimates, lambda: 0.0, self._wake)
+        self.appender = RecordAppender(self.accumulator, lambda: 0.0, self._wake)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -214,7 +210,7 @@ def test_full_takes_batch_size_from_the_pool_and_holds_lz4s_raw_block_beside_it(
     bench = Bench(
         memory=64 << 20, batch_size=512 << 10, compression=CompressionType.LZ4, strategy=full_allocator
     )
-    teach_ratio(bench.estimates, 0.52)
+    teach_ratio(bench.accumulator, 0.52)
     chance = random.Random(5)
     for _ in range(60):
         bench.append(half_noise(chance, 100))
@@ -294,7 +290,7 @@ def test_with_lz4_too_rows_first_fill_the_memory_that_is_left() -> None:
         compression=CompressionType.LZ4,
         strategy=lambda pool, size: incremental_allocator(pool, 4_096),
     )
-    teach_ratio(bench.estimates, 0.5)
+    teach_ratio(bench.accumulator, 0.5)
     bench.append(unit(0, [0]))
     with pytest.raises(BufferExhaustedError):
         bench.append(half_noise(random.Random(5), 2_000))
@@ -314,7 +310,7 @@ def test_where_raw_rows_take_all_memory_a_batch_closes_for_the_next_one(codec: C
         compression=codec,
         strategy=lambda pool, size: incremental_allocator(pool, size),
     )
-    teach_ratio(bench.estimates, 0.2)
+    teach_ratio(bench.accumulator, 0.2)
     for start in range(0, 8_000, 400):
         bench.append(unit(start, [index % 3 for index in range(400)], size=1_000))
         assert bench.pool.metrics().heap_bytes == 0
@@ -354,7 +350,7 @@ def refuse(bench: Bench, partition: int = 0) -> int:
     batch.move_to(BatchState.IN_FLIGHT)
     size = batch.size
     accumulator.note_too_large(batch)
-    accumulator.reenqueue_split(batch, split_batch(batch, accumulator.limits.of("t")))
+    accumulator.reenqueue_split(batch, split_batch(batch, accumulator.limits_of("t").largest_batch))
     return size
 
 
@@ -393,7 +389,7 @@ def test_what_sealed_batches_shrank_to_lets_more_rows_into_later_ones() -> None:
     # The estimator learns from each; the ratio that a batch began with stays its own.
     assert batches[0].ratio == 1.0
     assert 0.75 in [batch.ratio for batch in batches]
-    assert bench.estimates.ratio("t") < 0.5
+    assert bench.accumulator.limits_of("t").ratio < 0.5
     assert sorted((batch.ratio for batch in batches), reverse=True) == [batch.ratio for batch in batches]
     room = 4_096 - batch_header.SIZE
     for batch in batches[:-1]:
@@ -405,7 +401,7 @@ def test_what_sealed_batches_shrank_to_lets_more_rows_into_later_ones() -> None:
 def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
     """The estimate let more rows in than the limit holds: not the limit is wrong, but the ratio."""
     bench = Bench(batch_size=100_000, compression=CompressionType.LZ4)
-    teach_ratio(bench.estimates, 0.1)
+    teach_ratio(bench.accumulator, 0.1)
     chance = random.Random(5)
     values = [chance.randbytes(2_500) + bytes(2_500) for _ in range(100)]
     noise = pa.record_batch(
@@ -417,14 +413,14 @@ def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
     bench.appender.flush()
     assert refuse(bench) > 100_000
     bench.append(unit(0, [0]))
-    assert bench.estimates.ratio("t") >= 1.0
-    assert bench.estimates.limits_of("t").write_limit == 100_000
+    assert bench.accumulator.limits_of("t").ratio >= 1.0
+    assert bench.accumulator.limits_of("t").write_limit == 100_000
 
 
 def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
     bench = Bench(memory=96 << 10, batch_size=64 << 10, compression=CompressionType.LZ4)
     bench.pool.heap_limit_bytes = 0
-    teach_ratio(bench.estimates, 0.2)
+    teach_ratio(bench.accumulator, 0.2)
     chance = random.Random(5)
     values = [chance.randbytes(1_000) for _ in range(130)]
     noise = pa.record_batch(
@@ -459,7 +455,7 @@ def test_rows_that_turn_incompressible_wait_for_responses_and_do_not_fail_the_ta
         max_block_ms=60_000,
         heap=128 << 10,
     )
-    teach_ratio(bench.estimates, 0.05)
+    teach_ratio(bench.accumulator, 0.05)
     peak = 0
 
     def answer() -> None:
@@ -609,7 +605,7 @@ def test_a_grant_is_given_back_where_the_plan_fails(monkeypatch: pytest.MonkeyPa
         for batch in bench.batches(0):
             bench.accumulator.fail(batch, lambda: None)
         buffer = opened(*request)
-        monkeypatch.setattr(append_planner, "ProducerBatch", _raising)
+        monkeypatch.setattr(record_appender, "ProducerBatch", _raising)
         return buffer
 
     monkeypatch.setattr(bench.allocator, "open", then_failing)
@@ -620,7 +616,7 @@ def test_a_grant_is_given_back_where_the_plan_fails(monkeypatch: pytest.MonkeyPa
 
 def test_memory_is_given_back_where_a_batch_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-    monkeypatch.setattr(append_planner, "ProducerBatch", _raising)
+    monkeypatch.setattr(record_appender, "ProducerBatch", _raising)
     with pytest.raises(RuntimeError, match="planning"):
         bench.append(unit(0, [0]))
     assert bench.pool.metrics().used_bytes == 0

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
@@ -25,7 +24,6 @@ from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, Topi
 from kafka_sink.network.produce import produce_body
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.batch_header import ProducerSequence
-from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
@@ -171,8 +169,7 @@ class Run:
             ),
             self.allocator,
         )
-        estimates = SizeEstimates(self.accumulator.options, codec_for(codec, None), self.accumulator.limits)
-        self.appender = RecordAppender(self.accumulator, estimates, lambda: 0.0, lambda: None)
+        self.appender = RecordAppender(self.accumulator, lambda: 0.0, lambda: None)
         self.partitioner = Partitioner(
             room=lambda *_: BatchCapacity(None, 1000),
             ignore_keys=False,
@@ -246,6 +243,6 @@ def test_the_runs_above_are_of_many_kinds() -> None:
     run = Run(shape, CompressionType.LZ4, incremental)
     wire = run.everything()
     assert run.batches > 2 * PARTITIONS
-    assert run.accumulator.limits.of("t") < run.shape.batch_size or run.accumulator.too_large_batches
+    assert run.accumulator.limits_of("t").largest_batch < run.shape.batch_size
     assert max(map(len, wire)) > 2 * 64 * 1024
     assert sum(TopicPartition("t", p) in run.accumulator.partitions for p in range(PARTITIONS)) == PARTITIONS

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kafka_sink.records import encoder
 from kafka_sink.records.arrays import as_binary, indices, null_mask, numbers
-from kafka_sink.records.encoder import Run
+from kafka_sink.records.encoder import RowRange
 from kafka_sink.records.record_columns import RecordColumns
 
 VALUES = st.lists(st.one_of(st.none(), st.integers(-5, 5)), max_size=70)
@@ -57,7 +57,7 @@ from kafka_sink.records.ordered_rows import OrderedRows
 import kafka_sink.task.producer
 from kafka_sink.model import PartitionInfo, TopicMetadata
 from kafka_sink.records import encoder
-from kafka_sink.records.encoder import Run
+from kafka_sink.records.encoder import RowRange
 from kafka_sink.rows import columns, ordering, rebatching
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.partitioner import BatchCapacity
@@ -82,8 +82,8 @@ for batch in reader:
         parts = [(n, (PartitionInfo(n, 0, 0), PartitionInfo(n, 1, 0))) for n in rows.topics]
         topics = {n: TopicMetadata.of(n, None, found) for n, found in parts}
         unit = ordering.ordered_rows_of(rows, topics, partitioner, lambda topic, count: [0] * count, 5)
-        encoder.encode(unit.columns, unit.timestamps(0, len(unit)), [Run(0, len(unit), 0, 5)])
-        encoder.encode(unit.columns.slice(1, 3), 5, [Run(0, 2, 0, 5)])
+        encoder.encode(unit.columns, unit.timestamps(0, len(unit)), [RowRange(0, len(unit), 0, 5)])
+        encoder.encode(unit.columns.slice(1, 3), 5, [RowRange(0, 2, 0, 5)])
 assert 'pandas' not in sys.modules, 'pandas was imported'
 """
     headers = pa.array(
@@ -149,6 +149,6 @@ def test_rows_of_a_slice_beyond_2_31_bytes_are_encoded() -> None:
         value = whole.slice(1)
         rows = RecordColumns.of(None, (value,), None)
         # length 8, attributes, deltas, no key (-1), value of 2, no headers: zigzag varints
-        (records,) = encoder.encode(rows, 0, [Run(0, 1, 0, 0)])
+        (records,) = encoder.encode(rows, 0, [RowRange(0, 1, 0, 0)])
         assert bytes(records[:]) == b"\x10\0\0\0\x01\x04ab\0"
         del whole, value, rows

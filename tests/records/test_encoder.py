@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kafka_sink.records import encoder, varint
 from kafka_sink.records import encoder as record_heads
-from kafka_sink.records.encoder import Run
+from kafka_sink.records.encoder import RowRange
 from kafka_sink.records.record_columns import RecordColumns
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -51,7 +51,7 @@ def check(
     rows: list[dict[str, Any]],
     order: list[int] | None,
     timestamps: list[int] | int,
-    runs: list[Run],
+    runs: list[RowRange],
     kind: pa.DataType = pa.binary(),  # noqa: B008 - immutable
 ) -> None:
     columns = columns_of(rows, 1 + len(rows) % 3, kind)
@@ -73,11 +73,11 @@ def check(
         assert all(bytes(part[cut : 2 * cut]) == expected[cut : 2 * cut] for cut in cuts)
 
 
-def runs_of(chance: random.Random, count: int, number: int) -> list[Run]:
+def runs_of(chance: random.Random, count: int, number: int) -> list[RowRange]:
     edges = sorted({0, count, *(chance.randrange(1, max(count, 2)) for _ in range(number - 1))})
     offsets = [0, 1, 60, 63, 64, 8100, 8191, 8192, 16_300, 70_000, encoder.MAX_RECORDS_PER_BATCH - count]
     return [
-        Run(start, stop, chance.choice(offsets), NOW - chance.choice([0, 1, 64, 10_000, -5]))
+        RowRange(start, stop, chance.choice(offsets), NOW - chance.choice([0, 1, 64, 10_000, -5]))
         for start, stop in pairwise(edges)
     ]
 
@@ -130,13 +130,13 @@ def test_lengths_that_cross_a_varints_width(sizes: list[int], offset: int, delta
     rows = [{"key": b"k" * 5, "value": b"v" * size, "headers": None} for size in sizes]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record_heads, "_MIN_RANGE_ROWS", 1)
-        check(rows, None, NOW, [Run(0, len(rows), offset, NOW - delta)])
+        check(rows, None, NOW, [RowRange(0, len(rows), offset, NOW - delta)])
 
 
 @pytest.mark.parametrize("first", [0, 63, 64, 8191, 8192, 16_383, 16_384, 70_000])
 def test_offsets_that_cross_a_varints_width(first: int) -> None:
     rows = [{"key": b"key", "value": b"value", "headers": None}] * 20_000
-    check(rows, None, NOW, [Run(0, len(rows), first, NOW)])
+    check(rows, None, NOW, [RowRange(0, len(rows), first, NOW)])
 
 
 def test_a_part_of_the_rows_is_encoded_as_the_whole() -> None:
@@ -147,7 +147,7 @@ def test_a_part_of_the_rows_is_encoded_as_the_whole() -> None:
     order = np.array(chance.sample(range(len(rows)), len(rows)))
     columns = columns_of(rows, 2, pa.binary()).ordered(order)
     for start, stop in ((0, 4000), (1000, 5000), (17, 19), (4999, 5000)):
-        (encoded,) = encoder.encode(columns.slice(start, stop), NOW, [Run(0, stop - start, 7, NOW)])
+        (encoded,) = encoder.encode(columns.slice(start, stop), NOW, [RowRange(0, stop - start, 7, NOW)])
         expected = [record(rows[order[row]], 7 + row - start, 0) for row in range(start, stop)]
         assert bytes(encoded[:]) == b"".join(expected)
 
@@ -155,7 +155,7 @@ def test_a_part_of_the_rows_is_encoded_as_the_whole() -> None:
 def test_keys_that_are_alike_and_short_travel_with_the_numbers() -> None:
     """Two parts a record instead of four."""
     rows = [{"key": b"k%05d" % n, "value": b"v%d" % n, "headers": None} for n in range(2000)]
-    runs = [Run(0, 2000, 0, NOW)]
+    runs = [RowRange(0, 2000, 0, NOW)]
     inline = record_heads.heads_of(columns_of(rows, 1, pa.binary()), NOW, runs)
     assert inline.middle is None
     rows[7]["key"] = b"longer than the others"

@@ -18,7 +18,7 @@ from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder
 from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.records.compression import codec_for
-from kafka_sink.records.encoder import Run
+from kafka_sink.records.encoder import RowRange
 from kafka_sink.records.record_columns import RecordColumns
 from kafka_sink.rows.murmur2 import murmur2, partitions_for
 from local_kafka import LocalBroker
@@ -76,7 +76,7 @@ def encode_batch(
             continue
         times = np.array([row.timestamp for row in rows], dtype=np.int64)
         columns = columns_of(rows, large=start % 2 == 1)
-        (records,) = encoder.encode(columns, times, [Run(0, len(rows), start, base)])
+        (records,) = encoder.encode(columns, times, [RowRange(0, len(rows), start, base)])
         assert buffer.grow(made.projected_size_with(len(records)))
         made.append(records, len(rows), int(times.max()))
     made.move_to(BatchState.CLOSED)

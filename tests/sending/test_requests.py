@@ -7,7 +7,6 @@ import random
 import pyarrow as pa
 import pytest
 
-from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
@@ -16,7 +15,6 @@ from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import encoder
-from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
@@ -55,10 +53,8 @@ class Bench:
         )
         self.broker: Broker = Brokers().of(0)
         self.accumulator = RecordAccumulator(settings, forced.allocator(pool, 512 << 10, 4_096))
-        codec = codec_for(compression, None)
-        self.estimates = SizeEstimates(self.accumulator.options, codec, self.accumulator.limits)
-        self.appender = RecordAppender(self.accumulator, self.estimates, lambda: 0.0, lambda: None)
-        teach_ratio(self.estimates, ratio)
+        self.appender = RecordAppender(self.accumulator, lambda: 0.0, lambda: None)
+        teach_ratio(self.accumulator, ratio)
 
     def append(self, values: list[bytes], partitions: list[int]) -> None:
         batch = pa.record_batch(

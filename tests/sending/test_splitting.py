@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from kafka.record.default_records import DefaultRecordBatch
 
-from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
@@ -18,7 +17,6 @@ from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import varint
-from kafka_sink.records.compression import codec_for
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import ordered_rows_of
@@ -58,8 +56,7 @@ class Refused:
             compression_type=codec,
         )
         accumulator = RecordAccumulator(settings, self.allocator)
-        estimates = SizeEstimates(accumulator.options, codec_for(codec, None), accumulator.limits)
-        appender = RecordAppender(accumulator, estimates, lambda: 0.0, lambda: None)
+        appender = RecordAppender(accumulator, lambda: 0.0, lambda: None)
         stamps = [stamp * 1_000 for stamp in times or [5] * len(values)]
         rows = extract(
             ColumnPlan.of([("value", "binary"), ("timestamp", "timestamp")], "t"),

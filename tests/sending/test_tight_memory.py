@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
 
-from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 from kafka_sink.accumulator.record_appender import RecordAppender
@@ -25,7 +24,6 @@ from kafka_sink.memory.allocator import chunk_size
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata
 from kafka_sink.options import SinkOptions
-from kafka_sink.records.compression import codec_for
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
@@ -105,10 +103,7 @@ class Task:
             ),
             self.allocator,
         )
-        estimates = SizeEstimates(
-            self.accumulator.options, codec_for(shape.codec, None), self.accumulator.limits
-        )
-        self.appender = RecordAppender(self.accumulator, estimates, lambda: 0.0, lambda: None)
+        self.appender = RecordAppender(self.accumulator, lambda: 0.0, lambda: None)
         self.brokers = Brokers()
         self.completion = BatchCompletion(self.accumulator, {})
         self.splitter = BatchSplitter(self.completion, self.accumulator)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_sink.accumulator.batch_limits import SizeEstimates
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator, WrittenBatch
 from kafka_sink.accumulator.record_appender import RecordAppender
@@ -138,8 +137,7 @@ class Model:
             retries=1_000,
         )
         self.accumulator = RecordAccumulator(options, forced.allocator(self.pool, _BATCH_SIZE, 128))
-        estimates = SizeEstimates(self.accumulator.options, None, self.accumulator.limits)
-        self.appender = RecordAppender(self.accumulator, estimates, lambda: self.now, lambda: None)
+        self.appender = RecordAppender(self.accumulator, lambda: self.now, lambda: None)
         backoff = ExponentialBackoff(100, 1_000, lambda: 0.5)
         self.identity = ProducerIdentity(backoff)
         self.identity.producer_id, self.identity.producer_epoch = 7, 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from kafka_sink.accumulator.batch_limits import SizeEstimates
+from kafka_sink.accumulator.record_accumulator import RecordAccumulator
 
 
-def teach_ratio(estimates: SizeEstimates, ratio: float) -> None:
+def teach_ratio(accumulator: RecordAccumulator, ratio: float) -> None:
     """As many batches of topic t that shrank to ``ratio`` would."""
-    while estimates.ratio("t") > ratio:
-        estimates.ratios.observe("t", estimates.compression, ratio)
+    limits = accumulator.limits_of("t")
+    while limits.ratio > ratio:
+        limits.observe(ratio)

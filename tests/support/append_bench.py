@@ -1,19 +1,19 @@
-"""A planner of turns without threads, and rows for it."""
+"""Append passes over an accumulator without threads, and rows for them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 
-from kafka_sink.accumulator.append_planner import AppendPlan, AppendPlanner, Grant
-from kafka_sink.accumulator.batch_limits import LearntLimits, SizeEstimates
 from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.accumulator.record_appender import AppendPass, RecordAppender
+from kafka_sink.memory.allocator import BufferAllocator
+from kafka_sink.memory.buffer import ChunkedBuffer
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_columns import RecordColumns
-from tests.support.allocators import incremental_allocator
 
 BATCH_SIZE = 1_024
 CHUNK = 1_024
@@ -29,12 +29,12 @@ def rows(*counts: int, size: int = 50) -> OrderedRows:
 
 
 class Bench:
-    """A planner over a pool of ``memory`` bytes in chunks of 1,024."""
+    """An appender over a pool of ``memory`` bytes in chunks of 1,024."""
 
     def __init__(self, memory: int = 1 << 20) -> None:
         self.pool = BufferPool(memory, CHUNK, clock_ms=lambda: 0.0)
-        self.allocator = incremental_allocator(self.pool, BATCH_SIZE)
-        self.settings = SinkOptions(
+        self.allocator = BufferAllocator(self.pool, BATCH_SIZE)
+        options = SinkOptions(
             bootstrap_servers=(),
             batch_size=BATCH_SIZE,
             linger_ms=0,
@@ -43,9 +43,21 @@ class Bench:
             buffer_memory=memory,
             compression_type=CompressionType.NONE,
         )
-        self.estimates = SizeEstimates(self.settings, None, LearntLimits(BATCH_SIZE))
-        self.planner = AppendPlanner(self.settings, self.allocator, self.estimates, lambda: 3.0)
-        self.queues = RecordAccumulator(self.settings, self.allocator)
+        self.accumulator = RecordAccumulator(options, self.allocator)
+        self.wakes = 0
+        self.appender = RecordAppender(self.accumulator, lambda: 0.0, self._wake)
 
-    def plan(self, ordered: OrderedRows, start: int = 0, grant: Grant | None = None) -> AppendPlan:
-        return self.planner.plan(self.queues, ordered, start, len(ordered.partitions), grant)
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def planned(
+        self,
+        ordered: OrderedRows,
+        start: int = 0,
+        granted: ChunkedBuffer | None = None,
+        granted_stop: int = 0,
+    ) -> AppendPass:
+        one = AppendPass(self.accumulator, self.allocator, ordered, start, len(ordered.partitions), 3.0)
+        with self.accumulator.planning():
+            one.plan(granted, granted_stop)
+        return one

@@ -1,0 +1,269 @@
+"""How many rows a batch takes, by Kafka's rule row by row; what brokers taught; what batches shrink to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafka_sink import spark_application
+from kafka_sink.accumulator.producer_batch import ProducerBatch
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.topic_limits import TopicLimits, kept_limits, projected_size
+from kafka_sink.memory.buffer import ScratchBuffer
+from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.records import batch_header, encoder, varint
+from kafka_sink.records.compression import BlockCodec, codec_for
+from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.records.record_columns import RecordColumns
+
+LZ4 = codec_for(CompressionType.LZ4, None)
+NOW = 1_700_000_000_000
+
+rows = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1, 9, 63, 64, 110, 5000]),
+        st.sampled_from([0, 1, 63, 64, 110, 8190, 8192, 30_000]),
+        st.sampled_from([NOW, NOW, NOW + 63, NOW + 64, NOW - 64, NOW + 9000, NOW + (1 << 40), 0]),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+def ordered_rows_of(found: list[tuple[int, int, int]]) -> OrderedRows:
+    keys = pa.array([b"k" * key for key, _, _ in found], pa.binary())
+    values = pa.array([b"v" * value for _, value, _ in found], pa.binary())
+    columns = RecordColumns.of(keys, (values,), None)
+    stamps = np.array([stamp for _, _, stamp in found], dtype=np.int64)
+    return OrderedRows(columns, stamps, [TopicPartition("t", 0)], [0, len(found)])
+
+
+def record_size(row: tuple[int, int, int], offset: int, base_timestamp: int) -> int:
+    key, value, stamp = row
+    body = 2 + key + value + len(varint.scalar(key)) + len(varint.scalar(value))
+    body += len(varint.scalar(offset)) + len(varint.scalar(stamp - base_timestamp))
+    return body + len(varint.scalar(body))
+
+
+@settings(deadline=None)
+@given(rows, st.data())
+def test_a_batch_takes_the_rows_that_kafkas_rule_row_by_row_lets_in(
+    found: list[tuple[int, int, int]], data: Any
+) -> None:
+    unit = ordered_rows_of(found)
+    start = data.draw(st.integers(0, len(found) - 1))
+    stop = data.draw(st.integers(start + 1, len(found)))
+    first = data.draw(st.sampled_from([0, 0, 1, 60, 63, 64, 8190, encoder.MAX_RECORDS_PER_BATCH - 2]))
+    raw = 0 if first == 0 else data.draw(st.integers(first, first + 200_000))
+    ratio = data.draw(st.sampled_from([1.0, 0.25, 0.7, 1 / 1.05]))
+    factor = ratio * 1.05
+    limits = TopicLimits("t", data.draw(st.sampled_from([128, 1000, 16_384, 100_000, 1 << 20])), LZ4)
+    limits.raw_limit = data.draw(st.sampled_from([None, 50_000, 1 << 22]))
+    base = data.draw(st.sampled_from([NOW, found[start][2], 0]))
+
+    expected, size_so_far, count = start, raw, first
+    while expected < stop:
+        size = record_size(found[expected], count, base)
+        fits = size_so_far * factor + size <= limits.write_limit - batch_header.SIZE
+        fits &= limits.raw_limit is None or size_so_far + size <= limits.raw_limit
+        fits &= count < encoder.MAX_RECORDS_PER_BATCH
+        if not fits and count > 0:
+            break
+        size_so_far += size
+        count += 1
+        expected += 1
+
+    batch = ProducerBatch(
+        Partition(TopicPartition("t", 0)), ScratchBuffer(), None, CompressionType.NONE, ratio, base, 0.0
+    )
+    batch.raw_bytes, batch.record_count = raw, first
+    assert limits.rows_that_fit(unit, start, stop, batch) == expected
+    if first == raw == 0 and base == found[start][2]:
+        limits.ratio = ratio
+        assert limits.rows_that_fit(unit, start, stop) == expected
+
+
+@given(st.integers(0, 1 << 21), st.integers(1, 300))
+def test_widths_of_counted_numbers(first: int, count: int) -> None:
+    numbers = np.arange(first, first + count)
+    expected = [len(varint.scalar(number)) for number in range(first, first + count)]
+    for found in (varint.count_widths(first, count), varint.widths(numbers)):
+        assert np.broadcast_to(np.asarray(found), count).tolist() == expected
+
+
+# -- what a batch will hold ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ratio", "share"), [(0.25, 0.25 * 1.05), (1.0, 1.0), (1.3, 1.0)])
+def test_full_blocks_are_reserved_for_as_they_are_expected_to_shrink(ratio: float, share: float) -> None:
+    lz4 = codec_for(CompressionType.LZ4, None)
+    assert isinstance(lz4, BlockCodec)
+    block = 65_536
+    # Four bytes of length for each block, the last one raw, and four at the end of the frame.
+    assert projected_size(lz4, ratio, 68, 3 * block + 100) == 68 + int(3 * block * share) + 100 + 4 * 4 + 4
+    assert projected_size(lz4, ratio, 68, block - 1) == 68 + block - 1 + 4 + 4
+
+
+def test_what_stays_raw_is_reserved_for_in_full() -> None:
+    assert projected_size(None, 0.25, 61, 300_000) == 300_061
+
+
+# -- what brokers taught ---------------------------------------------------------------------------------
+
+
+def learnt(batch_size: int, cluster: str | None = None, topic: str = "t") -> TopicLimits:
+    """As a new producer begins."""
+    return TopicLimits(topic, batch_size, None, cluster, kept_limits(cluster).get(topic))
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+
+
+def test_a_refused_size_is_halved_and_what_was_larger_before_changes_nothing() -> None:
+    limits = TopicLimits("t", 1_000)
+    assert limits.largest_batch == 1_000
+    limits.too_large(900)
+    assert limits.largest_batch == 450
+    limits.too_large(900)
+    assert limits.largest_batch == 450
+    limits.too_large(450)
+    assert limits.largest_batch == 225
+
+
+def test_the_task_goes_on_with_its_limit_until_it_learns() -> None:
+    """The sender's thread is told at once, as it splits by it."""
+    limits = TopicLimits("t", 1_000)
+    limits.too_large(900)
+    assert (limits.learnt, limits.write_limit) == (450, 1_000)
+    limits.relearn(0.5)
+    assert (limits.write_limit, limits.ratio) == (450, 1.0)
+
+
+def test_a_refusal_says_nothing_about_other_topics() -> None:
+    """Batches of theirs were split before they were sent if rows shrank less than expected."""
+    learnt(1_000, "a").too_large(900)
+    assert (learnt(1_000, "a").learnt, learnt(1_000, "a", "u").learnt) == (450, None)
+
+
+def test_batches_are_not_split_by_a_batch_size_below_what_brokers_take() -> None:
+    learnt(1_000, "a").too_large(900)
+    limits = learnt(400, "a")
+    assert (limits.largest_batch, limits.learnt) == (400, 450)
+
+
+def test_a_refusal_that_costs_a_task_lowers_the_limit_further() -> None:
+    """Spark allows four attempts: with halves, batches of 512 KiB would still be of 64 KiB in the last."""
+    limits = TopicLimits("t", 512 << 10)
+    for _ in range(3):
+        limits.too_large(limits.largest_batch, costs_task=True)
+    assert limits.largest_batch == 1 << 10
+    limits = TopicLimits("t", 1)
+    limits.too_large(1, costs_task=True)
+    assert limits.largest_batch == 1
+
+
+def test_the_next_producer_begins_with_what_was_learnt_of_its_cluster() -> None:
+    learnt(1_000, "a").too_large(900)
+    assert learnt(1_000, "a").largest_batch == 450
+    assert learnt(400, "a").largest_batch == 400
+    assert learnt(1_000, "b").largest_batch == 1_000
+    assert learnt(1_000).largest_batch == 1_000
+
+
+def test_what_two_workers_learn_is_kept_together() -> None:
+    one, two = learnt(1_000, "a"), learnt(1_000, "a")
+    other = learnt(1_000, "a", "u")
+    one.too_large(900)
+    other.too_large(800)
+    two.too_large(1_000)
+    assert (learnt(1_000, "a").largest_batch, learnt(1_000, "a", "u").largest_batch) == (450, 400)
+
+
+def test_after_an_hour_batch_size_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    learnt(1_000, "a").too_large(900)
+    now = time.time()
+    monkeypatch.setattr("kafka_sink.spark_application.time.time", lambda: now + 3_601)
+    assert learnt(1_000, "a").largest_batch == 1_000
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"t": "9"}', '{"t": true}', '{"t": 0}', "\0"])
+def test_a_file_that_says_something_else_is_not_believed(text: str) -> None:
+    spark_application.note("batch size limits of a", text)
+    assert learnt(1_000, "a").largest_batch == 1_000
+
+
+def test_without_a_folder_nothing_is_kept_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "")
+    limits = learnt(1_000, "a")
+    limits.too_large(900)
+    assert (limits.largest_batch, learnt(1_000, "a").largest_batch) == (450, 1_000)
+
+
+# -- what batches shrink to: Kafka's CompressionRatioEstimator, but for its first steps ------------------
+
+
+def test_nothing_is_expected_to_shrink_before_it_did() -> None:
+    assert TopicLimits("t", 1000, LZ4).ratio == 1.0
+
+
+def test_an_estimate_first_falls_by_quarters_and_not_below_what_was_seen() -> None:
+    limits = TopicLimits("t", 1000, LZ4)
+    estimates = []
+    for _ in range(6):
+        limits.observe(0.27)
+        estimates.append(limits.ratio)
+    assert estimates == pytest.approx([0.75, 0.75**2, 0.75**3, 0.75**4, 0.27, 0.27])
+
+
+def test_an_estimate_that_was_once_too_low_falls_by_small_steps_and_not_below_what_was_seen() -> None:
+    limits = TopicLimits("t", 1000, LZ4)
+    limits.observe(0.2)
+    limits.observe(1.0)
+    for step in range(1, 11):
+        limits.observe(0.2)
+        assert limits.ratio == pytest.approx(1 - 0.005 * step)
+    for _ in range(200):
+        limits.observe(0.2)
+    assert limits.ratio == 0.2
+    limits.observe(0.199)
+    assert limits.ratio == 0.199
+
+
+def test_an_estimate_rises_at_once_and_by_a_step_at_least() -> None:
+    limits = TopicLimits("t", 1000, LZ4)
+    for _ in range(200):
+        limits.observe(0.2)
+    limits.observe(0.21)
+    assert limits.ratio == pytest.approx(0.25)
+    limits.observe(0.9)
+    assert limits.ratio == 0.9
+    limits.observe(0.9)
+    assert limits.ratio == 0.9
+
+
+@pytest.mark.parametrize(("seen", "expected"), [(0.3, 1.0), (1.01, 1.01)])
+def test_after_a_split_the_topic_starts_over(seen: float, expected: float) -> None:
+    limits = TopicLimits("t", 1000, LZ4)
+    for _ in range(200):
+        limits.observe(0.2)
+    limits.relearn(seen)
+    assert limits.ratio == expected
+    limits.observe(0.2)
+    assert limits.ratio == pytest.approx(expected - 0.005)
+
+
+@given(st.lists(st.floats(0.01, 1.2), min_size=1, max_size=50))
+def test_an_estimate_is_never_below_the_last_batch(observed: list[float]) -> None:
+    limits = TopicLimits("t", 1000, LZ4)
+    for ratio in observed:
+        limits.observe(ratio)
+        assert limits.ratio >= ratio
