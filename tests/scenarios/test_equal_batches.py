@@ -1,0 +1,85 @@
+"""The same rows in one task make the same batches: under both allocation strategies, and run after run.
+
+Rows have keys and timestamps, and nothing waits for memory: neither the partitioner's chance, nor the clock,
+nor a broker's pace decides where a batch ends.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.model import CompressionType
+from kafka_sink.options import parse
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.task.producer import Producer
+from tests.support.fake_broker import FakeCluster
+
+PARTITIONS = 4
+PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("timestamp", "timestamp")], "t")
+CODECS = [codec.name.lower() for codec in CompressionType]
+
+
+def tables() -> list[pa.RecordBatch]:
+    """11 MiB that shrink well, then less, then hardly: estimates are right, too high and too low."""
+    chance = random.Random(7)
+    made = []
+    for number in range(16):
+        share = (0.1, 0.4, 0.9, 0.2)[number // 4]
+        values = []
+        for row in range(3_000):
+            noise = chance.randbytes(int(230 * share))
+            values.append(
+                b'{"table":%d,"row":%d,' % (number, row) + noise + b"abcdefgh" * ((230 - len(noise)) // 8)
+            )
+        keys = [b"key-%d" % chance.randrange(1_000) for _ in values]
+        times = pa.array([1_700_000_000_000_000 + number] * len(values), pa.timestamp("us", tz="UTC"))
+        made.append(
+            pa.record_batch(
+                {
+                    "key": pa.array(keys, pa.binary()),
+                    "value": pa.array(values, pa.binary()),
+                    "timestamp": times,
+                }
+            )
+        )
+    return made
+
+
+def log_of(codec: str, strategy: str, rows: list[pa.RecordBatch]) -> list[tuple[int, int, int]]:
+    """Of each batch in the log: its partition, size and CRC."""
+    with FakeCluster({"t": PARTITIONS}) as cluster:
+        options = {
+            "kafka.bootstrap.servers": cluster.bootstrap_servers,
+            "kafka.compression.type": codec,
+            "kafka.linger.ms": "20000",
+            "kafka.batch.size": "65536",
+            "kafka.buffer.memory": str(64 << 20),
+            "kafka.buffer.memory.allocation.strategy": strategy,
+        }
+        producer = Producer(parse(options).options)
+        try:
+            producer.begin()
+            for one in rows:
+                producer.send(one, plan=PLAN)
+            assert producer.finish().records == sum(one.num_rows for one in rows)
+        finally:
+            producer.close()
+        return [
+            (partition, len(batch.data), struct.unpack_from(">I", batch.data, 17)[0])
+            for partition in range(PARTITIONS)
+            for batch in cluster.batches("t", partition)
+        ]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_equal_rows_make_equal_batches(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KAFKA_SINK_TEST_STRATEGY", raising=False)
+    rows = tables()
+    expected = log_of(codec, "incremental", rows)
+    assert len(expected) > 30
+    for strategy in ("full", "incremental", "full"):
+        assert log_of(codec, strategy, rows) == expected, strategy
