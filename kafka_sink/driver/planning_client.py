@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from kafka_sink.activity import WAIT_LISTENER
-from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import (
     AuthenticationError,
     BrokersUnreachableError,
@@ -21,15 +19,13 @@ from kafka_sink.errors import (
     ProtocolError,
 )
 from kafka_sink.model import Node
-from kafka_sink.network.blocking import awaited
+from kafka_sink.network.blocking import BlockingCalls, Call, awaited
 from kafka_sink.network.broker_connection import BrokerConnection
-from kafka_sink.network.broker_protocol import Request
-from kafka_sink.network.client import ConnectionStep, NetworkClient
+from kafka_sink.network.client import ConnectionStep
 from kafka_sink.options import SinkOptions
 
 # Bounds connecting. The caller bounds requests.
 CONNECT_BOUND_MS = 9_000.0
-_POLL_MS = 100.0
 # Brokers of a cluster to try. One that responds is enough.
 _MAX_TRIED = 5
 # Give up on brokers that close this many connections at the first request.
@@ -44,7 +40,7 @@ _REMEDIES = {
 }
 
 
-class PlanningClient:
+class PlanningClient(BlockingCalls):
     """A context manager for one thread.
 
     Methods raise BrokersUnreachableError if no broker is usable. It names each address, the step that failed
@@ -52,13 +48,13 @@ class PlanningClient:
     """
 
     def __init__(self, options: SinkOptions, connect_bound_ms: float) -> None:
+        super().__init__(options)
         self._connect_bound_ms = connect_bound_ms
-        self._network = NetworkClient(options, monotonic_ms)
         self._bootstrap = self._network.bootstrap_nodes()
-        self._advertised: list[Node] = []
+        self._advertised: Sequence[Node] = ()
         self._resets = 0
         # Since when nothing has come, and when the caller gives up.
-        self._since_ms = monotonic_ms()
+        self._since_ms = self._clock_ms()
         self._until_ms = self._since_ms + options.max_block_ms
 
     def __enter__(self) -> PlanningClient:
@@ -67,7 +63,7 @@ class PlanningClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._network.close()
+        self.close()
 
     def connect(self) -> int:
         """The id of a broker that accepts requests. Tries all addresses at once, within the bound.
@@ -76,20 +72,23 @@ class PlanningClient:
         """
         self._network.check_security()
         nodes = self._advertised[:_MAX_TRIED] or self._bootstrap
-        begun = monotonic_ms()
+        begun = self._clock_ms()
         until = begun + self._connect_bound_ms
-        while True:
-            now = monotonic_ms()
-            ready = [node.id for node in nodes if self._network.is_ready(self._connection(node.id), now)]
+        ready: list[int] = []
+
+        def advance(now: float) -> float | None:
+            ready.extend(node.id for node in nodes if self._is_ready(node.id, now))
             if ready:
-                return ready[0]
+                return None
             steps = self._steps(nodes)
             if all(isinstance(one.error, _FINAL) for one in steps):
                 raise self._unusable("cannot use", steps)
             if now >= until:
                 raise self._unusable("could not connect to", steps, f" within {(now - begun) / 1000:.1f} s")
-            WAIT_LISTENER.get()(self._reached, begun, until)
-            self._network.poll(min(_POLL_MS, until - now), now)
+            return until - now
+
+        self._loop(advance, self._reached, until)
+        return ready[0]
 
     def _reached(self) -> str:
         option = "the brokers' advertised.listeners" if self._advertised else "kafka.bootstrap.servers"
@@ -98,7 +97,7 @@ class PlanningClient:
 
     def use_advertised(self, nodes: Sequence[Node]) -> None:
         """Use the cluster's own addresses from now on, as tasks do."""
-        self._advertised = list(nodes)
+        self._advertised = nodes
         self._network.set_addresses(nodes)
         self._resets = 0
 
@@ -106,15 +105,14 @@ class PlanningClient:
         """Whether this broker accepts requests, now or within the bound for connecting."""
         if all(node.id != node_id for node in self._advertised):
             return False
-        until = monotonic_ms() + self._connect_bound_ms
-        while (now := monotonic_ms()) < until:
-            connection = self._connection(node_id)
-            if self._network.is_ready(connection, now):
-                return True
-            if connection.is_gone:
-                return False
-            self._network.poll(_POLL_MS, now)
-        return False
+        until = self._clock_ms() + self._connect_bound_ms
+
+        def advance(now: float) -> float | None:
+            is_over = self._is_ready(node_id, now) or self._connection(node_id).is_gone or now >= until
+            return None if is_over else until - now
+
+        self._loop(advance, self._reached, until)
+        return self._is_ready(node_id, self._clock_ms())
 
     def api_version(self, node_id: int, api: int) -> int:
         return self._connection(node_id).api_version(api)
@@ -130,28 +128,24 @@ class PlanningClient:
         ``asked`` is as in Request. Callers retry after None. Raises BrokersUnreachableError if
         brokers keep closing connections at the first request.
         """
-        now = monotonic_ms()
-        connection = self._connection(node_id)
-        version = connection.api_version(api)
-        ended: list[Any | None] = []
+        found: list[Any] = []
 
-        def on_response(response: Any, _: float) -> None:
-            self._resets, self._since_ms = 0, monotonic_ms()
-            ended.append(response)
+        def take(_: Call, response: Any) -> bool:
+            self._resets, self._since_ms = 0, self._clock_ms()
+            found.append(response)
+            return True
 
-        def on_failure(cause: Exception, *_: object) -> None:
-            self._failed(cause)
-            ended.append(None)
+        self._deadline_ms = self._clock_ms() + timeout_ms
+        self.calls = [Call(api, encode, take, node=node_id, asked=asked)]
+        node = self._connection(node_id).node
+        self._loop(self._send_due, lambda: awaited(node, api), self._until_ms, self._since_ms)
+        return found[0] if found else None
 
-        body, timeout = [encode(version)], max(1.0, timeout_ms)
-        request = Request(api, version, body, timeout, on_response, on_failure, asked=asked)
-        self._network.send(connection, request, now)
-        while not ended:
-            WAIT_LISTENER.get()(lambda: awaited(connection.node, api), self._since_ms, self._until_ms)
-            self._network.poll(min(_POLL_MS, timeout), monotonic_ms())
-        return ended[0]
+    def _give_up(self) -> None:
+        self.calls = []
 
-    def _failed(self, cause: Exception) -> None:
+    def _on_failure(self, call: Call, cause: Exception, *_: object) -> None:
+        self.calls = []
         if isinstance(cause, AuthenticationError):
             raise AuthenticationError(str(cause)) from None
         self._resets += isinstance(cause, ConnectionResetError)

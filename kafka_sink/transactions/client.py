@@ -9,14 +9,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from kafka_sink import kafka_errors
-from kafka_sink.errors import BrokerVersionError, DeliveryError
-from kafka_sink.model import TopicPartition
+from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms
+from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError, is_final
+from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import apis, requests, topic_requests, transaction_requests
-from kafka_sink.network.blocking import GROUP_KEY, TRANSACTION_KEY, BlockingCalls, Call, Step
+from kafka_sink.network.blocking import BlockingCalls, Call, awaited
 from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import OnResponse, Request
+from kafka_sink.network.client import NetworkClient
+from kafka_sink.options import SinkOptions
 from kafka_sink.timing_bounds import TOPIC_PROPAGATION_MS
 from kafka_sink.transactions.operations import (
     LAST_EPOCH,
@@ -52,6 +57,8 @@ _VERSIONS: Mapping[int, Mapping[int, tuple[int, int]]] = {
 # open transaction (KIP-890's first part).
 _FIRST_TXN_OFFSET_COMMIT = 4
 _LIST_PATIENCE_MS = 6000.0
+# For a request to a broker that others may stand in for.
+_NODE_TIMEOUT_MS = 3000.0
 # How long an offset may be pending before the protocol is told. Brokers write markers in less.
 _PENDING_PATIENCE_MS = 500.0
 # DescribeTransactions' names for states in which a transaction's markers are being written begin so.
@@ -88,6 +95,22 @@ _ADVICE = {
     ),
 }
 
+GROUP_KEY, TRANSACTION_KEY = True, False
+_COORDINATOR_MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
+_MAY_PASS = frozenset(
+    {
+        kafka_errors.REQUEST_TIMED_OUT,
+        kafka_errors.NETWORK_EXCEPTION,
+        kafka_errors.COORDINATOR_LOAD_IN_PROGRESS,
+        kafka_errors.NOT_ENOUGH_REPLICAS,
+        kafka_errors.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        kafka_errors.CONCURRENT_TRANSACTIONS,
+        kafka_errors.KAFKA_STORAGE_ERROR,
+        kafka_errors.UNSTABLE_OFFSET_COMMIT,
+        kafka_errors.THROTTLING_QUOTA_EXCEEDED,
+    }
+)
+
 
 _EMPTY: dict[type, Callable[[], Any]] = {
     Describe: dict,
@@ -110,9 +133,37 @@ class TransactionClient(BlockingCalls):
     """One thread at a time. ``close`` it, or keep it for the next batch: its connections are the costly
     part."""
 
-    final, advice = _REFUSALS, _ADVICE
-    # What brokers speak, known once they were asked.
-    protocol = PROTOCOL_2
+    def __init__(
+        self,
+        options: SinkOptions,
+        network: NetworkClient | None = None,
+        clock_ms: Callable[[], float] = monotonic_ms,
+    ) -> None:
+        super().__init__(options, network, clock_ms)
+        self._speak(PROTOCOL_2)
+        self._network.on_disconnected = self._on_disconnected
+        backoff_ms = min(options.retry_backoff_ms, 20)
+        self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
+        self._coordinators: dict[tuple[bool, str], int] = {}
+        self._nodes: dict[int, Node] = {}
+        # Each with the time of the response.
+        self._partitions: dict[str, tuple[int, float]] = {}
+        self._asked_nodes = False
+        # Which broker was asked for coordinators last.
+        self._asked_node: int | None = None
+        # Kinds of keys whose coordinators are being asked for.
+        self._asked_coordinators: set[bool] = set()
+        self._ahead: list[tuple[bool, str]] = []
+        # Brokers that may name themselves coordinators by mistake: asked for coordinators only where no other
+        # broker can be.
+        self._distrusted: set[int] = set()
+        self._topic: str | None = None
+        self._not_before_ms = 0.0
+        # Brokers whose lists the last run did not wait for.
+        self.left_out: set[int] = set()
+        self._failures = 0
+        self._allowed = ""
+        self._last_error = "no broker responded"
 
     # -- for the caller ---------------------------------------------------------------------------
 
@@ -182,9 +233,13 @@ class TransactionClient(BlockingCalls):
             return self._partitions[topic][0]
         node = next(iter(self._nodes))
         call = Call(
-            apis.METADATA, lambda version: requests.encode_metadata(version, (topic,), False), take, node=node
+            apis.METADATA,
+            lambda version: requests.encode_metadata(version, (topic,), False),
+            take,
+            node=node,
+            timeout_ms=_NODE_TIMEOUT_MS,
         )
-        self._finish(Step([None], [call]))
+        self._finish([call])
         if found[0]:
             self._partitions[topic] = found[0], self._clock_ms()
         return found[0]
@@ -208,30 +263,72 @@ class TransactionClient(BlockingCalls):
                 lambda version: topic_requests.encode_describe_broker(version, node, (name,)),
                 take,
                 node=node,
+                timeout_ms=_NODE_TIMEOUT_MS,
                 give_up_ms=self._clock_ms() + _LIST_PATIENCE_MS,
             )
 
         calls = [call(node) for node in self._nodes]
-        self._finish(Step([None], calls))
+        self._finish(calls)
         return found
 
     # -- a step -----------------------------------------------------------------------------------
 
+    def _finish(self, calls: list[Call]) -> None:
+        if self._ahead:
+            now_ms = self._clock_ms()
+            for node in self._nodes:
+                self._is_ready(node, now_ms)
+        self.calls = calls
+        self._loop(self._send_due, self._awaited, self._deadline_ms)
+
+    def _send_due(self, now_ms: float) -> float | None:
+        if self.calls and now_ms <= self._deadline_ms:
+            self._leave_brokers_out(now_ms)
+            self._look_up(now_ms)
+            for call in self.calls:
+                call.node = call.node if call.key is None else self._coordinators.get(call.key)
+        return super()._send_due(now_ms)
+
+    def _awaited(self) -> str:
+        call = next((one for one in self.calls if one.is_sent), next(iter(self.calls), None))
+        if call is None:
+            return "brokers"
+        node, api = call.node, call.api
+        if node is None:
+            node, api = self._asked_node, apis.FIND_COORDINATOR
+        return awaited(None if node is None else self._nodes.get(node), api)
+
+    def _give_up(self) -> None:
+        reasons = sorted({call.last_error for call in self.calls if call.last_error}) or [self._last_error]
+        what = f"{apis.APIS[self.calls[0].api].name} did not succeed"
+        raise self._out_of_time(what, f"{'; '.join(reasons)} (brokers: {self._network.describe_brokers()})")
+
+    def _allow(self, timeout_ms: float, bound: str) -> None:
+        """All that is asked until the next one has so long. ``bound``: the option that says so, or ""."""
+        self._deadline_ms = self._clock_ms() + timeout_ms
+        self._allowed = f"{timeout_ms / 1000:g} s" + (f", the time allowed by {bound}" if bound else "")
+
+    def _out_of_time(self, what: str, why: str) -> DeliveryError:
+        return DeliveryError(f"{what} within {self._allowed}: {why}")
+
+    def _on_response(self, call: Call, response: Any, now_ms: float) -> None:
+        if call in self.calls and call.behind in self.calls:
+            self._again(call, "what it is sent behind must be sent again")
+        else:
+            super()._on_response(call, response, now_ms)
+
     def _execute(self, operations: tuple[Operation, ...]) -> tuple[Any, ...]:
         self._connect()
         self._forget_coordinators(operations)
-        step = Step([_EMPTY.get(type(operation), _nothing)() for operation in operations])
+        results = [_EMPTY.get(type(operation), _nothing)() for operation in operations]
         for index, operation in enumerate(operations):
-            step.calls += self._calls(step, index, operation)
-        self._finish(step)
-        return tuple(step.results)
-
-    def _versions(self, api: int) -> tuple[int, int] | None:
-        return _VERSIONS[self.protocol].get(api)
+            self.calls += self._calls(results, index, operation)
+        self._finish(self.calls)
+        return tuple(results)
 
     def _require(self, connection: BrokerConnection) -> None:
         if connection.features.get(_FEATURE, 0) >= _PROTOCOL_2_LEVEL:
-            self.protocol = PROTOCOL_2
+            self._speak(PROTOCOL_2)
             return
         newest = connection.newest_version(apis.TXN_OFFSET_COMMIT)
         lacks = f"TxnOffsetCommit ends with version {newest}, not {_FIRST_TXN_OFFSET_COMMIT}"
@@ -248,7 +345,10 @@ class TransactionClient(BlockingCalls):
                 f"late write of a transaction that has ended (KIP-890); here {lacks}. Use "
                 "delivery.guarantee=at-least-once, or newer brokers"
             )
-        self.protocol = PROTOCOL_1
+        self._speak(PROTOCOL_1)
+
+    def _speak(self, protocol: int) -> None:
+        self.protocol, self._versions = protocol, _VERSIONS[protocol]
 
     def _forget_coordinators(self, operations: tuple[Operation, ...]) -> None:
         """Forget coordinators that may have been replaced and not know it, and ask other brokers."""
@@ -264,33 +364,202 @@ class TransactionClient(BlockingCalls):
             self._distrusted = former
             self._back_off()
 
+    def _leave_brokers_out(self, now_ms: float) -> None:
+        """Lists do not wait for a broker that is gone or hangs: others soon list its transactions."""
+        for call in [one for one in self.calls if one.key is None and not one.is_sent]:
+            if call.node in self._nodes and now_ms < call.give_up_ms:
+                continue
+            if call.give_up_ms < math.inf:
+                self.calls.remove(call)
+                self.left_out.add(-1 if call.node is None else call.node)
+            else:
+                call.node = next(iter(self._nodes))
+
+    def _on_disconnected(self, node_id: int, cause: Exception, *_: object) -> None:
+        self._last_error = str(cause)
+        self._forget(node_id)
+        if is_final(cause):
+            raise cause
+
+    def _on_failure(self, call: Call, cause: Exception, *_: object) -> None:
+        self._last_error = str(cause)
+        self._again(call, str(cause))
+
+    def _on_failed_look_up(self, cause: Exception, *_: object) -> None:
+        self._last_error = str(cause)
+        self._asked_nodes = False
+        self._asked_coordinators.clear()
+        self._back_off()
+
+    def _on_nodes(self, response: requests.MetadataResponse, _: float) -> None:
+        self._asked_nodes = False
+        for topic in response.update.topics:
+            if topic.partitions:
+                self._partitions[topic.name] = len(topic.partitions), self._clock_ms()
+        self._nodes = {node.id: node for node in response.update.nodes}
+        known = self._coordinators.items()
+        self._coordinators = {key: node for key, node in known if node in self._nodes}
+        self._network.set_addresses(self._nodes.values())
+
+    def _again(self, call: Call, reason: str, *, elsewhere: bool = False) -> bool:
+        """To be sent once more; false, as its operation is not done."""
+        call.attempts += 1
+        call.is_sent = False
+        call.last_error = reason
+        call.not_before_ms = self._clock_ms() + self._backoff.delay_ms(call.attempts)
+        if elsewhere and call.key is not None:
+            self._coordinators.pop(call.key, None)
+        return False
+
+    def _judge(self, call: Call, code: int) -> bool:
+        """Whether a response is final; false if the request must be repeated. Raises for a hopeless one."""
+        if code == kafka_errors.NONE or code in _REFUSALS:
+            return True
+        name = kafka_errors.error_of(code).name
+        if code in _COORDINATOR_MOVED:
+            return self._again(call, name, elsewhere=True)
+        if code in _MAY_PASS:
+            return self._again(call, name)
+        advice = _ADVICE.get(code)
+        what = f"{apis.APIS[call.api].name} failed: {kafka_errors.error_of(code).label}"
+        if advice:
+            raise ConfigurationError(f"{what}; {advice}")
+        raise DeliveryError(what)
+
+    # -- brokers and coordinators -----------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Connect to the bootstrap addresses, until a broker has said which brokers there are."""
+        self.calls = []
+
+        def advance(now_ms: float) -> float | None:
+            if self._nodes:
+                return None
+            if now_ms > self._deadline_ms:
+                raise self._out_of_time("no broker responded", self._network.describe_brokers())
+            return self._ask_nodes(now_ms)
+
+        self._loop(advance, self._any_broker, self._deadline_ms)
+
+    def _any_broker(self) -> str:
+        return f"any of the brokers {self._network.describe_brokers()}"
+
+    def _ask_nodes(self, now_ms: float) -> float:
+        if self._asked_nodes or now_ms < self._not_before_ms:
+            return math.inf
+        connection = self._any_connection(now_ms)
+        if connection is None:
+            return 10.0
+        self._require(connection)
+        version = connection.api_version(apis.METADATA)
+        topics = () if self._topic is None else (self._topic,)
+        body = requests.encode_metadata(version, topics, False)
+        self._asked_nodes = True
+        self._ask(connection, apis.METADATA, version, body, self._on_nodes, 0, now_ms)
+        return math.inf
+
+    def _ask(
+        self,
+        connection: BrokerConnection,
+        api: int,
+        version: int,
+        body: bytes,
+        on_response: OnResponse,
+        asked: int,
+        now_ms: float,
+    ) -> None:
+        """Send a look-up, of brokers or of coordinators."""
+        timeout = self._options.request_timeout_ms
+        request = Request(api, version, [body], timeout, on_response, self._on_failed_look_up, asked=asked)
+        self._network.send(connection, request, now_ms)
+
+    def _any_connection(self, now_ms: float) -> BrokerConnection | None:
+        if self._distrusted:
+            for other in self._nodes.keys() - self._distrusted:
+                if self._is_ready(other, now_ms):
+                    return self._network.connections[other]
+        connection = self._network.least_loaded(now_ms)
+        return connection if connection and self._network.is_ready(connection, now_ms) else None
+
+    def _look_up(self, now_ms: float) -> None:
+        """Ask for coordinators that are not known: one request for each kind of key."""
+        keys = dict.fromkeys([*(call.key for call in self.calls if call.key), *self._ahead])
+        missing = [key for key in keys if key not in self._coordinators]
+        for of_groups in (TRANSACTION_KEY, GROUP_KEY):
+            names = [name for kind, name in missing if kind is of_groups]
+            if not names or of_groups in self._asked_coordinators or now_ms < self._not_before_ms:
+                continue
+            connection = self._any_connection(now_ms)
+            if connection is None:
+                return
+            api = apis.FIND_COORDINATOR
+            version = connection.api_version(api)
+            body = transaction_requests.encode_find_coordinator(version, names, of_groups=of_groups)
+            self._asked_coordinators.add(of_groups)
+            self._asked_node = connection.node.id
+            on_response = partial(self._on_coordinators, of_groups)
+            self._ask(connection, api, version, body, on_response, len(names), now_ms)
+
+    def _on_coordinators(
+        self, of_groups: bool, response: transaction_requests.CoordinatorsResponse, _: float
+    ) -> None:
+        self._asked_coordinators.discard(of_groups)
+        is_new = False
+        for name, found in response.found.items():
+            if found.node is not None:
+                self._coordinators[of_groups, name] = found.node.id
+                is_new |= found.node.id not in self._nodes
+                self._nodes.setdefault(found.node.id, found.node)
+            elif found.error_code in _COORDINATOR_MOVED or found.error_code in _MAY_PASS:
+                error = kafka_errors.error_of(found.error_code).label
+                self._last_error = f"the coordinator of '{name}' is not known: {error}"
+                self._back_off()
+            else:
+                reason = kafka_errors.error_of(found.error_code).name
+                advice = _ADVICE.get(found.error_code, found.error_message or "")
+                raise ConfigurationError(f"'{name}' may not be used: {reason}; {advice}")
+        if is_new:
+            self._network.set_addresses(self._nodes.values())
+
+    def _back_off(self) -> None:
+        self._failures += 1
+        self._not_before_ms = self._clock_ms() + self._backoff.delay_ms(min(self._failures, 6))
+
+    def _forget(self, node_id: int) -> None:
+        """A broker is gone, so its coordinators may have moved, and there may be new brokers."""
+        self._coordinators = {key: node for key, node in self._coordinators.items() if node != node_id}
+        self._asked_nodes = False
+        self._back_off()
+        if node_id in self._nodes and len(self._nodes) > 1:
+            self._ask_nodes(max(self._clock_ms(), self._not_before_ms))
+
     # -- operations -------------------------------------------------------------------------------
 
-    def _calls(self, step: Step, index: int, operation: Operation) -> list[Call]:
+    def _calls(self, results: list[Any], index: int, operation: Operation) -> list[Call]:
         match operation:
             case InitProducer():
-                return [self._init(step, index, operation)]
+                return [self._init(results, index, operation)]
             case EndTransaction():
-                return [self._end(step, index, operation)]
+                return [self._end(results, index, operation)]
             case RecordOffsets():
-                return self._record_calls(step, index, operation)
+                return self._record_calls(results, index, operation)
             case FetchOffsets():
-                calls = [self._fetch(step, index, group, None) for group in operation.groups]
+                calls = [self._fetch(results, index, group, None) for group in operation.groups]
                 for call in calls:
-                    recorded = (one for one in step.calls if one.api == apis.TXN_OFFSET_COMMIT)
+                    recorded = (one for one in self.calls if one.api == apis.TXN_OFFSET_COMMIT)
                     call.behind = next((one for one in recorded if one.key == call.key), None)
                 return calls
             case FetchStableOffsets():
                 groups: dict[str, list[TopicPartition]] = {}
                 for key in operation.keys:
                     groups.setdefault(key.group, []).append(key.partition)
-                return [self._fetch(step, index, *one) for one in groups.items()]
+                return [self._fetch(results, index, *one) for one in groups.items()]
             case Describe():
-                return [self._describe(step, index, one) for one in operation.transactional_ids]
+                return [self._describe(results, index, one) for one in operation.transactional_ids]
             case ListOpen() | ListIds():
-                return [self._list(step, index, operation, node) for node in list(self._nodes)]
+                return [self._list(results, index, operation, node) for node in list(self._nodes)]
 
-    def _init(self, step: Step, index: int, operation: InitProducer) -> Call:
+    def _init(self, results: list[Any], index: int, operation: InitProducer) -> Call:
         name, of, timeout = operation.transactional_id, operation.of, self._options.transaction_timeout_ms
 
         def take(call: Call, response: requests.ProducerIdResponse) -> bool:
@@ -300,9 +569,9 @@ class TransactionClient(BlockingCalls):
             if not self._judge(call, response.error_code):
                 return False
             if not response.error_code:
-                step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
-            elif step.results[index] is None:
-                step.results[index] = _failed(response.error_code)
+                results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
+            elif results[index] is None:
+                results[index] = _failed(response.error_code)
             return True
 
         return Call(
@@ -312,23 +581,23 @@ class TransactionClient(BlockingCalls):
             (TRANSACTION_KEY, name),
         )
 
-    def _end(self, step: Step, index: int, operation: EndTransaction) -> Call:
+    def _end(self, results: list[Any], index: int, operation: EndTransaction) -> Call:
         name, producer = operation.transactional_id, operation.producer
 
         def take(call: Call, response: transaction_requests.EndTxnResponse) -> bool:
             if not self._judge(call, response.error_code):
                 return False
             if response.error_code:
-                step.results[index] = _failed(response.error_code)
+                results[index] = _failed(response.error_code)
             elif self.protocol == PROTOCOL_1:
                 # What EndTxn itself does under protocol 2: no two transactions have the same id and epoch.
                 # Where somebody else has raised it since, that is as good, and this result stays: the epoch
                 # that is no longer the id's.
-                step.results[index] = producer
+                results[index] = producer
                 if not (operation.of_task and operation.commit):
-                    step.calls.append(self._init(step, index, InitProducer(name, producer)))
+                    self.calls.append(self._init(results, index, InitProducer(name, producer)))
             else:
-                step.results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
+                results[index] = ProducerEpoch(response.producer_id, response.producer_epoch)
             return True
 
         commit = operation.commit
@@ -339,9 +608,9 @@ class TransactionClient(BlockingCalls):
             (TRANSACTION_KEY, name),
         )
 
-    def _record_calls(self, step: Step, index: int, operation: RecordOffsets) -> list[Call]:
+    def _record_calls(self, results: list[Any], index: int, operation: RecordOffsets) -> list[Call]:
         """Under protocol 1 the group is added to the transaction before."""
-        record = self._record(step, index, operation)
+        record = self._record(results, index, operation)
         if self.protocol == PROTOCOL_2:
             return [record]
         name, producer, group = operation.transactional_id, operation.producer, operation.group
@@ -350,8 +619,8 @@ class TransactionClient(BlockingCalls):
             if not self._judge(call, response.error_code):
                 return False
             if response.error_code:
-                step.results[index] = _failed(response.error_code)
-                step.calls.remove(record)
+                results[index] = _failed(response.error_code)
+                self.calls.remove(record)
             return True
 
         record.after = Call(
@@ -362,7 +631,7 @@ class TransactionClient(BlockingCalls):
         )
         return [record.after, record]
 
-    def _record(self, step: Step, index: int, operation: RecordOffsets) -> Call:
+    def _record(self, results: list[Any], index: int, operation: RecordOffsets) -> Call:
         name, producer, group = operation.transactional_id, operation.producer, operation.group
         offsets = {partition: (0, text) for partition, text in operation.entries}
 
@@ -370,7 +639,7 @@ class TransactionClient(BlockingCalls):
             code = next((one for one in response.errors.values() if one), kafka_errors.NONE)
             if not self._judge(call, code):
                 return False
-            step.results[index] = _failed(code) if code else None
+            results[index] = _failed(code) if code else None
             return True
 
         return Call(
@@ -383,7 +652,9 @@ class TransactionClient(BlockingCalls):
             asked=2 * len(offsets),
         )
 
-    def _fetch(self, step: Step, index: int, group: str, partitions: list[TopicPartition] | None) -> Call:
+    def _fetch(
+        self, results: list[Any], index: int, group: str, partitions: list[TopicPartition] | None
+    ) -> Call:
         def take(call: Call, response: transaction_requests.OffsetFetchResponse) -> bool:
             code, offsets = response.groups.get(group, (kafka_errors.NONE, {}))
             if code == kafka_errors.GROUP_ID_NOT_FOUND:
@@ -397,7 +668,7 @@ class TransactionClient(BlockingCalls):
                 code != kafka_errors.UNSTABLE_OFFSET_COMMIT or self._clock_ms() < call.give_up_ms
             ) and not self._judge(call, code):
                 return False
-            step.results[index] |= {
+            results[index] |= {
                 OffsetKey(group, partition): None if one.error_code else one.metadata
                 for partition, one in offsets.items()
                 if one.offset >= 0 or one.error_code
@@ -417,7 +688,7 @@ class TransactionClient(BlockingCalls):
             asked=2 * (2 * known if partitions is None else len(partitions)),
         )
 
-    def _describe(self, step: Step, index: int, name: str) -> Call:
+    def _describe(self, results: list[Any], index: int, name: str) -> Call:
         def take(call: Call, response: transaction_requests.DescribeTransactionsResponse) -> bool:
             one = response.transactions[name]
             if one.error_code == kafka_errors.TRANSACTIONAL_ID_NOT_FOUND:
@@ -428,7 +699,7 @@ class TransactionClient(BlockingCalls):
                 # Whoever ended it has the next producer id already, which is not shown before this is over.
                 return self._again(call, f"'{name}' is about to get another producer id")
             producer = ProducerEpoch(one.producer_id, one.producer_epoch)
-            step.results[index][name] = Described(
+            results[index][name] = Described(
                 one.state, producer, one.started_ms, one.partitions, self.protocol == PROTOCOL_2
             )
             return True
@@ -440,7 +711,7 @@ class TransactionClient(BlockingCalls):
             (TRANSACTION_KEY, name),
         )
 
-    def _list(self, step: Step, index: int, operation: ListOpen | ListIds, node: int) -> Call:
+    def _list(self, results: list[Any], index: int, operation: ListOpen | ListIds, node: int) -> Call:
         states: tuple[str, ...] = ()
         pattern, age_ms = ANY_ID_PATTERN, -1
         if isinstance(operation, ListOpen):
@@ -453,7 +724,7 @@ class TransactionClient(BlockingCalls):
         def take(call: Call, response: transaction_requests.ListTransactionsResponse) -> bool:
             if not self._judge(call, response.error_code):
                 return False
-            step.results[index] += [name for name in response.ids if re.match(pattern, name)]
+            results[index] += [name for name in response.ids if re.match(pattern, name)]
             return True
 
         return Call(
@@ -461,5 +732,6 @@ class TransactionClient(BlockingCalls):
             lambda version: transaction_requests.encode_list_transactions(version, states, pattern, age_ms),
             take,
             node=node,
+            timeout_ms=_NODE_TIMEOUT_MS,
             give_up_ms=self._clock_ms() + _LIST_PATIENCE_MS,
         )

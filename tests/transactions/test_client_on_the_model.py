@@ -65,6 +65,7 @@ class Connection:
 
     def __init__(self, node_id: int, protocol: int) -> None:
         self.node_id = node_id
+        self.node = Node(node_id, f"host{node_id}", 9092)
         self.features = {"transaction.version": protocol}
 
     def ready_delay_ms(self, _now_ms: float) -> float:
