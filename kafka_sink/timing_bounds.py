@@ -12,11 +12,9 @@ GATHER_STALE_MS = 100.0
 # The coordinator asks another task to fetch metadata when one has been silent for so long.
 FETCH_SILENCE_MS = 1000.0
 # A task does not ask brokers while the coordinator may be about to bring the topic. The time begins again
-# when another task is asked. Shorter than COORDINATOR_SILENCE_MS: no task waits for a coordinator that has
+# when a second task is asked. Shorter than COORDINATOR_SILENCE_MS: no task waits for a coordinator that has
 # stopped responding.
 HINT_WAIT_MS = 1100.0
-# After this the coordinator gives a topic up, and the task asks brokers itself.
-GIVE_UP_MS = 2000.0
 # A task takes a coordinator that does not answer a sign of life for gone. A driver that stalls for seconds
 # must not lose all its tasks at once.
 COORDINATOR_SILENCE_MS = 6000.0

@@ -406,7 +406,7 @@ class ClusterMetadata:
             found.metadata = replace(found.metadata, partitions=partitions)
             self.version += 1
         if self.hints is not None:
-            self.hints.report_leader(partition, leader, epoch, topic_id)
+            self.hints.report_stale(partition.topic)
         return True
 
     def import_topic(self, topic: TopicMetadata, age_ms: float, now_ms: float) -> bool:

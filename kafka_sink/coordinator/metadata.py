@@ -36,7 +36,6 @@ from kafka_sink.coordinator.schema import (
     Ms,
     NodeId,
     Outbox,
-    PartitionId,
     Scope,
     Service,
     Topic,
@@ -54,12 +53,11 @@ from kafka_sink.model import (
     Node,
     Partitions,
     TopicMetadata,
-    TopicPartition,
 )
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.printable import is_host
-from kafka_sink.timing_bounds import FETCH_SILENCE_MS, GATHER_STALE_MS, GIVE_UP_MS, HINT_WAIT_MS
+from kafka_sink.timing_bounds import FETCH_SILENCE_MS, GATHER_STALE_MS, HINT_WAIT_MS
 
 MAX_TOPICS, MAX_STALE = 5000, 1000
 _MAX_HOST, _MAX_RACK, _BYTES_OF_ID = 255, 1000, 16
@@ -116,22 +114,11 @@ class StaleTopic(NamedTuple):
     age_ms: Ms
 
 
-class NamedLeader(NamedTuple):
-    """A partition's leader, from a broker's response to a request with this topic id (KIP-951)."""
-
-    topic: Topic
-    topic_id: Annotated[str, AtMost(2 * _BYTES_OF_ID)]
-    partition: PartitionId
-    leader: Int32
-    epoch: Int32
-
-
 @message
 class TopicStale:
-    """From a task: what brokers denied."""
+    """From a task: what brokers denied. Others' metadata is fetched; one task's word is not passed on."""
 
     topics: Annotated[tuple[StaleTopic, ...], AtMost(MAX_STALE)] = ()
-    leaders: Annotated[tuple[NamedLeader, ...], AtMost(MAX_STALE)] = ()
 
 
 @message
@@ -255,10 +242,7 @@ def coordinator_idle_ms(idle_ms: float) -> float:
 # The coordinator refreshes a topic before tasks consider it expired, with time to push the response. Topics
 # become non-urgent at half of metadata.max.age.ms (KIP-526); tasks leave those to the coordinator.
 _SHARE_OF_AGE = 0.9
-_MAX_TOPICS_OF_A_TASK = 50_000
-# Leaders that tasks reported and brokers have not confirmed, and the responses that refute one.
-_MAX_REPORTED, _MAX_CONTRADICTED = 10_000, 1000
-_REFUTING_RESPONSES = 5
+_MAX_TOPICS_OF_A_TASK, _MAX_CONTRADICTED = 50_000, 1000
 # Errors that pass: the topic is being created, or its leader is being elected.
 _TRANSIENT_ERRORS = frozenset({UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE})
 # Tasks that are asked to fetch, and silences, before the fetch has failed.
@@ -268,8 +252,8 @@ _MAX_FETCHED_PARTITIONS = 2_000_000
 _MANY_TOPICS, _GATHER_ANSWERS_MS = 200, 100.0
 # Work for one ``on_time``: sets of topics, topics compared, and topics encoded, which cost so much more.
 _SETS_AT_ONCE, _TOPICS_AT_ONCE, _COST_OF_ENCODING = 500, 50_000, 20
-# About what is kept of a topic, of a name in a set, of a broker, of a reported leader.
-_TOPIC_BYTES, _NAME_BYTES, _NODE_BYTES, _REPORTED_BYTES = 1200, 105, 500, 400
+# About what is kept of a topic, of a name in a set, of a broker.
+_TOPIC_BYTES, _NAME_BYTES, _NODE_BYTES = 1200, 105, 500
 _MEASURE_MS = 1000.0
 
 
@@ -285,11 +269,11 @@ class MemoryBudget:
 
 @dataclass(slots=True)
 class _Fetch:
-    """A request of the view. ``messages``: those that are not answered, the one on its way first, which
-    ``asked`` got. What has come so far follows, from whichever of them."""
+    """A request of the view, the message that ``asked`` got, and what has come so far, from whichever of
+    them."""
 
     requested: tuple[str, ...]
-    messages: deque[Fetch]
+    message: Fetch
     asked: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     turns: int = 0
@@ -299,14 +283,6 @@ class _Fetch:
     nodes: tuple[Node, ...] = ()
     cluster_id: str | None = None
     partitions: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class _Users:
-    """The tasks that use exactly these topics."""
-
-    topics: frozenset[str]
-    tasks: dict[int, None] = field(default_factory=dict)
 
 
 class MetadataService(Service):
@@ -337,24 +313,20 @@ class MetadataService(Service):
         self._transient = _TRANSIENT_ERRORS - (set() if may_create else {UNKNOWN_TOPIC_OR_PARTITION})
         # Tasks, the one that was asked to fetch longest ago first.
         self._tasks: OrderedDict[int, None] = OrderedDict()
-        # What each task uses. Many tasks write to the same topics, and share them.
-        self._users_of: dict[int, _Users] = {}
-        self._users: dict[frozenset[str], _Users] = {}
+        # What each task uses, and the tasks that use exactly these: many share a set.
+        self._uses: dict[int, frozenset[str]] = {}
+        self._users: dict[frozenset[str], tuple[frozenset[str], dict[int, None]]] = {}
         self._names = 0
-        # Topics that tasks wait for, since when, in that order.
-        self._needed_ms: dict[str, float] = {}
         self._fetch: _Fetch | None = None
         self._number = 0
         # Brokers could not be reached, as the last tasks say that were asked.
         self._is_failing = False
-        # Leader epochs that tasks reported, and how many responses without it refute each.
-        self._reported: dict[TopicPartition, tuple[int, int]] = {}
         # Topics, and with None the cluster's id, of which the last fetch contradicted what is known.
         self._contradicted: set[str | None] = set()
         # What changed, for the sets that have not been told yet.
         self._fresh: set[str] = set()
         self._missing: set[str] = set()
-        self._untold: dict[_Users, None] = {}
+        self._untold: dict[frozenset[str], None] = {}
         # Topics that are known, and the tasks that need them; and when to send the first of them.
         self._answers: dict[frozenset[str], dict[int, None]] = {}
         self._answers_due_ms = math.inf
@@ -375,28 +347,22 @@ class MetadataService(Service):
                 self._ask_another(fetch, now_ms)
 
     def close(self) -> None:
-        self._budget.used -= self._cost
-        self._cost = 0
+        self._cost_more(-self._cost)
 
     @receives(TopicsWanted)
     def on_topics_wanted(self, peer: int, message: TopicsWanted, now_ms: float) -> None:
         # Their strings are shared.
         names = frozenset(map(sys.intern, message.topics))
         known = frozenset(name for name in names if self.view.topic(name) is not None)
-        is_admitted = self._admit(sum(name not in self._needed_ms for name in names - known), now_ms)
+        is_admitted = self._admit(len(names) - len(known), now_ms)
         if is_admitted:
             self._use(peer, names)
         self.view.note_use(names if is_admitted else known, now_ms)
-        if message.is_needed:
-            if known:
-                self._answer(peer, known, _GATHER_ANSWERS_MS if len(known) > _MANY_TOPICS else 0.0, now_ms)
-            lacking = names - known
-            if is_admitted and not self._is_failing:
-                for name in lacking:
-                    self._needed_ms.setdefault(name, now_ms)
-            elif lacking:
-                # Where they were admitted, they stay: fetching them shows when brokers are back.
-                self.out.send(peer, Topics(missing=tuple(lacking)))
+        if message.is_needed and known:
+            self._answer(peer, known, _GATHER_ANSWERS_MS if len(known) > _MANY_TOPICS else 0.0, now_ms)
+        if message.is_needed and known != names and not (is_admitted and not self._is_failing):
+            # Where they were admitted, they stay: fetching them shows when brokers are back.
+            self.out.send(peer, Topics(missing=tuple(names - known)))
         self._fetch_due(now_ms)
 
     def _answer(self, peer: int, known: frozenset[str], wait_ms: float, now_ms: float) -> None:
@@ -405,42 +371,43 @@ class MetadataService(Service):
 
     def _use(self, peer: int, names: frozenset[str]) -> None:
         """The task uses these topics, and those that it has named before."""
-        before = self._users_of.get(peer)
-        if before is not None and names <= before.topics:
+        before = self._uses.get(peer, frozenset())
+        if names <= before:
             return
-        topics = names if before is None else before.topics | names
+        topics = before | names
         if len(topics) > _MAX_TOPICS_OF_A_TASK:
             # The task reports those still in use again within a minute.
             topics = names
         self._leave(peer)
-        users = self._users.get(topics)
-        if users is None:
-            users = self._users[topics] = _Users(topics)
+        if topics not in self._users:
             self._names += len(topics)
             self._cost_more(_NAME_BYTES * len(topics))
-        users.tasks[peer] = None
-        self._users_of[peer] = users
+        self._uses[peer], peers = self._users.setdefault(topics, (topics, {}))
+        peers[peer] = None
 
     def _leave(self, peer: int) -> None:
-        users = self._users_of.pop(peer, None)
-        if users is not None:
-            del users.tasks[peer]
-            if not users.tasks:
-                del self._users[users.topics]
-                self._untold.pop(users, None)
-                self._names -= len(users.topics)
+        topics = self._uses.pop(peer, None)
+        if topics is not None:
+            peers = self._users[topics][1]
+            del peers[peer]
+            if not peers:
+                del self._users[topics]
+                self._untold.pop(topics, None)
+                self._names -= len(topics)
 
     # -- what it may keep ---------------------------------------------------------------------------
 
     def _admit(self, unknown: int, now_ms: float) -> bool:
         """Whether there is capacity for so many more topics."""
-        budget = self._budget
-        if self._cost >= budget.limit_of_group or budget.used >= budget.limit:
+        if self._is_full():
             self._measure(now_ms)
-            if self._cost >= budget.limit_of_group or budget.used >= budget.limit:
-                return False
+        if self._is_full():
+            return False
         self._cost_more(_TOPIC_BYTES * unknown)
         return True
+
+    def _is_full(self) -> bool:
+        return self._cost >= self._budget.limit_of_group or self._budget.used >= self._budget.limit
 
     def _cost_more(self, more: int) -> None:
         self._cost += more
@@ -448,13 +415,11 @@ class MetadataService(Service):
 
     def _measure(self, now_ms: float) -> None:
         """What is added counts at once; what is forgotten, at the next measurement."""
-        if now_ms - self._measured_ms < _MEASURE_MS:
-            return
-        self._measured_ms = now_ms
-        topics, partitions = self.view.sizes()
-        cost = _TOPIC_BYTES * topics + 8 * partitions + _NODE_BYTES * len(self.view.nodes())
-        cost += _NAME_BYTES * self._names + _REPORTED_BYTES * len(self._reported)
-        self._cost_more(cost - self._cost)
+        if now_ms - self._measured_ms >= _MEASURE_MS:
+            self._measured_ms = now_ms
+            topics, partitions = self.view.sizes()
+            cost = _TOPIC_BYTES * topics + 8 * partitions + _NODE_BYTES * len(self.view.nodes())
+            self._cost_more(cost + _NAME_BYTES * self._names - self._cost)
 
     # -- fetches ------------------------------------------------------------------------------------
 
@@ -462,11 +427,9 @@ class MetadataService(Service):
         """Ask a task for what is due."""
         topics = self.view.next_request(now_ms) if self._fetch is None and self._tasks else None
         if topics is not None:
-            messages: deque[Fetch] = deque()
-            for chunk in _in_chunks(topics):
-                self._number += 1
-                messages.append(Fetch(self._number, chunk))
-            self._fetch = _Fetch(topics, messages)
+            self._number += 1
+            # The view asks again for what one message does not hold.
+            self._fetch = _Fetch(topics, Fetch(self._number, topics[:MAX_TOPICS]))
             self._ask_another(self._fetch, now_ms)
 
     def _ask_another(self, fetch: _Fetch, now_ms: float) -> None:
@@ -474,31 +437,31 @@ class MetadataService(Service):
         fetch.turns += 1
         fetch.silent_at_ms = now_ms + FETCH_SILENCE_MS
         if fetch.turns > _MAX_ASKED or (peer is None and fetch.asked <= fetch.failed):
-            self._fail(now_ms)
+            self._fail(fetch, now_ms)
         elif peer is not None:
             self._tasks.move_to_end(peer)
-            if fetch.asked:
+            if fetch.turns == 2:
                 self.out.broadcast(list(self._tasks), Topics(pending=True))
             fetch.asked.add(peer)
-            self.out.send(peer, fetch.messages[0])
+            self.out.send(peer, fetch.message)
 
-    def _fail(self, now_ms: float) -> None:
+    def _fail(self, fetch: _Fetch, now_ms: float) -> None:
         """Nobody who was asked could reach brokers: after the backoff another task is asked."""
         self._fetch, self._is_failing = None, bool(self._tasks)
         self.view.on_failure(now_ms)
-        self._tell((), list(self._needed_ms))
+        self._tell((), [name for name in fetch.requested if self.view.topic(name) is None])
 
     @receives(TopicsKnown)
     def on_topics_known(self, peer: int, message: TopicsKnown, now_ms: float) -> None:
         fetch = self._fetch
-        if fetch is None or peer not in fetch.asked or message.number != fetch.messages[0].number:
+        if fetch is None or peer not in fetch.asked or message.number != fetch.message.number:
             return
         if message.failed:
             fetch.failed.add(peer)
             if fetch.asked <= fetch.failed:
-                self._fail(now_ms)
+                self._fail(fetch, now_ms)
             return
-        snapshot, names = snapshot_of(message.part), set(fetch.messages[0].topics)
+        snapshot, names = snapshot_of(message.part), set(fetch.message.topics)
         found = [one.metadata for one in snapshot.topics if one.metadata.name in names]
         fetch.partitions += sum(len(one.partitions) for one in found)
         if fetch.partitions > _MAX_FETCHED_PARTITIONS:
@@ -506,48 +469,41 @@ class MetadataService(Service):
         fetch.topics.update((one.name, one) for one in found)
         fetch.errors.update((name, code) for name, code in message.errors.items() if name in names)
         fetch.nodes, fetch.cluster_id = snapshot.nodes or fetch.nodes, snapshot.cluster_id
-        if message.more:
-            return
-        fetch.messages.popleft()
-        if fetch.messages:
-            fetch.asked, fetch.failed, fetch.turns = set(), set(), 0
-            self._ask_another(fetch, now_ms)
-        else:
+        if not message.more:
             self._merge(fetch, now_ms)
 
     def _merge(self, fetch: _Fetch, now_ms: float) -> None:
         self._fetch = None
-        if self._is_doubtful(None, is_contradicted=self.view.is_other_cluster(fetch.cluster_id)):
+        if self._doubts(None, is_contradicted=self.view.is_other_cluster(fetch.cluster_id)):
             self.view.on_failure(now_ms)
             return
         self._is_failing = False
-        # Without those in doubt, which stay urgent.
-        topics = tuple(one for one in fetch.topics.values() if not self._doubts(one, now_ms))
-        update = MetadataUpdate(fetch.nodes, topics, fetch.errors, fetch.cluster_id)
+        topics: list[TopicMetadata] = []
+        for topic in fetch.topics.values():
+            known = self.view.topic(topic.name)
+            is_contradicted = known is not None and contradicts(known, topic)
+            if self._doubts(topic.name, is_contradicted=is_contradicted):
+                continue  # it stays urgent
+            if is_contradicted:
+                # The second response in a row replaces what is known.
+                self.view.forget(topic.name)
+                self.view.note_use((topic.name,), now_ms)
+            topics.append(topic)
+        update = MetadataUpdate(fetch.nodes, tuple(topics), fetch.errors, fetch.cluster_id)
         self.view.on_response(update, fetch.requested, now_ms)
         self._cost_more(8 * fetch.partitions + _NODE_BYTES * len(fetch.nodes))
         requested = frozenset(fetch.requested)
-        self._check_reported(requested, now_ms)
-        known = {name for name in requested if self.view.topic(name) is not None}
+        known_now = {name for name in requested if self.view.topic(name) is not None}
         passing = {*self._transient, None}
-        self._tell(known, [one for one in requested - known if self.view.topic_error(one) not in passing])
+        self._tell(
+            known_now, [one for one in requested - known_now if self.view.topic_error(one) not in passing]
+        )
         self._measure(now_ms)
         self._fetch_due(now_ms)
 
-    def _doubts(self, topic: TopicMetadata, now_ms: float) -> bool:
-        """Whether a response is not to be believed yet. Brokers may lag, so epochs and ids decide; but a task
-        may have erred. So where a second response in a row contradicts what is known, it replaces it."""
-        known = self.view.topic(topic.name)
-        is_contradicted = known is not None and contradicts(known, topic)
-        if self._is_doubtful(topic.name, is_contradicted=is_contradicted):
-            return True
-        if is_contradicted:
-            self.view.forget(topic.name)
-            self.view.note_use((topic.name,), now_ms)
-        return False
-
-    def _is_doubtful(self, key: str | None, *, is_contradicted: bool) -> bool:
-        """Whether this is the first contradiction in a row."""
+    def _doubts(self, key: str | None, *, is_contradicted: bool) -> bool:
+        """Whether a response is not to be believed yet: it is the first in a row that contradicts what is
+        known. Brokers may lag, and a task may have erred."""
         if not is_contradicted or key in self._contradicted:
             self._contradicted.discard(key)
             return False
@@ -556,11 +512,8 @@ class MetadataService(Service):
         self._contradicted.add(key)
         return True
 
-    # -- what tasks met -----------------------------------------------------------------------------
-
     @receives(TopicStale)
     def on_topic_stale(self, peer: int, message: TopicStale, now_ms: float) -> None:
-        leaders = [(one, _id_of(one.topic_id)) for one in message.leaders]
         for name, ago_ms in message.topics:
             found = self.view.snapshot(now_ms, (name,)).topics
             if found and found[0].age_ms < ago_ms:
@@ -568,39 +521,7 @@ class MetadataService(Service):
                 self._answer(peer, frozenset((name,)), 0.0, now_ms)
             elif self._admit(not found, now_ms):
                 self.view.mark_stale(name, now_ms)
-        for leader, topic_id in leaders:
-            self._take_leader(leader, topic_id, now_ms)
         self._fetch_due(now_ms)
-
-    def _take_leader(self, one: NamedLeader, topic_id: bytes | None, now_ms: float) -> None:
-        """Have a reported leader confirmed."""
-        partition = TopicPartition(sys.intern(one.topic), one.partition)
-        known, topic = self.view.leader(partition), self.view.topic(one.topic)
-        if known is None or topic is None or one.epoch <= known.leader_epoch:
-            return
-        other_topic = None not in (topic_id, topic.topic_id) and topic_id != topic.topic_id
-        reported = self._reported.get(partition)
-        if other_topic or (reported is None and len(self._reported) >= _MAX_REPORTED):
-            return
-        if reported is None or one.epoch > reported[0]:
-            self._cost_more(_REPORTED_BYTES * (reported is None))
-            self._reported[partition] = one.epoch, _REFUTING_RESPONSES
-        self.view.mark_stale(one.topic, now_ms)
-
-    def _check_reported(self, responded: Collection[str], now_ms: float) -> None:
-        """Fetch again until a response confirms a reported leader, or enough responses have not.
-
-        The broker that responded may lag behind the broker that named the leader. Each retry waits longer.
-        """
-        for partition, (epoch, left) in list(self._reported.items()):
-            if partition.topic not in responded:
-                continue
-            known = self.view.leader(partition)
-            if known is None or known.leader_epoch >= epoch or left <= 1:
-                del self._reported[partition]
-            else:
-                self._reported[partition] = epoch, left - 1
-                self.view.mark_stale(partition.topic, now_ms)
 
     # -- what tasks are told ------------------------------------------------------------------------
 
@@ -611,26 +532,16 @@ class MetadataService(Service):
         fetches them again, because they may have been created by then. While brokers cannot be reached, they
         stay: fetching them shows when brokers are back.
         """
-        for name in (*known, *missing):
-            self._needed_ms.pop(name, None)
         self._fresh.update(known)
         self._missing.update(missing)
-        self._untold.update(dict.fromkeys(self._users.values()))
+        self._untold.update(dict.fromkeys(self._users))
         if not self._is_failing:
             for name in missing:
                 self.view.forget(name)
 
     def on_time(self, now_ms: float) -> None:
-        fetch = self._fetch
-        if fetch is not None and now_ms >= fetch.silent_at_ms:
-            self._ask_another(fetch, now_ms)
-        late = []
-        for name, since_ms in self._needed_ms.items():
-            if since_ms + GIVE_UP_MS > now_ms:
-                break
-            late.append(name)
-        if late:
-            self._tell((), late)
+        if self._fetch is not None and now_ms >= self._fetch.silent_at_ms:
+            self._ask_another(self._fetch, now_ms)
         self._fetch_due(now_ms)
         left = _TOPICS_AT_ONCE
         if now_ms >= self._answers_due_ms:
@@ -644,16 +555,16 @@ class MetadataService(Service):
     def _push(self, left: int, now_ms: float) -> None:
         """Tell some of the sets what has changed of their topics."""
         peers_of: dict[tuple[frozenset[str], frozenset[str]], list[int]] = {}
-        for users in list(islice(self._untold, _SETS_AT_ONCE)):
+        for topics in list(islice(self._untold, _SETS_AT_ONCE)):
             if left <= 0:
                 break
-            del self._untold[users]
-            news = users.topics & self._fresh, users.topics & self._missing
-            left -= min(len(users.topics), len(self._fresh) + len(self._missing))
+            del self._untold[topics]
+            news = topics & self._fresh, topics & self._missing
+            left -= min(len(topics), len(self._fresh) + len(self._missing))
             if news not in peers_of:
                 left -= _COST_OF_ENCODING * sum(map(len, news))
             if any(news):
-                peers_of.setdefault(news, []).extend(users.tasks)
+                peers_of.setdefault(news, []).extend(self._users[topics][1])
         for (fresh, missing), peers in peers_of.items():
             self._send(peers, fresh, missing, now_ms)
         if not self._untold:
@@ -680,8 +591,6 @@ class MetadataService(Service):
             delay_ms = self.view.next_request_delay_ms(now_ms)
         else:
             delay_ms = self._fetch.silent_at_ms - now_ms
-        for since_ms in islice(self._needed_ms.values(), 1):
-            delay_ms = min(delay_ms, since_ms + GIVE_UP_MS - now_ms)
         return max(0.0, min(delay_ms, self._answers_due_ms - now_ms))
 
 
@@ -726,7 +635,6 @@ class MetadataChannel(Channel):
         self._to_ask: deque[tuple[str, ...]] = deque()
         self._needed: set[str] = set()
         self._stale: dict[str, float] = {}
-        self._leaders: dict[TopicPartition, NamedLeader] = {}
         # Topics used since the last report of use, when that was, those in any report, when to report again.
         self._used: dict[str, None] = {}
         self._used_ms = -math.inf
@@ -783,17 +691,6 @@ class MetadataChannel(Channel):
         if first:
             self.wake()
 
-    def report_leader(
-        self, partition: TopicPartition, leader: int, epoch: int, topic_id: bytes | None
-    ) -> None:
-        """A response showed that a partition's leader is old, and named the new one."""
-        encoded_id = "" if topic_id is None else topic_id.hex()
-        with self._lock:
-            self._leaders[partition] = NamedLeader(
-                partition.topic, encoded_id, partition.partition, leader, epoch
-            )
-        self.report_stale(partition.topic)
-
     def fetched(self, topics: tuple[str, ...], update: MetadataUpdate | None) -> None:
         """The response to a request that included these topics for others; None if there was none."""
         names = set(topics)
@@ -818,9 +715,9 @@ class MetadataChannel(Channel):
                 self._stale_ms = now_ms
                 # The sender may have read the clock after ``now_ms``, hence the maximum with 0.
                 names = list(islice(self._stale, MAX_STALE))
-                stale = tuple(StaleTopic(name, max(0.0, now_ms - self._stale.pop(name))) for name in names)
-                leaders = [self._leaders.pop(one) for one in list(islice(self._leaders, MAX_STALE))]
-                return TopicStale(stale, tuple(leaders))
+                return TopicStale(
+                    tuple(StaleTopic(name, max(0.0, now_ms - self._stale.pop(name))) for name in names)
+                )
             return TopicsWanted(self._take_use(now_ms)) if now_ms >= self._use_due_ms else None
 
     def _take_use(self, now_ms: float) -> tuple[str, ...]:
@@ -834,9 +731,7 @@ class MetadataChannel(Channel):
         return taken
 
     def _stale_due_ms(self) -> float:
-        if not self._stale and not self._leaders:
-            return math.inf
-        return self._stale_ms + min(self._interval_ms, GATHER_STALE_MS)
+        return self._stale_ms + min(self._interval_ms, GATHER_STALE_MS) if self._stale else math.inf
 
     def hurry(self) -> None:
         with self._lock:

@@ -46,7 +46,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks wait for the coordinator however busy this machine is."""
     monkeypatch.setattr(cluster_metadata, "HINT_WAIT_MS", 60_000.0)
-    for name in ("HINT_WAIT_MS", "GIVE_UP_MS", "FETCH_SILENCE_MS"):
+    for name in ("HINT_WAIT_MS", "FETCH_SILENCE_MS"):
         monkeypatch.setattr(coordinator_metadata, name, 60_000.0)
     defaults = CoordinatorClient.__init__.__defaults__
     assert defaults is not None
