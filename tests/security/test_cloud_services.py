@@ -1,4 +1,4 @@
-"""The configurations of docs/clusters.md are valid, and mean what the page says."""
+"""The configurations of docs/clusters.md and docs/security.md are valid, and mean what the pages say."""
 
 from __future__ import annotations
 
@@ -75,3 +75,14 @@ def test_what_a_page_gives_in_a_login_module_arrives() -> None:
     assert sasl.tokens is not None
     assert dict(sasl.tokens.extensions) == {"logicalCluster": "lkc-xxxxx", "identityPoolId": "pool-xxxx"}
     assert sasl.tokens.client_id == "client_id-value"
+
+
+def test_the_logins_of_the_security_page_are_valid() -> None:
+    section = PAGE.with_name("security.md").read_text().partition("## Log in\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```properties\n(.*?)```", section, flags=re.DOTALL)
+    tls, mutual, scram, kerberos, oauth, assertion = (
+        dict(line.split("=", 1) for line in block.splitlines()) for block in blocks
+    )
+    without_secret = {name: value for name, value in oauth.items() if ".client.credentials." not in name}
+    for login in (tls, {**tls, **mutual}, scram, kerberos, oauth, {**without_secret, **assertion}):
+        assert not parse({"kafka.bootstrap.servers": "broker:9093", "topic": "t", **login}).warnings
