@@ -49,9 +49,11 @@ def document() -> str:
 
 
 def _first() -> Iterator[str]:
-    yield "| Option | Default | |"
-    yield "|---|---|---|"
-    yield from (f"| `{name}` | {_default(_BY_NAME[name])} | {text} |" for name, text in FIRST.items())
+    yield "| Option | |"
+    yield "|---|---|"
+    for name, text in FIRST.items():
+        default = _default(_BY_NAME[name])
+        yield f"| `{name}` | {text}. {default if default == 'required' else f'Default: {default}'} |"
     yield ""
 
 
