@@ -53,7 +53,7 @@ def _first() -> Iterator[str]:
     yield "|---|---|"
     for name, text in FIRST.items():
         default = _default(_BY_NAME[name])
-        yield f"| `{name}` | {text}. {default if default == 'required' else f'Default: {default}'} |"
+        yield f"| `{name}` | {text}. {'Required' if default == 'required' else f'Default: {default}'} |"
     yield ""
 
 
