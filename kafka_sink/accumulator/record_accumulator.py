@@ -47,6 +47,8 @@ class RecordAccumulator:
         self.codec = codec_for(options.compression_type, options.compression_level)
         self._cluster = cluster
         self._kept_limits = kept_limits(cluster)
+        # Whether brokers have taught a limit of any topic. Read without the lock.
+        self.any_learnt = bool(self._kept_limits)
         self._limits: dict[str, TopicLimits] = {}
         self.allocator = allocator
         self._lock = threading.Lock()  # guards batches and their queues
@@ -407,6 +409,7 @@ class RecordAccumulator:
         """Note that a batch, which still has its memory, was too large for its broker."""
         limits = self.limits_of(batch.partition.topic)
         limits.too_large(batch.size, costs_task=costs_task)
+        self.any_learnt = True
         with self._lock:
             self.too_large_batches.append((limits, batch.observed_ratio))
 

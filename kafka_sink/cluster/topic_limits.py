@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_sink import spark_application
-from kafka_sink.dtypes import Int64s
 from kafka_sink.records import batch_header, encoder
+from kafka_sink.records.arrays import Int64s
 from kafka_sink.records.compression import BlockCodec, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
 

@@ -20,11 +20,12 @@ from kafka_sink.dead_letters.rejected_rows import (
     RejectedRows,
 )
 from kafka_sink.dead_letters.row_rejection import headers_with, rows_of_records
-from kafka_sink.dtypes import Bools, Int64s
 from kafka_sink.errors import BufferExhaustedError, DeliveryError, InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import NO_TIMESTAMP
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.records.arrays import (
+    Bools,
+    Int64s,
     binary_of,
     indices,
     lengths,

@@ -11,9 +11,9 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kafka_sink.dtypes import Int64s
 from kafka_sink.errors import TooManyDeadLettersError
 from kafka_sink.printable import one_line
+from kafka_sink.records.arrays import Int64s
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,11 +22,13 @@ from kafka_sink.dead_letters.rejected_rows import (
     RejectedRecords,
     RejectedRows,
 )
-from kafka_sink.dtypes import Bools, Bytes, Int64s
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError, MissingPartitionError, TopicRefusedError
 from kafka_sink.model import NO_TIMESTAMP, TopicMetadata
 from kafka_sink.records import varint
 from kafka_sink.records.arrays import (
+    Bools,
+    Bytes,
+    Int64s,
     as_binary,
     binary_of,
     indices,

@@ -14,14 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink.dtypes import Bools, Int64s, UInt64s
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import avro_schema, byte_columns, columns
 from kafka_sink.formats.avro_schema import AvroSchema, Schema
 from kafka_sink.formats.byte_columns import Piece, Word
 from kafka_sink.formats.columns import Encoder, big_endian, minimal
 from kafka_sink.records import arrays, varint
-from kafka_sink.records.arrays import as_binary, lengths, null_mask
+from kafka_sink.records.arrays import Bools, Int64s, UInt64s, as_binary, lengths, null_mask
 
 _ZERO = byte_columns.constant(b"\0")
 

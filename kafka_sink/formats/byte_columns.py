@@ -18,8 +18,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink.dtypes import Bools, Bytes, Int32s, Int64s, UInt64s
-from kafka_sink.records.arrays import binary_of, indices, lengths, offsets, values_buffer, with_nulls
+from kafka_sink.records.arrays import (
+    Bools,
+    Bytes,
+    Int32s,
+    Int64s,
+    UInt64s,
+    binary_of,
+    indices,
+    lengths,
+    offsets,
+    values_buffer,
+    with_nulls,
+)
 
 _WORD = 8
 _MAX_BYTES = int(np.iinfo(np.int32).max)

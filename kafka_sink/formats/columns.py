@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_sink.dtypes import Bools, Int64s, UInt64s
 from kafka_sink.errors import KafkaSinkError, SchemaError
 from kafka_sink.formats import byte_columns
 from kafka_sink.formats.byte_columns import Piece, Word, join, spread
 from kafka_sink.records.arrays import (
+    Bools,
+    Int64s,
+    UInt64s,
     as_binary,
     indices,
     is_utf8,

@@ -16,12 +16,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink.dtypes import Bools, Int64s
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import byte_columns, columns, json_schema
 from kafka_sink.formats.byte_columns import Piece
 from kafka_sink.formats.columns import Encoder
-from kafka_sink.records.arrays import as_binary, lengths, null_mask, numbers, offsets, spans, values_buffer
+from kafka_sink.records.arrays import (
+    Bools,
+    Int64s,
+    as_binary,
+    lengths,
+    null_mask,
+    numbers,
+    offsets,
+    spans,
+    values_buffer,
+)
 
 _NULL = b"null"
 _FIRST_PRINTABLE = 0x20

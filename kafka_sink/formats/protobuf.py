@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink.dtypes import Bools, Int64s, UInt64s
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import byte_columns, columns
 from kafka_sink.formats.byte_columns import Piece, Word
@@ -22,7 +21,7 @@ from kafka_sink.formats.columns import Encoder
 from kafka_sink.formats.protobuf_schema import KNOWN, Field, Message, ProtobufSchema
 from kafka_sink.network.wire import uvarint
 from kafka_sink.records import arrays, varint
-from kafka_sink.records.arrays import as_binary, binary_of, lengths, null_mask
+from kafka_sink.records.arrays import Bools, Int64s, UInt64s, as_binary, binary_of, lengths, null_mask
 
 # What follows a tag.
 _VARINT, _64_BITS, _BYTES, _32_BITS = 0, 1, 2, 5

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_sink.dead_letters.row_rejection import headers_with, rows_of_table
-from kafka_sink.dtypes import Int64s
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.formats import byte_columns, json_values
 from kafka_sink.formats.byte_columns import Piece, Word
@@ -27,7 +26,16 @@ from kafka_sink.formats.row_encoding import (
     RowEncoding,
     Schema,
 )
-from kafka_sink.records.arrays import as_binary, binary_of, indices, lengths, null_mask, numbers, with_nulls
+from kafka_sink.records.arrays import (
+    Int64s,
+    as_binary,
+    binary_of,
+    indices,
+    lengths,
+    null_mask,
+    numbers,
+    with_nulls,
+)
 
 if TYPE_CHECKING:
     from kafka_sink.dead_letters.rejected_rows import RejectedRows

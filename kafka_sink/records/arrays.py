@@ -13,8 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_sink.dtypes import Bools, Bytes, Int32s, Int64s
-
+Bools = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+UInt64s = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.signedinteger[Any]]
 LengthArray = Int32s | Int64s
 # By id: to compare or hash a type, Arrow prints it first.

@@ -19,9 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink.dtypes import Int32s, Int64s
 from kafka_sink.records import varint
-from kafka_sink.records.arrays import as_binary, indices, null_mask, offsets, values_buffer
+from kafka_sink.records.arrays import Int32s, Int64s, as_binary, indices, null_mask, offsets, values_buffer
 from kafka_sink.records.record_columns import ColumnLengths, RecordColumns, binary
 
 # Bounds the memory of a response that refuses each record with a text of its own. It also keeps an offset

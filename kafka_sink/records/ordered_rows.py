@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from kafka_sink.dtypes import Int64s
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header, varint
+from kafka_sink.records.arrays import Int64s
 from kafka_sink.records.record_columns import RecordColumns
 
 # A batch may be older than these rows; their deltas then exceed the span of their own timestamps.

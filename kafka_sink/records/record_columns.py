@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink.dtypes import Bytes, Int32s, Int64s
 from kafka_sink.records import arrays, varint
-from kafka_sink.records.arrays import as_binary, indices, lengths, null_mask
+from kafka_sink.records.arrays import Bytes, Int32s, Int64s, as_binary, indices, lengths, null_mask
 
 Ints = Int32s | Int64s
 # Sums of three such numbers stay within 32 bits.

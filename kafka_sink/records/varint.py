@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from kafka_sink.dtypes import Bools, Bytes, Int32s, Int64s, UInt32s, UInt64s
 from kafka_sink.network.wire import uvarint
+from kafka_sink.records.arrays import Bools, Bytes, Int32s, Int64s, UInt32s, UInt64s
 
 _MAX_NARROW = (1 << 31) - 1
 _NO_NUMBERS = np.zeros(0, dtype=np.uint32)

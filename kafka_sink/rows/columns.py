@@ -11,11 +11,10 @@ from typing import NoReturn
 import numpy as np
 import pyarrow as pa
 
-from kafka_sink.dtypes import Bools, Int32s, Int64s
 from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.model import NO_TIMESTAMP
 from kafka_sink.options import topic_problem
-from kafka_sink.records.arrays import as_binary, is_utf8, lengths, null_mask, numbers
+from kafka_sink.records.arrays import Bools, Int32s, Int64s, as_binary, is_utf8, lengths, null_mask, numbers
 from kafka_sink.rows.column_plan import ColumnPlan
 
 __all__ = ["NO_PARTITION", "ColumnPlan", "RowBatch", "extract"]

@@ -14,8 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_sink.dtypes import Bools, Bytes, Int32s, Int64s, UInt32s
-from kafka_sink.records.arrays import Offsets, null_mask, offsets, values_buffer
+from kafka_sink.records.arrays import (
+    Bools,
+    Bytes,
+    Int32s,
+    Int64s,
+    Offsets,
+    UInt32s,
+    null_mask,
+    offsets,
+    values_buffer,
+)
 
 _SEED = 0x9747B28C
 _FACTOR = 0x5BD1E995

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kafka_sink.dtypes import Bools, Int32s, Int64s
 from kafka_sink.model import TopicMetadata, TopicPartition
-from kafka_sink.records.arrays import indices
+from kafka_sink.records.arrays import Bools, Int32s, Int64s, indices
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_columns import Ints, RecordColumns
 from kafka_sink.rows.columns import RowBatch

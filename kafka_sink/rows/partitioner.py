@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kafka_sink.dtypes import Int32s
 from kafka_sink.errors import InvalidRowError
 from kafka_sink.model import TopicPartition
-from kafka_sink.records.arrays import null_mask
+from kafka_sink.records.arrays import Int32s, null_mask
 from kafka_sink.records.record_columns import Ints
 from kafka_sink.rows.columns import NO_PARTITION
 from kafka_sink.rows.murmur2 import partitions_for

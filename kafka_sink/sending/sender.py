@@ -444,7 +444,7 @@ class Sender(threading.Thread):
             return False
         max_bytes = self._options.max_request_size
         may_send = broker.limited(self._sending_rule(now_ms), now_ms)
-        split = self._responses.splitter.split_if_too_large
+        split = self._responses.splitter.split_if_too_large if self._accumulator.any_learnt else None
         taken = fill_request(self._accumulator, broker, queues, max_bytes, may_send, split)
         if not taken:
             return False

@@ -24,8 +24,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from kafka_sink.dtypes import UInt64s
-from kafka_sink.records.arrays import has_byte_offsets, lengths, null_mask, numbers, offsets
+from kafka_sink.records.arrays import UInt64s, has_byte_offsets, lengths, null_mask, numbers, offsets
 from kafka_sink.transactions.decision import RowsDigest
 
 # Measured: smaller blocks pay for calls, larger ones fall out of the processor's caches.
