@@ -46,7 +46,6 @@ from kafka_sink.model import CompressionType, Partitions, TaskResult, TopicMetad
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.spark.writer import send_tables
 from kafka_sink.task.producer import Producer
@@ -215,7 +214,11 @@ class Unsent:
         nothing = [0] * partitions
         self._topics = {"t": TopicMetadata("t", None, Partitions("t", nothing, nothing))}
         self._partitioner = Partitioner(
-            room=self._appender.batch_room, ignore_keys=False, adaptive=False, random=lambda: 0.5
+            room=self._appender.batch_room,
+            loads=lambda topic, count: [0] * count,
+            ignore_keys=False,
+            adaptive=False,
+            random=lambda: 0.5,
         )
         self.sizes: list[int] = []
         self.waits = 0
@@ -223,7 +226,7 @@ class Unsent:
     def append(self, plan: ColumnPlan, table: pa.Table) -> None:
         """About 2 MiB of rows."""
         rows = extract(plan, table, 0)
-        ordered = ordered_rows_of(rows, self._topics, self._partitioner, lambda topic, count: [0] * count, 0)
+        ordered = self._partitioner.order(rows, self._topics, 0)
         self._appender.append(ordered, self._answer_who_waits)
 
     def _answer_who_waits(self) -> None:

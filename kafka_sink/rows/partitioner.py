@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -12,25 +12,49 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_sink.errors import InvalidRowError
-from kafka_sink.model import TopicPartition
-from kafka_sink.records.arrays import Int32s, null_mask
-from kafka_sink.records.record_columns import Ints
-from kafka_sink.rows.columns import NO_PARTITION
+from kafka_sink.model import TopicMetadata, TopicPartition
+from kafka_sink.records.arrays import Int32s, indices, null_mask
+from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.records.record_columns import Ints, RecordColumns
+from kafka_sink.rows.columns import NO_PARTITION, RowBatch
 from kafka_sink.rows.murmur2 import partitions_for
+from kafka_sink.rows.ordering import by_partition, stable_order
+
+# Bytes of a timestamp delta of up to an hour and a half.
+_DELTA_BYTES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class TopicView:
-    """A topic as the partitioner sees it.
+class Choices(NamedTuple):
+    """Partitions of a topic that new rows may go to.
 
-    ``available`` partitions have a leader and take new rows; if there are none, all partitions do. ``muted``
-    partitions get no new rows; they are listed only if others are available.
+    ``available`` ones have a leader and take new rows; if there are none, all partitions do. ``muted`` ones
+    get no new rows; they are listed only if others are available.
     """
 
-    name: str
-    partition_count: int
     available: tuple[int, ...]
     muted: tuple[int, ...] = ()
+
+
+def choices_of(
+    topic: TopicMetadata,
+    unavailable: Collection[int],
+    muted: Container[TopicPartition],
+    near: Container[int],
+) -> Choices:
+    """Without partitions that are muted, or led by an unavailable broker; of the others those that ``near``
+    brokers lead, if there are any."""
+    available = [info for info in topic.partitions if info.leader >= 0 and info.leader not in unavailable]
+    resting: tuple[int, ...] = ()
+    if muted:
+        places = (TopicPartition(topic.name, info.partition) for info in topic.partitions)
+        resting = tuple(place.partition for place in places if place in muted)
+        others = [info for info in available if info.partition not in resting]
+        if others:
+            available = others
+        else:
+            resting = ()
+    preferred = [info for info in available if info.leader in near] or available
+    return Choices(tuple(info.partition for info in preferred), resting)
 
 
 class BatchCapacity(NamedTuple):
@@ -76,12 +100,14 @@ class Partitioner:
         self,
         *,
         room: Room,
+        loads: QueueLoads,
         ignore_keys: bool,
         adaptive: bool,
         random: Callable[[], float],
         spread_keys: bool = False,
     ) -> None:
         self._room = room
+        self._loads = loads
         self._spread_keys = spread_keys
         self._ignore_keys = ignore_keys
         self._adaptive = adaptive
@@ -99,6 +125,43 @@ class Partitioner:
         if explicit is not None and not bool((explicit < 0).all()):
             return False
         return key is None or self._ignore_keys or key.null_count == len(key)
+
+    def order(
+        self,
+        rows: RowBatch,
+        topics: Mapping[str, TopicMetadata],
+        now_ms: int,
+        unavailable: Collection[int] = (),
+        muted: Container[TopicPartition] = (),
+        near: Container[int] = (),
+    ) -> OrderedRows:
+        """Assign partitions and order the rows by them; rows of one partition keep their order.
+
+        ``now_ms`` is the wall clock, the timestamp of rows without one. Rows without keys avoid partitions
+        that are ``muted`` or led by an ``unavailable`` broker, if others are left, and of those prefer the
+        ones led by ``near`` brokers. Raises InvalidRowError for a partition that does not exist.
+        """
+        columns = RecordColumns.of(rows.key, rows.value, rows.headers)
+        counts = np.array([len(topics[name].partitions.leaders) for name in rows.topics], dtype=np.int32)
+        bases = np.zeros(len(counts) + 1, dtype=np.int32)
+        np.cumsum(counts, out=bases[1:])
+        slots: Int32s | None = None
+        if rows.topic_index is not None:
+            slots = self.by_key(rows.key, rows.partition, counts, rows.topic_index, muted=bool(muted))
+            if slots is not None:
+                slots += bases[rows.topic_index]
+        found: list[Choices] = []
+        # Those of thousands of topics cost more than their rows, which need them only for muted partitions.
+        if slots is None or muted:
+            found = [choices_of(topics[name], unavailable, muted, near) for name in rows.topics]
+        if slots is None:
+            # An upper bound, so that a batch takes what its partition is given. Only a free choice needs it.
+            chooses = self.chooses(rows.key, rows.partition)
+            sizes = columns.upper_bounds(_DELTA_BYTES) if chooses else columns.value_lengths
+            slots = self._slots(rows, sizes.numbers(), [topics[name] for name in rows.topics], found, bases)
+        resting = [int(bases[i]) + number for i, choices in enumerate(found) for number in choices.muted]
+        free = self.chooses_all(rows.key, rows.partition)
+        return by_partition(rows, columns, slots, bases, resting, now_ms=now_ms, free=free)
 
     def by_key(
         self,
@@ -121,22 +184,56 @@ class Partitioner:
             return np.zeros(len(key), dtype=np.int32)
         return partitions_for(key, partition_counts[topic_index])
 
+    def _slots(
+        self,
+        rows: RowBatch,
+        sizes: Ints,
+        topics: list[TopicMetadata],
+        choices: list[Choices],
+        bases: Int32s,
+    ) -> Int32s:
+        """One number per row, which identifies its topic and partition."""
+        if rows.topic_index is None:
+            return self.assign(rows.key, rows.partition, sizes, topics[0], *choices[0])
+        order = stable_order(rows.topic_index, len(topics))
+        key = None if rows.key is None else rows.key.take(indices(order))
+        ends = np.cumsum(np.bincount(rows.topic_index, minlength=len(topics)))
+        slots = np.empty(rows.num_rows, dtype=np.int32)
+        start = 0
+        for index, end in enumerate(ends.tolist()):
+            if start == end:
+                continue
+            chosen = order[start:end]
+            assigned = self.assign(
+                None if key is None else key.slice(start, end - start),
+                None if rows.partition is None else rows.partition[chosen],
+                sizes[chosen],
+                topics[index],
+                *choices[index],
+            )
+            slots[chosen] = assigned + int(bases[index])
+            start = end
+        return slots
+
     def assign(
         self,
         key: pa.Array | None,
         explicit: Int32s | None,
         sizes: Ints,
-        topic: TopicView,
-        loads: QueueLoads,
+        topic: TopicMetadata,
+        available: tuple[int, ...],
+        muted: tuple[int, ...] = (),
     ) -> Int32s:
         """Partitions of rows of one topic. ``sizes`` are their records' bytes, ``explicit`` the partition
-        column (-1 where null). Raises InvalidRowError for a partition that the topic does not have."""
+        column (-1 where null). ``available`` and ``muted`` are as in ``Choices``. Raises InvalidRowError for
+        a partition that the topic does not have."""
+        count = len(topic.partitions)
         if explicit is not None:
-            wrong = int(np.count_nonzero(explicit >= topic.partition_count))
+            wrong = int(np.count_nonzero(explicit >= count))
             if wrong:
                 raise InvalidRowError(
                     f"Invalid partition: column 'partition' has {int(explicit.max())} in a row for topic "
-                    f"{topic.name!r}, whose partitions are 0 to {topic.partition_count - 1} "
+                    f"{topic.name!r}, whose partitions are 0 to {count - 1} "
                     f"({wrong} of {len(explicit)} rows are out of range)"
                 )
         keyed = None if self._ignore_keys else key
@@ -144,9 +241,9 @@ class Partitioner:
         if keyed is None:
             result = np.full(len(sizes), NO_PARTITION, dtype=np.int32)
         else:
-            result = partitions_for(keyed, topic.partition_count)
-            if self._spread_keys and topic.muted:
-                _spread(result, keyed, topic)
+            result = partitions_for(keyed, count)
+            if self._spread_keys and muted:
+                _spread(result, keyed, available, muted)
             if keyed.null_count:
                 result[null_mask(keyed)] = NO_PARTITION
         if explicit is not None:
@@ -154,23 +251,23 @@ class Partitioner:
         if keyed is None or keyed.null_count or explicit is not None:
             free = np.flatnonzero(result < 0)
             if len(free):
-                result[free] = self._assign_sticky(sizes[free], topic, loads)
+                result[free] = self._assign_sticky(sizes[free], topic.name, count, available)
         return result
 
-    def _assign_sticky(self, sizes: Ints, topic: TopicView, loads: QueueLoads) -> Int32s:
+    def _assign_sticky(self, sizes: Ints, topic: str, count: int, available: tuple[int, ...]) -> Int32s:
         """Partitions of rows without a key. Each step gives one partition rows up to a batch's end, then
         switches to the next."""
         result = np.empty(len(sizes), dtype=np.int32)
         cumulated = np.cumsum(sizes, dtype=np.int64)
         row_bytes = float(cumulated[-1]) / len(sizes)
-        choices = topic.available or tuple(range(topic.partition_count))
-        state = self._sticky.get(topic.name)
+        choices = available or tuple(range(count))
+        state = self._sticky.get(topic)
         if state is None or state.partition not in choices:
-            state = self._sticky[topic.name] = _StickyPartition(self._choose(choices, topic, loads, None))
+            state = self._sticky[topic] = _StickyPartition(self._choose(choices, topic, count, None))
         ended: set[int] = set()
         at, before = 0, 0
         while at < len(sizes):
-            room = self._room(TopicPartition(topic.name, state.partition), row_bytes)
+            room = self._room(TopicPartition(topic, state.partition), row_bytes)
             if state.partition in ended:
                 # The rows before them in this table fill the batch that is open.
                 room = BatchCapacity(None, room.new)
@@ -184,20 +281,18 @@ class Partitioner:
                 before, at = int(cumulated[end - 1]), end
             if at < len(sizes):
                 ended.add(state.partition)
-                state.partition = self._choose(choices, topic, loads, state.partition)
+                state.partition = self._choose(choices, topic, count, state.partition)
                 state.batches_given = 0.0
         return result
 
-    def _choose(
-        self, choices: tuple[int, ...], topic: TopicView, loads: QueueLoads, current: int | None
-    ) -> int:
+    def _choose(self, choices: tuple[int, ...], topic: str, count: int, current: int | None) -> int:
         """The next partition: likelier the shorter its queue (KIP-794), or all alike if that is off."""
         if len(choices) == 1:
             return choices[0]
         if not self._adaptive:
             others = [choice for choice in choices if choice != current]
             return others[int(self._random() * len(others))]
-        queued = loads(topic.name, topic.partition_count)
+        queued = self._loads(topic, count)
         longest = max(queued[choice] for choice in choices)
         weights = list(accumulate(longest + 1 - queued[choice] for choice in choices))
         return choices[bisect_right(weights, self._random() * weights[-1])]
@@ -216,9 +311,9 @@ def _bytes_before_switch(batches_given: float, room: BatchCapacity) -> float:
     return max(0.0, min(to_end, (_MAX_BATCHES - batches_given) * room.new))
 
 
-def _spread(result: Int32s, keyed: pa.Array, topic: TopicView) -> None:
+def _spread(result: Int32s, keyed: pa.Array, available: tuple[int, ...], muted: tuple[int, ...]) -> None:
     """Rows of a muted partition go to others, equal keys together (KIP-693's trade: their order)."""
-    affected = np.flatnonzero(np.isin(result, topic.muted))
-    if len(affected) and topic.available:
-        others = np.array(topic.available, dtype=np.int32)
+    affected = np.flatnonzero(np.isin(result, muted))
+    if len(affected) and available:
+        others = np.array(available, dtype=np.int32)
         result[affected] = others[partitions_for(keyed.take(pa.array(affected)), len(others))]

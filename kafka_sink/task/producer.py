@@ -37,7 +37,7 @@ from kafka_sink.records import batch_header
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import RowBatch, extract
-from kafka_sink.rows.ordering import ordered_rows_of, partitions_needed, rows_larger_than
+from kafka_sink.rows.ordering import partitions_needed, rows_larger_than
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.security.settings import SecuritySettings
 from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
@@ -107,7 +107,7 @@ class Producer:
             self._dead_letters,
             self._telemetry,
         )
-        self._partitioner = _partitioner(options, self._appender)
+        self._partitioner = _partitioner(options, self.accumulator, self._appender)
         self._rate_limit: RateLimit | None = None
         self._rates: RateChannel | None = None
         self._coordinator: CoordinatorClient | None = None
@@ -340,9 +340,8 @@ class Producer:
         if muted and self._partitioner.chooses(rows.key, rows.partition):
             breaker.note_free_rows(rows.topics)
         unavailable = self.sender.unavailable | breaker.manager.congested
-        queued = self.accumulator.queued_batches
         near = self._rack.brokers() if self.options.partitioner_rack_aware else ()
-        ordered = ordered_rows_of(rows, topics, self._partitioner, queued, now_ms, unavailable, muted, near)
+        ordered = self._partitioner.order(rows, topics, now_ms, unavailable, muted, near)
         self._check_sizes(rows, ordered)
         return ordered
 
@@ -600,9 +599,12 @@ def _breaker(options: SinkOptions, cluster: ClusterMetadata, accumulator: Record
     return Breaker(load_breaker(options), manager, cluster.mark_stale)
 
 
-def _partitioner(options: SinkOptions, appender: RecordAppender) -> Partitioner:
+def _partitioner(
+    options: SinkOptions, accumulator: RecordAccumulator, appender: RecordAppender
+) -> Partitioner:
     return Partitioner(
         room=appender.batch_room,
+        loads=accumulator.queued_batches,
         ignore_keys=options.partitioner_ignore_keys,
         adaptive=options.partitioner_adaptive_partitioning_enable,
         random=RANDOM.random,

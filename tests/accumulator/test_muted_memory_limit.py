@@ -19,8 +19,7 @@ from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
-from kafka_sink.rows.ordering import _view, ordered_rows_of
-from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner, choices_of
 from tests.support.allocators import incremental_allocator
 
 PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("partition", "int")], "t")
@@ -40,6 +39,7 @@ def unit(
 ) -> OrderedRows:
     partitioner = Partitioner(
         room=lambda *_: BatchCapacity(None, 200),
+        loads=lambda topic, count: [0] * count,
         ignore_keys=False,
         adaptive=False,
         random=lambda: 0.5,
@@ -53,9 +53,7 @@ def unit(
             "partition": pa.array(partitions, pa.int32()),
         }
     )
-    return ordered_rows_of(
-        extract(PLAN, batch, 0), TOPICS, partitioner, lambda topic, n: [0] * n, 0, muted=muted or set()
-    )
+    return partitioner.order(extract(PLAN, batch, 0), TOPICS, 0, muted=muted or set())
 
 
 class Bench:
@@ -200,8 +198,8 @@ def test_keys_keep_their_partition_unless_they_are_spread() -> None:
 def test_keys_of_a_muted_partition_without_a_leader_are_spread() -> None:
     infos = [PartitionInfo("t", partition, 1 if partition else NO_LEADER) for partition in range(2)]
     topic = TopicMetadata.of("t", None, tuple(infos))
-    view = _view(topic, (), {P[0]}, ())
-    assert (view.available, view.muted) == ((1,), (0,))
+    found = choices_of(topic, (), {P[0]}, ())
+    assert (found.available, found.muted) == ((1,), (0,))
 
 
 def test_rows_with_a_partition_column_are_never_spread() -> None:

@@ -25,7 +25,6 @@ from kafka_sink.records.compression import decompressed
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
@@ -39,7 +38,11 @@ pytestmark = pytest.mark.both_strategies
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", index, 0, 0) for index in range(4)))}
 PARTITIONER = Partitioner(
-    room=lambda *_: BatchCapacity(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
+    room=lambda *_: BatchCapacity(None, 100),
+    loads=lambda topic, count: [0] * count,
+    ignore_keys=False,
+    adaptive=False,
+    random=lambda: 0.5,
 )
 BATCH_SIZE = 1_024
 
@@ -51,7 +54,7 @@ def unit(start: int, partitions: list[int], size: int = 20, timestamp: int = 0) 
         {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
     )
     rows = extract(PLAN, batch, timestamp)
-    return ordered_rows_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, timestamp)
+    return PARTITIONER.order(rows, TOPICS, timestamp)
 
 
 def half_noise(chance: random.Random, count: int) -> OrderedRows:
@@ -60,7 +63,7 @@ def half_noise(chance: random.Random, count: int) -> OrderedRows:
     batch = pa.record_batch(
         {"value": pa.array(values, pa.binary()), "partition": pa.array([0] * count, pa.int32())}
     )
-    return ordered_rows_of(extract(PLAN, batch, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
+    return PARTITIONER.order(extract(PLAN, batch, 0), TOPICS, 0)
 
 
 class Bench:
@@ -247,9 +250,7 @@ def test_full_fills_buffers_of_batch_size_with_compressed_bytes(codec: Compressi
         values = [b"%d" % number + chance.randbytes(20) + bytes(40) for number in range(start, start + 1_000)]
         numbers = pa.array([number % 4 for number in range(1_000)], pa.int32())
         rows = pa.record_batch({"value": pa.array(values, pa.binary()), "partition": numbers})
-        ordered = ordered_rows_of(
-            extract(PLAN, rows, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0
-        )
+        ordered = PARTITIONER.order(extract(PLAN, rows, 0), TOPICS, 0)
         bench.append(ordered, answer)
     sizes.sort()
     # The first batches of a topic are small, as nothing is known of how its rows shrink.
@@ -407,9 +408,7 @@ def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
     noise = pa.record_batch(
         {"value": pa.array(values, pa.binary()), "partition": pa.array([0] * 100, pa.int32())}
     )
-    bench.append(
-        ordered_rows_of(extract(PLAN, noise, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
-    )
+    bench.append(PARTITIONER.order(extract(PLAN, noise, 0), TOPICS, 0))
     bench.appender.flush()
     assert refuse(bench) > 100_000
     bench.append(unit(0, [0]))
@@ -426,9 +425,7 @@ def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
     noise = pa.record_batch(
         {"value": pa.array(values, pa.binary()), "partition": pa.array([0] * 130, pa.int32())}
     )
-    bench.append(
-        ordered_rows_of(extract(PLAN, noise, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
-    )
+    bench.append(PARTITIONER.order(extract(PLAN, noise, 0), TOPICS, 0))
     (batch,) = bench.batches(0)
     assert batch.buffer.heap_bytes > 0
     assert (batch.state, batch.leased) == (BatchState.SEALED, False)
@@ -443,7 +440,7 @@ def noise(count: int, partitions: int = 1, size: int = 1_000) -> OrderedRows:
     values = [chance.randbytes(size) for _ in range(count)]
     numbers = pa.array([number % partitions for number in range(count)], pa.int32())
     batch = pa.record_batch({"value": pa.array(values, pa.binary()), "partition": numbers})
-    return ordered_rows_of(extract(PLAN, batch, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
+    return PARTITIONER.order(extract(PLAN, batch, 0), TOPICS, 0)
 
 
 def test_rows_that_turn_incompressible_wait_for_responses_and_do_not_fail_the_task() -> None:
@@ -509,9 +506,7 @@ def test_what_does_not_shrink_is_reserved_for_with_its_framing(codec: Compressio
         bench = Bench(memory=96 << 10, batch_size=80 << 10, compression=codec)
         values = pa.array([noise[:size]], pa.binary())
         row = pa.record_batch({"value": values, "partition": pa.array([0], pa.int32())})
-        bench.append(
-            ordered_rows_of(extract(PLAN, row, 0), TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
-        )
+        bench.append(PARTITIONER.order(extract(PLAN, row, 0), TOPICS, 0))
         bench.pool.try_take(bench.pool.arena(128), bench.pool.metrics().buffer_available_bytes // 128)
         bench.appender.flush()
         assert bench.pool.metrics().heap_total_bytes == 0

@@ -26,7 +26,6 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import split_batch
@@ -172,6 +171,7 @@ class Run:
         self.appender = RecordAppender(self.accumulator, lambda: 0.0, lambda: None)
         self.partitioner = Partitioner(
             room=lambda *_: BatchCapacity(None, 1000),
+            loads=self.accumulator.queued_batches,
             ignore_keys=False,
             adaptive=True,
             random=self.chance.random,
@@ -183,7 +183,7 @@ class Run:
     def everything(self) -> Wire:
         for unit in units_of(self.shape):
             rows = extract(PLAN, unit, NOW)
-            ordered = ordered_rows_of(rows, TOPICS, self.partitioner, self.accumulator.queued_batches, NOW)
+            ordered = self.partitioner.order(rows, TOPICS, NOW)
             self.appender.append(ordered, lambda: None)
             while self.chance.random() < self.shape.drains and self.drain():
                 pass

@@ -58,7 +58,7 @@ import kafka_sink.task.producer
 from kafka_sink.model import PartitionInfo, TopicMetadata
 from kafka_sink.records import encoder
 from kafka_sink.records.encoder import RowRange
-from kafka_sink.rows import columns, ordering, rebatching
+from kafka_sink.rows import columns, rebatching
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.partitioner import BatchCapacity
 from kafka_sink.rows.partitioner import Partitioner
@@ -75,13 +75,19 @@ plan = ColumnPlan.of([(f.name, t) for f, t in zip(reader.schema, (
     'string', 'binary', 'string', 'array<struct<key:string,value:binary>>', 'timestamp'))], None)
 builder = rebatching.Rebatcher(plan.sized, linger_ms=0)
 room = BatchCapacity(None, 99)
-partitioner = Partitioner(room=lambda *_: room, ignore_keys=False, adaptive=True, random=lambda: 0.5)
+partitioner = Partitioner(
+    room=lambda *_: room,
+    loads=lambda topic, count: [0] * count,
+    ignore_keys=False,
+    adaptive=True,
+    random=lambda: 0.5,
+)
 for batch in reader:
     for unit_rows in [*builder.offer(batch, 0.0), *builder.drain()]:
         rows = columns.extract(plan, unit_rows, 5)
         parts = [(n, (PartitionInfo(n, 0, 0), PartitionInfo(n, 1, 0))) for n in rows.topics]
         topics = {n: TopicMetadata.of(n, None, found) for n, found in parts}
-        unit = ordering.ordered_rows_of(rows, topics, partitioner, lambda topic, count: [0] * count, 5)
+        unit = partitioner.order(rows, topics, 5)
         encoder.encode(unit.columns, unit.timestamps(0, len(unit)), [RowRange(0, len(unit), 0, 5)])
         encoder.encode(unit.columns.slice(1, 3), 5, [RowRange(0, 2, 0, 5)])
 assert 'pandas' not in sys.modules, 'pandas was imported'

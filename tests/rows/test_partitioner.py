@@ -17,8 +17,7 @@ from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
-from kafka_sink.rows.ordering import ordered_rows_of
-from kafka_sink.rows.partitioner import BatchCapacity, Partitioner, TopicView
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner, QueueLoads
 
 SIZES = np.full(1000, 100, dtype=np.int64)
 
@@ -50,27 +49,42 @@ def partitioner(
     adaptive: bool = False,
     seed: int = 1,
     batches: Batches | None = None,
+    loads: QueueLoads | None = None,
 ) -> Partitioner:
     return Partitioner(
         room=(batches or Batches()).room,
+        loads=loads or idle,
         ignore_keys=ignore_keys,
         adaptive=adaptive,
         random=random.Random(seed).random,
     )
 
 
-def view(count: int = 4, available: tuple[int, ...] | None = None) -> TopicView:
-    return TopicView("t", count, tuple(range(count)) if available is None else available)
+def topic(count: int = 4) -> TopicMetadata:
+    return TopicMetadata.of("t", None, tuple(PartitionInfo("t", number, 0, 0) for number in range(count)))
 
 
 def idle(_topic: str, count: int) -> list[int]:
     return [0] * count
 
 
+def assigned(
+    of: Partitioner,
+    key: pa.Array | None,
+    explicit: npt.NDArray[np.int32] | None,
+    sizes: npt.NDArray[np.int64],
+    count: int = 4,
+    available: tuple[int, ...] | None = None,
+) -> npt.NDArray[np.int32]:
+    """Partitions of rows for a topic with ``count``, all of which are available by default."""
+    found = tuple(range(count)) if available is None else available
+    return of.assign(key, explicit, sizes, topic(count), found)
+
+
 def test_column_before_key_before_sticky() -> None:
     key = pa.array([b"a", b"a", None, None, b""] * 200, pa.binary())
     explicit = np.array([3, -1, 2, -1, -1] * 200, dtype=np.int32)
-    found = partitioner().assign(key, explicit, SIZES, view(), idle)
+    found = assigned(partitioner(), key, explicit, SIZES)
     hashed = partitions_for(key, 4)
     assert set(found[0::5]) == {3}
     assert set(found[2::5]) == {2}
@@ -82,7 +96,7 @@ def test_column_before_key_before_sticky() -> None:
 def test_a_partition_out_of_range_is_refused_with_its_count() -> None:
     explicit = np.array([0, 4, 9, -1] * 250, dtype=np.int32)
     with pytest.raises(InvalidRowError, match=r"has 9 in a row for topic 't'.*0 to 3 \(500 of 1000"):
-        partitioner().assign(None, explicit, SIZES, view(), idle)
+        assigned(partitioner(), None, explicit, SIZES)
 
 
 def runs(found: Iterable[int]) -> list[int]:
@@ -95,7 +109,7 @@ def test_keyless_rows_stick_to_the_end_of_a_batch_over_calls() -> None:
     one = partitioner(batches=batches)
     found: list[int] = []
     for _ in range(10):
-        chosen = one.assign(None, None, SIZES[:130], view(), idle).tolist()
+        chosen = assigned(one, None, None, SIZES[:130]).tolist()
         batches.append(chosen, 100)
         found += chosen
     assert runs(found) == [50] * 26, "50 rows of 100 bytes make 5000"
@@ -104,14 +118,14 @@ def test_keyless_rows_stick_to_the_end_of_a_batch_over_calls() -> None:
 def test_a_batch_that_was_begun_is_filled_before_one_of_its_own() -> None:
     batches = Batches()
     batches.open = dict.fromkeys(range(4), 4000.0)
-    found = partitioner(batches=batches).assign(None, None, SIZES[:240], view(), idle)
+    found = assigned(partitioner(batches=batches), None, None, SIZES[:240])
     assert runs(found)[:2] == [60, 60], "10 rows fill the open batch, 50 more are a batch's worth"
 
 
 def test_a_batch_that_is_nearly_empty_is_a_batchs_worth() -> None:
     batches = Batches()
     batches.open = dict.fromkeys(range(4), 100.0)
-    found = partitioner(batches=batches).assign(None, None, SIZES[:196], view(), idle)
+    found = assigned(partitioner(batches=batches), None, None, SIZES[:196])
     assert runs(found)[:2] == [49, 49]
 
 
@@ -120,18 +134,18 @@ def test_rows_whose_batches_go_before_they_are_full_move_on_within_two_batches_w
     one = partitioner(batches=batches)
     found: list[int] = []
     for _ in range(400):
-        found += one.assign(None, None, SIZES[:7], view(), idle).tolist()
+        found += assigned(one, None, None, SIZES[:7]).tolist()
         batches.open.clear()  # linger is over
     assert 45 <= min(runs(found)[:-1]) <= max(runs(found)) <= 100
 
 
 def test_rows_larger_than_a_batch_get_one_each() -> None:
-    found = partitioner(batches=Batches(50)).assign(None, None, SIZES[:20], view(), idle)
+    found = assigned(partitioner(batches=Batches(50)), None, None, SIZES[:20])
     assert runs(found) == [1] * 20
 
 
 def test_keyless_rows_spread_evenly() -> None:
-    found = partitioner().assign(None, None, np.full(100_000, 100, dtype=np.int64), view(8), idle)
+    found = assigned(partitioner(), None, None, np.full(100_000, 100, dtype=np.int64), 8)
     counts = Counter(found.tolist())
     assert set(counts) == set(range(8))
     assert max(counts.values()) < 1.3 * min(counts.values())
@@ -140,27 +154,27 @@ def test_keyless_rows_spread_evenly() -> None:
 def test_a_longer_queue_gets_less() -> None:
     loads = [0, 0, 9, 0]
     sizes = np.full(100_000, 100, dtype=np.int64)
-    found = partitioner(adaptive=True).assign(None, None, sizes, view(), lambda *_: loads)
+    found = assigned(partitioner(adaptive=True, loads=lambda *_: loads), None, None, sizes)
     counts = Counter(found.tolist())
     assert counts[2] < 0.2 * counts[0]
 
 
 def test_a_partition_that_became_unavailable_is_left_at_once() -> None:
     one = partitioner()
-    first = int(one.assign(None, None, SIZES[:1], view(), idle)[0])
+    first = int(assigned(one, None, None, SIZES[:1])[0])
     others = tuple(number for number in range(4) if number != first)
-    found = one.assign(None, None, SIZES, view(available=others), idle)
+    found = assigned(one, None, None, SIZES, available=others)
     assert first not in found
 
 
 def test_with_none_available_all_are_alike() -> None:
-    found = partitioner().assign(None, None, SIZES, view(available=()), idle)
+    found = assigned(partitioner(), None, None, SIZES, available=())
     assert len(set(found.tolist())) > 1
 
 
 def test_keys_can_be_ignored() -> None:
     key = pa.array([b"same"] * 1000, pa.binary())
-    assert len(set(partitioner(ignore_keys=True).assign(key, None, SIZES, view(), idle).tolist())) > 1
+    assert len(set(assigned(partitioner(ignore_keys=True), key, None, SIZES).tolist())) > 1
 
 
 @pytest.mark.parametrize("counts", [(1, 1, 1), (1, 4, 7), (8, 2, 16)])
@@ -172,7 +186,7 @@ def test_rows_of_several_topics_go_where_those_of_each_topic_alone_would_go(coun
     assert found is not None
     for topic, count in enumerate(counts):
         mine = np.flatnonzero(index == topic)
-        alone = partitioner().assign(key.take(pa.array(mine)), None, SIZES[mine], view(count), idle)
+        alone = assigned(partitioner(), key.take(pa.array(mine)), None, SIZES[mine], count)
         assert (found[mine] == alone).all()
 
 
@@ -206,7 +220,7 @@ def test_thousands_of_topics_hash_their_keys_at_once(monkeypatch: pytest.MonkeyP
         return partitions_for(keys, count)
 
     monkeypatch.setattr("kafka_sink.rows.partitioner.partitions_for", counted)
-    ordered = ordered_rows_of(extract(plan, table, 0), topics, partitioner(), idle, 0)
+    ordered = partitioner().order(extract(plan, table, 0), topics, 0)
     assert calls == [600]
     assert len(ordered) == 600
     for name, key in zip(names, keys, strict=False):

@@ -14,7 +14,6 @@ from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.task.producer import Producer
 from local_kafka import LocalBroker
@@ -31,15 +30,14 @@ def partitions(
     chosen = iter(range(1_000_000))
     partitioner = Partitioner(
         room=lambda *_: BatchCapacity(None, 5000),
+        loads=lambda topic, count: [0] * count,
         ignore_keys=False,
         adaptive=True,
         random=lambda: next(chosen) * 0.317 % 1,
     )
-    ordered = ordered_rows_of(
+    ordered = partitioner.order(
         extract(PLAN, VALUES, 0),
         {"t": TOPIC},
-        partitioner,
-        lambda topic, count: [0] * count,
         0,
         unavailable,
         {TopicPartition("t", number) for number in muted},

@@ -17,7 +17,6 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.records import encoder
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.requests import fill_request
 from tests.support.brokers import Brokers
@@ -30,7 +29,11 @@ PARTITIONS = 400
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", p, 0, 0) for p in range(PARTITIONS)))}
 PARTITIONER = Partitioner(
-    room=lambda *_: BatchCapacity(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
+    room=lambda *_: BatchCapacity(None, 100),
+    loads=lambda topic, count: [0] * count,
+    ignore_keys=False,
+    adaptive=False,
+    random=lambda: 0.5,
 )
 MAX_REQUEST_BYTES = 1 << 20
 COMPRESSED = [codec for codec in CompressionType if codec is not CompressionType.NONE]
@@ -61,7 +64,7 @@ class Bench:
             {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
         )
         rows = extract(PLAN, batch, 0)
-        unit = ordered_rows_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
+        unit = PARTITIONER.order(rows, TOPICS, 0)
         self.appender.append(unit, lambda: None)
 
     def linger(self, values: list[bytes], each: int) -> None:

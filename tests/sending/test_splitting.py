@@ -19,7 +19,6 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.records import varint
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.splitting import _records, split_batch, take_out
 from tests.support.strategy import forced
@@ -30,7 +29,11 @@ pytestmark = pytest.mark.both_strategies
 BATCH_SIZE = 1_000
 TOPICS = {"t": TopicMetadata.of("t", None, (PartitionInfo("t", 0, 0, 0),))}
 PARTITIONER = Partitioner(
-    room=lambda *_: BatchCapacity(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
+    room=lambda *_: BatchCapacity(None, 100),
+    loads=lambda topic, count: [0] * count,
+    ignore_keys=False,
+    adaptive=False,
+    random=lambda: 0.5,
 )
 
 
@@ -68,9 +71,7 @@ class Refused:
             ),
             5,
         )
-        appender.append(
-            ordered_rows_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, 5), lambda: None
-        )
+        appender.append(PARTITIONER.order(rows, TOPICS, 5), lambda: None)
         appender.flush()
         (self.batch,) = accumulator.partition(TopicPartition("t", 0)).batches
         self.values = values

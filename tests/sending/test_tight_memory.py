@@ -27,7 +27,6 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.requests import fill_request
@@ -41,7 +40,11 @@ PARTITIONS = 5
 TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", p, p % 2, 0) for p in range(PARTITIONS)))}
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 PARTITIONER = Partitioner(
-    room=lambda *_: BatchCapacity(None, 100), ignore_keys=False, adaptive=False, random=lambda: 0.5
+    room=lambda *_: BatchCapacity(None, 100),
+    loads=lambda topic, count: [0] * count,
+    ignore_keys=False,
+    adaptive=False,
+    random=lambda: 0.5,
 )
 BAD = b"refused"
 CODECS = list(CompressionType)
@@ -149,7 +152,7 @@ class Task:
             }
         )
         rows = extract(PLAN, batch, 0)
-        return made, ordered_rows_of(rows, TOPICS, PARTITIONER, lambda topic, count: [0] * count, 0)
+        return made, PARTITIONER.order(rows, TOPICS, 0)
 
     def is_refused(self, value: bytes) -> bool:
         # As many bytes as a record has with its batch's header at least.

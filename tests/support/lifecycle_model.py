@@ -37,7 +37,6 @@ from kafka_sink.records import encoder
 from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import ordered_rows_of
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from kafka_sink.sending.batch_completion import BatchCompletion, BatchExpiry, restart_sequences
 from kafka_sink.sending.producer_identity import ProducerIdentity
@@ -166,6 +165,7 @@ class Model:
         self.options = options
         self.partitioner = Partitioner(
             room=lambda *_: BatchCapacity(None, _BATCH_SIZE),
+            loads=self.accumulator.queued_batches,
             ignore_keys=False,
             adaptive=False,
             random=lambda: 0.5,
@@ -200,7 +200,7 @@ class Model:
         )
         rows = extract(_PLAN, batch, 0)
         topics = {TOPIC: self.metadata.described()}
-        unit = ordered_rows_of(rows, topics, self.partitioner, self.accumulator.queued_batches, 0)
+        unit = self.partitioner.order(rows, topics, 0)
         for number, partition in zip(numbers, partitions, strict=True):
             self.appended.setdefault(TopicPartition(TOPIC, partition), []).append(number)
         encode = encoder.encode
