@@ -86,7 +86,7 @@ class CoordinatorClient(threading.Thread):
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         for one in channels:
-            one.attach(self.wake)
+            one.wake = self.wake
 
     # -- any thread ---------------------------------------------------------------------------------
 

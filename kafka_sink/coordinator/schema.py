@@ -33,7 +33,6 @@ from typing import (
 )
 
 from kafka_sink.errors import ProtocolError
-from kafka_sink.model import TopicPartition
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.printable import printable
 
@@ -77,8 +76,6 @@ Name = Annotated[str, AtMost(200)]
 Topic = Annotated[str, AtMost(TOPIC_MAX_LENGTH)]
 PartitionId = Annotated[int, Within(0, 2**31 - 1)]
 NodeId = Int32
-# What can be muted: a broker by its id, or a partition.
-Target = NodeId | TopicPartition
 
 
 class Message(Protocol):
@@ -206,32 +203,21 @@ def _decoder(kind: type) -> _Decoder:
 
 
 def _of_type(hint: Any) -> _Decoder:
+    bound: Any = None
+    if get_origin(hint) is Annotated:
+        hint, bound, *_ = get_args(hint)
     origin, arguments = get_origin(hint), get_args(hint)
-    bounds: Any = None
-    if origin is Annotated:
-        hint, *notes = arguments
-        bounds = next((one for one in notes if isinstance(one, AtMost | Within)), None)
-        origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _union([_of_type(one) for one in arguments])
-    if origin is tuple:
-        return _collection(arguments[0], _bound(hint, bounds))
-    if origin is dict:
-        return _mapping(arguments[0], arguments[1], _bound(hint, bounds))
-    if hint is str:
-        return _text(_bound(hint, bounds))
-    if hint in _SIMPLE:
-        return _SIMPLE[hint](bounds)
-    if hint is TopicPartition:
-        # Its own annotations know no bounds.
-        return _partition
-    return _decoder(hint)
-
-
-def _bound(hint: Any, bounds: Any) -> int:
-    if not isinstance(bounds, AtMost):
-        raise TypeError(f"{hint} needs AtMost")
-    return bounds.length
+    if origin in (tuple, dict) or hint is str:
+        if not isinstance(bound, AtMost):
+            raise TypeError(f"{hint} needs AtMost")
+        if origin is tuple:
+            return _collection(arguments[0], bound.length)
+        return _text(bound.length) if hint is str else _mapping(arguments[0], arguments[1], bound.length)
+    if hint in (int, float):
+        return _number(hint, bound or Within(-_MAX_INT - 1))
+    return _simple(hint) if hint in (bool, type(None)) else _decoder(hint)
 
 
 def _union(decoders: list[_Decoder]) -> _Decoder:
@@ -249,7 +235,7 @@ def _union(decoders: list[_Decoder]) -> _Decoder:
 
 def _collection(element: Any, most: int) -> _Decoder:
     decoder = _of_type(element)
-    # Reports have hundreds of counts, which are not checked one by one.
+    # Messages have thousands of counts, which are not checked one by one.
     is_counts = element == Count
 
     def decode_collection(value: Any) -> Any:
@@ -265,7 +251,7 @@ def _collection(element: Any, most: int) -> _Decoder:
 def _mapping(key: Any, element: Any, most: int) -> _Decoder:
     key_decoder, decoder = _of_type(key), _of_type(element)
     # JSON's keys are texts.
-    is_number = key is int or get_args(key)[:1] == (int,)
+    is_number = get_args(key)[:1] == (int,)
 
     def decode_mapping(value: Any) -> Any:
         if type(value) is not dict or len(value) > most:
@@ -289,59 +275,26 @@ def _text(most: int) -> _Decoder:
     return decode_text
 
 
-def _integer(bounds: Within | None) -> _Decoder:
-    least, most = bounds or (-_MAX_INT - 1, _MAX_INT)
+def _number(kind: type, bounds: Within) -> _Decoder:
+    (least, most), kinds = bounds, {int, kind}
+    what = "an integer" if kind is int else "a number"
 
-    def decode_integer(value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise ValueError(f"not an integer from {least} to {most}")
-        return value
-
-    return decode_integer
-
-
-def _float(bounds: Within | None) -> _Decoder:
-    least, most = bounds or (-_MAX_INT, _MAX_INT)
-
-    def decode_float(value: Any) -> float:
+    def decode_number(value: Any) -> Any:
         # The comparison is false for NaN.
-        if type(value) not in (int, float) or not least <= value <= most:
-            raise ValueError(f"not a number from {least} to {most}")
-        return float(value)
+        if type(value) not in kinds or not least <= value <= most:
+            raise ValueError(f"not {what} from {least} to {most}")
+        return kind(value)
 
-    return decode_float
+    return decode_number
 
 
-def _boolean(_: object) -> _Decoder:
-    def decode_boolean(value: Any) -> bool:
-        if type(value) is not bool:
-            raise ValueError("neither true nor false")
+def _simple(kind: type) -> _Decoder:
+    def decode_simple(value: Any) -> Any:
+        if type(value) is not kind:
+            raise ValueError("neither true nor false" if kind is bool else "not null")
         return value
 
-    return decode_boolean
-
-
-def _nothing(_: object) -> _Decoder:
-    def decode_nothing(value: Any) -> None:
-        if value is not None:
-            raise ValueError("not null")
-
-    return decode_nothing
-
-
-_SIMPLE: Mapping[Any, Callable[[Any], _Decoder]] = {
-    int: _integer,
-    float: _float,
-    bool: _boolean,
-    type(None): _nothing,
-}
-_TOPIC, _PARTITION = _of_type(Topic), _of_type(PartitionId)
-
-
-def _partition(value: Any) -> TopicPartition:
-    if type(value) is not list or len(value) != 2:
-        raise ValueError("not a partition")
-    return TopicPartition(_TOPIC(value[0]), _PARTITION(value[1]))
+    return decode_simple
 
 
 # -- receivers ------------------------------------------------------------------------------------------
@@ -412,8 +365,7 @@ class Service(_Receiver):
         """``next_change_ms`` has passed. What takes long is done in parts, so that others are served."""
 
     def next_change_ms(self, now_ms: float) -> float:
-        """Milliseconds until ``on_time`` has work; infinite if only a message can bring work. Asked after
-        each message, so it takes constant time."""
+        """Until ``on_time`` has work. Asked after each message, so it takes constant time."""
         return math.inf
 
     def close(self) -> None:
@@ -423,19 +375,16 @@ class Service(_Receiver):
 class Channel(_Receiver):
     """Base of a feature's part in a task. It overrides what it needs.
 
-    The client calls a channel on its own thread, except for ``attach``. Methods must not block. Times are
-    monotonic milliseconds. A ProtocolError closes the connection.
+    The client calls a channel on its own thread. Methods must not block. Times are monotonic milliseconds. A
+    ProtocolError closes the connection.
     """
 
     # Whether this task relies on the coordinator at the moment, which must then be alive.
     is_waiting = False
 
     def __init__(self) -> None:
+        # The client sets it before its thread starts. From any thread, it has ``next_message`` called.
         self.wake: Callable[[], None] = lambda: None
-
-    def attach(self, wake: Callable[[], None]) -> None:
-        """Called once, before the thread starts. ``wake``, from any thread, triggers ``next_message``."""
-        self.wake = wake
 
     def next_message(self, now_ms: float) -> Message | None:
         """The next message to send, or None. Called again until it returns None."""
@@ -445,7 +394,7 @@ class Channel(_Receiver):
         """The task ends: ``next_message`` must return messages at once that it would have delayed."""
 
     def next_message_delay_ms(self, now_ms: float) -> float:
-        """Milliseconds until ``next_message`` may have a message; infinite if only ``wake`` can bring one."""
+        """Until ``next_message`` may have a message; infinite if only ``wake`` can bring one."""
         return math.inf
 
     def left_delay_ms(self, now_ms: float) -> float:

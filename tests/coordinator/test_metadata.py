@@ -710,7 +710,7 @@ class Task:
         self.view = View()
         self.woken = 0
         self.channel = MetadataChannel(self.view, lambda: self.now_ms, 500, idle_ms)
-        self.channel.attach(self._wake)
+        self.channel.wake = self._wake
         self.channel.on_connected(0)
 
     def _wake(self) -> None:

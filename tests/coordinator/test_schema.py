@@ -23,7 +23,6 @@ from kafka_sink.coordinator.schema import (
     Message,
     Ms,
     NodeId,
-    Target,
     Text,
     Within,
     cut,
@@ -34,7 +33,6 @@ from kafka_sink.coordinator.schema import (
     receives,
 )
 from kafka_sink.errors import ProtocolError
-from kafka_sink.model import TopicPartition
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,8 @@ class _Inner:
 
 
 class _Pair(NamedTuple):
-    target: Target
-    is_new: bool = False
+    name: Text
+    is_new: bool
 
 
 @message
@@ -53,7 +51,7 @@ class _Sample:
     """One of everything."""
 
     count: Count
-    targets: Annotated[tuple[Target, ...], AtMost(3)]
+    names: Annotated[tuple[Text, ...], AtMost(3)]
     inner: _Inner
     pairs: Annotated[tuple[_Pair, ...], AtMost(2)] = ()
     counts: Annotated[tuple[Count, ...], AtMost(4)] = ()
@@ -64,16 +62,16 @@ class _Sample:
 
 SAMPLE = _Sample(
     3,
-    (1, TopicPartition("t", 2)),
+    ("a", "b"),
     _Inner("n", {7: 1.5}),
-    (_Pair(4), _Pair(TopicPartition("u", 0), True)),
+    (_Pair("c", False), _Pair("d", True)),
     (1, 2),
 )
 
 
 def test_a_message_comes_out_as_it_went_in() -> None:
     assert decode(encode(SAMPLE)) == SAMPLE
-    assert isinstance(decode(encode(SAMPLE)).targets[1], TopicPartition)  # type: ignore[attr-defined]
+    assert isinstance(decode(encode(SAMPLE)).pairs[1], _Pair)  # type: ignore[attr-defined]
     large = _Sample(0, (), _Inner("", {}), text="é" * 300_000, left_ms=2.0)
     assert len(encode(large)) < 20_000
     assert decode(encode(large)) == large
@@ -89,15 +87,15 @@ def test_fields_with_defaults_may_be_missing() -> None:
         ('-1,[],["n",{}]', "count: not an integer from 0"),
         ('true,[],["n",{}]', "count"),
         ('9223372036854775808,[],["n",{}]', "count"),
-        ('0,[1,2,3,4],["n",{}]', "targets: not an array, or longer than 3"),
-        ('0,[["t"]],["n",{}]', "targets: not a partition"),
-        ('0,[["t",-1]],["n",{}]', "targets: not an integer"),
+        ('0,["a","b","c","d"],["n",{}]', "names: not an array, or longer than 3"),
+        ('0,[1],["n",{}]', "names: not a text"),
         ('0,[],["\\ud800",{}]', "inner: name: a text that UTF-8 cannot encode"),
         ('0,[],["n",{"x":1}]', "inner: ages"),
         ('0,[],["n",{"1":NaN}]', "inner: ages: not a number"),
         ('0,[],["n",{"1":1,"2":1,"3":1}]', "inner: ages: not an object, or longer than 2"),
         ('0,[],"n"', "inner: not an array of 2"),
         ('0,[],["n",{}],[[1]]', "pairs: not an array of 2"),
+        ('0,[],["n",{}],[["c",1]]', "pairs: is_new: neither true nor false"),
         ('0,[],["n",{}],[],[1,-2]', "counts: not an integer"),
         ('0,[],["n",{}],[],[true]', "counts: not an integer"),
         ('0,[],["n",{}],[],[],1.5', "share: not a number from 0 to 1"),
