@@ -64,7 +64,7 @@ CONNECT_S, GIVE_UP_S = 10.0, COORDINATOR_SILENCE_MS / 1000
 SILENCE_S, NOTICE_S, PROBE_S, BACK_S = 0.5, 2.0, 1.0, 0.01
 OUTCOMES_S = WAITING_S = OPTIONS.coordinator_report_interval_ms / 1000
 SPREAD_S, STALLED_S = 0.0003, 0.5
-FIRST_REPORT_S, USE_S = 0.3, 60.0
+FIRST_REPORT_S, USE_S, NAME_AGAIN_S = 0.3, 60.0, 10.0
 CONNECTS_PER_S = 500
 # Linux: choose the port when connecting, so that each address has its own.
 IP_BIND_ADDRESS_NO_PORT = 24
@@ -101,6 +101,7 @@ class Task:
     has_muted_broker: bool = False
     muted_partitions: int = 0
     says_waiting: bool = False
+    named: frozenset[TopicPartition] = frozenset()
 
     @property
     def is_waiting(self) -> bool:
@@ -494,16 +495,22 @@ class Crowd:
         all_muted = len(self.partitions) if self.fails else 0
         if task.muted_partitions == all_muted and task.has_muted_broker is not self.responds:
             self.told.setdefault(task.number, time.monotonic())
-        if partitions and task.muted_partitions and not task.says_waiting:
-            task.says_waiting = True
-            self.after(self._spread_s(WAITING_S), partial(self._say_waiting, task))
+        if partitions and len(task.named & self._muted) < MAX_WAITING // 2:
+            self._wait_to_name(task)
         if task.is_waiting and not was_waiting:
             self._beat_after(task, ALIVE_MUTED_S * self.chance.random())
+
+    def _wait_to_name(self, task: Task) -> None:
+        if task.muted_partitions and not task.says_waiting:
+            task.says_waiting = True
+            self.after(self._spread_s(WAITING_S), partial(self._say_waiting, task))
 
     def _say_waiting(self, task: Task) -> None:
         task.says_waiting = False
         if self._muted and task.stage == 2:
             some = self.chance.sample(tuple(self._muted), min(MAX_WAITING, len(self._muted)))
+            task.named = frozenset(some)
+            self.after(NAME_AGAIN_S, partial(self._wait_to_name, task))
             self._say(task, framed(Waiting(together(some), Targets())))
 
     @property
