@@ -321,7 +321,7 @@ class BreakerService(Service):
 
     def _add(self, peer: int, holders: set[int]) -> None:
         if len(holders) >= _MAX_HOLDERS:
-            holders.intersection_update(self._tasks)
+            holders -= {one for one in holders if one not in self._tasks}
         if len(holders) < _MAX_HOLDERS:
             holders.add(peer)
 
@@ -450,16 +450,25 @@ class BreakerService(Service):
         for target in list(islice(self._muted, _LOOKED_AT_ONCE)):
             found = self._muted[target]
             self._muted.move_to_end(target)
-            is_used = isinstance(target, TopicPartition) and not found.held.isdisjoint(self._tasks)
-            if now_ms >= self.table.mutes[target].since_ms + _FORGET_MS and not is_used:
+            if self._is_over(target, found, now_ms):
                 self._unmute(target, now_ms)
-            elif self._is_probe_due(target, found, now_ms) and (able := self._prober(target, found, now_ms)):
-                permitted.setdefault(able, []).append(target)
-                found.prober = able[0]
+                continue
+            able = self._able(target, found, now_ms) if self._is_probe_due(target, found, now_ms) else []
+            if able:
+                # One that probes another of these: fewer messages.
+                chosen = self._random.choice([one for one in able if one in permitted] or able)
+                permitted.setdefault(chosen, []).append(target)
+                found.prober = chosen[0]
                 found.tried.add(found.prober)
                 self.table.probe(target, now_ms)
         for (peer, is_new), targets in permitted.items():
             self.out.send(peer, Probe(together(targets), is_new, self._interval_ms))
+
+    def _is_over(self, target: Target, found: _Muted, now_ms: float) -> bool:
+        """Whether nobody has written there for long, as far as is known."""
+        if now_ms < self.table.mutes[target].since_ms + _FORGET_MS:
+            return False
+        return isinstance(target, int) or not any(one in self._tasks for one in found.held)
 
     def _look_due_ms(self) -> float:
         return self._looked_ms + _LOOK_MS if self._muted and self._tasks else math.inf
@@ -473,23 +482,23 @@ class BreakerService(Service):
         is_told = target not in self._added
         return mute.state is BreakerState.OPEN and mute.retry_at_ms <= now_ms and is_told
 
-    def _prober(self, target: Target, found: _Muted, now_ms: float) -> tuple[int, bool] | None:
-        """Who probes next, and whether with new rows. Any task can probe a broker, as that needs no row. A
-        partition's probe needs a batch; if no other task has one, or none for another interval, new rows may
-        go there."""
+    def _able(self, target: Target, found: _Muted, now_ms: float) -> list[tuple[int, bool]]:
+        """Some that may probe next, and whether with new rows. Any task can probe a broker, as that needs no
+        row. A partition's probe needs a batch; if no other task has one, or none for another interval, new
+        rows may go there."""
         able: list[tuple[Collection[int], bool]] = [(found.held, False), (found.acceptable, True)]
         if isinstance(target, int):
             able = [(self._tasks, False)]
         elif not found.held and now_ms < self.table.mutes[target].retry_at_ms + self._interval_ms:
-            return None
+            return []
         for _ in range(2):
             for peers, is_new in able:
-                there = (one for one in peers if one not in found.tried and one in self._tasks)
+                there = ((one, is_new) for one in peers if one not in found.tried and one in self._tasks)
                 if left := list(islice(there, _MAX_HOLDERS)):
-                    return self._random.choice(left), is_new
+                    return left
             # All have had their turn.
             found.tried.clear()
-        return None
+        return []
 
     # -- time ---------------------------------------------------------------------------------------------
 

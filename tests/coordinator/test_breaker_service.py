@@ -665,8 +665,8 @@ def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
     bench.run(3_000)
     assert len(bench.muted()) == 4_000
     looked: list[Target] = []
-    look = bench.service._prober
-    bench.service._prober = lambda target, *rest: looked.append(target) or look(target, *rest)  # type: ignore[func-returns-value, method-assign]
+    look = bench.service._able
+    bench.service._able = lambda target, *rest: looked.append(target) or look(target, *rest)  # type: ignore[func-returns-value, method-assign]
     bench.say(11, Waiting(together([TopicPartition("t0", 3)]), NOTHING))
     assert not looked
     bench.now += 20.0
