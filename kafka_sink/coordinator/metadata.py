@@ -19,6 +19,7 @@ import threading
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, NamedTuple
@@ -202,20 +203,11 @@ def _decode_topic(hint: TopicHint) -> TopicMetadata:
 
 
 def _id_of(text: str) -> bytes | None:
-    try:
+    with suppress(ValueError):
         found = bytes.fromhex(text)
-    except ValueError:
-        found = b"?"
-    if len(found) not in (0, _BYTES_OF_ID):
-        raise ProtocolError("a topic id that is none")
-    return found or None
-
-
-def _in_chunks(topics: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Names for one message each."""
-    left = iter(topics)
-    while chunk := tuple(islice(left, MAX_TOPICS)):
-        yield chunk
+        if len(found) in (0, _BYTES_OF_ID):
+            return found or None
+    raise ProtocolError("a topic id that is none")
 
 
 # A task reports a topic in use again after this time, or sooner if metadata.max.idle.ms is short.
@@ -579,8 +571,8 @@ class MetadataService(Service):
         if topics:
             for part in parts_of(self.view.snapshot(now_ms, topics)):
                 self.out.broadcast(peers, Topics(part))
-        for chunk in _in_chunks(missing):
-            self.out.broadcast(peers, Topics(missing=chunk))
+        if missing:
+            self.out.broadcast(peers, Topics(missing=tuple(islice(missing, MAX_TOPICS))))
 
     def next_change_ms(self, now_ms: float) -> float:
         if not self._tasks:
@@ -632,7 +624,7 @@ class MetadataChannel(Channel):
         self._lock = threading.Lock()  # guards all below
         self._reachable = True
         # What to ask for, and what has been asked for and has not come.
-        self._to_ask: deque[tuple[str, ...]] = deque()
+        self._to_ask: dict[str, None] = {}
         self._needed: set[str] = set()
         self._stale: dict[str, float] = {}
         # Topics used since the last report of use, when that was, those in any report, when to report again.
@@ -661,7 +653,7 @@ class MetadataChannel(Channel):
         with self._lock:
             if not self._reachable or not names:
                 return False
-            self._to_ask.extend(_in_chunks(names))
+            self._to_ask.update(dict.fromkeys(names))
             self._needed.update(names)
         self.wake()
         return True
@@ -708,9 +700,7 @@ class MetadataChannel(Channel):
             if self._fetched:
                 return self._fetched.popleft()
             if self._to_ask:
-                asked = self._to_ask.popleft()
-                self._reported.update(asked)
-                return TopicsWanted(asked, is_needed=True)
+                return TopicsWanted(self._take(self._to_ask), is_needed=True)
             if now_ms >= self._stale_due_ms():
                 self._stale_ms = now_ms
                 # The sender may have read the clock after ``now_ms``, hence the maximum with 0.
@@ -718,16 +708,20 @@ class MetadataChannel(Channel):
                 return TopicStale(
                     tuple(StaleTopic(name, max(0.0, now_ms - self._stale.pop(name))) for name in names)
                 )
-            return TopicsWanted(self._take_use(now_ms)) if now_ms >= self._use_due_ms else None
+            if now_ms < self._use_due_ms:
+                return None
+            used = self._take(self._used)
+            self._used_ms, self._use_due_ms = now_ms, now_ms if self._used else math.inf
+            return TopicsWanted(used)
 
-    def _take_use(self, now_ms: float) -> tuple[str, ...]:
-        taken = tuple(islice(self._used, MAX_TOPICS))
+    def _take(self, names: dict[str, None]) -> tuple[str, ...]:
+        """As many as a message holds."""
+        taken = tuple(islice(names, MAX_TOPICS))
         for name in taken:
-            del self._used[name]
+            del names[name]
         if len(self._reported) > 2 * MAX_TOPICS:
             self._reported.clear()
         self._reported.update(taken)
-        self._used_ms, self._use_due_ms = now_ms, now_ms if self._used else math.inf
         return taken
 
     def _stale_due_ms(self) -> float:
@@ -773,7 +767,7 @@ class MetadataChannel(Channel):
     def on_connected(self, now_ms: float) -> None:
         with self._lock:
             self._reachable = True
-            self._needed = {name for chunk in self._to_ask for name in chunk}
+            self._needed = set(self._to_ask)
             self._reported.clear()
             self._used_ms = self._stale_ms = -math.inf
             self._use_due_ms = -math.inf if self._used else math.inf

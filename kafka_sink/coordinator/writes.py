@@ -168,10 +168,9 @@ class WriteService(Service):
         """Spark has ended the jobs of these stages."""
         for stage in stages:
             self._remember(stage)
-            by_write: dict[str, list[int]] = {}
-            for peer in self._tasks.get(stage, ()):
-                by_write.setdefault(self._writing[peer].write, []).append(peer)
-            for write, peers in by_write.items():
+            peers = list(self._tasks.get(stage, ()))
+            for write in {self._writing[peer].write for peer in peers}:
+                # Those that write for another one ignore it.
                 self.out.broadcast(peers, WriteOver(write, stage))
 
 
