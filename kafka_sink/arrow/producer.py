@@ -28,7 +28,7 @@ from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, ProducerClosedError, SchemaError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
-from kafka_sink.reports import write_reports
+from kafka_sink.reports import write_report
 from kafka_sink.reports.delivery_report import EndedWrite, Written
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.rebatching import Rebatcher
@@ -336,7 +336,7 @@ class ArrowProducer:
         ended = EndedWrite(
             self._write.name, outcome, "", None, 1, results, in_transactions, note, schemas=schemas
         )
-        write_reports.report(self.options, PlannedCoordinator(), ended)
+        write_report.report(self.options, PlannedCoordinator(), ended)
 
 
 def _stop(producer: Producer, error: BaseException, held: int) -> None:

@@ -30,7 +30,7 @@ from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, KafkaSin
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
-from kafka_sink.reports import write_reports
+from kafka_sink.reports import write_report
 from kafka_sink.reports.delivery_report import EndedWrite
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import worker_imports
@@ -380,7 +380,7 @@ class PlannedWrite:
                 )
             outcome, note, in_transactions = committed.outcome, committed.note, committed.transactions
         ended = self._ended(outcome, messages, batch_id, in_transactions, note)
-        write_reports.report(self.options, self.coordinator, ended)
+        write_report.report(self.options, self.coordinator, ended)
         worker_imports.forget_spark_archives()
         return ended
 
@@ -403,11 +403,11 @@ class PlannedWrite:
                 in_transactions, note = self._abort_transactions(self.transactions)
         ended = self._ended("aborted", messages, batch_id, in_transactions, note)
         ended = replace(ended, cause=cause, tasks=ended.tasks if has_all else None)
-        write_reports.report(self.options, self.coordinator, ended)
+        write_report.report(self.options, self.coordinator, ended)
         if cause:
-            log_failure(self.subject, f"{write_reports.aborted(ended)}: {cause}")
+            log_failure(self.subject, f"{write_report.aborted(ended)}: {cause}")
         elif note or self.options.log_summary_format != "json":
-            driver_log.warn(f"{write_reports.aborted(ended)}. {_NO_CAUSE}")
+            driver_log.warn(f"{write_report.aborted(ended)}. {_NO_CAUSE}")
 
     def _waits_shown(self, step: str, batch_id: int | None) -> DriverWaiting:
         batch = self.micro_batch if batch_id is None else batch_id

@@ -170,8 +170,8 @@ class TaskReporter:
         addresses, options = self.cluster.nodes(), self.accumulator.options
         counted = self.sender.broker_metrics(now_ms)
         is_quiet = any(now_ms - one.answered_ms > _QUIET_MS for one in counted.values())
-        waiting = self._waiting() if not done and (is_quiet or not counted) else {}
-        # With those that nothing could be sent to.
+        # Nothing could be sent to some, perhaps.
+        waiting = self._waiting() if not done and (is_quiet or len(counted) < len(addresses)) else {}
         counted = {**{node_id: BrokerMetrics() for node_id in addresses if node_id in waiting}, **counted}
         found = {}
         for node_id, one in islice(counted.items(), MAX_BROKERS):

@@ -26,7 +26,7 @@ from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.reports.delivery_report import EndedWrite
-from kafka_sink.reports.write_reports import write_ended
+from kafka_sink.reports.write_report import write_ended
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
 from tests.support.application import Application

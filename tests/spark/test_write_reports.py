@@ -31,9 +31,9 @@ from kafka_sink.driver import driver_conf, driver_process
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import EndedTransactions, PartitionResult, TaskResult
 from kafka_sink.options import parse
-from kafka_sink.reports import delivery_report, write_reports
+from kafka_sink.reports import delivery_report, write_report
 from kafka_sink.reports.delivery_report import EndedWrite
-from kafka_sink.reports.write_reports import write_ended
+from kafka_sink.reports.write_report import write_ended
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
 from kafka_sink.transactions.batch import BatchOutcome
@@ -125,7 +125,7 @@ def test_the_json_summary_has_the_numbers_and_ages_of_transactions(
         "recovered": EndedTransactions(1, 34_000, 34_000),
     }
     write = EndedWrite("w", "committed", "q-1", 7, 2, [], ended)
-    write_reports.report(planned(log_summary_format="json").options, PlannedCoordinator(), write)
+    write_report.report(planned(log_summary_format="json").options, PlannedCoordinator(), write)
     (line,) = capfd.readouterr().err.splitlines()
     assert json.loads(line)["transactions"] == {
         "committed": 2,
@@ -197,7 +197,7 @@ def test_a_skip_is_told_whatever_the_log_is_like(form: str, capfd: pytest.Captur
     note = str(BatchOutcome(skipped=1234, compared=True))
     ended = EndedWrite("w", "skipped", "q", 7, 2, [TaskResult()], note=note)
     options = planned(log_summary="false", log_summary_format=form).options
-    write_reports.report(options, PlannedCoordinator(), ended)
+    write_report.report(options, PlannedCoordinator(), ended)
     warning, *more = capfd.readouterr().err.splitlines()
     assert "WARNING kafka_sink: kafka-chunked, micro-batch 7: its 1,234 rows are skipped" in warning
     assert [json.loads(line)["outcome"] for line in more] == ["skipped"] * (form == "json")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafka_sink.model import PartitionResult, TaskResult
-from kafka_sink.reports.summary import about_empty_tasks, about_large_arrow_batches, summarise
+from kafka_sink.reports.write_report import about_empty_tasks, about_large_arrow_batches, summarise
 
 
 def wrote(*partitions: tuple[str, int, int], **values: float) -> TaskResult:

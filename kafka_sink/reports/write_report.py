@@ -1,4 +1,4 @@
-"""The one-line summary of a job or micro-batch that the driver logs.
+"""What the driver reports when a write ends: to the log, to the live view, and to the delivery report.
 
 Of a query's micro-batches the log has a line for the first, one for each with trouble, and a digest a minute
 for the others. Each commit is a process of its own, so the sums since the last digest are a note in the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,9 +17,22 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kafka_sink import spark_application
-from kafka_sink.counts import SPECS, total
+from kafka_sink.coordinator.address import PlannedCoordinator
+from kafka_sink.coordinator.live.messages import (
+    MAX_CAUSE,
+    MAX_FINAL_TOPICS,
+    MAX_SCHEMAS,
+    WriteEnded,
+    cluster_name,
+    report_end,
+)
+from kafka_sink.coordinator.schema import cut
+from kafka_sink.counts import SPECS, TopicMetrics, total
+from kafka_sink.driver import driver_log
 from kafka_sink.model import TaskResult
-from kafka_sink.reports.delivery_report import EndedWrite
+from kafka_sink.options import SinkOptions
+from kafka_sink.printable import printable
+from kafka_sink.reports.delivery_report import EndedWrite, append, partitions_of
 from kafka_sink.rows.hand_over import rows_of_good_batch
 
 _TOPICS_NAMED = 3
@@ -26,6 +40,125 @@ _TOPICS_NAMED = 3
 _MANY_TASKS = 50
 # Bytes. Larger Arrow batches leave the processor's caches, and each needs fresh pages of memory.
 _LARGE_ARROW_BATCH = 16_000_000
+# Seconds between two digests.
+_INTERVAL_S = 60.0
+
+
+def report(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
+    """Make all reports of a write, but for the line of one that was aborted. No report fails the write, as
+    Kafka has its rows.
+    """
+    _to_live_view(options, coordinator, ended)
+    if options.delivery_report_path:
+        _to_delivery_report(options.delivery_report_path, ended)
+    is_skipped = ended.outcome == "skipped"
+    if is_skipped:
+        driver_log.warn(ended.label + ended.note)
+    if options.log_summary_format == "json":
+        if options.log_summary or is_skipped:
+            fields = {**ended.identity, **_summary_fields(ended.results), "tasks": ended.tasks}
+            if ended.schemas:
+                fields["schemas"] = ended.schemas
+            driver_log.report_json(
+                json.dumps({**fields, **_transaction_fields(ended)}, separators=(",", ":"))
+            )
+    elif ended.outcome == "committed" and options.log_summary:
+        is_due, digest = _is_due(ended, time.time())
+        if digest:
+            driver_log.report(digest)
+        if is_due:
+            notes = "".join(f"; {note}" for note in (*ended.schemas, ended.note) if note)
+            driver_log.report(ended.label + summarise(ended.results) + notes)
+        _advise(ended)
+
+
+def aborted(ended: EndedWrite) -> str:
+    """What a write that was aborted leaves, without the reason."""
+    line = f"{ended.label}aborted"
+    if ended.tasks is not None:
+        line += f", {ended.tasks - len(ended.results)} of {ended.tasks} tasks did not finish"
+    if ended.note:
+        return f"{line}; {ended.note}"
+    if ended.results:
+        line += f"; Kafka keeps what others wrote: {summarise(ended.results)}"
+    return line
+
+
+def _transaction_fields(ended: EndedWrite) -> dict[str, Any]:
+    if not ended.transactions:
+        return {}
+    counts: dict[str, Any] = {name: one.count for name, one in ended.transactions.items()}
+    oldest = {name: one.oldest_ms for name, one in ended.transactions.items()}
+    return {"transactions": {**counts, "oldestMs": oldest}}
+
+
+def _advise(ended: EndedWrite) -> None:
+    """Log advice, once for a query, also where it writes in foreachBatch."""
+    for about, advice in (
+        ("empty tasks", about_empty_tasks(ended.results)),
+        ("large Arrow batches", about_large_arrow_batches(ended.results)),
+    ):
+        if advice and (not ended.query or spark_application.only_once(f"{about} of {ended.query}")):
+            driver_log.report(ended.label + advice)
+
+
+def _to_live_view(options: SinkOptions, coordinator: PlannedCoordinator, ended: EndedWrite) -> None:
+    address = coordinator.driver_address
+    if address is not None and address.location.has_view:
+        report_end(address, write_ended(options, ended))
+
+
+def _to_delivery_report(path: str, ended: EndedWrite) -> None:
+    line = {**ended.identity, "partitions": partitions_of(ended.results)}
+    try:
+        append(path, line)
+    except OSError as error:
+        driver_log.error(
+            f"{ended.label}delivery.report.path={path}: the write is {ended.outcome}, but its line could not "
+            f"be written: {error.strerror}"
+        )
+
+
+def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
+    """The sums that the summary shows, within the bounds of a message."""
+    topics: dict[str, tuple[int, ...]] = dict(_topics_of(ended.results))
+    return WriteEnded(
+        cluster_name(options),
+        ended.write,
+        # There it is one more write that ended well.
+        "committed" if ended.outcome == "skipped" else ended.outcome,
+        ended.query,
+        -1 if ended.batch is None else ended.batch,
+        len(ended.results),
+        total(ended.results).by_name(),
+        topics if len(topics) <= MAX_FINAL_TOPICS else {},
+        {name: one.count for name, one in ended.transactions.items()},
+        {name: one.total_ms for name, one in ended.transactions.items()},
+        ended.last_task,
+        max((result.elapsed_ms for result in ended.results), default=0.0),
+        tuple(cut(one) for one in ended.schemas[:MAX_SCHEMAS]),
+        printable(ended.cause, MAX_CAUSE),
+    )
+
+
+def _topics_of(results: Sequence[TaskResult]) -> dict[str, TopicMetrics]:
+    """The sums by topic."""
+    # Lists, because a commit may sum up tens of thousands of results.
+    sums: dict[str, list[int]] = {}
+    for result in results:
+        for topic, _, records, batches, sent_bytes, _, _, raw_bytes in result.partitions:
+            of_topic = sums.get(topic)
+            if of_topic is None:
+                sums[topic] = [records, sent_bytes, raw_bytes, batches]
+            else:
+                of_topic[0] += records
+                of_topic[1] += sent_bytes
+                of_topic[2] += raw_bytes
+                of_topic[3] += batches
+    return {topic: TopicMetrics(*of_topic) for topic, of_topic in sums.items()}
+
+
+# -- the line in the log ------------------------------------------------------------------------------------
 
 
 def summarise(results: Sequence[TaskResult]) -> str:
@@ -41,7 +174,7 @@ def summarise(results: Sequence[TaskResult]) -> str:
         return line
     batches = _count(counts.batches, "batch", "batches")
     requests = _count(counts.requests, "request", "requests")
-    line += f": {size(counts.raw_bytes)} as {size(counts.sent_bytes)} in {batches} and {requests}"
+    line += f": {_size(counts.raw_bytes)} as {_size(counts.sent_bytes)} in {batches} and {requests}"
     for name, count in counts.by_name().items():
         if nouns := SPECS[name].nouns:
             line += f", {_count(int(count), *nouns)}"
@@ -68,13 +201,13 @@ def about_large_arrow_batches(results: Sequence[TaskResult]) -> str | None:
         return None
     row_bytes = max(1.0, sum(result.raw_bytes for result in results) / rows)
     return (
-        f"Spark handed rows over in Arrow batches of up to {size(largest)}, which costs time and memory. "
+        f"Spark handed rows over in Arrow batches of up to {_size(largest)}, which costs time and memory. "
         f"Set spark.sql.execution.arrow.maxRecordsPerBatch={rows_of_good_batch(row_bytes)}, so that a "
         "batch has about 4 MB"
     )
 
 
-def summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:
+def _summary_fields(results: Sequence[TaskResult]) -> dict[str, Any]:
     """The same as values for JSON. Bytes and milliseconds; maxima are of one task."""
     topics: dict[str, int] = {}
     for result in results:
@@ -139,10 +272,10 @@ def _memory(results: Sequence[TaskResult]) -> str:
     held = max(_held(result) for result in results)
     if not held:
         return ""
-    text = f"; {size(held)} of memory at most in a task"
+    text = f"; {_size(held)} of memory at most in a task"
     full = max(_held(result) + int(result.metrics.get("buffer-saved-bytes-max", 0)) for result in results)
     if full > held:
-        text += f" ({size(full)} with the strategy 'full')"
+        text += f" ({_size(full)} with the strategy 'full')"
     return text
 
 
@@ -156,14 +289,11 @@ def _count(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
-def size(count: int) -> str:
+def _size(count: int) -> str:
     for exponent, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if count >= 1000**exponent:
             return f"{count / 1000**exponent:.1f} {unit}"
     return f"{count} B"
-
-
-_INTERVAL_S = 60.0
 
 
 @dataclass(slots=True)
@@ -190,12 +320,12 @@ class _Sums:
         which = "" if ended.batch is None else f", micro-batches {self.first} to {ended.batch}"
         return (
             f"kafka-chunked{which}: {self.writes:,} writes in {now_s - self.since_s:,.0f} s, "
-            f"{self.rows:,} rows in {size(self.sent_bytes)}; the slowest task took "
+            f"{self.rows:,} rows in {_size(self.sent_bytes)}; the slowest task took "
             f"{self.slowest_ms / 1000:.2f} s"
         )
 
 
-def is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
+def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
     """Whether the committed write has a line of its own, and a digest of those before it or "".
 
     Every write has a line of its own outside of queries, or where nothing is kept.
@@ -207,7 +337,7 @@ def is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
     if sums is None:
         spark_application.note(key, json.dumps(asdict(_Sums(now_s))))
         return True, ""
-    own = has_trouble(ended)
+    own = _has_trouble(ended)
     if not own:
         sums.add(ended)
     digest = ""
@@ -218,7 +348,7 @@ def is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
     return own, digest
 
 
-def has_trouble(ended: EndedWrite) -> bool:
+def _has_trouble(ended: EndedWrite) -> bool:
     """Whether somebody may want to look at this write: rows were skipped, sends repeated, or transactions
     other than its own ended with it."""
     counts = total(ended.results)
