@@ -462,7 +462,7 @@ class ApplicationMetrics:
     def _observe_events(self, now_ms: float) -> None:
         jobs = {key: (_label(key, job), job.state, job.cause) for key, job in self._jobs.items()}
         skipped = int(sum(one.counters["skipped"] for one in self._clusters.values()))
-        self._events.observe(self._wall_s(), self._attempts.muted.shown(now_ms), jobs, skipped)
+        self._events.observe(self._wall_s(), self._attempts.muted(now_ms), jobs, skipped)
 
     # -- snapshot -----------------------------------------------------------------------------------
 
@@ -470,8 +470,8 @@ class ApplicationMetrics:
         """Everything that the page and the metrics show, as plain values. Times are seconds."""
         self._attempts.expire(now_ms - self._gone_ms)
         silent_before_ms = now_ms - self._silent_ms
-        mutes = self._attempts.muted.shown(now_ms)
-        opened, driver = self._open_by_job(), self._shown_driver(now_ms)
+        mutes = self._attempts.muted(now_ms)
+        opened, driver = self._open_transactions(), self._shown_driver(now_ms)
         return {
             "application": self._application,
             "time": self._wall_s(),
@@ -481,7 +481,7 @@ class ApplicationMetrics:
             "history": list(self._history),
             "events": self._events.shown(),
             "clusters": [
-                self._shown_cluster(name, one, mutes, driver, now_ms)
+                self._shown_cluster(name, one, mutes, driver, opened, now_ms)
                 for name, one in sorted(self._clusters.items())
             ],
             "jobs": [self._shown_job(key, job, opened, now_ms) for key, job in reversed(self._jobs.items())],
@@ -510,15 +510,14 @@ class ApplicationMetrics:
         cluster: _Cluster,
         mutes: list[dict[str, Any]],
         driver: list[dict[str, Any]],
+        done: Mapping[tuple[str, str], tuple[int, float]],
         now_ms: float,
     ) -> dict[str, Any]:
         totals, silent_before_ms = cluster.counters, now_ms - self._silent_ms
         # Of tasks that run, then of those that are done.
         opened, open_since_ms = self._attempts.transactions(name)
-        for write in self._writes.values():
-            if write.cluster == name and write.open_transactions:
-                opened += write.open_transactions
-                open_since_ms = min(open_since_ms, write.open_since_ms)
+        for number, since_ms in (one for key, one in done.items() if key[0] == name):
+            opened, open_since_ms = opened + number, min(open_since_ms, since_ms)
         return {
             "cluster": name,
             "counters": dict(totals),
@@ -540,20 +539,21 @@ class ApplicationMetrics:
             "transaction_seconds": {one: cluster.transactions_ms[one] / 1000 for one in TRANSACTION_OUTCOMES},
         }
 
-    def _open_by_job(self) -> dict[str, tuple[int, float]]:
-        """Of writes whose tasks are done, but for those that run: open transactions, and since when."""
-        opened: dict[str, tuple[int, float]] = {}
+    def _open_transactions(self) -> dict[tuple[str, str], tuple[int, float]]:
+        """Of tasks that are done and whose write has not ended, by cluster and job: how many, since when."""
+        opened: dict[tuple[str, str], tuple[int, float]] = {}
         for write in self._writes.values():
             if write.open_transactions:
-                number, since_ms = opened.get(write.job, (0, math.inf))
-                opened[write.job] = number + write.open_transactions, min(since_ms, write.open_since_ms)
+                key = write.cluster, write.job
+                number, since_ms = opened.get(key, (0, math.inf))
+                opened[key] = number + write.open_transactions, min(since_ms, write.open_since_ms)
         return opened
 
     def _shown_job(
-        self, key: str, job: _Job, opened: Mapping[str, tuple[int, float]], now_ms: float
+        self, key: str, job: _Job, opened: Mapping[tuple[str, str], tuple[int, float]], now_ms: float
     ) -> dict[str, Any]:
         tasks = self._attempts.of_job[key]
-        number, since_ms = opened.get(key, (0, now_ms))
+        number, since_ms = opened.get((job.cluster, key), (0, now_ms))
         state, ending_ms = job.state, 0.0
         if job.ending is not None:
             state, ending_ms = job.ending[0], now_ms - job.ending[1]
@@ -671,20 +671,12 @@ _MAX_TEXT = 400
 _QUIET_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """``time_s``: seconds since the epoch. ``level``: good, info, warn or bad."""
-
-    time_s: float
-    level: str
-    text: str
-
-
 class EventLog:
     """The last events. Belongs to the coordinator's loop."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        # The last first.
+        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._mutes: dict[str, float] = {}
         self._jobs: dict[str, str] = {}
         self._dead_letters = 0
@@ -698,7 +690,7 @@ class EventLog:
         dead_letters: int,
     ) -> None:
         """``mutes`` as the snapshot lists them. ``jobs``: each one's name, state and cause of an abort, by
-        its key. ``letters``: dead letters so far."""
+        its key. ``dead_letters``: so far."""
         self._observe_mutes(now_s, mutes)
         self._observe_jobs(now_s, jobs)
         added = dead_letters - self._dead_letters
@@ -725,11 +717,11 @@ class EventLog:
         self._jobs = {key: state for key, (_, state, _) in jobs.items()}
 
     def note(self, time_s: float, level: str, text: str) -> None:
-        """Something else has happened."""
-        self._events.append(Event(time_s, level, printable(text, _MAX_TEXT)))
+        """Something else has happened. ``level``: good, info, warn or bad."""
+        self._events.appendleft({"time": time_s, "level": level, "text": printable(text, _MAX_TEXT)})
 
     def shown(self) -> list[dict[str, Any]]:
-        return [{"time": one.time_s, "level": one.level, "text": one.text} for one in reversed(self._events)]
+        return list(self._events)
 
 
 class ReportService(Service):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any
@@ -43,6 +43,7 @@ class RunningTask:
     state_since_ms: float = 0.0
     gauges: Mapping[str, Number] = field(default_factory=dict)
     in_flight: Mapping[int, int] = field(default_factory=dict)
+    mutes: Sequence[MuteReport] = ()
     totals: dict[TotalsKey, tuple[Number, ...]] = field(default_factory=dict)
 
 
@@ -66,7 +67,6 @@ class RunningTasks:
         self._max_tasks = max_tasks
         self._max_entries = max_entries
         self.entries = 0
-        self.muted = MutedTargets()
         self._tasks: OrderedDict[AttemptKey, RunningTask] = OrderedDict()
         # Those that are not gone, in the order of their last reports.
         self._shown: OrderedDict[AttemptKey, RunningTask] = OrderedDict()
@@ -109,7 +109,9 @@ class RunningTasks:
             sums.transaction_since_ms[key] = now_ms - report.transaction_ms
         else:
             sums.transaction_since_ms.pop(key, None)
-        self.entries += self.muted.report(task.cluster, key, report.mutes[: self._capacity], now_ms)
+        # Each target once, whatever the report says.
+        task.mutes = tuple({one.target: one for one in report.mutes[: self._capacity]}.values())
+        self.entries += len(task.mutes)
         return task
 
     @property
@@ -154,7 +156,7 @@ class RunningTasks:
             self._count(task, -1)
             for node in task.in_flight:
                 del self._sums[task.cluster].awaited_ms[node][key]
-            self.entries -= self.muted.forget(key)
+            self.entries -= len(task.mutes)
 
     def _count(self, task: RunningTask, sign: int) -> None:
         """Add a task's last report to the sums, or take it off."""
@@ -208,53 +210,20 @@ class RunningTasks:
         found = (self._shown[key] for _, _, key in heapq.nsmallest(count, ranks))
         return [(one, "silent" if one.reported_ms < silent_before_ms else one.state) for one in found]
 
+    # -- muted brokers and partitions, and rows that wait for them ------------------------------------------
 
-# -- muted brokers and partitions, and rows that wait for them -----------------------------------------------
-
-
-class MutedTargets:
-    """What attempts mute, as they last reported it. Added up when somebody asks: mostly there is none."""
-
-    def __init__(self) -> None:
-        self._reports: dict[AttemptKey, tuple[str, float, Sequence[MuteReport]]] = {}
-
-    def report(self, cluster: str, attempt: AttemptKey, mutes: Iterable[MuteReport], now_ms: float) -> int:
-        """What an attempt reports, in place of what it reported before. Returns how many were taken."""
-        self.forget(attempt)
-        # Each target once, whatever the report says.
-        taken = tuple({one.target: one for one in mutes}.values())
-        if taken:
-            self._reports[attempt] = cluster, now_ms, taken
-        return len(taken)
-
-    def forget(self, attempt: AttemptKey) -> int:
-        """It has ended, or is gone. Returns how many targets it had."""
-        return len(self._reports.pop(attempt, ("", 0.0, ()))[2])
-
-    def shown(self, now_ms: float) -> list[dict[str, Any]]:
+    def muted(self, now_ms: float) -> list[dict[str, Any]]:
         """By target, the longest first: since when and why, whether for all tasks, and what waits for it.
 
         ``left``: seconds until the first of the rows reach delivery.timeout.ms; None where none wait.
         """
         found: dict[tuple[str, str], dict[str, Any]] = {}
-        for cluster, at_ms, mutes in self._reports.values():
-            for one in mutes:
-                key = cluster, one.target
-                muted = found.get(key)
-                if muted is None:
-                    if len(found) >= _MAX_TARGETS:
-                        continue
-                    muted = found[key] = _muted(*key)
-                age_ms = now_ms - at_ms
-                if age_ms + one.age_ms > muted["seconds"] * 1000:
-                    muted["seconds"], muted["reason"] = (age_ms + one.age_ms) / 1000, one.reason
-                muted["shared"] |= one.shared
-                muted["rows"] += one.rows
-                muted["partitions"] = max(muted["partitions"], one.partitions)
-                muted["named"] = list(dict.fromkeys((*muted["named"], *one.named)))[:MAX_PARTITIONS]
-                if one.left_ms is not None:
-                    left = max(0.0, one.left_ms - age_ms) / 1000
-                    muted["left"] = left if muted["left"] is None else min(left, muted["left"])
+        for task in [one for one in self._shown.values() if one.mutes]:
+            age_ms = now_ms - task.reported_ms
+            for one in task.mutes:
+                key = task.cluster, one.target
+                if key in found or len(found) < _MAX_TARGETS:
+                    _add_mute(found.setdefault(key, _muted(*key)), one, age_ms)
         return sorted(found.values(), key=lambda muted: -muted["seconds"])
 
 
@@ -271,3 +240,16 @@ def _muted(cluster: str, target: str) -> dict[str, Any]:
         "named": [],
         "left": None,
     }
+
+
+def _add_mute(muted: dict[str, Any], one: MuteReport, age_ms: float) -> None:
+    """What a task reported so long ago."""
+    if age_ms + one.age_ms > muted["seconds"] * 1000:
+        muted["seconds"], muted["reason"] = (age_ms + one.age_ms) / 1000, one.reason
+    muted["shared"] |= one.shared
+    muted["rows"] += one.rows
+    muted["partitions"] = max(muted["partitions"], one.partitions)
+    muted["named"] = list(dict.fromkeys((*muted["named"], *one.named)))[:MAX_PARTITIONS]
+    if one.left_ms is not None:
+        left = max(0.0, one.left_ms - age_ms) / 1000
+        muted["left"] = left if muted["left"] is None else min(left, muted["left"])

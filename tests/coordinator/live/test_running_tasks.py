@@ -2,50 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, MuteReport
-from kafka_sink.coordinator.live.running_tasks import MutedTargets
+from kafka_sink.coordinator.live.running_tasks import RunningTasks
+from tests.support.task_reports import TASK, report
 
-A, B = ("a", 1), ("b", 2)
+
+class Waiting:
+    def __init__(self) -> None:
+        self.tasks = RunningTasks(1_000)
+
+    def report(self, task: int, mutes: tuple[MuteReport, ...], now_ms: float) -> None:
+        self.tasks.report("c", report(1, replace(TASK, task=task), mutes=mutes), now_ms)
+
+    def shown(self, now_ms: float) -> dict[str, Any]:
+        return next((one for one in self.tasks.muted(now_ms) if one["target"] == "1"), {})
 
 
 def mute(rows: int, left_ms: float, *named: str, partitions: int = 1) -> tuple[MuteReport, ...]:
     return (MuteReport("1", "frozen", 5.0, rows, left_ms, partitions, named),)
 
 
-def shown(muted: MutedTargets, now_ms: float, cluster: str = "c") -> dict[str, Any]:
-    found = [one for one in muted.shown(now_ms) if (one["cluster"], one["target"]) == (cluster, "1")]
-    return found[0] if found else {}
-
-
 def test_rows_of_several_attempts_are_added_up_and_taken_off_again() -> None:
-    waiting = MutedTargets()
-    waiting.report("c", A, mute(10, 9_000.0, "t-0", partitions=3), 0.0)
-    waiting.report("c", B, mute(5, 7_000.0, "t-1"), 1_000.0)
-    waiting.report("c", B, mute(7, 6_000.0, "t-1"), 2_000.0)
-    expected = {"rows": 17, "partitions": 3, "named": ["t-0", "t-1"], "left": 5.0}
-    assert expected.items() <= shown(waiting, 3_000.0).items()
-    assert shown(waiting, 3_000.0, "other") == {}
-    waiting.forget(B)
-    assert (shown(waiting, 3_000.0)["rows"], shown(waiting, 3_000.0)["left"]) == (10, 6.0)
-    waiting.report("c", A, mute(10, 5_000.0), 4_000.0)
-    assert shown(waiting, 5_000.0)["left"] == 4.0
-    waiting.report("c", A, (), 5_000.0)
-    assert shown(waiting, 5_000.0) == {}
+    waiting = Waiting()
+    waiting.report(1, mute(10, 9_000.0, "t-0", partitions=3), 0.0)
+    waiting.report(2, mute(5, 7_000.0, "t-1"), 1_000.0)
+    waiting.report(2, mute(7, 6_000.0, "t-1"), 2_000.0)
+    waiting.tasks.report("other", report(1, replace(TASK, task=3), mutes=mute(1, 1.0)), 0.0)
+    ours, theirs = waiting.tasks.muted(3_000.0)
+    expected = {"cluster": "c", "rows": 17, "partitions": 3, "named": ["t-0", "t-1"], "left": 5.0}
+    assert expected.items() <= ours.items()
+    assert (theirs["cluster"], theirs["rows"]) == ("other", 1)
+    waiting.tasks.remove((TASK.write, 3))
+    waiting.tasks.remove((TASK.write, 2))
+    assert (waiting.shown(3_000.0)["rows"], waiting.shown(3_000.0)["left"]) == (10, 6.0)
+    waiting.report(1, mute(10, 5_000.0), 4_000.0)
+    assert waiting.shown(5_000.0)["left"] == 4.0
+    before = waiting.tasks.entries
+    waiting.report(1, (), 5_000.0)
+    assert waiting.shown(5_000.0) == {}
+    assert waiting.tasks.entries == before - 1
 
 
 def test_a_mute_names_few_partitions() -> None:
-    waiting = MutedTargets()
+    waiting = Waiting()
     for task in range(100):
-        waiting.report("c", ("w", task), mute(1, 1.0, f"t-{task}", partitions=100), 0.0)
-    assert len(shown(waiting, 0.0)["named"]) == MAX_PARTITIONS
+        waiting.report(task, mute(1, 1.0, f"t-{task}", partitions=100), 0.0)
+    assert len(waiting.shown(0.0)["named"]) == MAX_PARTITIONS
 
 
 def test_a_report_that_names_a_target_twice_counts_it_once() -> None:
     """Catches: rows that nobody could take off again, and an error when the attempt ended."""
-    waiting = MutedTargets()
-    waiting.report("c", A, mute(10, 9_000.0) + mute(4, 9_000.0), 0.0)
-    assert shown(waiting, 0.0)["rows"] == 4
-    waiting.forget(A)
-    assert shown(waiting, 0.0) == {}
+    waiting = Waiting()
+    waiting.report(1, mute(10, 9_000.0) + mute(4, 9_000.0), 0.0)
+    assert waiting.shown(0.0)["rows"] == 4
+    waiting.tasks.remove((TASK.write, 1))
+    assert waiting.shown(0.0) == {}
