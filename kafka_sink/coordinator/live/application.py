@@ -61,6 +61,8 @@ _NEWS = 0.1
 # A task is silent, and later no longer shown, after so long, or after so many intervals.
 _SILENT_MS, _GONE_MS = 5_000.0, 30_000.0
 _SILENT_INTERVALS, _GONE_INTERVALS = 2.5, 6.0
+# From then on a wait of the driver is an event.
+_LONG_WAIT_MS = 3_000.0
 # A batch job without reports for this long has ended without the driver's word. A stream may pause for long.
 _LOST_JOB_MS, _LOST_STREAM_MS = 600_000.0, 86_400_000.0
 # Counters of rows that brokers have.
@@ -349,7 +351,9 @@ class ApplicationMetrics:
 
     def note_driver(self, waits: DriverWaits, now_ms: float) -> None:
         """The driver waits for brokers, or does so no more."""
-        self._driver.pop(waits.write, None)
+        before = self._driver.pop(waits.write, None)
+        if waits.age_ms >= _LONG_WAIT_MS and (before is None or before[0].age_ms < _LONG_WAIT_MS):
+            self._events.note(self._wall_s(), "warn", f"{waits.step} a write: waits for {waits.awaited}")
         if waits.awaited and len(self._driver) < _MAX_JOBS:
             self._driver[waits.write] = waits, now_ms
         if waits.cause and waits.step == STARTING:

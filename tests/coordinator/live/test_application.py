@@ -355,7 +355,9 @@ def test_what_the_driver_waits_for_between_micro_batches_is_a_state_of_the_query
     board = Board()
     board.report(report(1, STREAM, done=True))
     board.end(final(1, write="c/3", query="0f3c", batch=3))
-    board.metrics.note_driver(waits(name), 1_000.0)
+    for _ in range(2):
+        board.metrics.note_driver(waits(name), 1_000.0)
+    assert [one["text"] for one in board.shown()["events"]] == ["starting a write: waits for broker 1"]
     (one,) = board.shown(3_000.0)["driver"]
     assert (one["job"], one["step"], one["awaited"]) == ("0f3c", "starting", "broker 1")
     assert (one["seconds"], one["left"]) == (16.0, 44.0)
