@@ -23,7 +23,7 @@ import secrets
 import socket
 import ssl
 import struct
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -260,7 +260,8 @@ class Peer:
         self._handshaken = False
         self._without_data = 0
         # Messages, each with whether peers share it; then how much of the first is encrypted, in bytes.
-        self._queue: deque[tuple[bytes, bool]] = deque()
+        # A list, as an empty deque takes 600 bytes.
+        self._queue: list[tuple[bytes, bool]] = []
         self._at = self._queued = self._own = self.taken = 0
         self._rest = memoryview(b"")
 
@@ -360,7 +361,7 @@ class Peer:
             self._at += len(piece)
             self._queued -= len(piece)
             if self._at == len(data):
-                self._queue.popleft()
+                del self._queue[0]
                 self._at = 0
                 self._own -= 0 if shared else len(data)
         return written
