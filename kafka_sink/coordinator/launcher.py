@@ -26,7 +26,7 @@ from kafka_sink.coordinator.address import (
     warn_of_no_coordinator,
 )
 from kafka_sink.coordinator.placement import Placement, is_enabled, placement, ui_placement
-from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator, pause_s
+from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator
 from kafka_sink.driver import driver_log, driver_process
 from kafka_sink.driver.driver_conf import conf_of
 from kafka_sink.driver.driver_process import DriverProcess
@@ -43,6 +43,8 @@ _POLL_S = 0.01
 _BACKLOG = 4096
 # After a failure, not every micro-batch tries again.
 _AFTER_FAILURE_S = 10.0
+# One that has ended is started again at once, and not again within so long.
+_RESTARTED, _AGAIN_S = "kafka-chunked: the coordinator was started again", 60.0
 # Spark's variables for one worker or session. The coordinator serves the whole application: some of them are
 # secrets that it does not need, others name things that end before it.
 _NOT_INHERITED = ("SPARK_", "PYSPARK_", "_PYSPARK_", "PYTHON_WORKER_", "PYTHON_DAEMON_")
@@ -127,6 +129,8 @@ def _find_or_start(
         found = _serving(place)
         if found is None:
             before = place.found()
+            if before is not None:
+                _count_restart(place)
             found = _start(where, place, driver, environ)
             if before is not None and view is not None and not view.port:
                 # That of a restarted coordinator keeps its port, so that open pages find it.
@@ -134,6 +138,13 @@ def _find_or_start(
         if view is not None and not _has_view(found, view):
             found = _open_live_view(place, found, view)
     return found
+
+
+def _count_restart(place: Rendezvous) -> None:
+    """Raise TimeoutError where the process keeps ending: not every micro-batch starts another."""
+    if spark_application.happened_within(_RESTARTED, _AGAIN_S):
+        raise TimeoutError(f"its process keeps ending, see {place.folder / 'log'}; it is started again later")
+    spark_application.remember(_RESTARTED)
 
 
 def _serving(place: Rendezvous) -> RunningCoordinator | None:
@@ -171,7 +182,6 @@ def _start(
 ) -> RunningCoordinator:
     """Bind the port here, where an error can be told, and wait until the process serves. Only under the lock;
     raises OSError, TimeoutError among them."""
-    _count_start(place, time.time())
     with _bound(where.address, where.port) as listening, place.life() as alive:
         process = _spawn(place, driver, where.address, (listening.fileno(), alive), environ)
     until = time.monotonic() + _START_MS / 1000
@@ -183,16 +193,6 @@ def _start(
         process.kill()
         raise TimeoutError(f"its process does not serve after {_START_MS / 1000:.0f} s")
     return found
-
-
-def _count_start(place: Rendezvous, now_s: float) -> None:
-    """Raise TimeoutError where the process keeps ending and its last start is too recent."""
-    count, last_s = place.starts()
-    # Wall clock, because processes share it. A time in the future means that the clock was set back.
-    if 0 <= now_s - last_s < pause_s(count):
-        log = place.folder / "log"
-        raise TimeoutError(f"its process has ended {count} times, see {log}; it is started again later")
-    place.note_start(count + 1, now_s)
 
 
 def _bound(address: str, port: int) -> socket.socket:

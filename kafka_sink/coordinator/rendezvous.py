@@ -5,7 +5,6 @@ It contains:
     found     port, certificate's fingerprint, name, token, address and the live view (mode 0600, replaced
               atomically); the coordinator writes it when it serves
     alive     locked by the coordinator as long as it lives
-    starts    how often one was started, and when last
     log       what it logs
     lock      held by planning while it starts a coordinator or changes ``found``
 
@@ -19,7 +18,6 @@ import errno
 import fcntl
 import hmac
 import json
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -31,14 +29,7 @@ from kafka_sink.coordinator.address import check_private_folder, make_private_fo
 from kafka_sink.secret import HiddenBytes
 
 FOLDER = "kafka-chunked-coordinator"
-# One that ended is started again at once; one that keeps ending, after ever longer pauses.
-_PAUSE_S, _MAX_PAUSE_S = 10.0, 600.0
 _LOCK_POLL_S = 0.005
-
-
-def pause_s(starts: int) -> float:
-    """How long to wait after the last start, when ``starts`` processes in a row ended early."""
-    return 0.0 if starts < 2 else min(_PAUSE_S * math.pow(2, min(starts, 30) - 2), _MAX_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +65,6 @@ class Rendezvous:
         self.parent = Path(parent)
         self.folder = self.parent / FOLDER
         self._found = self.folder / "found"
-        self._starts = self.folder / "starts"
 
     @classmethod
     def of(cls, local_dirs: str) -> Rendezvous:
@@ -162,29 +152,11 @@ class Rendezvous:
 
     def publish(self, found: RunningCoordinator) -> None:
         """Tell planning of a coordinator: by itself; by planning, under the lock, of a change."""
-        self._write(self._found, HiddenBytes(json.dumps(asdict(found)).encode()))
-
-    def starts(self) -> tuple[int, float]:
-        """How often a coordinator was started since one lived long, and when last (wall clock, seconds)."""
-        try:
-            count, last_s = json.loads(self._starts.read_bytes())
-            return int(count), float(last_s)
-        except (FileNotFoundError, TypeError, ValueError):
-            return 0, 0.0
-
-    def note_start(self, count: int, now_s: float) -> None:
-        """Record a start. Only under the lock."""
-        self._write(self._starts, json.dumps([count, now_s]).encode())
-
-    def forget_starts(self) -> None:
-        """A coordinator has lived long: it does not count as one that keeps ending."""
-        self._starts.unlink(missing_ok=True)
-
-    def _write(self, path: Path, content: bytes) -> None:
-        fresh = path.with_name(path.name + ".new")
+        content = HiddenBytes(json.dumps(asdict(found)).encode())
+        fresh = self._found.with_name(self._found.name + ".new")
         with open(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(content)
-        os.replace(fresh, path)
+        os.replace(fresh, self._found)
 
 
 def read_found(path: Path) -> RunningCoordinator | None:

@@ -35,8 +35,6 @@ from kafka_sink.driver.driver_process import DriverProcess
 _log = logging.getLogger(__name__)
 # How often it checks for its driver and its folder.
 _CHECK_S = 1.0
-# A process that has lived this long does not count as one that keeps ending.
-_LONG_LIFE_S = 600.0
 # Open files other than connections: log files, files that Python opens. Of few files, half.
 _OTHER_FILES = 1000
 
@@ -71,7 +69,6 @@ class ServerProcess:
         self._jobs.call = loop.call_soon_threadsafe
         server.start(listening)
         self._place.publish(found_of(self._identity, listening, str(self._settings["address"])))
-        loop.call_later(_LONG_LIFE_S, self._place.forget_starts)
         while self._driver.is_alive() and self._is_current():
             self._sample()
             await asyncio.sleep(_CHECK_S)

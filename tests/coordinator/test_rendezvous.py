@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator, pause_s, read_found
+from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator, read_found
 from kafka_sink.options import parse
 
 FOUND = RunningCoordinator(1, "::1", "ab" * 32, "name.invalid", "cd" * 32)
@@ -56,19 +56,6 @@ def test_the_lock_is_waited_for(place: Rendezvous) -> None:
         pass
     with place.lock(0.0):
         pass
-
-
-def test_starts_are_counted_until_one_has_lived_long(place: Rendezvous) -> None:
-    assert place.starts() == (0, 0.0)
-    place.note_start(3, 5.0)
-    assert place.starts() == (3, 5.0)
-    place.forget_starts()
-    place.forget_starts()
-    assert place.starts() == (0, 0.0)
-
-
-def test_pauses_between_starts_double_up_to_ten_minutes() -> None:
-    assert [pause_s(starts) for starts in (0, 1, 2, 3, 4, 8, 9, 10_000)] == [0, 0, 10, 20, 40, 600, 600, 600]
 
 
 def test_a_groups_key_gives_no_password_away() -> None:
