@@ -2,7 +2,7 @@
 
 The accumulator's lock guards its batches, which the task's thread and the sender's share. The sender's thread
 writes all else, but for what the task's thread resets between two tasks, while nothing is in flight: the
-counts (``TaskDeliveries.end_task``) and a transaction's sequences (``TransactionalIdentity.leave``). Times
+counts (``TaskDeliveries.begin``) and a transaction's sequences (``TransactionalIdentity.leave``). Times
 are monotonic milliseconds.
 """
 
@@ -36,12 +36,21 @@ Range = tuple[int, int]
 
 
 class PartitionCounts:
-    """Of a task's acknowledged batches. ``ranges`` are their offsets, in the order of responses."""
+    """Of a task's acknowledged batches. ``ranges`` are their offsets, in the order of responses.
 
-    __slots__ = ("batches", "log_append_time_ms", "ranges", "raw_bytes", "records", "sent_bytes")
+    Of the ``records``, ``letters`` are dead letters, and ``unconfirmed`` ones were sent with acks=0.
+    ``compression_rates`` is the sum over batches of compressed bytes per raw byte.
+    """
+
+    __slots__ = (
+        *("batches", "compression_rates", "letters", "log_append_time_ms", "max_batch_bytes", "ranges"),
+        *("raw_bytes", "records", "sent_bytes", "unconfirmed"),
+    )
 
     def __init__(self) -> None:
-        self.records = self.batches = self.sent_bytes = self.raw_bytes = 0
+        self.records = self.letters = self.unconfirmed = 0
+        self.batches = self.sent_bytes = self.raw_bytes = self.max_batch_bytes = 0
+        self.compression_rates = 0.0
         self.log_append_time_ms = NO_TIMESTAMP
         self.ranges: list[Range] = []
 

@@ -7,7 +7,7 @@ next epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from kafka_sink import kafka_errors
@@ -15,6 +15,9 @@ from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import DeliveryError, KafkaSinkError
+from kafka_sink.network import apis, requests
+from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.requests import ProducerIdResponse
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
@@ -47,7 +50,7 @@ class ProducerIdentity:
         self._requested = False
         # Partitions with sequences of this producer, and those whose sequences restart or have a gap.
         self._written: set[Partition] = set()
-        self._to_mend: set[Partition] = set()
+        self.to_mend: set[Partition] = set()
 
     # -- the id -----------------------------------------------------------------------------------
 
@@ -56,17 +59,43 @@ class ProducerIdentity:
         """Whether there is an id to write with."""
         return self.producer_id != NO_PRODUCER_ID
 
-    def may_request(self, now_ms: float) -> bool:
-        """Whether an InitProducerId request should go now."""
-        return not self.ready and not self._requested and now_ms >= self._not_before_ms
+    def refresh(
+        self,
+        network: NetworkClient,
+        request_timeout_ms: float,
+        fail: Callable[[KafkaSinkError], object],
+        now_ms: float,
+    ) -> float:
+        """Ask for an id where it is missing; return the milliseconds until there may be something to do.
 
-    def retry_delay_ms(self, now_ms: float) -> float:
-        """Milliseconds until may_request may be true; infinite while a request is in flight."""
-        return math.inf if self._requested else max(0.0, self._not_before_ms - now_ms)
+        ``fail`` gets an error where no retry can help.
+        """
+        if self._requested:
+            return math.inf
+        if now_ms < self._not_before_ms:
+            return self._not_before_ms - now_ms
+        # A bootstrap address may lead to another cluster by now, where another producer has the id.
+        connection, delay = network.connection_to_ask(now_ms, known_only=True)
+        if connection is None:
+            return delay
+        # A request of an earlier generation went to another cluster.
+        generation = self.generation
 
-    def requested(self) -> None:
-        """A request is in flight."""
+        def on_response(response: ProducerIdResponse, at_ms: float) -> None:
+            failure = self.on_response(response, at_ms) if generation == self.generation else None
+            if failure is not None:
+                fail(failure)
+
+        def on_failure(cause: Exception, _: bool, at_ms: float) -> None:
+            if generation == self.generation:
+                self.on_failure(at_ms, cause)
+
+        version = connection.api_version(apis.INIT_PRODUCER_ID)
+        body = requests.encode_init_producer_id(version, self.producer_id, self.producer_epoch)
         self._requested = True
+        request = Request(apis.INIT_PRODUCER_ID, version, [body], request_timeout_ms, on_response, on_failure)
+        network.send(connection, request, now_ms)
+        return math.inf
 
     def on_response(self, response: ProducerIdResponse, now_ms: float) -> KafkaSinkError | None:
         """Take the id; return an error where no retry can help."""
@@ -117,26 +146,26 @@ class ProducerIdentity:
     def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
         """As Partition's. The gap is to be closed."""
         batch.home.shrunk(batch, pieces)
-        self._to_mend.add(batch.home)
+        self.to_mend.add(batch.home)
 
     def request_restart(self, partition: Partition) -> None:
         """The broker and this producer disagree about the partition's next sequence."""
         partition.needs_restart = True
-        self._to_mend.add(partition)
+        self.to_mend.add(partition)
 
     def restarts_due(self) -> list[Partition]:
         """Partitions whose restart was requested and that have nothing in flight."""
-        return [one for one in self._to_mend if one.needs_restart and not one.is_in_flight]
+        return [one for one in self.to_mend if one.needs_restart and not one.is_in_flight]
 
     def gaps_due(self) -> list[Partition]:
         """Partitions with dropped records and nothing in flight."""
-        return [one for one in self._to_mend if one.gap is not None and not one.is_in_flight]
+        return [one for one in self.to_mend if one.gap is not None and not one.is_in_flight]
 
     def close_gap(self, partition: Partition) -> None:
         """As Partition's."""
         partition.close_gap()
         if not partition.needs_restart:
-            self._to_mend.discard(partition)
+            self.to_mend.discard(partition)
 
     def restart(self, partition: Partition) -> None:
         """Start a partition's sequences at 0 under the next epoch, or under a new id after the last epoch.
@@ -144,7 +173,7 @@ class ProducerIdentity:
         Raises KafkaSinkError and changes nothing where a batch is in flight or may have been written.
         """
         partition.restart()
-        self._to_mend.discard(partition)
+        self.to_mend.discard(partition)
         if self.producer_epoch >= _LAST_EPOCH:
             self.producer_id, self.producer_epoch = _NO_ID
         elif self.ready:
@@ -153,7 +182,7 @@ class ProducerIdentity:
     @property
     def settled(self) -> bool:
         """Whether every sequence is acknowledged. Only then may another task use the id."""
-        return not self._to_mend and not any(map(attrgetter("unacknowledged"), self._written))
+        return not self.to_mend and not any(map(attrgetter("unacknowledged"), self._written))
 
 
 class TransactionalIdentity(ProducerIdentity):
@@ -193,7 +222,7 @@ class TransactionalIdentity(ProducerIdentity):
         for partition in self._written:
             partition.forget_sequences()
         self._written.clear()
-        self._to_mend.clear()
+        self.to_mend.clear()
         self.partitions_to_add.clear()
         self._number += 1
 
@@ -210,8 +239,6 @@ class TransactionalIdentity(ProducerIdentity):
             self.partitions_to_add.pop(one, None)
             one.transaction = self._number
 
-    def may_request(self, now_ms: float) -> bool:
-        return False
-
-    def retry_delay_ms(self, now_ms: float) -> float:
+    def refresh(self, *_: object) -> float:
+        """The task's transaction client asks."""
         return math.inf

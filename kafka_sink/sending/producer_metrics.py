@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from kafka_sink.counts import TaskCounts
 from kafka_sink.memory.pool import PoolMetrics
-from kafka_sink.sending.task_deliveries import DeliveryCounts
+from kafka_sink.sending.task_deliveries import Deliveries
 
 Metrics = dict[str, float]
 
@@ -38,7 +38,7 @@ class RowMetrics:
 def task_metrics(
     pool: PoolMetrics,
     before: PoolMetrics,
-    counts: DeliveryCounts,
+    counts: Deliveries,
     totals: TaskCounts,
     rows: RowMetrics,
 ) -> Metrics:

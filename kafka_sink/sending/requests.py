@@ -1,10 +1,9 @@
-"""The sender's requests: Produce with ready batches, producer ids, and probes of muted brokers."""
+"""The sender's requests: Produce with ready batches, and probes of muted brokers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
@@ -13,7 +12,6 @@ from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
-from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.broker_connection import BrokerConnection
@@ -123,57 +121,6 @@ def produce_request(
         records=sum([batch.record_count for batch in taken]),
     )
     return SentRequest(request, {batch.partition: batch for batch in taken}, names)
-
-
-class ProducerIdRequests:
-    """Used by the sender's thread. Times are monotonic milliseconds. ``fail`` gets an error where no retry
-    can help."""
-
-    def __init__(
-        self,
-        identity: ProducerIdentity,
-        network: NetworkClient,
-        request_timeout_ms: float,
-        fail: Callable[[KafkaSinkError], object],
-    ) -> None:
-        self._fail = fail
-        self._identity = identity
-        self._network = network
-        self._request_timeout_ms = request_timeout_ms
-
-    def refresh(self, now_ms: float) -> float:
-        """Ask for an id where it is missing; return the milliseconds until there may be something to do."""
-        identity = self._identity
-        if not identity.may_request(now_ms):
-            return identity.retry_delay_ms(now_ms)
-        # A bootstrap address may lead to another cluster by now, where another producer has the id.
-        connection, delay = self._network.connection_to_ask(now_ms, known_only=True)
-        if connection is None:
-            return delay
-        version = connection.api_version(apis.INIT_PRODUCER_ID)
-        body = requests.encode_init_producer_id(version, identity.producer_id, identity.producer_epoch)
-        identity.requested()
-        request = Request(
-            apis.INIT_PRODUCER_ID,
-            version,
-            [body],
-            self._request_timeout_ms,
-            partial(self._on_response, identity.generation),
-            partial(self._on_failure, identity.generation),
-        )
-        self._network.send(connection, request, now_ms)
-        return math.inf
-
-    def _on_response(self, generation: int, response: requests.ProducerIdResponse, now_ms: float) -> None:
-        """Take the id. A request of an earlier generation went to another cluster."""
-        if generation == self._identity.generation:
-            failure = self._identity.on_response(response, now_ms)
-            if failure is not None:
-                self._fail(failure)
-
-    def _on_failure(self, generation: int, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
-        if generation == self._identity.generation:
-            self._identity.on_failure(now_ms, cause)
 
 
 def probe_brokers(

@@ -1,20 +1,22 @@
-"""What happens to batches after a Produce response: ResponseHandler does what response_classifier decides."""
+"""How batches end: ResponseHandler does what response_classifier decides, fails and expires batches."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from kafka_sink import timing_bounds
-from kafka_sink.accumulator.producer_batch import ProducerBatch
-from kafka_sink.accumulator.record_accumulator import RecordAccumulator, WrittenBatch
+from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
+from kafka_sink.accumulator.record_accumulator import LEASE_MS, RecordAccumulator, WrittenBatch
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.cluster.metadata import ClusterMetadata
+from kafka_sink.cluster.partition import Partition
 from kafka_sink.dead_letters.rejected_rows import (
     ROOM_BYTES,
     DeadLetters,
@@ -32,10 +34,11 @@ from kafka_sink.network import produce
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable_list
 from kafka_sink.sending import response_classifier
-from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.response_classifier import Action, AttemptFacts, Verdict
 from kafka_sink.sending.splitting import BatchSplitter, TakenRecords, take_out
+from kafka_sink.sending.task_deliveries import TaskDeliveries
+from kafka_sink.sending.telemetry import ClientTelemetry
 
 _log = logging.getLogger(__name__)
 # Attempts of a batch after which a leader that a broker names is followed at once. Brokers that name one
@@ -44,38 +47,56 @@ _MAX_ATTEMPTS_AT_ONCE = 3
 
 
 class ResponseHandler:
-    """Used by the sender's thread. Times are monotonic milliseconds."""
+    """Used by the sender's thread. Times are monotonic milliseconds.
+
+    Batches that were sent expire like queued ones, but keep their memory until the response, because the
+    socket may still read it. ``connection_errors`` returns why connections failed.
+    """
 
     def __init__(  # noqa: PLR0913 - the parts of a producer
         self,
         options: SinkOptions,
-        completion: BatchCompletion,
+        deliveries: TaskDeliveries,
         accumulator: RecordAccumulator,
         cluster: ClusterMetadata,
         identity: ProducerIdentity | None,
         backoff: ExponentialBackoff,
         breaker: Breaker,
+        connection_errors: Callable[[], Mapping[Node, Exception]] = dict,
         dead_letters: DeadLetters | None = None,
+        telemetry: ClientTelemetry | None = None,
     ) -> None:
         self._options = options
-        self._completion = completion
+        self._deliveries = deliveries
         self._accumulator = accumulator
         self._cluster = cluster
         self._identity = identity
         self._backoff = backoff
         self._breaker = breaker
+        self._connection_errors = connection_errors
         self._dead_letters = dead_letters
+        self._telemetry = telemetry
+        # Partitions with queued rows that are missing from their topic.
+        self._missing: set[Partition] = set()
+        # With thousands of partitions, a look at every batch would be most of a pass's cost.
+        self._none_expires_before_ms = 0.0
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
         # Rejected batches that wait in their queues until there is room for their dead letters.
         self._waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
-        self.splitter = BatchSplitter(completion, accumulator)
+        self.splitter = BatchSplitter(deliveries, accumulator)
 
     def send(self, broker: Broker, sent: SentRequest, now_ms: float) -> None:
         """A Produce request goes out. Raises as ``Broker.send``."""
         batches = sent.batches.values()
         broker.send(sent, now_ms)
-        self._completion.sent(broker, batches, now_ms)
+        if _log.isEnabledFor(logging.DEBUG):
+            size = sum(batch.size for batch in batches)
+            _log.debug("broker %d: request with %d batch(es) of %d bytes", broker.id, len(batches), size)
+        queue_ms = [now_ms - batch.created_ms for batch in batches if batch.attempts == 1]
+        self._deliveries.sent(queue_ms)
+        if self._telemetry is not None:
+            self._telemetry.on_sent(queue_ms)
         breaker = self._breaker
         breaker.due_ms = min(breaker.due_ms, now_ms + breaker.prompt_ms)
         if breaker.is_busy:
@@ -198,7 +219,8 @@ class ResponseHandler:
             for batch, base_offset, _ in batches:
                 last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
                 batch.home.acknowledged(batch, last_offset, now_ms)
-        self._completion.succeed(batches, confirmed=confirmed)
+        # Counted before the waiting task can see that they are complete.
+        self._accumulator.succeed(batches, partial(self._deliveries.acknowledged, confirmed=confirmed))
 
     def _apply(self, batch: ProducerBatch, broker: Broker, verdict: Verdict, now_ms: float) -> None:
         """Carry out the verdict of the classifier. Nothing else ends an attempt that failed."""
@@ -214,7 +236,7 @@ class ResponseHandler:
         elif self._skips(batch, verdict):
             self._skip_records(batch, verdict.unwritable or (), cause)
         elif verdict.action is Action.FAIL or not self._retries_left(batch, verdict):
-            self._completion.fail_taken(batch, self._of_letter(batch, cause))
+            self._fail_taken(batch, self._with_reason(batch, verdict, cause))
         else:
             if verdict.action is Action.RESTART:
                 self._request_restart(batch, cause)
@@ -262,13 +284,14 @@ class ResponseHandler:
                 wait_ms,
                 "possibly written" if batch.possibly_written else "not written",
             )
-        self._completion.retry(batch, now_ms + wait_ms)
+        self._deliveries.count(retries=1)
+        self._accumulator.reenqueue(batch, now_ms + wait_ms)
 
     def _split(self, batch: ProducerBatch, cause: Exception) -> None:
         """MESSAGE_TOO_LARGE: the records go on in smaller batches with consecutive sequences."""
         if batch.terminal:
             # The response is late: the batch has failed before, and the task knows.
-            self._completion.fail_taken(batch, cause)
+            self._fail_taken(batch, cause)
             return
         self.splitter.split(batch)
 
@@ -297,9 +320,20 @@ class ResponseHandler:
         # A dead letter that is rejected fails the task.
         return not batch.letters
 
-    def _of_letter(self, batch: ProducerBatch, cause: Exception) -> Exception:
-        """``cause``, or what to do where it is that a dead letter is too large for its topic."""
-        if self._dead_letters is None or not batch.letters or not isinstance(cause, RecordTooLargeError):
+    def _with_reason(self, batch: ProducerBatch, verdict: Verdict, cause: Exception) -> Exception:
+        """``cause``; and why it fails the task though rows are to be skipped, or what to do where a dead
+        letter is too large for its topic."""
+        if self._dead_letters is None:
+            return cause
+        if not batch.letters and batch.possibly_written and verdict.unwritable is not None:
+            # Brokers validate a batch before they look for it among those that they have. It may have been
+            # written before the topic's settings changed, or before its timestamps were too old.
+            return DeliveryError(
+                f"{cause}. errors.tolerance=all does not skip these rows, as they may have been written: an "
+                "earlier attempt had no response, and brokers also refuse what they have, where the topic's "
+                "settings have changed since. The next attempt of the task writes or skips them"
+            )
+        if not batch.letters or not isinstance(cause, RecordTooLargeError):
             return cause
         return RecordTooLargeError(
             f"a dead letter of {batch.size} bytes is larger than errors.deadletterqueue.topic.name = "
@@ -319,7 +353,7 @@ class ResponseHandler:
             # Before the records are decoded, which takes long where they are many.
             letters.require_room(len(positions), str(cause))
         except TooManyDeadLettersError as too_many:
-            self._completion.fail_taken(batch, too_many)
+            self._fail_taken(batch, too_many)
             return
         # No batch of the dead letter topic waits here: letters behind it would wait for it.
         if not letters.has_room and batch.partition.topic != letters.topic:
@@ -330,12 +364,12 @@ class ResponseHandler:
         if failure is not None:
             for piece in pieces:
                 piece.buffer.release()
-            self._completion.fail_taken(batch, failure)
+            self._fail_taken(batch, failure)
             return
         # A restart of sequences takes those of batches that wait.
         if self._identity is not None and batch.has_sequence:
             self._identity.shrunk(batch, pieces)
-        self._completion.shrink(batch, pieces)
+        self._accumulator.reenqueue_split(batch, pieces)
 
     def _await_letters(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
         """Leave the batch in buffer.memory, unsent, until letters of other rows are written. If that never
@@ -351,7 +385,7 @@ class ResponseHandler:
             f"{letters.topic!r}"
         )
         self._waiting[batch] = positions, cause
-        self._completion.put_back(batch)
+        self._accumulator.reenqueue(batch, 0.0)
 
     @property
     def any_awaits_letters(self) -> bool:
@@ -391,6 +425,157 @@ class ResponseHandler:
         except TooManyDeadLettersError as too_many:
             return too_many
         return None
+
+    # -- failing batches -----------------------------------------------------------------------------
+
+    def _in_flight(self) -> list[ProducerBatch]:
+        return [batch for broker in self._cluster.brokers.values() for batch in broker.batches()]
+
+    def _fail_taken(self, batch: ProducerBatch, cause: Exception) -> None:
+        """Fail a batch that the sender has taken from its queue."""
+        self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, cause))
+
+    def fail(self, batch: ProducerBatch, cause: Exception) -> bool:
+        """Fail a batch without a response, wherever it is; False where it is leased or has ended."""
+        return self._accumulator.fail(batch, self._record_failure(batch, cause))
+
+    def fail_all(self, cause: Exception) -> None:
+        """Fail every batch: the producer cannot go on (authentication failed, no producer id)."""
+        self._deliveries.failed(None, 0, cause)
+        for batch in [*self._accumulator.queued_batches_snapshot(), *self._in_flight()]:
+            self.fail(batch, cause)
+
+    def abort_incomplete(self, *, end_leases: bool) -> None:
+        """Fail what is left and give its memory back. Only after the connections are closed."""
+        closed = DeliveryError("the producer was closed")
+
+        def record(batch: ProducerBatch) -> None:
+            self._deliveries.failed(batch.partition, _rows(batch), closed)
+
+        for broker in list(self._cluster.brokers.values()):
+            broker.sent.clear()
+        self._accumulator.abort_incomplete(record, end_leases=end_leases)
+
+    def _record_failure(self, batch: ProducerBatch, cause: Exception) -> Callable[[], None]:
+        return partial(self._deliveries.failed, batch.partition, _rows(batch), cause)
+
+    def expire(self, now_ms: float) -> float:
+        """Fail batches older than delivery.timeout.ms; return the milliseconds until the next may be."""
+        if now_ms < self._none_expires_before_ms:
+            return self._none_expires_before_ms - now_ms
+        expired, delay = self._accumulator.expired(now_ms)
+        timeout = self._accumulator.options.delivery_timeout_ms
+        for batch in self._in_flight():
+            left = batch.created_ms + timeout - now_ms
+            if left <= 0:
+                expired.append(batch)
+            else:
+                delay = min(delay, left)
+        for batch in expired:
+            if not self._expire(batch, now_ms) and not batch.terminal:
+                # The batch was leased. The lease may have ended since.
+                delay = min(delay, LEASE_MS)
+        # A batch that is opened from now on expires later than every batch seen here.
+        delay = min(delay, timeout)
+        self._none_expires_before_ms = now_ms + delay
+        return delay
+
+    def _expire(self, batch: ProducerBatch, now_ms: float) -> bool:
+        last = batch.last_error or self._obstacle(batch.partition)
+        if lookup_error := self._cluster.describe_lookup_error(batch.partition.topic):
+            last = f"{last}; the topic's metadata: {lookup_error}"
+        timeout = self._accumulator.options.delivery_timeout_ms
+        muted = self._breaker.explain(batch.partition)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: %d record(s) expired %.0f ms after they were appended, after %d attempt(s): %s",
+                batch.partition,
+                batch.record_count,
+                now_ms - batch.created_ms,
+                batch.attempts,
+                last,
+            )
+        cause = response_classifier.expiry(batch.partition, timeout, batch.attempts, last, muted)
+        return self.fail(batch, cause)
+
+    def expire_missing(self, topics: Collection[str], now_ms: float) -> None:
+        """Fail rows of ``topics`` whose partition has been missing for max.block.ms.
+
+        A topic that is recreated with fewer partitions leaves such rows behind. The partition may come back,
+        but a task that fails soon is run again, and its rows then go to the partitions that exist.
+        """
+        if not topics and not self._missing:
+            return
+        snapshot = self._accumulator.queued_batches_snapshot() if topics else []
+        queued = [batch for batch in snapshot if batch.partition.topic in topics]
+        partitions = {batch.home for batch in queued}
+        missing = {one for one in partitions if self._partitions_without(one.id) is not None}
+        for partition in self._missing - missing:
+            partition.missing_since_ms = None
+        for partition in missing:
+            if partition.missing_since_ms is None:
+                partition.missing_since_ms = now_ms
+        self._missing = missing
+        max_block_ms = self._accumulator.options.max_block_ms
+        for batch in queued:
+            since_ms = batch.home.missing_since_ms
+            if since_ms is not None and now_ms - since_ms >= max_block_ms:
+                reason = f"{self._obstacle(batch.partition)}, for kafka.max.block.ms = {max_block_ms:.0f} ms"
+                self.fail(batch, DeliveryError(f"{batch.partition}: {reason}"))
+
+    def _partitions_without(self, partition: TopicPartition) -> int | None:
+        topic = self._cluster.topic(partition.topic)
+        if topic is None or partition.partition < len(topic.partitions):
+            return None
+        return len(topic.partitions)
+
+    def _obstacle(self, partition: TopicPartition) -> str | None:
+        if self._identity is not None and not self._identity.ready:
+            return self._identity.last_error
+        count = self._partitions_without(partition)
+        if count is not None:
+            return f"the topic has {count} partition(s) and not this one"
+        info = self._cluster.leader(partition)
+        if info is None or info.leader < 0:
+            return "the partition has no leader"
+        errors = self._connection_errors()
+        return next((f"{node}: {error}" for node, error in errors.items() if node.id == info.leader), None)
+
+    def restart_sequences(self) -> None:
+        """Restart every partition that asked for it and has nothing in flight.
+
+        A batch that may have been written fails: under a new sequence it could be written twice.
+        """
+        identity = self._identity
+        for partition in () if identity is None else identity.restarts_due():
+            unresolved = partition.unresolved
+            for batch in unresolved:
+                last = f"{batch.last_error}; " if batch.last_error is not None else ""
+                reason = "the leader lost its state of this producer, and the batch may have been written"
+                self.fail(batch, DeliveryError(f"{last}{partition.id}: {reason}"))
+            if not unresolved and identity is not None:
+                identity.restart(partition)
+                _log.warning("the sequences of %s restart, because its leader rejected them", partition.id)
+
+    def close_sequence_gaps(self) -> None:
+        """Renumber the batches behind dropped records in every partition that has nothing in flight.
+
+        A batch that may have been written fails: under a new sequence it could be written twice.
+        """
+        identity = self._identity
+        for partition in () if identity is None else identity.gaps_due():
+            unresolved = [batch for batch in partition.after_gap if batch.possibly_written]
+            for batch in unresolved:
+                last = f"{batch.last_error}; " if batch.last_error is not None else ""
+                reason = "records before this batch were rejected, and the batch may have been written"
+                self.fail(batch, DeliveryError(f"{last}{partition.id}: {reason}"))
+            if not unresolved and identity is not None:
+                identity.close_gap(partition)
+
+
+def _rows(batch: ProducerBatch) -> int:
+    """The task's rows that end with the batch. Dead letters are none: their rows are counted as skipped."""
+    return 0 if batch.letters else batch.record_count
 
 
 def _error_class(cause: Exception) -> str:

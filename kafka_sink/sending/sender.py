@@ -34,14 +34,8 @@ from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.produce import ProduceResponse
 from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.options import SinkOptions
-from kafka_sink.sending.batch_completion import (
-    BatchCompletion,
-    BatchExpiry,
-    close_sequence_gaps,
-    restart_sequences,
-)
 from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
-from kafka_sink.sending.requests import ProducerIdRequests, fill_request, probe_brokers, produce_request
+from kafka_sink.sending.requests import fill_request, probe_brokers, produce_request
 from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.task_deliveries import TaskDeliveries
 from kafka_sink.sending.telemetry import ClientTelemetry
@@ -54,71 +48,6 @@ _log = logging.getLogger(__name__)
 # Partitions that one line of the log names.
 _MAX_NAMED = 5
 _batches_of = attrgetter("batches")
-
-
-class UnsentMoves:
-    """Keyless rows that were never sent leave muted partitions. Used by the sender's thread.
-
-    A task ends once all of its rows are acknowledged. Rows that it gave to a partition before it noticed that
-    the broker is frozen would wait for that broker, although any other partition will do.
-    """
-
-    def __init__(
-        self,
-        accumulator: RecordAccumulator,
-        completion: BatchCompletion,
-        cluster: ClusterMetadata,
-        network: NetworkClient,
-        breaker: Breaker,
-    ) -> None:
-        self._accumulator = accumulator
-        self._completion = completion
-        self._cluster = cluster
-        self._network = network
-        self._breaker = breaker
-
-    def move(self, queues: Sequence[Partition], muted: Container[TopicPartition]) -> bool:
-        """Move what may move from the queues of muted partitions; return whether that was anything."""
-        targets: dict[str, Sequence[TopicPartition]] = {}
-
-        def targets_of(partition: TopicPartition) -> Sequence[TopicPartition]:
-            topic = partition.topic
-            if topic not in targets:
-                targets[topic] = self._targets(topic, muted)
-            return targets[topic]
-
-        moved = self._accumulator.move_unsent(queues, targets_of)
-        if not moved:
-            return False
-        batches = [batch for of_partition in moved.values() for batch in of_partition]
-        rows = sum(batch.record_count for batch in batches if not batch.letters)
-        letters = sum(batch.record_count for batch in batches if batch.letters)
-        self._completion.deliveries.count(moved=rows)
-        what = [f"{rows} rows without a key"] if rows or not letters else []
-        what += [f"{letters} dead letters"] if letters else []
-        names = ", ".join(str(partition) for partition in list(moved)[:_MAX_NAMED])
-        more = f" and {len(moved) - _MAX_NAMED} more" if len(moved) > _MAX_NAMED else ""
-        _log.warning(
-            "%s that were never sent move from %s%s to other partitions: %s",
-            " and ".join(what),
-            names,
-            more,
-            self._breaker.explain(next(iter(moved))) or "their target is muted",
-        )
-        return True
-
-    def _targets(self, topic: str, muted: Container[TopicPartition]) -> list[TopicPartition]:
-        """Partitions that take rows now; those of connected brokers where there are any."""
-        metadata = self._cluster.topic(topic)
-        infos = () if metadata is None else metadata.partitions
-        led = [(TopicPartition(topic, info.partition), info.leader) for info in infos if info.leader >= 0]
-        available = [(partition, leader) for partition, leader in led if partition not in muted]
-        connected = [
-            partition
-            for partition, leader in available
-            if self._cluster.broker(leader, self._network).is_connected
-        ]
-        return connected or [partition for partition, _ in available]
 
 
 class Sender(threading.Thread):
@@ -148,26 +77,28 @@ class Sender(threading.Thread):
         self._identity = identity
         self._clock_ms = clock_ms
         self._breaker = breaker
-        self._completion = BatchCompletion(accumulator, cluster.brokers, telemetry)
+        self.deliveries = TaskDeliveries()
         self._telemetry = telemetry
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
-        self._expiry = BatchExpiry(
-            self._completion, accumulator, cluster, identity, self._breaker, network.connection_errors
-        )
         self._responses = ResponseHandler(
-            options, self._completion, accumulator, cluster, identity, backoff, self._breaker, dead_letters
+            options,
+            self.deliveries,
+            accumulator,
+            cluster,
+            identity,
+            backoff,
+            breaker,
+            network.connection_errors,
+            dead_letters,
+            telemetry,
         )
         self._metadata = MetadataRequests(options, cluster, network, self._on_metadata)
-        timeout_ms, fail = options.request_timeout_ms, self._completion.fail_all
-        self._producer_ids: ProducerIdRequests | None = None
-        if identity is not None:
-            self._producer_ids = ProducerIdRequests(identity, network, timeout_ms, fail)
-        self._moves = UnsentMoves(accumulator, self._completion, cluster, network, self._breaker)
         self._transaction_partitions: TransactionPartitions | None = None
         if isinstance(identity, TransactionalIdentity):
             # Other tasks do without these requests.
             from kafka_sink.sending.transaction_partitions import TransactionPartitions
 
+            timeout_ms, fail = options.request_timeout_ms, self._responses.fail_all
             self._transaction_partitions = TransactionPartitions(identity, network, timeout_ms, backoff, fail)
         network.on_connected, network.on_disconnected = self._on_connected, self._on_disconnected
         self._closing = False
@@ -184,10 +115,6 @@ class Sender(threading.Thread):
         # Why the thread ends, if it fails or is aborted. It may do so before the first task begins.
         self._end_cause: Exception | None = None
 
-    @property
-    def deliveries(self) -> TaskDeliveries:
-        return self._completion.deliveries
-
     def broker_metrics(self, now_ms: float) -> dict[int, BrokerMetrics]:
         """Of the brokers that this task has sent to."""
         found = ((broker.id, broker.metrics(now_ms)) for broker in list(self._cluster.brokers.values()))
@@ -195,12 +122,10 @@ class Sender(threading.Thread):
 
     def begin(self) -> None:
         """A new task: its counts start at zero. It has failed already if the thread has."""
-        self.deliveries.end_task()
-        self._completion.deliveries = TaskDeliveries()
+        self.deliveries.begin()
         for broker in list(self._cluster.brokers.values()):
             broker.begin_task()
-        # Read after the replacement: `_end_with` writes it before it looks the deliveries up, so one of the
-        # two records the cause for the new task.
+        # Read afterwards: `_end_with` writes it first, so one of the two records the cause for the new task.
         if self._end_cause is not None:
             self.deliveries.failed(None, 0, self._end_cause)
 
@@ -222,17 +147,18 @@ class Sender(threading.Thread):
         finally:
             self._network.close(abort=self._aborting)
             # A task that has not ended may still write into the batches that it leases.
-            self._completion.abort_incomplete(end_leases=self._task_ended)
+            self._responses.abort_incomplete(end_leases=self._task_ended)
             self._breaker.close()
 
     def run_once(self, now_ms: float) -> None:
         """One pass. Blocks in the network poll until there may be something to do."""
         self._sent_all = False
-        delay = min(MAX_POLL_MS, self._expiry.expire(now_ms))
+        delay = min(MAX_POLL_MS, self._responses.expire(now_ms))
         self._responses.skip_waiting()
-        if self._identity is not None:
-            restart_sequences(self._identity, self._completion)
-            close_sequence_gaps(self._identity, self._completion)
+        identity = self._identity
+        if identity is not None and identity.to_mend:
+            self._responses.restart_sequences()
+            self._responses.close_sequence_gaps()
         self._refresh_nodes()
         # Needed before there is a producer id: a task's first rows wait for the coordinator's mutes.
         breaker = self._breaker
@@ -245,8 +171,10 @@ class Sender(threading.Thread):
                 )
         delay = min(delay, self._breaker_delay(now_ms))
         delay = min(delay, self._metadata.refresh(now_ms))
-        if self._producer_ids is not None and self._identity is not None and not self._identity.ready:
-            delay = min(delay, self._producer_ids.refresh(now_ms), self._find_brokers(now_ms))
+        if identity is not None and not identity.ready:
+            timeout_ms, fail = self._options.request_timeout_ms, self._responses.fail_all
+            delay = min(delay, identity.refresh(self._network, timeout_ms, fail, now_ms))
+            delay = min(delay, self._find_brokers(now_ms))
         elif not self.deliveries.has_failed:
             # Spark runs a failed task again, so every further row that is sent now would be a duplicate.
             delay = min(delay, self._send_ready(now_ms, breaker.mutes))
@@ -307,7 +235,7 @@ class Sender(threading.Thread):
             self.join(timeout_ms / 1000)
         if not self.is_alive():
             # The thread may have ended by itself while batches were leased.
-            self._completion.abort_incomplete(end_leases=True)
+            self._responses.abort_incomplete(end_leases=True)
 
     @property
     def is_reusable(self) -> bool:
@@ -354,7 +282,7 @@ class Sender(threading.Thread):
         self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
         if not (ready or held_back or unknown or self._waited):
             return min(delay, self._pause_ms(now_ms))
-        self._expiry.expire_missing(unknown, now_ms)
+        self._responses.expire_missing(unknown, now_ms)
         stale = unknown | _topics_of_gone(ready) | _topics_of_gone(held_back)
         for topic in stale:
             self._cluster.mark_stale(topic, now_ms)
@@ -377,7 +305,40 @@ class Sender(threading.Thread):
             delay = min(delay, self._probe(broker, queues, now_ms))
         stuck = [queue for queues in held_back.values() for queue in queues]
         stuck += [one for one in leaderless if one.id in muted]
-        return 0.0 if stuck and self._moves.move(stuck, muted) else delay
+        return 0.0 if stuck and self._move_unsent(stuck, muted) else delay
+
+    def _move_unsent(self, stuck: Sequence[Partition], muted: Container[TopicPartition]) -> bool:
+        """Move keyless rows that were never sent away from muted partitions; return whether there were any.
+
+        A task ends once all of its rows are acknowledged. Rows that it gave to a partition before it noticed
+        that the broker is frozen would wait for that broker, although any other partition will do.
+        """
+        targets: dict[str, Sequence[TopicPartition]] = {}
+
+        def targets_of(partition: TopicPartition) -> Sequence[TopicPartition]:
+            topic = partition.topic
+            if topic not in targets:
+                targets[topic] = self._targets(topic, muted)
+            return targets[topic]
+
+        moved = self._accumulator.move_unsent(stuck, targets_of)
+        if not moved:
+            return False
+        self.deliveries.count(moved=tell_of_moves(moved, self._breaker))
+        return True
+
+    def _targets(self, topic: str, muted: Container[TopicPartition]) -> list[TopicPartition]:
+        """Partitions that take rows now; those of connected brokers where there are any."""
+        metadata = self._cluster.topic(topic)
+        infos = () if metadata is None else metadata.partitions
+        led = [(TopicPartition(topic, info.partition), info.leader) for info in infos if info.leader >= 0]
+        available = [(partition, leader) for partition, leader in led if partition not in muted]
+        connected = [
+            partition
+            for partition, leader in available
+            if self._cluster.broker(leader, self._network).is_connected
+        ]
+        return connected or [partition for partition, _ in available]
 
     def _note_waits(
         self, ready: Mapping[Broker, Sequence[Partition]], accepting: Collection[Broker], now_ms: float
@@ -483,7 +444,7 @@ class Sender(threading.Thread):
         try:
             switched = self._metadata.merge(topics, response, now_ms)
         except ClusterChangedError as error:
-            self._completion.fail_all(error)
+            self._responses.fail_all(error)
             return
         if not switched:
             return
@@ -508,7 +469,26 @@ class Sender(threading.Thread):
         bootstrap = [errors.get(node) for node in self._network.bootstrap_nodes()]
         others_left = any(error is None or not is_final(error) for error in bootstrap)
         if node_id >= 0 or was_used or not others_left:
-            self._completion.fail_all(cause)
+            self._responses.fail_all(cause)
+
+
+def tell_of_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], breaker: Breaker) -> int:
+    """Log the batches that left their partitions; return how many rows that are."""
+    batches = [batch for of_partition in moved.values() for batch in of_partition]
+    rows = sum(batch.record_count for batch in batches if not batch.letters)
+    letters = sum(batch.record_count for batch in batches if batch.letters)
+    what = [f"{rows} rows without a key"] if rows or not letters else []
+    what += [f"{letters} dead letters"] if letters else []
+    names = ", ".join(str(partition) for partition in list(moved)[:_MAX_NAMED])
+    more = f" and {len(moved) - _MAX_NAMED} more" if len(moved) > _MAX_NAMED else ""
+    _log.warning(
+        "%s that were never sent move from %s%s to other partitions: %s",
+        " and ".join(what),
+        names,
+        more,
+        breaker.explain(next(iter(moved))) or "their target is muted",
+    )
+    return rows
 
 
 def take_muted(

@@ -20,7 +20,7 @@ from kafka_sink.memory.buffer import ScratchBuffer, put_pieces, share
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header, varint
 from kafka_sink.records.compression import decompressed
-from kafka_sink.sending.batch_completion import BatchCompletion
+from kafka_sink.sending.task_deliveries import TaskDeliveries
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ class TakenRecords:
 class BatchSplitter:
     """Splits batches of one producer; used by the sender's thread."""
 
-    def __init__(self, completion: BatchCompletion, accumulator: RecordAccumulator) -> None:
-        self._completion = completion
+    def __init__(self, deliveries: TaskDeliveries, accumulator: RecordAccumulator) -> None:
+        self._deliveries = deliveries
         self._accumulator = accumulator
 
     def split(self, batch: ProducerBatch) -> None:
@@ -66,7 +66,8 @@ class BatchSplitter:
             piece.free = may_move
         if batch.has_sequence:
             batch.home.replaced(batch, pieces)
-        self._completion.replace(batch, pieces)
+        self._deliveries.count(splits=1)
+        self._accumulator.reenqueue_split(batch, pieces)
 
     def split_if_too_large(self, batch: ProducerBatch) -> bool:
         """Split a batch that is about to be sent if it is larger than what its brokers are known to take."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 
 from kafka_sink.accumulator.record_accumulator import WrittenBatch
@@ -15,9 +15,9 @@ from kafka_sink.model import PartitionResult, TopicPartition
 from kafka_sink.records import batch_header
 
 
-@dataclass(slots=True)
-class DeliveryCounts:
-    """Counts of one task. What ``TaskCounts`` has, too, has its name and meaning.
+@dataclass(frozen=True, slots=True)
+class Deliveries:
+    """What became of one task's rows. What ``TaskCounts`` has, too, has its name and meaning.
 
     Dead letters are no rows: ``letters`` counts those that are acknowledged. ``compression_rates`` is the sum
     over batches of compressed bytes per raw byte. ``moved`` rows went to another partition than the one they
@@ -49,85 +49,99 @@ class DeliveryCounts:
 
 
 class TaskDeliveries:
-    """Thread-safe: the sender writes, the task reads."""
+    """A task's deliveries, for one task after the other. Thread-safe: the sender writes, the task reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards everything below
-        self._counts = DeliveryCounts()
         # Those with acknowledged batches, whose counts are of this task.
         self._partitions: list[Partition] = []
-        self._first_failure: tuple[TopicPartition | None, Exception] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """All counts start at zero. The last task has no batch left."""
+        with self._lock:
+            for partition in self._partitions:
+                partition.counts = None
+            self._partitions.clear()
+            self._first_failure: tuple[TopicPartition | None, Exception] | None = None
+            self._failed = self._retries = self._splits = self._moved = 0
+            self._requests = self._sent_batches = 0
+            self._queue_ms = self._max_queue_ms = 0.0
 
     def acknowledged(self, batches: Iterable[WrittenBatch], *, confirmed: bool = True) -> None:
         """Brokers have these batches; ``confirmed`` unless acks is 0."""
         with self._lock:
-            counts = self._counts
             for batch, base_offset, log_append_time_ms in batches:
-                partition, records = batch.home, batch.record_count
-                raw_bytes, sent_bytes = batch.raw_bytes, batch.buffer.size
-                of_partition = partition.counts
-                if of_partition is None:
-                    of_partition = partition.counts = PartitionCounts()
-                    self._partitions.append(partition)
-                of_partition.records += records
-                of_partition.batches += 1
-                of_partition.sent_bytes += sent_bytes
-                of_partition.raw_bytes += raw_bytes
-                if log_append_time_ms > of_partition.log_append_time_ms:
-                    of_partition.log_append_time_ms = log_append_time_ms
-                if base_offset >= 0:
-                    of_partition.extend(base_offset, base_offset + records - 1)
+                counts = batch.home.counts
+                if counts is None:
+                    counts = batch.home.counts = PartitionCounts()
+                    self._partitions.append(batch.home)
+                records, raw_bytes, sent_bytes = batch.record_count, batch.raw_bytes, batch.buffer.size
+                counts.records += records
                 if batch.letters:
                     counts.letters += records
-                elif confirmed:
-                    counts.records += records
-                else:
+                elif not confirmed:
                     counts.unconfirmed += records
                 counts.batches += 1
-                counts.raw_bytes += raw_bytes
                 counts.sent_bytes += sent_bytes
+                counts.raw_bytes += raw_bytes
                 if sent_bytes > counts.max_batch_bytes:
                     counts.max_batch_bytes = sent_bytes
                 counts.compression_rates += (sent_bytes - batch_header.SIZE) / raw_bytes if raw_bytes else 1.0
+                if log_append_time_ms > counts.log_append_time_ms:
+                    counts.log_append_time_ms = log_append_time_ms
+                if base_offset >= 0:
+                    counts.extend(base_offset, base_offset + records - 1)
 
     def failed(self, partition: TopicPartition | None, records: int, cause: Exception) -> None:
         """A batch (or, without a partition, the producer) failed. The first cause is kept."""
         with self._lock:
-            self._counts.failed += records
+            self._failed += records
             if self._first_failure is None:
                 self._first_failure = (partition, cause)
 
     def count(self, *, retries: int = 0, splits: int = 0, moved: int = 0) -> None:
         """Add to the counts that belong to no partition."""
         with self._lock:
-            self._counts.retries += retries
-            self._counts.splits += splits
-            self._counts.moved += moved
+            self._retries += retries
+            self._splits += splits
+            self._moved += moved
 
     def sent(self, queue_ms: Sequence[float]) -> None:
         """A request goes out. ``queue_ms``: how long its batches waited that were never sent before."""
         with self._lock:
-            counts = self._counts
-            counts.requests += 1
+            self._requests += 1
             if queue_ms:
-                counts.sent_batches += len(queue_ms)
-                counts.queue_ms += sum(queue_ms)
-                counts.max_queue_ms = max(counts.max_queue_ms, *queue_ms)
-
-    def end_task(self) -> None:
-        """Partitions' counts start at zero for the next task."""
-        with self._lock:
-            for partition in self._partitions:
-                partition.counts = None
-            self._partitions.clear()
+                self._sent_batches += len(queue_ms)
+                self._queue_ms += sum(queue_ms)
+                self._max_queue_ms = max(self._max_queue_ms, *queue_ms)
 
     def _by_partition(self) -> list[tuple[TopicPartition, PartitionCounts]]:
         return [(one.id, one.counts) for one in self._partitions if one.counts is not None]
 
-    def counts(self) -> DeliveryCounts:
-        """A copy of the counts, all as of one moment."""
+    def counts(self) -> Deliveries:
+        """All as of one moment."""
         with self._lock:
-            return replace(self._counts)
+            counts = [one for _, one in self._by_partition()]
+            letters, unconfirmed = sum(one.letters for one in counts), sum(one.unconfirmed for one in counts)
+            return Deliveries(
+                records=sum(one.records for one in counts) - letters - unconfirmed,
+                unconfirmed=unconfirmed,
+                failed=self._failed,
+                batches=sum(one.batches for one in counts),
+                raw_bytes=sum(one.raw_bytes for one in counts),
+                sent_bytes=sum(one.sent_bytes for one in counts),
+                requests=self._requests,
+                retries=self._retries,
+                splits=self._splits,
+                letters=letters,
+                moved=self._moved,
+                max_batch_bytes=max((one.max_batch_bytes for one in counts), default=0),
+                compression_rates=sum(one.compression_rates for one in counts),
+                sent_batches=self._sent_batches,
+                queue_ms=self._queue_ms,
+                max_queue_ms=self._max_queue_ms,
+            )
 
     def topics(self) -> dict[str, TopicMetrics]:
         """The counts by topic, in the order of their first batches."""

@@ -27,7 +27,7 @@ from kafka_sink.coordinator.schema import cut
 from kafka_sink.counts import NAMES, BrokerMetrics, Number, TaskCounts, TopicMetrics
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.sending.producer_metrics import Metrics, RowMetrics, task_metrics
-from kafka_sink.sending.task_deliveries import DeliveryCounts
+from kafka_sink.sending.task_deliveries import Deliveries
 
 if TYPE_CHECKING:
     from kafka_sink.accumulator.record_accumulator import RecordAccumulator
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 # What the sender counts itself.
-_OF_DELIVERIES = tuple(one.name for one in fields(DeliveryCounts) if one.name in NAMES)
+_OF_DELIVERIES = tuple(one.name for one in fields(Deliveries) if one.name in NAMES)
 
 
 # A broker that has answered later than this needs no look at the rows that wait for it.

@@ -11,7 +11,7 @@ from kafka_sink.options import unsupported
 from kafka_sink.options.table import SPECS, OptionSpec
 from kafka_sink.options.values import KAFKA_PREFIX
 from kafka_sink.sending.producer_metrics import RowMetrics, task_metrics
-from kafka_sink.sending.task_deliveries import DeliveryCounts
+from kafka_sink.sending.task_deliveries import Deliveries
 from tests.support.kafka_names import KafkaNames
 
 # Options behind the prefix that Kafka 4.3 does not have, and where their names come from. A later jar may.
@@ -89,7 +89,7 @@ def _shown(spec: OptionSpec) -> str:
 
 def test_metrics_are_kafkas_or_ours(names: KafkaNames) -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    found = task_metrics(pool, pool, DeliveryCounts(), TaskCounts(), RowMetrics()).keys()
+    found = task_metrics(pool, pool, Deliveries(), TaskCounts(), RowMetrics()).keys()
     assert found - names.metrics == OUR_METRICS
 
 

@@ -164,7 +164,7 @@ def _split(model: Model) -> None:
     model.arrive(0, 0, append=True)
     model.respond(0)
     model.settle()
-    assert model.completion.deliveries.counts().splits
+    assert model.deliveries.counts().splits
 
 
 def _split_that_fails(model: Model) -> None:
@@ -254,8 +254,8 @@ def test_no_batch_that_may_be_written_is_split(end: str) -> None:
     model.respond(0)
     again(model)
     assert not model.pending, "a part of it was sent"
-    assert model.completion.deliveries.has_failed
-    assert model.completion.deliveries.counts().splits == 0
+    assert model.deliveries.has_failed
+    assert model.deliveries.counts().splits == 0
     model.zombie()
     model.check_end()
 

@@ -31,8 +31,8 @@ from kafka_sink.memory.pool import LentChunks
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header
 from kafka_sink.sending import response_classifier
-from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.producer_identity import ProducerIdentity
+from kafka_sink.sending.response_handler import ResponseHandler
 from tests.support import lifecycle_model
 from tests.support.effort import tries
 from tests.support.fake_log import numbers_in
@@ -178,10 +178,10 @@ def test_what_is_too_old_under_a_lease_fails_once_the_lease_has_ended() -> None:
     model = Model()
     model.append([0], 5, lambda: None)
     model.expire_while_leased()
-    assert not model.completion.deliveries.has_failed
+    assert not model.deliveries.has_failed
     model.now += LEASE_MS
     model.expire()
-    assert model.completion.deliveries.has_failed
+    assert model.deliveries.has_failed
 
 
 def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> None:
@@ -263,7 +263,7 @@ def walk(seed: int, steps: int = 120) -> Model:
         model.check()
     if not model.closed and not model.exhausted:
         model.settle()
-    assert not (honest and model.completion.deliveries.has_failed), "passing faults cost the task"
+    assert not (honest and model.deliveries.has_failed), "passing faults cost the task"
     model.check_end()
     return model
 
@@ -309,7 +309,7 @@ def test_long_runs_lose_and_double_nothing() -> None:
     seen: Counter[str] = Counter()
     for seed in range(tries(150)):
         model = walk(seed)
-        deliveries = model.completion.deliveries
+        deliveries = model.deliveries
         seen["rows"] += len(model.acknowledged)
         seen["moved"] += model.moved > 0
         seen["lost"] += deliveries.has_failed
@@ -442,7 +442,7 @@ def _a_close_forgets_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:
 
 def _expired_batches_vanish(patch: pytest.MonkeyPatch) -> None:
     """Rows are dropped without a word."""
-    patch.setattr(BatchCompletion, "_record_failure", lambda *arguments: lambda: None)
+    patch.setattr(ResponseHandler, "_record_failure", lambda *arguments: lambda: None)
 
 
 def _what_was_sent_moves(patch: pytest.MonkeyPatch) -> None:
@@ -507,7 +507,7 @@ def test_no_restart_while_a_batch_of_the_partition_is_in_doubt() -> None:
     model = _a_second_batch_in_doubt_behind_one_that_was_refused()
     model.settle()
     with pytest.raises(DeliveryError, match=r"the leader lost its state.*\[1 rows acknowledged, 1 failed"):
-        model.completion.deliveries.raise_failure(model.next_row, model.accumulator.unacknowledged_records())
+        model.deliveries.raise_failure(model.next_row, model.accumulator.unacknowledged_records())
     assert [
         row for batch in model.logs[TopicPartition(TOPIC, 0)].batches for row in numbers_in(batch.data)
     ] == [

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.errors import DeliveryError, KafkaSinkError
+from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.requests import ProducerIdResponse
 from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
 from tests.support.sequences import P0, P1, acknowledge, batch, fail, identity, marks, sent
@@ -15,18 +18,38 @@ from tests.support.sequences import P0, P1, acknowledge, batch, fail, identity, 
 # -- the id -------------------------------------------------------------------------------------------
 
 
+class Asked:
+    """A network that keeps the requests for ids."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.connection = SimpleNamespace(api_version=lambda _: 4)
+
+    def connection_to_ask(self, now_ms: float, *, known_only: bool) -> tuple[object, float]:
+        return self.connection, math.inf
+
+    def send(self, connection: object, request: Request, now_ms: float) -> None:
+        self.requests.append(request)
+
+
+def refresh(of: ProducerIdentity, asked: Asked, now: float) -> float:
+    network: Any = asked
+    return of.refresh(network, 30_000, lambda error: pytest.fail(str(error)), now)
+
+
 def test_an_id_is_asked_for_once_and_again_after_growing_waits() -> None:
     of = ProducerIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
-    assert (of.ready, of.may_request(0), of.retry_delay_ms(0)) == (False, True, 0)
-    of.requested()
-    assert (of.may_request(1e9), of.retry_delay_ms(0)) == (False, float("inf"))
-    assert of.on_response(ProducerIdResponse(14, -1, -1), 1000) is None
-    assert (of.may_request(1099), of.may_request(1100), of.retry_delay_ms(1040)) == (False, True, 60)
+    asked = Asked()
+    assert not of.ready
+    assert (refresh(of, asked, 0), refresh(of, asked, 1e9), len(asked.requests)) == (math.inf, math.inf, 1)
+    asked.requests[-1].on_response(ProducerIdResponse(14, -1, -1), 1000)
+    assert (refresh(of, asked, 1040), refresh(of, asked, 1099), len(asked.requests)) == (60, 1, 1)
     assert "error 14" in str(of.last_error)
-    of.on_failure(2000, ConnectionResetError("cut"))
-    assert (of.may_request(2199), of.may_request(2200)) == (False, True)
+    assert (refresh(of, asked, 1100), len(asked.requests)) == (math.inf, 2)
+    asked.requests[-1].on_failure(ConnectionResetError("cut"), True, 2000)
+    assert (refresh(of, asked, 2199), refresh(of, asked, 2200), len(asked.requests)) == (1, math.inf, 3)
     assert "cut" in str(of.last_error)
-    assert of.on_response(ProducerIdResponse(0, 5, 0), 3000) is None
+    asked.requests[-1].on_response(ProducerIdResponse(0, 5, 0), 3000)
     assert (of.ready, of.last_error) == (True, None)
 
 
@@ -101,8 +124,7 @@ def test_after_the_last_epoch_a_new_id_is_asked_for() -> None:
     fail(one)
     of.request_restart(P0)
     of.restart(P0)
-    assert (of.ready, of.may_request(0)) == (False, True)
-    of.requested()
+    assert (of.ready, refresh(of, Asked(), 0)) == (False, math.inf)
     of.on_response(ProducerIdResponse(0, 8, 0), 0)
     assert marks(sent(of, one)) == (8, 0, 0)
 
@@ -123,8 +145,8 @@ def test_a_transactions_identity_asks_for_no_id_and_starts_sequences_with_each_t
     P0.forget_sequences()
     made = TransactionalIdentity(ExponentialBackoff(100, 1000, lambda: 0.5))
     assert not made.ready
-    assert not made.may_request(0)
-    assert made.retry_delay_ms(0) == math.inf
+    asked = Asked()
+    assert (refresh(made, asked, 0), asked.requests) == (math.inf, [])
     for epoch in (3, 5):
         made.adopt("x", 8, epoch)
         assert (made.ready, made.transactional_id) == (True, "x")

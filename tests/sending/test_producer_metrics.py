@@ -18,7 +18,7 @@ from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TopicPartition
 from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics, task_metrics
-from kafka_sink.sending.task_deliveries import DeliveryCounts, TaskDeliveries
+from kafka_sink.sending.task_deliveries import Deliveries, TaskDeliveries
 from kafka_sink.transactions.attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
 from tests.support.allocators import incremental_allocator
 from tests.support.forked import in_a_fork
@@ -90,14 +90,14 @@ def test_totals_and_averages_are_of_one_task() -> None:
 
 def test_nothing_acknowledged_yet() -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    found = task_metrics(pool, pool, DeliveryCounts(), TaskCounts(), RowMetrics())
+    found = task_metrics(pool, pool, Deliveries(), TaskCounts(), RowMetrics())
     assert (found["batch-size-avg"], found["compression-rate-avg"]) == (0.0, 0.0)
 
 
 def test_the_page_names_every_metric_and_no_other() -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
     names = {
-        *task_metrics(pool, pool, DeliveryCounts(), TaskCounts(), RowMetrics()),
+        *task_metrics(pool, pool, Deliveries(), TaskCounts(), RowMetrics()),
         INIT_TIME_METRIC,
         SEND_OFFSETS_TIME_METRIC,
     }

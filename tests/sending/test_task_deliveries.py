@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import TopicPartition
-from kafka_sink.sending.task_deliveries import TaskDeliveries
+from kafka_sink.sending.task_deliveries import Deliveries, TaskDeliveries
 from tests.support.written_batches import written_batch
 
 
@@ -24,10 +25,15 @@ def test_neighbouring_batches_take_one_range() -> None:
 
 def test_the_next_task_counts_from_zero() -> None:
     partition = Partition(TopicPartition("t", 0))
-    first, second = TaskDeliveries(), TaskDeliveries()
-    first.acknowledged([written_batch(partition, 10, 100, 128, 0)])
-    first.end_task()
-    second.acknowledged([written_batch(partition, 3, 100, 128, 10)])
-    (found,) = second.partitions()
+    deliveries = TaskDeliveries()
+    deliveries.acknowledged([written_batch(partition, 10, 100, 128, 0)])
+    deliveries.failed(None, 2, KafkaSinkError("x"))
+    deliveries.count(retries=1, splits=1, moved=1)
+    deliveries.sent([5.0])
+    deliveries.begin()
+    assert deliveries.counts() == Deliveries()
+    assert not deliveries.has_failed
+    deliveries.acknowledged([written_batch(partition, 3, 100, 128, 10)])
+    (found,) = deliveries.partitions()
     assert (found.records, found.offset_ranges) == (3, ((10, 12),))
-    assert {topic: counts.records for topic, counts in second.topics().items()} == {"t": 3}
+    assert {topic: counts.records for topic, counts in deliveries.topics().items()} == {"t": 3}

@@ -28,9 +28,9 @@ from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
-from kafka_sink.sending.batch_completion import BatchCompletion
 from kafka_sink.sending.requests import fill_request
 from kafka_sink.sending.splitting import BatchSplitter, take_out
+from kafka_sink.sending.task_deliveries import TaskDeliveries
 from tests.support.allocators import full_allocator, incremental_allocator
 from tests.support.brokers import Brokers
 from tests.support.effort import tries
@@ -108,8 +108,7 @@ class Task:
         )
         self.appender = RecordAppender(self.accumulator, lambda: 0.0, lambda: None)
         self.brokers = Brokers()
-        self.completion = BatchCompletion(self.accumulator, {})
-        self.splitter = BatchSplitter(self.completion, self.accumulator)
+        self.splitter = BatchSplitter(TaskDeliveries(), self.accumulator)
         self.written: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
         self.letters: list[bytes] = []
         self.too_large = self.unit_bytes = self.sent = 0
@@ -207,7 +206,7 @@ class Task:
     def take_out(self, batch: ProducerBatch, positions: list[int]) -> None:
         pieces, records = take_out(batch, positions, 2_000)
         self.letters += values_of(records)
-        self.completion.shrink(batch, pieces)
+        self.accumulator.reenqueue_split(batch, pieces)
 
     # -- bounds -------------------------------------------------------------------------------------
 

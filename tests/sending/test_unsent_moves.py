@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kafka_sink.model import TopicPartition
-from kafka_sink.sending.sender import UnsentMoves
-from kafka_sink.sending.task_deliveries import TaskDeliveries
+from kafka_sink.sending.sender import tell_of_moves
 
 
 @pytest.mark.parametrize(
@@ -24,14 +23,9 @@ from kafka_sink.sending.task_deliveries import TaskDeliveries
 def test_dead_letters_that_move_are_no_rows(
     batches: list[tuple[int, bool]], rows: int, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    moved = [SimpleNamespace(record_count=count, letters=letters) for count, letters in batches]
-    accumulator: Any = SimpleNamespace(move_unsent=lambda *_: {TopicPartition("t", 0): moved})
-    completion: Any = SimpleNamespace(deliveries=TaskDeliveries())
-    policy: Any = SimpleNamespace(explain=lambda _: "muted")
-    unused: Any = None
-    moves = UnsentMoves(accumulator, completion, unused, unused, policy)
+    moved: Any = [SimpleNamespace(record_count=count, letters=letters) for count, letters in batches]
+    breaker: Any = SimpleNamespace(explain=lambda _: "muted")
     with caplog.at_level(logging.WARNING):
-        assert moves.move([], ())
-    assert completion.deliveries.counts().moved == rows
+        assert tell_of_moves({TopicPartition("t", 0): moved}, breaker) == rows
     assert text in caplog.text
     assert caplog.text.count("letters") == text.count("letters")

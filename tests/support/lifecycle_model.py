@@ -1,9 +1,9 @@
 """Everything between the task's rows and the brokers' logs but sockets and threads, moved by hand.
 
-Accumulator, appender, pool, identity, requests and completion are the real ones. Brokers are the scripted log
-of tests/support, which checks sequences as Kafka does; the "wire" reads a batch's memory only when a request
-arrives, as sendmsg may, so memory that was given away too early shows as rows in wrong places. What the task
-does between planning and writing can be interrupted by any step of the sender.
+Accumulator, appender, pool, identity, requests and response handler are the real ones. Brokers are the
+scripted log of tests/support, which checks sequences as Kafka does; the "wire" reads a batch's memory only
+when a request arrives, as sendmsg may, so memory that was given away too early shows as rows in wrong places.
+What the task does between planning and writing can be interrupted by any step of the sender.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, SentRequest
+from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.memory.buffer import SharedBufferPart
 from kafka_sink.memory.pool import BufferPool
@@ -38,11 +39,11 @@ from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
-from kafka_sink.sending.batch_completion import BatchCompletion, BatchExpiry, restart_sequences
 from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.sending.requests import fill_request, produce_request
 from kafka_sink.sending.response_handler import ResponseHandler
 from kafka_sink.sending.sender import take_muted
+from kafka_sink.sending.task_deliveries import TaskDeliveries
 from tests.support.brokers import Brokers
 from tests.support.fake_log import PartitionLog, numbers_in, parse_batch
 from tests.support.strategy import forced
@@ -110,6 +111,8 @@ class Model:
 
     # The default is smaller than a batch, so that batches are split; larger than any row.
     max_message_bytes: int = 500
+    # With errors.tolerance=all.
+    dead_letters: DeadLetters | None = None
     now: float = 1_000.0
     next_row: int = 0
     appended: dict[TopicPartition, list[int]] = field(default_factory=dict)
@@ -144,23 +147,16 @@ class Model:
         self.metadata.brokers = self.brokers
         ignored: Any = self.metadata
         breaker = Breaker(None, CircuitBreakManager(ignored, 2_000.0, self.accumulator.partitions.get))
-        self.completion = BatchCompletion(self.accumulator, self.brokers)
-        self.expiry = BatchExpiry(
-            self.completion,
-            self.accumulator,
-            self.metadata,  # type: ignore[arg-type]
-            self.identity,
-            breaker,
-            dict,  # type: ignore[arg-type]
-        )
+        self.deliveries = TaskDeliveries()
         self.responses = ResponseHandler(
             options,
-            self.completion,
+            self.deliveries,
             self.accumulator,
             self.metadata,  # type: ignore[arg-type]
             self.identity,
             backoff,
             breaker,
+            dead_letters=self.dead_letters,
         )
         self.options = options
         self.partitioner = Partitioner(
@@ -230,8 +226,8 @@ class Model:
 
     def send(self) -> None:
         """One pass over all brokers."""
-        restart_sequences(self.identity, self.completion)
-        if self.completion.deliveries.has_failed:
+        self.responses.restart_sequences()
+        if self.deliveries.has_failed:
             return
         ready, _, _ = self.accumulator.ready(self.leader, self.now)
         take_muted(ready, self.muted)
@@ -276,7 +272,7 @@ class Model:
 
     def expire(self) -> None:
         """What delivery.timeout.ms has passed for."""
-        self.expiry.expire(self.now)
+        self.responses.expire(self.now)
 
     def expire_while_leased(self) -> None:
         """The task leases batches just after the sender has found them too old."""
@@ -291,13 +287,13 @@ class Model:
 
     def fail_all(self) -> None:
         """As after a refused authentication."""
-        self.completion.fail_all(DeliveryError("refused"))
+        self.responses.fail_all(DeliveryError("refused"))
 
     def close(self) -> None:
         """The task has ended, one way or the other: connections close, then everything goes back."""
         self.closed = True
         self.pending.clear()
-        self.completion.abort_incomplete(end_leases=True)
+        self.responses.abort_incomplete(end_leases=True)
 
     # -- the wire and the brokers ---------------------------------------------------------------------
 
@@ -389,7 +385,7 @@ class Model:
         self.muted.clear()
         self.flush()
         for _ in range(300):
-            if not self.accumulator.incomplete or self.completion.deliveries.has_failed:
+            if not self.accumulator.incomplete or self.deliveries.has_failed:
                 return
             self.send()
             for node in range(NODES):
@@ -424,7 +420,7 @@ class Model:
     def _check_rows(self, open_ones: Collection[ProducerBatch]) -> None:
         if self.exhausted:
             return
-        counts = self.completion.deliveries.counts()
+        counts = self.deliveries.counts()
         ended = counts.records + counts.failed
         known = ended + sum(batch.record_count for batch in open_ones)
         assert known == self.next_row, f"{known} of {self.next_row} rows are accounted for"
@@ -461,7 +457,7 @@ class Model:
 
     def check_end(self) -> None:
         """After ``settle`` or ``close``: nothing is lost without a word, nothing is held."""
-        if not self.completion.deliveries.has_failed and not self.exhausted and not self.closed:
+        if not self.deliveries.has_failed and not self.exhausted and not self.closed:
             for partition, rows in self.appended.items():
                 log = [row for batch in self.logs[partition].batches for row in numbers_in(batch.data)]
                 assert log == rows, f"{partition}: {log} is not {rows}"

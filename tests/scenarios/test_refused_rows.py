@@ -1,0 +1,46 @@
+"""errors.tolerance=all: brokers refuse rows, with and without an earlier attempt that had no response."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_sink.dead_letters.rejected_rows import DeadLetters
+from kafka_sink.errors import DeliveryError
+from tests.support.lifecycle_model import Model
+
+INVALID_TIMESTAMP, INVALID_RECORD = 32, 87
+
+
+def refused(error: int, *, in_doubt: bool) -> Model:
+    """A row for broker 0, which refuses it; where it is ``in_doubt``, after an attempt without a response."""
+    model = Model(dead_letters=DeadLetters(None, 100, 1_000))
+    model.append([0], 5, lambda: None)
+    model.flush()
+    model.send()
+    if in_doubt:
+        model.disconnect(0, unread="lost")
+        model.now += 150.0
+        model.send()
+    model.arrive(0, error, append=False)
+    model.respond(0)
+    return model
+
+
+@pytest.mark.parametrize("error", [INVALID_TIMESTAMP, INVALID_RECORD])
+def test_a_refusal_after_a_lost_response_fails_the_task_and_says_why(error: int) -> None:
+    """Kafka validates a batch before it looks for duplicates: the refusal proves nothing of the first
+    attempt, as the topic's settings, or the time, may have changed in between."""
+    model = refused(error, in_doubt=True)
+    assert not model.accumulator.incomplete
+    with pytest.raises(DeliveryError, match=r"errors\.tolerance=all does not skip these rows"):
+        model.deliveries.raise_failure(1, 0)
+    assert model.dead_letters is not None
+    assert model.dead_letters.rows == 0
+
+
+@pytest.mark.parametrize("error", [INVALID_TIMESTAMP, INVALID_RECORD])
+def test_rows_that_were_surely_not_written_are_skipped(error: int) -> None:
+    model = refused(error, in_doubt=False)
+    assert not model.deliveries.has_failed
+    assert model.dead_letters is not None
+    assert model.dead_letters.rows == 1
