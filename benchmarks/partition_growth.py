@@ -37,10 +37,10 @@ from benchmarks import charts
 from benchmarks import direct_producer as direct
 from benchmarks.direct_producer import MIB, pool_of
 from benchmarks.surroundings import RESULTS
-from kafka_sink.accumulator.producer_batch import BatchState
-from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.clock import monotonic_ms
+from kafka_sink.engine.accumulator import RecordAccumulator
+from kafka_sink.engine.appender import RecordAppender
+from kafka_sink.engine.batch import BatchState
 from kafka_sink.memory.allocator import WorkerPools
 from kafka_sink.model import CompressionType, Partitions, TaskResult, TopicMetadata
 from kafka_sink.options import SinkOptions

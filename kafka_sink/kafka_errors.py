@@ -1,7 +1,7 @@
 """Kafka's error codes that responses to this client may have, and what each one means for it.
 
 Source: https://kafka.apache.org/protocol#protocol_error_codes. What happens to a batch after an error depends
-on more than the code and is decided in ``sending.response_classifier``.
+on more than the code and is decided in ``engine.response_classifier``.
 """
 
 from __future__ import annotations

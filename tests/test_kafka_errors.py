@@ -6,9 +6,9 @@ import pytest
 from kafka.errors import for_code
 
 from kafka_sink import kafka_errors
+from kafka_sink.engine.response_classifier import RULES, Action, AttemptFacts, classify_response
 from kafka_sink.kafka_errors import ERRORS, KafkaError, error_of
 from kafka_sink.model import TopicPartition
-from kafka_sink.sending.response_classifier import RULES, Action, AttemptFacts, classify_response
 
 # Kafka renamed these, or kafka-python uses other words; the table has the names of Kafka's protocol guide.
 _NAMES_IN_KAFKA_PYTHON = {

@@ -25,10 +25,10 @@ from kafka_sink.model import NO_LEADER, PartitionInfo, TopicPartition
 from kafka_sink.printable import one_line
 
 if TYPE_CHECKING:
-    from kafka_sink.accumulator.producer_batch import ProducerBatch
     from kafka_sink.cluster.metadata import ClusterMetadata
     from kafka_sink.cluster.partition import Partition
     from kafka_sink.coordinator.breaker import BreakerChannel
+    from kafka_sink.engine.batch import ProducerBatch
 
 _log = logging.getLogger(__name__)
 # A log line names a broker's first partitions only.

@@ -16,7 +16,7 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import HELD_MS
 
 if TYPE_CHECKING:
-    from kafka_sink.accumulator.producer_batch import ProducerBatch
+    from kafka_sink.engine.batch import ProducerBatch
 
 
 class ProbePolicy:

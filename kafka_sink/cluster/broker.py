@@ -19,7 +19,7 @@ from kafka_sink import kafka_errors
 from kafka_sink.counts import LATENCY_BOUNDS_MS, BrokerMetrics, LatencyWindow
 
 if TYPE_CHECKING:
-    from kafka_sink.accumulator.producer_batch import ProducerBatch
+    from kafka_sink.engine.batch import ProducerBatch
     from kafka_sink.model import Node, TopicPartition
     from kafka_sink.network.broker_connection import BrokerConnection
     from kafka_sink.network.broker_protocol import Request

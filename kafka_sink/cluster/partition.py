@@ -20,8 +20,8 @@ from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, P
 from kafka_sink.timing_bounds import OUTCOME_WINDOW_MS
 
 if TYPE_CHECKING:
-    from kafka_sink.accumulator.producer_batch import ProducerBatch
     from kafka_sink.breaker.failure_rate import OutcomeWindow
+    from kafka_sink.engine.batch import ProducerBatch
 
 
 # Brokers remember this many batches of a producer and partition for finding duplicates.

@@ -16,7 +16,7 @@ from kafka_sink.records.compression import BlockCodec, WholeCodec
 from kafka_sink.records.ordered_rows import OrderedRows
 
 if TYPE_CHECKING:
-    from kafka_sink.accumulator.producer_batch import ProducerBatch
+    from kafka_sink.engine.batch import ProducerBatch
 
 # Compressed bytes per raw byte before a topic's first batch; and by how much an estimate may be too low.
 INITIAL_RATIO = 1.0

@@ -36,8 +36,8 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.timing_bounds import window_at
 
 if TYPE_CHECKING:
-    from kafka_sink.accumulator.producer_batch import ProducerBatch
     from kafka_sink.cluster.broker import Broker
+    from kafka_sink.engine.batch import ProducerBatch
 
 # The coordinator shares no more mutes than this; tasks keep others to themselves.
 MAX_MUTES = 10_000

@@ -8,8 +8,6 @@ import os
 
 import pyarrow as pa
 
-from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.accumulator.record_appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.activity import BROKER, METADATA, TaskActivity
 from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.breaker.interface import load_breaker
@@ -27,6 +25,12 @@ from kafka_sink.coordinator.writes import WriteChannel
 from kafka_sink.dead_letters.letter_writer import LetterWriter
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
+from kafka_sink.engine.accumulator import RecordAccumulator
+from kafka_sink.engine.appender import MutedMemoryLimit, RecordAppender
+from kafka_sink.engine.deliveries import LiveProducers, Metrics, RowMetrics
+from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
+from kafka_sink.engine.sender import Sender
+from kafka_sink.engine.telemetry import ClientTelemetry
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.memory.allocator import BufferAllocator, WorkerPools, chunk_size
 from kafka_sink.memory.pool import BufferPool
@@ -40,10 +44,6 @@ from kafka_sink.rows.columns import RowBatch, extract
 from kafka_sink.rows.ordering import partitions_needed, rows_larger_than
 from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.security.settings import SecuritySettings
-from kafka_sink.sending.producer_identity import ProducerIdentity, TransactionalIdentity
-from kafka_sink.sending.producer_metrics import LiveProducers, Metrics, RowMetrics
-from kafka_sink.sending.sender import Sender
-from kafka_sink.sending.telemetry import ClientTelemetry
 from kafka_sink.task.rate_limit import RateLimit, limits_of
 from kafka_sink.task.report import TaskReporter
 from kafka_sink.timing_bounds import HINT_WAIT_MS

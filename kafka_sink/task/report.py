@@ -25,21 +25,20 @@ from kafka_sink.coordinator.live.messages import (
 )
 from kafka_sink.coordinator.schema import cut
 from kafka_sink.counts import NAMES, BrokerMetrics, Number, TaskCounts, TopicMetrics
+from kafka_sink.engine.deliveries import Deliveries, Metrics, RowMetrics, task_metrics
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
-from kafka_sink.sending.producer_metrics import Metrics, RowMetrics, task_metrics
-from kafka_sink.sending.task_deliveries import Deliveries
 
 if TYPE_CHECKING:
-    from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-    from kafka_sink.accumulator.record_appender import RecordAppender
     from kafka_sink.activity import TaskActivity
     from kafka_sink.breaker.breaker import Breaker
     from kafka_sink.breaker.mutes import Target
     from kafka_sink.cluster.metadata import ClientRack, ClusterMetadata
+    from kafka_sink.engine.accumulator import RecordAccumulator
+    from kafka_sink.engine.appender import RecordAppender
+    from kafka_sink.engine.sender import Sender
     from kafka_sink.memory.allocator import BufferAllocator
     from kafka_sink.memory.pool import PoolMetrics
     from kafka_sink.model import TopicPartition
-    from kafka_sink.sending.sender import Sender
 
 
 # What the sender counts itself.

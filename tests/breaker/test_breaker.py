@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.breaker import (
     CircuitBreakManager,
     FailureRateCircuitBreaker,
@@ -19,6 +18,7 @@ from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.breaker.mutes import MuteChange
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.coordinator.breaker import BreakerChannel
+from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster, run_pass

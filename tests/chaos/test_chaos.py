@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
-from kafka_sink.sending.response_classifier import Verdict
-from kafka_sink.sending.response_handler import ResponseHandler
+from kafka_sink.engine.batch import ProducerBatch
+from kafka_sink.engine.response_classifier import Verdict
+from kafka_sink.engine.responses import ResponseHandler
 from local_kafka import LocalBroker
 from tests.chaos.history import KEYS, Attempt, Invariant, check
 from tests.chaos.rounds import RoundReport, await_in_sync, read, run_round, strike

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink import kafka_errors
-from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.cluster.broker import Broker, unavailable
+from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.model import TopicPartition
 from tests.support.brokers import Brokers, batch
 from tests.support.fake_broker import PRODUCE, FakeCluster

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.engine.batch import ProducerBatch
+from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import TopicPartition
-from kafka_sink.sending.producer_identity import ProducerIdentity
 from tests.support.brokers import Brokers
 from tests.support.sequences import P0, P1, acknowledge, batch, ended, fail, identity, marks, sent
 

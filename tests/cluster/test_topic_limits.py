@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink import spark_application
-from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import TopicLimits, kept_limits, projected_size
+from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.memory.buffer import ScratchBuffer
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder, varint

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from kafka_sink.accumulator.record_appender import RecordAppender
+from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import parse

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.sending.producer_identity import ProducerIdentity
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker

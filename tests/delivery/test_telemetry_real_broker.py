@@ -15,10 +15,10 @@ from zipfile import ZipFile
 import pyarrow as pa
 import pytest
 
+from kafka_sink.engine import telemetry
 from kafka_sink.model import CompressionType
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.sending import telemetry
 from kafka_sink.task.producer import Producer
 from local_kafka import LocalBroker
 from tests.support.scripted_cluster import until

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kafka_sink.counts import TaskCounts
+from kafka_sink.engine.deliveries import Deliveries, RowMetrics, task_metrics
 from kafka_sink.kafka_errors import ERRORS
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.options import unsupported
 from kafka_sink.options.table import SPECS, OptionSpec
 from kafka_sink.options.values import KAFKA_PREFIX
-from kafka_sink.sending.producer_metrics import RowMetrics, task_metrics
-from kafka_sink.sending.task_deliveries import Deliveries
 from tests.support.kafka_names import KafkaNames
 
 # Options behind the prefix that Kafka 4.3 does not have, and where their names come from. A later jar may.

@@ -98,6 +98,6 @@ class D: ...
 def test_it_traces_the_way_of_a_row() -> None:
     script = [sys.executable, str(ROOT / "tools" / "count_house.py"), "--names"]
     shown = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert {"task/producer:Producer.send", "sending/sender:Sender.run_once"} <= {
+    assert {"task/producer:Producer.send", "engine/sender:Sender.run_once"} <= {
         line.strip() for line in shown
     }

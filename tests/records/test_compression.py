@@ -9,8 +9,8 @@ import lz4.block
 import pytest
 import zstandard
 
-from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records.compression import BlockCodec, codec_for

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from kafka import codec
 
-from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header, encoder

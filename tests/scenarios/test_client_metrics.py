@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from kafka_sink.engine.telemetry import ClientTelemetry
 from kafka_sink.kafka_errors import UNKNOWN_SUBSCRIPTION_ID
-from kafka_sink.sending.telemetry import ClientTelemetry
 from tests.support.brokers import Brokers
 from tests.support.fake_broker import FakeCluster
 from tests.support.fake_replies import SWALLOWED, Refuse, Reply, error

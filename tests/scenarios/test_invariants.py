@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from kafka_sink.accumulator.producer_batch import ProducerBatch
+from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.memory.arena import Chunk, ChunkArena
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TopicPartition

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from kafka_sink.accumulator.record_accumulator import RecordAccumulator
-from kafka_sink.accumulator.record_appender import AppendPass, RecordAppender
+from kafka_sink.engine.accumulator import RecordAccumulator
+from kafka_sink.engine.appender import AppendPass, RecordAppender
 from kafka_sink.memory.allocator import BufferAllocator
 from kafka_sink.memory.buffer import ChunkedBuffer
 from kafka_sink.memory.pool import BufferPool

@@ -14,13 +14,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_sink.accumulator.producer_batch import BatchState, ProducerBatch
-from kafka_sink.accumulator.record_accumulator import RecordAccumulator, WrittenBatch
-from kafka_sink.accumulator.record_appender import RecordAppender
 from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.dead_letters.rejected_rows import DeadLetters
+from kafka_sink.engine.accumulator import RecordAccumulator, WrittenBatch
+from kafka_sink.engine.appender import RecordAppender
+from kafka_sink.engine.batch import BatchState, ProducerBatch
+from kafka_sink.engine.deliveries import TaskDeliveries
+from kafka_sink.engine.identity import ProducerIdentity
+from kafka_sink.engine.produce_requests import fill_request, produce_request
+from kafka_sink.engine.responses import ResponseHandler
+from kafka_sink.engine.sender import take_muted
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.memory.buffer import SharedBufferPart
 from kafka_sink.memory.pool import BufferPool
@@ -39,11 +44,6 @@ from kafka_sink.records.batch_header import ProducerSequence
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
-from kafka_sink.sending.producer_identity import ProducerIdentity
-from kafka_sink.sending.requests import fill_request, produce_request
-from kafka_sink.sending.response_handler import ResponseHandler
-from kafka_sink.sending.sender import take_muted
-from kafka_sink.sending.task_deliveries import TaskDeliveries
 from tests.support.brokers import Brokers
 from tests.support.fake_log import PartitionLog, numbers_in, parse_batch
 from tests.support.strategy import forced

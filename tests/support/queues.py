@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafka_sink.accumulator.record_accumulator import RecordAccumulator
+from kafka_sink.engine.accumulator import RecordAccumulator
 
 
 def teach_ratio(accumulator: RecordAccumulator, ratio: float) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kafka_sink.accumulator.producer_batch import ProducerBatch
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.engine.batch import ProducerBatch
+from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.network.requests import ProducerIdResponse
 from kafka_sink.records.batch_header import ProducerSequence
-from kafka_sink.sending.producer_identity import ProducerIdentity
 from tests.support.allocators import incremental_allocator
 
 ALLOCATOR = incremental_allocator(BufferPool(1 << 22, 128, clock_ms=lambda: 0.0))

@@ -6,7 +6,7 @@ import numpy as np
 
 from kafka_sink.dead_letters.rejected_rows import RejectedRecords
 from kafka_sink.dead_letters.row_rejection import rows_of_records
-from kafka_sink.sending.splitting import TakenRecords
+from kafka_sink.engine.splitting import TakenRecords
 
 
 def values_of(records: TakenRecords) -> list[bytes]:

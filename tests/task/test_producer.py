@@ -16,13 +16,13 @@ import pytest
 import kafka_sink
 from kafka_sink.activity import BROKER, MEMORY, METADATA
 from kafka_sink.dead_letters.rejected_rows import RejectedRows
+from kafka_sink.engine.identity import ProducerIdentity
+from kafka_sink.engine.responses import ResponseHandler
+from kafka_sink.engine.sender import Sender
 from kafka_sink.errors import BrokerVersionError, DeliveryError, KafkaSinkError
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.sending.producer_identity import ProducerIdentity
-from kafka_sink.sending.response_handler import ResponseHandler
-from kafka_sink.sending.sender import Sender
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.executor_connection import watched
 from kafka_sink.spark.writer import PlannedWrite
@@ -214,7 +214,7 @@ def dies_while_it_writes_into_batches(
         with task(cluster) as producer:
             seen.append(producer)
             producer.send(rows(0, 1))
-            monkeypatch.setattr("kafka_sink.accumulator.record_appender.encoder.encode", dying)
+            monkeypatch.setattr("kafka_sink.engine.appender.encoder.encode", dying)
             producer.send(rows(1, 50))
 
     with pytest.raises(KeyboardInterrupt):

@@ -14,9 +14,9 @@ from kafka_sink.breaker import (
     PartitionCircuitBreaker,
     ProducerStatusContext,
 )
+from kafka_sink.engine import sender
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
-from kafka_sink.sending import sender
 from kafka_sink.task.producer import Producer
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import OK, Reply, error

@@ -7,6 +7,7 @@ import pytest
 from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.breaker.failure_rate import Health, SilenceLimits, has_response, health_of
+from kafka_sink.engine.response_classifier import RULES
 from kafka_sink.errors import (
     AuthenticationError,
     BrokerRefusedError,
@@ -16,7 +17,6 @@ from kafka_sink.errors import (
 )
 from kafka_sink.model import TopicPartition
 from kafka_sink.network.broker_connection import RequestTimeoutError
-from kafka_sink.sending.response_classifier import RULES
 from tests.support.breaker_cluster import Cluster, run_pass
 from tests.support.brokers import Brokers
 

@@ -1,0 +1,529 @@
+"""Batches per partition, shared by the task's thread and the sender under one lock."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.topic_limits import TopicLimits, kept_limits
+from kafka_sink.engine.batch import BatchState, ProducerBatch
+from kafka_sink.memory.allocator import BufferAllocator
+from kafka_sink.memory.pool import LentChunks, give_all
+from kafka_sink.model import TopicPartition
+from kafka_sink.options import SinkOptions
+from kafka_sink.records.compression import codec_for
+
+# A batch that a broker has, its base offset and its log append time; -1 where the broker did not say.
+WrittenBatch = tuple[ProducerBatch, int, int]
+# How long a lease usually lasts: a leased batch that has expired is looked at again after it.
+LEASE_MS = 5.0
+
+
+class RecordAccumulator:
+    """Batches by partition, for a task's thread and a sender. Thread-safe.
+
+    One private lock guards all below and the states, leases and counters of batches. Every method takes it,
+    but for those that the task calls inside ``planning``, where no other may be called, and those whose names
+    end in `_locked`.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        allocator: BufferAllocator,
+        cluster: str | None = None,
+    ) -> None:
+        """``cluster`` identifies the brokers, whose limits are kept for later producers; with None they are
+        not."""
+        self.options = options
+        self._guarantees_order = options.max_in_flight_requests_per_connection == 1
+        self.codec = codec_for(options.compression_type, options.compression_level)
+        self._cluster = cluster
+        self._kept_limits = kept_limits(cluster)
+        # Whether brokers have taught a limit of any topic. Read without the lock.
+        self.any_learnt = bool(self._kept_limits)
+        self._limits: dict[str, TopicLimits] = {}
+        self.allocator = allocator
+        self._lock = threading.Lock()  # guards batches and their queues
+        # Signalled when batches reach a final state.
+        self._completed = threading.Condition(self._lock)
+        self.partitions: dict[TopicPartition, Partition] = {}
+        # Those with batches, in the order in which they got some, so that the cost of a check grows with the
+        # buffered partitions, not with all that were ever written to.
+        self.waiting: dict[Partition, None] = {}
+        # Every batch with memory, wherever it is. A closing producer must release all of them.
+        self.live: set[ProducerBatch] = set()
+        # Batches without a final state: queued, open or in flight.
+        self.incomplete = 0
+        # The task has no more rows: every batch may be sent at once.
+        self.flushing = False
+        # The sender has passed over a leased batch, so the task must wake it afterwards.
+        self.leased_batch_skipped = False
+        # Of batches too large for their brokers that the task has not learnt from yet: their topic's limits,
+        # and what they shrank to.
+        self.too_large_batches: list[tuple[TopicLimits, float]] = []
+
+    # -- the task's thread --------------------------------------------------------------------------
+
+    @contextmanager
+    def planning(self) -> Iterator[RecordAccumulator]:
+        """Hold the lock around a block that plans or ends an append pass."""
+        with self._lock:
+            yield self
+
+    def partition(self, name: TopicPartition) -> Partition:
+        """Made at first use. Inside ``planning``."""
+        found = self.partitions.get(name)
+        if found is None:
+            found = self.partitions[name] = Partition(name)
+        return found
+
+    def limits_of(self, topic: str) -> TopicLimits:
+        """Made at the topic's first rows, by the task's thread. Takes no lock."""
+        found = self._limits.get(topic)
+        if found is None:
+            size, learnt = self.options.batch_size, self._kept_limits.get(topic)
+            found = self._limits[topic] = TopicLimits(topic, size, self.codec, self._cluster, learnt)
+        return found
+
+    def enqueue(self, partition: Partition, batch: ProducerBatch) -> None:
+        """A new batch. Inside ``planning``."""
+        partition.batches.append(batch)
+        self.waiting[partition] = None
+        self.live.add(batch)
+        self.incomplete += 1
+
+    def close(self, batch: ProducerBatch) -> None:
+        """An open batch takes no more rows. Inside ``planning``."""
+        batch.move_to(BatchState.CLOSED)
+
+    def open_batch(self, name: TopicPartition) -> ProducerBatch | None:
+        """The partition's batch that still takes rows, if it has one. Inside ``planning``."""
+        found = self.partitions.get(name)
+        tail = found.batches[-1] if found is not None and found.batches else None
+        return tail if tail is not None and tail.state is BatchState.OPEN else None
+
+    def open_batches(self) -> list[ProducerBatch]:
+        """Inside ``planning``."""
+        tails = [partition.batches[-1] for partition in self.waiting]
+        return [batch for batch in tails if batch.state is BatchState.OPEN]
+
+    def end_leases(self, batches: Iterable[ProducerBatch]) -> None:
+        """The sender may have batches that their task has sealed."""
+        with self._lock:
+            for batch in batches:
+                batch.leased = False
+
+    def begin_task(self) -> None:
+        """A task's rows follow: batches linger again."""
+        with self._lock:
+            self.flushing = False
+
+    def await_completion(self, timeout_s: float, until: Callable[[], bool]) -> bool:
+        """Wait until every batch has a final state or ``until`` is true, ``timeout_s`` at most.
+
+        Returns whether that is so. ``until`` is called with the lock held.
+        """
+        with self._lock:
+            if not self.incomplete or until():
+                return True
+            self._completed.wait(timeout_s)
+            return not self.incomplete or until()
+
+    def await_change(self, timeout_s: float) -> None:
+        """Wait until a batch reaches a final state or ``wake_waiters`` is called, ``timeout_s`` at most."""
+        with self._lock:
+            self._completed.wait(timeout_s)
+
+    def wake_waiters(self) -> None:
+        """End the waits under way, so that the task looks again."""
+        with self._lock:
+            self._completed.notify_all()
+
+    def queued_batches(self, topic: str, partitions: int) -> list[int]:
+        """Batches waiting per partition of a topic, for the adaptive partitioner.
+
+        The cost grows with the queued batches only: a call for each of 5,000 partitions took 2 ms.
+        """
+        counts = [0] * partitions
+        with self._lock:
+            for waiting in self.waiting:
+                name, number = waiting.id
+                # Rows may still wait for a partition that a recreated topic does not have.
+                if name == topic and number < partitions:
+                    counts[number] = len(waiting.batches)
+        return counts
+
+    # -- the sender's thread ------------------------------------------------------------------------
+
+    def ready(
+        self,
+        leader: Callable[[TopicPartition], Broker | None],
+        now_ms: float,
+        metadata_version: int | None = None,
+    ) -> tuple[dict[Broker, list[Partition]], list[Partition], float]:
+        """The partitions whose first batch may be sent now, by leader; those of them without one; and the
+        milliseconds until there may be others.
+
+        A batch may be sent if it is full, has another behind it, has lingered or backed off long enough, or
+        if memory or the end of the task waits for it. While ``metadata_version`` stays the same, a partition
+        remembers its leader.
+        """
+        found: dict[Broker, list[Partition]] = {}
+        leaderless: list[Partition] = []
+        delay = math.inf
+        with self._lock:
+            hurry = self.flushing or self.allocator.pool.queued > 0
+            # With thousands of partitions nearly all linger, and this loop is most of the cost of a pass.
+            lingers_since = math.inf if hurry else now_ms - self.options.linger_ms
+            guarantees_order = self._guarantees_order
+            oldest = math.inf
+            for partition in self.waiting:
+                batches = partition.batches
+                head = batches[0]
+                if (
+                    head.created_ms > lingers_since
+                    and head.state is BatchState.OPEN
+                    and len(batches) == 1
+                    and not head.leased
+                ):
+                    if head.created_ms < oldest:
+                        oldest = head.created_ms
+                    continue
+                if not hurry or head.leased or head.attempts or guarantees_order:
+                    wait = self._wait_ms_locked(partition, hurry, now_ms)
+                    if wait > 0:
+                        delay = min(delay, wait)
+                        continue
+                if metadata_version is None or partition.metadata_version != metadata_version:
+                    partition.refresh_leader(leader, metadata_version)
+                if partition.leader is None:
+                    leaderless.append(partition)
+                else:
+                    found.setdefault(partition.leader, []).append(partition)
+        if oldest < math.inf:
+            delay = min(delay, oldest - lingers_since)
+        return found, leaderless, delay
+
+    def _wait_ms_locked(self, partition: Partition, hurry: bool, now_ms: float) -> float:
+        """Milliseconds until the first batch may go; infinite while something else must happen first."""
+        head = partition.batches[0]
+        if head.leased:
+            self.leased_batch_skipped = True
+            return math.inf
+        if self._guarantees_order and partition.in_flight:
+            return math.inf
+        if head.attempts:
+            return partition.retry_at_ms - now_ms
+        if hurry or len(partition.batches) > 1 or head.state is not BatchState.OPEN:
+            return 0.0
+        return head.created_ms + self.options.linger_ms - now_ms
+
+    def drain(
+        self,
+        broker: Broker,
+        partitions: Sequence[Partition],
+        max_bytes: int,
+        may_send: Callable[[ProducerBatch], bool],
+        filled: int = 0,
+    ) -> list[ProducerBatch]:
+        """Take at most one batch per partition for one broker, up to ``max_bytes`` with the ``filled`` bytes
+        that its request has already.
+
+        Only a first batch may exceed that. The start rotates, so that no partition starves. Open batches come
+        back closed but unsealed: sealing takes time and is done without the lock.
+        """
+        taken: list[ProducerBatch] = []
+        size = filled
+        with self._lock:
+            begin = broker.rotation % len(partitions)
+            for step in range(len(partitions)):
+                index = (begin + step) % len(partitions)
+                partition = partitions[index]
+                head = partition.batches[0] if partition.batches else None
+                if head is None:
+                    continue
+                if head.leased:
+                    # Leased since ready() looked: the task must wake the sender when the lease ends.
+                    self.leased_batch_skipped = True
+                    continue
+                if not may_send(head):
+                    continue
+                added = head.estimated_size
+                if size and size + added > max_bytes:
+                    broker.rotation = index
+                    break
+                size += added
+                taken.append(self._take_first_locked(partition))
+            else:
+                broker.rotation = begin + 1
+        return taken
+
+    def _take_first_locked(self, partition: Partition) -> ProducerBatch:
+        """Take the oldest batch for a request. An open batch comes back closed but unsealed."""
+        batch = partition.batches.popleft()
+        if not partition.batches:
+            del self.waiting[partition]
+        if batch.state is BatchState.OPEN:
+            self.close(batch)
+        partition.in_flight += 1
+        batch.request_references += 1
+        return batch
+
+    def _request_ended_locked(self, batch: ProducerBatch) -> None:
+        """A batch's request has a response, has failed or was never sent."""
+        batch.request_references -= 1
+        batch.home.in_flight -= 1
+
+    def _insert_locked(self, batch: ProducerBatch) -> None:
+        """Put a batch back in its place."""
+        batch.home.insert(batch)
+        self.waiting[batch.home] = None
+
+    def _remove_locked(self, batch: ProducerBatch) -> None:
+        """Take a batch out of its queue, wherever it is there."""
+        home = batch.home
+        if batch in home.batches:
+            home.batches.remove(batch)
+            if not home.batches:
+                self.waiting.pop(home, None)
+
+    def _release_locked(self, *batches: ProducerBatch) -> None:
+        """Give the memory of terminal batches back, unless a request still refers to it."""
+        returned: list[LentChunks] = []
+        try:
+            for batch in batches:
+                if batch.release_if_unused(returned):
+                    self.live.discard(batch)
+        finally:
+            give_all(returned)
+
+    def move_unsent(
+        self, sources: Iterable[Partition], targets: Callable[[TopicPartition], Sequence[TopicPartition]]
+    ) -> dict[TopicPartition, list[ProducerBatch]]:
+        """Move batches that no request ever had, and whose rows are free, to other partitions.
+
+        ``targets``: where a partition's batches may go, in any order; the shortest queue comes first. Returns
+        what was moved, by where it was. Batches keep their order, age and memory. They come behind what is
+        queued there, so they and an open batch there take no more rows. They stay where they are while their
+        task writes into them, or into every target's open batch.
+        """
+        places = [(source, targets(source.id)) for source in sources]
+        with self._lock:
+            moved = {source.id: self._move_locked(source, choices) for source, choices in places if choices}
+        return {name: batches for name, batches in moved.items() if batches}
+
+    def _move_locked(self, source: Partition, targets: Sequence[TopicPartition]) -> list[ProducerBatch]:
+        kept: list[ProducerBatch] = []
+        moved: list[ProducerBatch] = []
+        lengths: list[tuple[int, int]] | None = None
+        for batch in source.batches:
+            if batch.may_move and not batch.leased:
+                if lengths is None:
+                    lengths = self._lengths_locked(targets)
+                if lengths:
+                    queued, index = lengths[0]
+                    heapq.heapreplace(lengths, (queued + 1, index))
+                    self._append_moved_locked(batch, self.partition(targets[index]))
+                    moved.append(batch)
+                    continue
+            self.leased_batch_skipped |= batch.may_move
+            kept.append(batch)
+        source.batches = deque(kept)
+        if not kept:
+            self.waiting.pop(source, None)
+        return moved
+
+    def _lengths_locked(self, targets: Sequence[TopicPartition]) -> list[tuple[int, int]]:
+        """A heap of queue lengths by place in ``targets``, without those whose open batch is leased."""
+        lengths = []
+        for index, name in enumerate(targets):
+            tail = self.open_batch(name)
+            if tail is None or not tail.leased:
+                lengths.append((len(self.partition(name).batches), index))
+        heapq.heapify(lengths)
+        return lengths
+
+    def _append_moved_locked(self, batch: ProducerBatch, target: Partition) -> None:
+        for one in (batch, *((target.batches[-1],) if target.batches else ())):
+            if one.state is BatchState.OPEN:
+                self.close(one)
+        batch.move_to_partition(target)
+        target.batches.append(batch)
+        self.waiting[target] = None
+
+    def put_back(self, batches: Sequence[ProducerBatch]) -> None:
+        """Undo ``drain`` for batches that were sealed but not sent."""
+        with self._lock:
+            for batch in batches:
+                self._request_ended_locked(batch)
+                self._insert_locked(batch)
+
+    def take(self, batch: ProducerBatch) -> bool:
+        """Take one batch out of its queue, as ``drain`` does; False if it has failed meanwhile."""
+        with self._lock:
+            if batch.terminal:
+                return False
+            self._remove_locked(batch)
+            batch.home.in_flight += 1
+            batch.request_references += 1
+            return True
+
+    def reenqueue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
+        """Put a batch back for another attempt, before all batches that were appended after it."""
+        with self._lock:
+            self._request_ended_locked(batch)
+            if not batch.move_to(BatchState.SEALED):
+                self._release_locked(batch)
+                return
+            self._insert_locked(batch)
+            batch.home.retry_at_ms = max(batch.home.retry_at_ms, retry_at_ms)
+
+    def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
+        """Put the pieces of a batch that was too large in its place. Return False and release the pieces if
+        the batch had failed before."""
+        with self._lock:
+            self._request_ended_locked(parent)
+            first = parent.move_to(BatchState.SPLIT)
+            if first:
+                for piece in pieces:
+                    self._insert_locked(piece)
+                self.live.update(pieces)
+                self.incomplete += len(pieces) - 1
+                # There is no piece if no record is left of the batch.
+                self._completed.notify_all()
+            else:
+                for piece in pieces:
+                    piece.buffer.release()
+            self._release_locked(parent)
+            return first
+
+    def note_too_large(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
+        """Note that a batch, which still has its memory, was too large for its broker."""
+        limits = self.limits_of(batch.partition.topic)
+        limits.too_large(batch.size, costs_task=costs_task)
+        self.any_learnt = True
+        with self._lock:
+            self.too_large_batches.append((limits, batch.observed_ratio))
+
+    def succeed(self, written: Sequence[WrittenBatch], record: Callable[[list[WrittenBatch]], None]) -> None:
+        """End batches that their broker has. ``record`` gets those that had not failed before.
+
+        All of a response at once, as the lock and waking the task cost more than a small batch. ``record``
+        counts their rows before the waiting task can see that they are complete.
+        """
+        with self._lock:
+            first: list[WrittenBatch] = []
+            for ended in written:
+                self._request_ended_locked(ended[0])
+                if ended[0].move_to(BatchState.SUCCEEDED):
+                    first.append(ended)
+            record(first)
+            self.incomplete -= len(first)
+            self._completed.notify_all()
+            self._release_locked(*[batch for batch, _, _ in written])
+
+    def finish(self, batch: ProducerBatch, state: BatchState, record: Callable[[], None]) -> bool:
+        """End a batch by its request's response; False if it had failed before (a late response).
+
+        ``record`` counts the rows. It runs before the waiting task can see that the batch is complete, so
+        that the task never finds a row unaccounted for.
+        """
+        with self._lock:
+            self._request_ended_locked(batch)
+            first = batch.move_to(state)
+            if first:
+                self._complete_locked(record)
+            self._release_locked(batch)
+            return first
+
+    def fail(self, batch: ProducerBatch, record: Callable[[], None]) -> bool:
+        """Fail a batch in any state; False if it is terminal or leased.
+
+        The task writes into a leased batch, so its memory must stay: the caller tries again later. Memory
+        that a request refers to stays until the response.
+        """
+        with self._lock:
+            if batch.terminal or batch.leased:
+                return False
+            batch.move_to(BatchState.FAILED)
+            self._remove_locked(batch)
+            self._complete_locked(record)
+            self._release_locked(batch)
+            return True
+
+    def abort_incomplete(self, record: Callable[[ProducerBatch], None], *, end_leases: bool) -> None:
+        """Fail all batches that are left and release their memory. Every connection must be closed.
+
+        ``end_leases``: the task has ended, so no thread writes into its batches any more.
+        """
+        with self._lock:
+            for batch in list(self.live):
+                if batch.leased and not end_leases:
+                    continue
+                batch.leased = False
+                batch.request_references = 0
+                if not batch.terminal:
+                    batch.move_to(BatchState.FAILED)
+                    self._remove_locked(batch)
+                    self._complete_locked(partial(record, batch))
+                self._release_locked(batch)
+
+    def _complete_locked(self, record: Callable[[], None]) -> None:
+        record()
+        self.incomplete -= 1
+        self._completed.notify_all()
+
+    @property
+    def holds_memory(self) -> bool:
+        return bool(self.live)
+
+    def held_bytes(self, muted: Container[TopicPartition]) -> int:
+        """Bytes of memory of these partitions' batches, whatever their state."""
+        with self._lock:
+            return sum(batch.buffer.capacity for batch in self.live if batch.partition in muted)
+
+    def unacknowledged_records(self) -> int:
+        """The number of rows that were sent and perhaps written, but have no final state."""
+        with self._lock:
+            sent = (b for b in self.live if b.attempts and not b.terminal)
+            return sum(0 if batch.letters else batch.record_count for batch in sent)
+
+    def waiting_rows(self) -> dict[TopicPartition, tuple[int, float]]:
+        """By partition, the rows without a final state, and when the first of them were appended."""
+        found: dict[TopicPartition, tuple[int, float]] = {}
+        with self._lock:
+            for batch in self.live:
+                if not batch.terminal and not batch.letters:
+                    rows, since_ms = found.get(batch.partition, (0, math.inf))
+                    found[batch.partition] = rows + batch.record_count, min(since_ms, batch.created_ms)
+        return found
+
+    def expired(self, now_ms: float) -> tuple[list[ProducerBatch], float]:
+        """Queued batches older than delivery.timeout.ms, and the milliseconds until there may be others."""
+        timeout = self.options.delivery_timeout_ms
+        found: list[ProducerBatch] = []
+        delay = math.inf
+        with self._lock:
+            for partition in self.waiting:
+                for batch in partition.batches:
+                    # All of them, as one that came from another partition may be older than those before it.
+                    left = batch.created_ms + timeout - now_ms
+                    if left > 0:
+                        delay = min(delay, left)
+                    elif batch.leased:
+                        delay = min(delay, LEASE_MS)
+                    else:
+                        found.append(batch)
+        return found, delay
+
+    def queued_batches_snapshot(self) -> list[ProducerBatch]:
+        with self._lock:
+            return [batch for partition in self.waiting for batch in partition.batches]

@@ -1,0 +1,563 @@
+"""Rows into batches, on the task's thread, in append passes.
+
+A pass decides under the accumulator's lock which rows go to which batch, then encodes and writes without it.
+Where memory is short the pass ends there, and the task waits for memory while it holds no lease.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from copy import copy
+
+import numpy as np
+
+from kafka_sink.activity import BROKER, MEMORY, TaskActivity
+from kafka_sink.clock import Clock
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.topic_limits import TopicLimits
+from kafka_sink.engine.accumulator import RecordAccumulator
+from kafka_sink.engine.batch import BatchState, ProducerBatch
+from kafka_sink.errors import BufferExhaustedError, DeliveryError
+from kafka_sink.memory.allocator import BufferAllocator
+from kafka_sink.memory.buffer import ChunkedBuffer
+from kafka_sink.model import TopicPartition
+from kafka_sink.records import batch_header, encoder
+from kafka_sink.records.encoder import RowRange
+from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.rows.partitioner import BatchCapacity
+
+_log = logging.getLogger(__name__)
+# How often a waiting task looks whether the mute has ended: the end of a mute sends no signal.
+_LOOK_MS = 50.0
+# A task waits for at most 1/16 of the pool: small grants come sooner, and the
+# batch grows on without blocking once memory is free again.
+_BLOCKING_DIVISOR = 16
+# Raw rows for which `full` waits, in batch.size.
+_FULL_SHARE = 4
+# New batches for which the pool is asked in one call: so many chunks take it some 50 us.
+_OPENED_AT_ONCE = 128
+# A batch's header, and at least what a codec writes around a block of rows that do not shrink.
+_FRAME_BYTES = batch_header.SIZE + 64
+# Sealed batches go to the sender as soon as they have so many bytes of rows. To take the lock and wake the
+# sender costs as much as to seal a batch of a few rows.
+_GROUP_BYTES = 65_536
+
+
+class MutedMemoryLimit:
+    """Used by the task's thread. ``limit_bytes`` of buffer.memory may be held by muted partitions.
+
+    ``mutes`` gives the muted partitions and is false if there are none. ``explain`` says why one is muted.
+    """
+
+    def __init__(
+        self,
+        accumulator: RecordAccumulator,
+        limit_bytes: int,
+        mutes: Callable[[], Container[TopicPartition]],
+        explain: Callable[[TopicPartition], str | None],
+        clock_ms: Clock,
+    ) -> None:
+        self.mutes = mutes
+        self.waited_ms = 0.0
+        self._accumulator = accumulator
+        self._limit_bytes = limit_bytes
+        self._explain = explain
+        self._clock_ms = clock_ms
+        self._said = False
+
+    def wait(self, needs: Sequence[tuple[TopicPartition, int]], check: Callable[[], None]) -> int:
+        """How many of these runs may go, the first at least. A run is a partition and the bytes of its rows.
+
+        Waits until enough memory is free or the first is no longer muted. The caller holds no lease, and no
+        memory outside of batches. ``check`` raises when the task is lost. Raises DeliveryError naming
+        the cause of the mute after delivery.timeout.ms.
+        """
+        if taken := self._may_go(needs):
+            return taken
+        partition = needs[0][0]
+        started_ms = self._clock_ms()
+        timeout_ms = self._accumulator.options.delivery_timeout_ms
+        self._say(partition)
+        try:
+            while not (taken := self._may_go(needs)):
+                if self._clock_ms() - started_ms >= timeout_ms:
+                    raise DeliveryError(
+                        f"rows for {partition} waited kafka.delivery.timeout.ms = {timeout_ms:.0f} ms for a "
+                        f"muted partition: {self._explain(partition)}"
+                    )
+                self._accumulator.await_change(_LOOK_MS / 1000)
+                check()
+        finally:
+            self.waited_ms += self._clock_ms() - started_ms
+        return taken
+
+    def _may_go(self, needs: Sequence[tuple[TopicPartition, int]]) -> int:
+        mutes = self.mutes()
+        if not mutes:
+            self._said = False
+            return len(needs)
+        held = self._accumulator.held_bytes(mutes)
+        for taken, (partition, needed) in enumerate(needs):
+            if partition not in mutes:
+                continue
+            # If no memory is held, one run may always go, however large it is.
+            if held and held + needed > self._limit_bytes:
+                return taken
+            held += needed
+        return len(needs)
+
+    def _say(self, partition: TopicPartition) -> None:
+        if self._said:
+            return
+        self._said = True
+        _log.warning(
+            "rows with a key or a partition column wait for %s, as such rows hold all that muted partitions "
+            "may (%d bytes): %s. Where keys spread over all partitions this stops the task until the broker "
+            "is back, for kafka.delivery.timeout.ms = %.0f ms at most. "
+            "kafka.partitioner.spread.keys.when.muted=true sends rows with keys to other partitions "
+            "meanwhile; rows of one key are then in several partitions",
+            partition,
+            self._limit_bytes,
+            self._explain(partition),
+            self._accumulator.options.delivery_timeout_ms,
+        )
+
+
+class AppendPass:
+    """Rows ``start`` to ``stop`` of a table, the batches that they go to, and those that are full after it.
+
+    ``ranges[i]`` are the rows of ``batches[i]``, counted from ``start`` on. Each batch is leased from
+    ``plan`` to ``end``, a closed one until it is sealed. Where memory is short, the pass ends, and
+    ``missing`` is what the next one needs: bytes, the row up to which they are for, and the bytes of the
+    first record alone.
+    """
+
+    def __init__(
+        self,
+        accumulator: RecordAccumulator,
+        allocator: BufferAllocator,
+        ordered: OrderedRows,
+        start: int,
+        stop_run: int,
+        now_ms: float,
+        *,
+        letters: bool = False,
+    ) -> None:
+        """Rows from ``start`` up to run ``stop_run``. ``letters``: they are dead letters."""
+        self.ordered = ordered
+        self.start = start
+        self.stop = ordered.starts[stop_run]
+        self.batches: list[ProducerBatch] = []
+        self.ranges: list[RowRange] = []
+        self.closed: list[ProducerBatch] = []
+        self.missing: tuple[int, int, int] | None = None
+        self._accumulator = accumulator
+        self._allocator = allocator
+        self._batch_size = accumulator.options.batch_size
+        self._stop_run = stop_run
+        self._now_ms = now_ms
+        self._letters = letters
+        self._limits: list[TopicLimits] = []
+        # Memory for new batches.
+        self._taken: list[ChunkedBuffer] = []
+        self._opened = False
+
+    # -- planning: under the accumulator's lock -----------------------------------------------------
+
+    def plan(self, granted: ChunkedBuffer | None = None, granted_stop: int = 0) -> None:
+        """Place rows, fix offsets and base timestamps, and take memory. Encodes nothing.
+
+        ``granted`` is memory for the first rows, up to ``granted_stop``, that was waited for. If it does not
+        hold the whole run, the pass ends after it. What fails gives back all memory that no batch has.
+        """
+        for limits, ratio in self._accumulator.too_large_batches:
+            limits.relearn(ratio)
+        self._accumulator.too_large_batches.clear()
+        try:
+            if granted is not None:
+                self._taken.append(granted)
+            self._place(granted, granted_stop)
+        except BaseException:
+            owned = {id(batch.buffer) for batch in self._accumulator.live}
+            for buffer in self._taken:
+                if id(buffer) not in owned:
+                    buffer.release()
+            raise
+
+    def _place(self, granted: ChunkedBuffer | None, granted_stop: int) -> None:
+        accumulator, ordered, start = self._accumulator, self.ordered, self.start
+        starts, at_run = ordered.starts, ordered.bound_at_run
+        opened = first = ordered.run_of(start)
+        for run in range(first, self._stop_run):
+            if run < opened:
+                continue
+            start = max(start, starts[run])
+            stop = starts[run + 1]
+            partition = accumulator.partition(ordered.partitions[run])
+            limits = accumulator.limits_of(partition.id.topic)
+            tail = partition.batches[-1] if partition.batches else None
+            if granted is not None:
+                # It may be smaller than the batch: the next pass looks at the rest.
+                self._open(granted, partition, limits, start, granted_stop)
+                start, granted = granted_stop, None
+            # The common cases by far: a short run, and its batch, or a new one, takes all of it.
+            elif start == starts[run] and tail is not None and tail.state is BatchState.OPEN:
+                fits = limits.rows_that_fit(ordered, start, stop, tail) == stop
+                if fits and self._extend(tail, limits, start, stop, at_run[run + 1] - at_run[run]):
+                    continue
+                start = self._place_run(partition, limits, start, stop)
+            else:
+                if start == starts[run]:
+                    opened = self._open_for_runs(run, min(self._stop_run, run + _OPENED_AT_ONCE))
+                    if run < opened:
+                        continue
+                start = self._place_run(partition, limits, start, stop)
+            if start < stop:
+                self.stop = start
+                return
+
+    def _add(self, batch: ProducerBatch, limits: TopicLimits, start: int, stop: int) -> None:
+        batch.leased = True
+        batch.free &= self.ordered.free
+        self.batches.append(batch)
+        self._limits.append(limits)
+        first = self.start
+        self.ranges.append(RowRange(start - first, stop - first, batch.record_count, batch.base_timestamp))
+
+    def _close(self, batch: ProducerBatch) -> None:
+        """``batch`` takes no more rows. It is sealed after this pass's rows are in, and leased till then."""
+        batch.leased = True
+        self._accumulator.close(batch)
+        self.closed.append(batch)
+
+    def _extend(self, tail: ProducerBatch, limits: TopicLimits, start: int, stop: int, bound: int) -> bool:
+        """Put rows of ``bound`` bytes at most, which an open batch has room for, into it if memory allows."""
+        projected = tail.projected_size_with(bound + self.ordered.surplus(stop - start, tail.base_timestamp))
+        if projected > tail.buffer.capacity:
+            if tail.codec is None:
+                # These rows have room by their exact sizes, so the batch stays within the limit even where
+                # the upper bound exceeds it.
+                projected = min(projected, limits.write_limit)
+            if self._allocator.pool.overdrawn or not tail.buffer.grow(projected):
+                return False
+        elif tail.codec is not None and self._allocator.pool.overdrawn:
+            return False
+        self._add(tail, limits, start, stop)
+        return True
+
+    def _open(
+        self, buffer: ChunkedBuffer, partition: Partition, limits: TopicLimits, start: int, stop: int
+    ) -> None:
+        """Make a batch in this memory the partition's last, with rows ``start`` to ``stop``."""
+        options = self._accumulator.options
+        batch = ProducerBatch(
+            partition,
+            buffer,
+            self._accumulator.codec,
+            options.compression_type,
+            limits.ratio,
+            self.ordered.timestamp(start),
+            self._now_ms,
+        )
+        batch.free = self.ordered.free
+        batch.letters = self._letters
+        self._accumulator.enqueue(partition, batch)
+        self._opened = True
+        self._add(batch, limits, start, stop)
+
+    def _open_for_runs(self, run: int, stop_run: int) -> int:
+        """Put whole runs from ``run`` on into new batches, up to the first whose partition has an open batch,
+        that may not fit, or that the pool has no memory for. Return that run."""
+        ordered, accumulator = self.ordered, self._accumulator
+        starts, at_run = ordered.starts, ordered.bound_at_run
+        found: list[tuple[Partition, TopicLimits]] = []
+        sizes: list[int] = []
+        for number in range(run, stop_run):
+            partition = accumulator.partition(ordered.partitions[number])
+            if partition.batches and partition.batches[-1].state is BatchState.OPEN:
+                break
+            limits = accumulator.limits_of(partition.id.topic)
+            rows, bound = starts[number + 1] - starts[number], at_run[number + 1] - at_run[number]
+            size = limits.new_batch_bytes_of_run(rows, bound, ordered.largest_bound)
+            if size is None or (self._allocator.full and size > self._batch_size):
+                break
+            found.append((partition, limits))
+            sizes.append(size)
+        buffers = self._allocator.try_open_all(sizes)
+        self._taken += buffers
+        for (partition, limits), buffer in zip(found, buffers, strict=False):
+            self._open(buffer, partition, limits, starts[run], starts[run + 1])
+            run += 1
+        return run
+
+    def _place_run(self, partition: Partition, limits: TopicLimits, start: int, stop: int) -> int:
+        """Place a run in as many batches as it needs; return the first row without a place."""
+        while start < stop:
+            tail = partition.batches[-1] if partition.batches else None
+            if tail is not None and tail.state is BatchState.OPEN:
+                start = self._place_in_tail(tail, limits, start, stop)
+                if start == stop:
+                    break
+                # Full, or the pool is exhausted: the sender can take it either way before anything blocks.
+                self._close(tail)
+                continue
+            end = self._place_in_new_batch(partition, limits, start, stop)
+            if end == start:
+                break
+            start = end
+            if start < stop:
+                self._close(partition.batches[-1])
+        return start
+
+    def _place_in_tail(self, tail: ProducerBatch, limits: TopicLimits, start: int, stop: int) -> int:
+        """Put rows into an open batch as far as room and memory go; return the first row beyond."""
+        ordered = self.ordered
+        end = limits.rows_that_fit(ordered, start, stop, tail)
+        if end > start and not self._extend(tail, limits, start, end, ordered.bound(start, end)):
+            # Memory is short: as many rows as fit into the rest of it.
+            surplus = ordered.surplus(end - start, tail.base_timestamp)
+            limit = tail.buffer.capacity + tail.buffer.growable_bytes
+            end = min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), end)
+            if end <= start or not self._extend(tail, limits, start, end, ordered.bound(start, end)):
+                return start
+        return end
+
+    def _place_in_new_batch(self, partition: Partition, limits: TopicLimits, start: int, stop: int) -> int:
+        """Open a batch and put rows into it; return the first row beyond, ``start`` where the pool
+        is short of memory."""
+        ordered, full = self.ordered, self._allocator.full
+        first_record = _FRAME_BYTES + ordered.bound(start, start + 1)
+        end = most = limits.rows_that_fit(ordered, start, stop)
+        size = limits.new_batch_bytes(ordered, start, end)
+        buffer = self._allocator.try_open(size, first_record)
+        if buffer is None and full and size > self._batch_size:
+            # Open batches may have used up what rows may take beside their buffers. Some fit into the buffer.
+            end = ordered.rows_within(start, most, self._batch_size - _FRAME_BYTES)
+            buffer = self._allocator.try_open(limits.new_batch_bytes(ordered, start, end), first_record)
+        if buffer is None:
+            share = max(self._allocator.pool.total_bytes // _BLOCKING_DIVISOR, 1)
+            if full:
+                # The pool gives batch.size in any case. Compressed, fewer rows would fill little of it.
+                share = max(share, _FULL_SHARE * self._batch_size)
+            end = ordered.rows_within(start, most, share)
+            self.missing = limits.new_batch_bytes(ordered, start, end), end, first_record
+            return start
+        self._taken.append(buffer)
+        self._open(buffer, partition, limits, start, end)
+        return end
+
+    # -- carrying out -------------------------------------------------------------------------------
+
+    def encode(self) -> None:
+        """Write the rows into their batches, without the lock."""
+        ordered, ranges = self.ordered, self.ranges
+        if not ranges:
+            return
+        timestamps = ordered.timestamps(self.start, self.stop)
+        if isinstance(timestamps, int):
+            latest = [timestamps] * len(ranges)
+        else:
+            latest = np.maximum.reduceat(timestamps, [rows.start for rows in ranges]).tolist()
+        encoded = encoder.encode(ordered.columns.slice(self.start, self.stop), timestamps, ranges)
+        for batch, rows, records, max_timestamp in zip(self.batches, ranges, encoded, latest, strict=True):
+            batch.append(records, rows.stop - rows.start, max_timestamp)
+
+    def end(self) -> bool:
+        """Close full batches and end the others' leases, under the lock. Return whether to wake the
+        sender."""
+        # One iteration per partition: for short runs, calls are most of the cost.
+        for batch, limits in zip(self.batches, self._limits, strict=True):
+            if batch.state is not BatchState.OPEN:
+                # A closed batch stays leased until it is sealed.
+                continue
+            # Most batches are far from full: runs are short where partitions are many.
+            if batch.buffer.overflowed or (
+                2 * batch.raw_bytes >= limits.write_limit and limits.is_full(batch)
+            ):
+                # A batch that outgrew what was reserved for it goes early; a full batch need not wait for a
+                # row that it does not take.
+                self._close(batch)
+            else:
+                batch.leased = False
+        # The sender sleeps until a batch that it knows is due, so new batches and batches that it found
+        # leased must wake it.
+        wake = self._opened or self._accumulator.leased_batch_skipped
+        self._accumulator.leased_batch_skipped = False
+        return wake
+
+
+class RecordAppender:
+    def __init__(
+        self,
+        accumulator: RecordAccumulator,
+        clock_ms: Clock,
+        wake_sender: Callable[[], None],
+        muted_memory_limit: MutedMemoryLimit | None = None,
+        activity: TaskActivity | None = None,
+    ) -> None:
+        self._activity = TaskActivity(clock_ms) if activity is None else activity
+        self.encode_ms = 0.0
+        self.pool_wait_ms = 0.0
+        self._accumulator = accumulator
+        self._options = accumulator.options
+        self._allocator = accumulator.allocator
+        self._letters = False
+        self._clock_ms = clock_ms
+        self._wake_sender = wake_sender
+        self._muted_memory_limit = muted_memory_limit
+        # Of max.block.ms, what the present rows' wait for metadata has taken.
+        self._waited_ms = 0.0
+
+    def for_letters(self, allocator: BufferAllocator) -> RecordAppender:
+        """An appender of dead letters, on the same thread. They have memory of their own, so that they can be
+        written while this appender waits for memory that rejected rows hold."""
+        found = copy(self)
+        found._allocator = allocator
+        found._letters = True
+        found._muted_memory_limit = None
+        return found
+
+    def append(self, ordered: OrderedRows, check: Callable[[], None], waited_ms: float = 0.0) -> None:
+        """Take all rows, waiting up to max.block.ms for memory where it is short.
+
+        ``waited_ms`` is how long these rows have waited for metadata. As in Kafka's producer the first wait
+        for memory is shorter by that.
+        ``check`` raises when the task is already lost; it is called between passes and in waits. Raises
+        BufferExhaustedError when no memory came free in time, DeliveryError where rows for a muted partition
+        waited for delivery.timeout.ms.
+        """
+        self._waited_ms = waited_ms
+        limit, count = self._muted_memory_limit, len(ordered.partitions)
+        mutes = () if limit is None else limit.mutes()
+        if limit is None or not mutes:
+            self._append_runs(ordered, 0, count, check)
+            return
+        # Rows for healthy partitions go first. A partition has one run, so its order is kept.
+        muted = [run for run, partition in enumerate(ordered.partitions) if partition in mutes]
+        muted_runs = set(muted)
+        for run, stop in _neighbours([run for run in range(count) if run not in muted_runs]):
+            self._append_runs(ordered, run, stop, check)
+        while muted:
+            needs = [
+                (ordered.partitions[run], ordered.bound(ordered.starts[run], ordered.starts[run + 1]))
+                for run in muted
+            ]
+            with self._activity.waiting(BROKER):
+                taken = limit.wait(needs, check)
+            for run, stop in _neighbours(muted[:taken]):
+                self._append_runs(ordered, run, stop, check)
+            del muted[:taken]
+
+    def _append_runs(self, ordered: OrderedRows, run: int, stop_run: int, check: Callable[[], None]) -> None:
+        row = ordered.starts[run]
+        granted: ChunkedBuffer | None = None
+        granted_stop = 0
+        while True:
+            one = AppendPass(
+                self._accumulator,
+                self._allocator,
+                ordered,
+                row,
+                stop_run,
+                self._clock_ms(),
+                letters=self._letters,
+            )
+            with self._accumulator.planning():
+                one.plan(granted, granted_stop)
+            self.carry_out(one)
+            check()
+            row = one.stop
+            if row == ordered.starts[stop_run]:
+                return
+            granted = None
+            if one.missing is not None:
+                size, granted_stop, first_record = one.missing
+                granted = self._wait_for_memory(size, first_record, check)
+
+    def carry_out(self, one: AppendPass) -> None:
+        """Write what a pass has planned. Takes the accumulator's lock only to end leases."""
+        started = self._clock_ms()
+        one.encode()
+        with self._accumulator.planning():
+            wake = one.end()
+        self._seal(one.closed)
+        self.encode_ms += self._clock_ms() - started
+        if wake:
+            self._wake_sender()
+
+    def _seal(self, closed: list[ProducerBatch]) -> None:
+        """Seal batches and end their leases: of a large batch at once, of small ones together."""
+        group: list[ProducerBatch] = []
+        held = 0
+        for batch in closed:
+            batch.seal()
+            if batch.codec is not None:
+                self._accumulator.limits_of(batch.partition.topic).observe(batch.observed_ratio)
+            group.append(batch)
+            held += batch.raw_bytes
+            if held >= _GROUP_BYTES or batch is closed[-1]:
+                self._accumulator.end_leases(group)
+                self._wake_sender()
+                group, held = [], 0
+
+    def _wait_for_memory(self, size: int, first_record: int, check: Callable[[], None]) -> ChunkedBuffer:
+        def watch() -> None:
+            # Only now, with this request in line: a sender woken earlier could find no waiter and sleep on
+            # until linger is over.
+            self._wake_sender()
+            # Nothing more of a lost task is sent, so no memory would come free.
+            check()
+
+        started = self._clock_ms()
+        waited_ms, self._waited_ms = self._waited_ms, 0.0
+        try:
+            with self._activity.waiting(MEMORY):
+                left_ms = max(self._options.max_block_ms - waited_ms, 0.0)
+                return self._allocator.open(size, left_ms, watch, first_record)
+        except BufferExhaustedError as error:
+            if waited_ms < 1.0:
+                raise
+            raise BufferExhaustedError(
+                f"{error}; the wait for metadata had taken {waited_ms:.0f} ms"
+            ) from None
+        finally:
+            self.pool_wait_ms += self._clock_ms() - started
+
+    def batch_room(self, partition: TopicPartition, row_bytes: float) -> BatchCapacity:
+        """How many bytes of rows of about ``row_bytes`` the partition's batches take before they are full."""
+        limits = self._accumulator.limits_of(partition.topic)
+        with self._accumulator.planning():
+            tail = self._accumulator.open_batch(partition)
+            left = None if tail is None else limits.room(row_bytes, tail)
+            return BatchCapacity(left, limits.room(row_bytes))
+
+    def flush(self, partitions: Collection[TopicPartition] | None = None) -> None:
+        """Close and seal every open batch on the task's thread; the sender drains them meanwhile.
+
+        With ``partitions`` only theirs, and later batches linger again.
+        """
+        accumulator = self._accumulator
+        with accumulator.planning():
+            if partitions is None:
+                accumulator.flushing = True
+                closed = accumulator.open_batches()
+            else:
+                found = (accumulator.open_batch(partition) for partition in partitions)
+                closed = [batch for batch in found if batch is not None]
+            for batch in closed:
+                batch.leased = True
+                accumulator.close(batch)
+        started = self._clock_ms()
+        self._seal(closed)
+        self.encode_ms += self._clock_ms() - started
+        self._wake_sender()
+
+
+def _neighbours(runs: list[int]) -> Iterator[tuple[int, int]]:
+    """Group ascending numbers without gaps: the first of each group, and one past its last."""
+    first = 0
+    for index, run in enumerate(runs):
+        if index + 1 == len(runs) or runs[index + 1] != run + 1:
+            yield runs[first], run + 1
+            first = index + 1

@@ -1,0 +1,304 @@
+"""How a task's batches ended: counts, offset ranges and the first failure."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Protocol
+from weakref import WeakSet
+
+from kafka_sink.cluster.partition import Partition, PartitionCounts, Range
+from kafka_sink.counts import TaskCounts, TopicMetrics
+from kafka_sink.engine.accumulator import WrittenBatch
+from kafka_sink.errors import DeliveryError
+from kafka_sink.memory.pool import PoolMetrics
+from kafka_sink.model import PartitionResult, TopicPartition
+from kafka_sink.records import batch_header
+
+
+@dataclass(frozen=True, slots=True)
+class Deliveries:
+    """What became of one task's rows. What ``TaskCounts`` has, too, has its name and meaning.
+
+    Dead letters are no rows: ``letters`` counts those that are acknowledged. ``compression_rates`` is the sum
+    over batches of compressed bytes per raw byte. ``moved`` rows went to another partition than the one they
+    were appended to, before they were sent. ``queue_ms`` is the sum over sent batches of the time from a
+    batch's first row to its first request.
+    """
+
+    records: int = 0
+    unconfirmed: int = 0
+    failed: int = 0
+    batches: int = 0
+    raw_bytes: int = 0
+    sent_bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    splits: int = 0
+    letters: int = 0
+    moved: int = 0
+    max_batch_bytes: int = 0
+    compression_rates: float = 0.0
+    sent_batches: int = 0
+    queue_ms: float = 0.0
+    max_queue_ms: float = 0.0
+
+    @property
+    def written(self) -> int:
+        """Rows that are acknowledged, or with acks=0 sent."""
+        return self.records + self.unconfirmed
+
+
+class TaskDeliveries:
+    """A task's deliveries, for one task after the other. Thread-safe: the sender writes, the task reads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards everything below
+        # Those with acknowledged batches, whose counts are of this task.
+        self._partitions: list[Partition] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """All counts start at zero. The last task has no batch left."""
+        with self._lock:
+            for partition in self._partitions:
+                partition.counts = None
+            self._partitions.clear()
+            self._first_failure: tuple[TopicPartition | None, Exception] | None = None
+            self._failed = self._retries = self._splits = self._moved = 0
+            self._requests = self._sent_batches = 0
+            self._queue_ms = self._max_queue_ms = 0.0
+
+    def acknowledged(self, batches: Iterable[WrittenBatch], *, confirmed: bool = True) -> None:
+        """Brokers have these batches; ``confirmed`` unless acks is 0."""
+        with self._lock:
+            for batch, base_offset, log_append_time_ms in batches:
+                counts = batch.home.counts
+                if counts is None:
+                    counts = batch.home.counts = PartitionCounts()
+                    self._partitions.append(batch.home)
+                records, raw_bytes, sent_bytes = batch.record_count, batch.raw_bytes, batch.buffer.size
+                counts.records += records
+                if batch.letters:
+                    counts.letters += records
+                elif not confirmed:
+                    counts.unconfirmed += records
+                counts.batches += 1
+                counts.sent_bytes += sent_bytes
+                counts.raw_bytes += raw_bytes
+                if sent_bytes > counts.max_batch_bytes:
+                    counts.max_batch_bytes = sent_bytes
+                counts.compression_rates += (sent_bytes - batch_header.SIZE) / raw_bytes if raw_bytes else 1.0
+                if log_append_time_ms > counts.log_append_time_ms:
+                    counts.log_append_time_ms = log_append_time_ms
+                if base_offset >= 0:
+                    counts.extend(base_offset, base_offset + records - 1)
+
+    def failed(self, partition: TopicPartition | None, records: int, cause: Exception) -> None:
+        """A batch (or, without a partition, the producer) failed. The first cause is kept."""
+        with self._lock:
+            self._failed += records
+            if self._first_failure is None:
+                self._first_failure = (partition, cause)
+
+    def count(self, *, retries: int = 0, splits: int = 0, moved: int = 0) -> None:
+        """Add to the counts that belong to no partition."""
+        with self._lock:
+            self._retries += retries
+            self._splits += splits
+            self._moved += moved
+
+    def sent(self, queue_ms: Sequence[float]) -> None:
+        """A request goes out. ``queue_ms``: how long its batches waited that were never sent before."""
+        with self._lock:
+            self._requests += 1
+            if queue_ms:
+                self._sent_batches += len(queue_ms)
+                self._queue_ms += sum(queue_ms)
+                self._max_queue_ms = max(self._max_queue_ms, *queue_ms)
+
+    def _by_partition(self) -> list[tuple[TopicPartition, PartitionCounts]]:
+        return [(one.id, one.counts) for one in self._partitions if one.counts is not None]
+
+    def counts(self) -> Deliveries:
+        """All as of one moment."""
+        with self._lock:
+            counts = [one for _, one in self._by_partition()]
+            letters, unconfirmed = sum(one.letters for one in counts), sum(one.unconfirmed for one in counts)
+            return Deliveries(
+                records=sum(one.records for one in counts) - letters - unconfirmed,
+                unconfirmed=unconfirmed,
+                failed=self._failed,
+                batches=sum(one.batches for one in counts),
+                raw_bytes=sum(one.raw_bytes for one in counts),
+                sent_bytes=sum(one.sent_bytes for one in counts),
+                requests=self._requests,
+                retries=self._retries,
+                splits=self._splits,
+                letters=letters,
+                moved=self._moved,
+                max_batch_bytes=max((one.max_batch_bytes for one in counts), default=0),
+                compression_rates=sum(one.compression_rates for one in counts),
+                sent_batches=self._sent_batches,
+                queue_ms=self._queue_ms,
+                max_queue_ms=self._max_queue_ms,
+            )
+
+    def topics(self) -> dict[str, TopicMetrics]:
+        """The counts by topic, in the order of their first batches."""
+        found: dict[str, list[int]] = {}
+        with self._lock:
+            for partition, counts in self._by_partition():
+                sums = found.setdefault(partition.topic, [0, 0, 0, 0])
+                sums[0] += counts.records
+                sums[1] += counts.sent_bytes
+                sums[2] += counts.raw_bytes
+                sums[3] += counts.batches
+        return {topic: TopicMetrics(*sums) for topic, sums in found.items()}
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a batch or the producer has failed."""
+        return self._first_failure is not None
+
+    def raise_failure(self, rows: int, unacknowledged: int, skipped: int = 0) -> None:
+        """Raise DeliveryError with the first cause if anything failed.
+
+        The task has appended ``rows``. ``unacknowledged`` of them were sent and have no response yet,
+        ``skipped`` can never be written.
+        """
+        failure = self._first_failure
+        if failure is None:
+            return
+        partition, cause = failure
+        counts = self.counts()
+        where = "" if partition is None else f" to {partition}"
+        never = max(rows - counts.written - counts.failed - unacknowledged - skipped, 0)
+        unconfirmed = f"{counts.unconfirmed} unconfirmed, " if counts.unconfirmed else ""
+        left_out = f"{skipped} skipped ({counts.letters} dead letters acknowledged), " if skipped else ""
+        raise DeliveryError(
+            f"delivery{where} failed: {cause} "
+            f"[{counts.records} rows acknowledged, {unconfirmed}{left_out}"
+            f"{counts.failed} failed, "
+            f"{unacknowledged} sent without a response, {never} never sent]"
+        ) from cause
+
+    def partitions(self) -> tuple[PartitionResult, ...]:
+        """Per partition, ordered by topic and partition, with neighbouring offset ranges merged."""
+        with self._lock:
+            return tuple(
+                PartitionResult(
+                    topic=partition.topic,
+                    partition=partition.partition,
+                    records=counts.records,
+                    batches=counts.batches,
+                    bytes=counts.sent_bytes,
+                    raw_bytes=counts.raw_bytes,
+                    offset_ranges=merge_ranges(counts.ranges),
+                    log_append_time_ms=counts.log_append_time_ms,
+                )
+                for partition, counts in sorted(self._by_partition(), key=itemgetter(0))
+            )
+
+
+def merge_ranges(ranges: list[Range]) -> tuple[Range, ...]:
+    """Inclusive ranges in ascending order, neighbours joined."""
+    if len(ranges) <= 1:
+        return tuple(ranges)
+    merged: list[Range] = []
+    for first, last in sorted(ranges):
+        if merged and first == merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], last)
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+# -- a producer's metrics under Kafka's names, and the live producers of this process ----------------------
+
+
+Metrics = dict[str, float]
+
+
+class HasMetrics(Protocol):
+    """A producer, as far as its metrics are concerned."""
+
+    def metrics(self) -> Metrics: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowMetrics:
+    """Of a task's rows on their way to batches. Times are milliseconds, sizes bytes.
+
+    ``metadata_age_ms`` is that of the brokers' last list of themselves, 0 before the first.
+    ``muted_partitions`` get no rows now.
+    """
+
+    largest_record: int = 0
+    metadata_wait_ms: float = 0.0
+    metadata_age_ms: float = 0.0
+    muted_partitions: int = 0
+
+
+def task_metrics(
+    pool: PoolMetrics,
+    before: PoolMetrics,
+    counts: Deliveries,
+    totals: TaskCounts,
+    rows: RowMetrics,
+) -> Metrics:
+    """The metrics of one task. ``before`` is the pool when the task began.
+
+    Averages are 0.0 before the first batch is sent or acknowledged. docs/metrics.md explains each metric.
+    """
+    values: Metrics = dict(pool.by_kafka_name())
+    began = before.by_kafka_name()
+    for name in ("bufferpool-wait-time-ns-total", "buffer-exhausted-total", "buffer-heap-bytes-total"):
+        values[name] -= began[name]
+    batches = counts.batches
+    values["batch-size-avg"] = counts.sent_bytes / batches if batches else 0.0
+    values["batch-size-max"] = counts.max_batch_bytes
+    values["compression-rate-avg"] = counts.compression_rates / batches if batches else 0.0
+    values["batch-split-total"] = counts.splits
+    values["record-queue-time-avg"] = counts.queue_ms / counts.sent_batches if counts.sent_batches else 0.0
+    values["record-queue-time-max"] = counts.max_queue_ms
+    values["record-size-avg"] = counts.raw_bytes / counts.written if counts.written else 0.0
+    values["record-size-max"] = rows.largest_record
+    values["metadata-age"] = rows.metadata_age_ms / 1000
+    values["metadata-wait-time-ns-total"] = int(rows.metadata_wait_ms * 1e6)
+    values["record-moved-total"] = counts.moved
+    values["muted-partitions"] = rows.muted_partitions
+    values["breaker-trips-total"] = totals.breaker_trips
+    values["breaker-probes-total"] = totals.breaker_probes
+    return values
+
+
+class LiveProducers:
+    """The producers of this process that are not closed. Thread-safe. Keeps no producer alive."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the attribute below
+        self._living: WeakSet[HasMetrics] = WeakSet()
+        # For the life of the process.
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        """A fork copies the parent's producers without their threads; another may have held the lock."""
+        self._lock = threading.Lock()
+        self._living = WeakSet()
+
+    def add(self, producer: HasMetrics) -> None:
+        with self._lock:
+            self._living.add(producer)
+
+    def discard(self, producer: HasMetrics) -> None:
+        with self._lock:
+            self._living.discard(producer)
+
+    def metrics(self) -> list[Metrics]:
+        with self._lock:
+            living = list(self._living)
+        return [producer.metrics() for producer in living]

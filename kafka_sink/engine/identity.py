@@ -1,0 +1,244 @@
+"""The idempotent producer's id and epoch (KIP-98, KIP-360). Sequences are their partitions' own.
+
+A restart, after a broker has lost its state of this producer, begins a partition's sequences at 0 under the
+next epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from kafka_sink import kafka_errors
+from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.engine.batch import ProducerBatch
+from kafka_sink.errors import DeliveryError, KafkaSinkError
+from kafka_sink.network import apis, requests
+from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.client import NetworkClient
+from kafka_sink.network.requests import ProducerIdResponse
+from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+
+_LAST_EPOCH = (1 << 15) - 1
+_FINAL_ERRORS = frozenset(
+    {
+        kafka_errors.CLUSTER_AUTHORIZATION_FAILED,
+        kafka_errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        kafka_errors.UNSUPPORTED_VERSION,
+    }
+)
+_NO_ID = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+
+
+class ProducerIdentity:
+    """Used by the sender's thread only. Times are milliseconds."""
+
+    transactional_id: str | None = None
+    # Whether partitions are added to the transaction before their first batch: transaction protocol 1.
+    adds_partitions = False
+
+    def __init__(self, backoff: ExponentialBackoff) -> None:
+        self.producer_id, self.producer_epoch = _NO_ID
+        self.last_error: str | None = None
+        # Increases when the id is given up.
+        self.generation = 0
+        self._backoff = backoff
+        self._failures = 0
+        self._not_before_ms = 0.0
+        self._requested = False
+        # Partitions with sequences of this producer, and those whose sequences restart or have a gap.
+        self._written: set[Partition] = set()
+        self.to_mend: set[Partition] = set()
+
+    # -- the id -----------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is an id to write with."""
+        return self.producer_id != NO_PRODUCER_ID
+
+    def refresh(
+        self,
+        network: NetworkClient,
+        request_timeout_ms: float,
+        fail: Callable[[KafkaSinkError], object],
+        now_ms: float,
+    ) -> float:
+        """Ask for an id where it is missing; return the milliseconds until there may be something to do.
+
+        ``fail`` gets an error where no retry can help.
+        """
+        if self._requested:
+            return math.inf
+        if now_ms < self._not_before_ms:
+            return self._not_before_ms - now_ms
+        # A bootstrap address may lead to another cluster by now, where another producer has the id.
+        connection, delay = network.connection_to_ask(now_ms, known_only=True)
+        if connection is None:
+            return delay
+        # A request of an earlier generation went to another cluster.
+        generation = self.generation
+
+        def on_response(response: ProducerIdResponse, at_ms: float) -> None:
+            failure = self.on_response(response, at_ms) if generation == self.generation else None
+            if failure is not None:
+                fail(failure)
+
+        def on_failure(cause: Exception, _: bool, at_ms: float) -> None:
+            if generation == self.generation:
+                self.on_failure(at_ms, cause)
+
+        version = connection.api_version(apis.INIT_PRODUCER_ID)
+        body = requests.encode_init_producer_id(version, self.producer_id, self.producer_epoch)
+        self._requested = True
+        request = Request(apis.INIT_PRODUCER_ID, version, [body], request_timeout_ms, on_response, on_failure)
+        network.send(connection, request, now_ms)
+        return math.inf
+
+    def on_response(self, response: ProducerIdResponse, now_ms: float) -> KafkaSinkError | None:
+        """Take the id; return an error where no retry can help."""
+        self._requested = False
+        if response.error_code in _FINAL_ERRORS:
+            return DeliveryError(
+                f"the broker gave no producer id ({kafka_errors.error_of(response.error_code).label}); "
+                "grant IdempotentWrite or Write, or set kafka.enable.idempotence=false"
+            )
+        if response.error_code:
+            self.on_failure(now_ms, kafka_errors.error_of(response.error_code).label)
+            return None
+        self._failures = 0
+        self.last_error = None
+        self.producer_id, self.producer_epoch = response.producer_id, response.producer_epoch
+        return None
+
+    def on_failure(self, now_ms: float, cause: object) -> None:
+        """The request failed; the next one waits for the backoff."""
+        self._requested = False
+        self._failures += 1
+        self.last_error = f"no producer id yet: {cause}"
+        self._not_before_ms = now_ms + self._backoff.delay_ms(self._failures)
+
+    def forget(self) -> None:
+        """Give up the id, or the request for one, because another cluster gave it.
+
+        Raises KafkaSinkError where a batch has been sent with it.
+        """
+        if self._written:
+            raise KafkaSinkError("a producer id that was written with is kept")
+        self.producer_id, self.producer_epoch = _NO_ID
+        self.generation += 1
+        self._requested = False
+
+    # -- sequences: see Partition -------------------------------------------------------------------
+
+    def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
+        """Whether the batch may be sent now without risk to its partition's order."""
+        return batch.home.may_send(batch, now_ms)
+
+    def assign(self, batch: ProducerBatch) -> None:
+        """Give a batch its id, epoch and sequence, unless it has them from an earlier attempt."""
+        if not batch.has_sequence:
+            self._written.add(batch.home)
+            batch.home.assign(batch, (self.producer_id, self.producer_epoch))
+
+    def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
+        """As Partition's. The gap is to be closed."""
+        batch.home.shrunk(batch, pieces)
+        self.to_mend.add(batch.home)
+
+    def request_restart(self, partition: Partition) -> None:
+        """The broker and this producer disagree about the partition's next sequence."""
+        partition.needs_restart = True
+        self.to_mend.add(partition)
+
+    def restarts_due(self) -> list[Partition]:
+        """Partitions whose restart was requested and that have nothing in flight."""
+        return [one for one in self.to_mend if one.needs_restart and not one.is_in_flight]
+
+    def gaps_due(self) -> list[Partition]:
+        """Partitions with dropped records and nothing in flight."""
+        return [one for one in self.to_mend if one.gap is not None and not one.is_in_flight]
+
+    def close_gap(self, partition: Partition) -> None:
+        """As Partition's."""
+        partition.close_gap()
+        if not partition.needs_restart:
+            self.to_mend.discard(partition)
+
+    def restart(self, partition: Partition) -> None:
+        """Start a partition's sequences at 0 under the next epoch, or under a new id after the last epoch.
+
+        Raises KafkaSinkError and changes nothing where a batch is in flight or may have been written.
+        """
+        partition.restart()
+        self.to_mend.discard(partition)
+        if self.producer_epoch >= _LAST_EPOCH:
+            self.producer_id, self.producer_epoch = _NO_ID
+        elif self.ready:
+            self.producer_epoch += 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether every sequence is acknowledged. Only then may another task use the id."""
+        return not self.to_mend and not any(map(attrgetter("unacknowledged"), self._written))
+
+
+class TransactionalIdentity(ProducerIdentity):
+    """The id and epoch of one transaction, which the task's transaction client got.
+
+    It never requests an id, and never restarts sequences: a broker would fence an epoch that it did not
+    give. ``adopt`` is called by the task's thread while nothing is queued.
+    """
+
+    def __init__(self, backoff: ExponentialBackoff) -> None:
+        super().__init__(backoff)
+        # Under protocol 1, those that batches wait for, in the order of their first batch.
+        self.partitions_to_add: dict[Partition, None] = {}
+        # How many transactions there were.
+        self._number = 0
+
+    @property
+    def transaction(self) -> tuple[str | None, int, int]:
+        """The transactional id, producer id and epoch."""
+        return self.transactional_id, self.producer_id, self.producer_epoch
+
+    def adopt(
+        self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
+    ) -> None:
+        """Write with these from now on."""
+        self.leave()
+        self.transactional_id = transactional_id
+        self.producer_epoch = epoch
+        self.adds_partitions = adds_partitions
+        # Last, as it makes the identity ready.
+        self.producer_id = producer_id
+
+    def leave(self) -> None:
+        """Write nothing until the next transaction."""
+        self.producer_id, self.producer_epoch = _NO_ID
+        self.transactional_id = None
+        for partition in self._written:
+            partition.forget_sequences()
+        self._written.clear()
+        self.to_mend.clear()
+        self.partitions_to_add.clear()
+        self._number += 1
+
+    def may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
+        """As ProducerIdentity's, and under protocol 1 only to partitions that belong to the transaction."""
+        if self.adds_partitions and batch.home.transaction != self._number:
+            self.partitions_to_add[batch.home] = None
+            return False
+        return super().may_send(batch, now_ms)
+
+    def added(self, partitions: Iterable[Partition]) -> None:
+        """These belong to the transaction now."""
+        for one in partitions:
+            self.partitions_to_add.pop(one, None)
+            one.transaction = self._number
+
+    def refresh(self, *_: object) -> float:
+        """The task's transaction client asks."""
+        return math.inf

@@ -1,0 +1,590 @@
+"""How batches end: ResponseHandler does what response_classifier decides, fails and expires batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from kafka_sink import timing_bounds
+from kafka_sink.breaker.breaker import Breaker
+from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.cluster.broker import Broker, SentRequest
+from kafka_sink.cluster.metadata import ClusterMetadata
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.dead_letters.rejected_rows import (
+    ROOM_BYTES,
+    DeadLetters,
+    RejectedRecords,
+)
+from kafka_sink.engine import response_classifier
+from kafka_sink.engine.accumulator import LEASE_MS, RecordAccumulator, WrittenBatch
+from kafka_sink.engine.batch import BatchState, ProducerBatch
+from kafka_sink.engine.deliveries import TaskDeliveries
+from kafka_sink.engine.identity import ProducerIdentity
+from kafka_sink.engine.response_classifier import Action, AttemptFacts, Verdict
+from kafka_sink.engine.splitting import BatchSplitter, TakenRecords, take_out
+from kafka_sink.engine.telemetry import ClientTelemetry
+from kafka_sink.errors import (
+    BrokerRefusedError,
+    DeliveryError,
+    RecordTooLargeError,
+    TooManyDeadLettersError,
+)
+from kafka_sink.kafka_errors import TOPIC_AUTHORIZATION_FAILED, error_of
+from kafka_sink.model import Node, TopicPartition
+from kafka_sink.network import produce
+from kafka_sink.options import SinkOptions
+from kafka_sink.printable import printable_list
+
+_log = logging.getLogger(__name__)
+# Attempts of a batch after which a leader that a broker names is followed at once. Brokers that name one
+# another would be asked as fast as they respond.
+_MAX_ATTEMPTS_AT_ONCE = 3
+
+
+class ResponseHandler:
+    """Used by the sender's thread. Times are monotonic milliseconds.
+
+    Batches that were sent expire like queued ones, but keep their memory until the response, because the
+    socket may still read it. ``connection_errors`` returns why connections failed.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts of a producer
+        self,
+        options: SinkOptions,
+        deliveries: TaskDeliveries,
+        accumulator: RecordAccumulator,
+        cluster: ClusterMetadata,
+        identity: ProducerIdentity | None,
+        backoff: ExponentialBackoff,
+        breaker: Breaker,
+        connection_errors: Callable[[], Mapping[Node, Exception]] = dict,
+        dead_letters: DeadLetters | None = None,
+        telemetry: ClientTelemetry | None = None,
+    ) -> None:
+        self._options = options
+        self._deliveries = deliveries
+        self._accumulator = accumulator
+        self._cluster = cluster
+        self._identity = identity
+        self._backoff = backoff
+        self._breaker = breaker
+        self._connection_errors = connection_errors
+        self._dead_letters = dead_letters
+        self._telemetry = telemetry
+        # Partitions with queued rows that are missing from their topic.
+        self._missing: set[Partition] = set()
+        # With thousands of partitions, a look at every batch would be most of a pass's cost.
+        self._none_expires_before_ms = 0.0
+        # Since when, and when last, topics were not authorized; with errors.tolerance=all.
+        self._unauthorized_topics: dict[str, tuple[float, float]] = {}
+        # Rejected batches that wait in their queues until there is room for their dead letters.
+        self._waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
+        self.splitter = BatchSplitter(deliveries, accumulator)
+
+    def send(self, broker: Broker, sent: SentRequest, now_ms: float) -> None:
+        """A Produce request goes out. Raises as ``Broker.send``."""
+        batches = sent.batches.values()
+        broker.send(sent, now_ms)
+        if _log.isEnabledFor(logging.DEBUG):
+            size = sum(batch.size for batch in batches)
+            _log.debug("broker %d: request with %d batch(es) of %d bytes", broker.id, len(batches), size)
+        queue_ms = [now_ms - batch.created_ms for batch in batches if batch.attempts == 1]
+        self._deliveries.sent(queue_ms)
+        if self._telemetry is not None:
+            self._telemetry.on_sent(queue_ms)
+        breaker = self._breaker
+        breaker.due_ms = min(breaker.due_ms, now_ms + breaker.prompt_ms)
+        if breaker.is_busy:
+            breaker.on_send(broker, batches, now_ms)
+
+    def on_failure(self, broker: Broker, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
+        """A broker's oldest request will get no response."""
+        for batch in broker.failed().batches.values():
+            self._cluster.mark_stale(batch.partition.topic, now_ms)
+            verdict = response_classifier.classify_failure(cause, possibly_sent=possibly_sent)
+            self._apply(batch, broker, verdict, now_ms)
+
+    def on_response(self, broker: Broker, answered: produce.ProduceResponse | None, now_ms: float) -> bool:
+        """The response to a broker's oldest request has come; with acks=0 there is none, and the request is
+        written to the socket. Return whether the broker has all batches."""
+        prompt_ms = self._breaker.prompt_ms
+        sent = broker.responded(now_ms, prompt_ms)
+        if now_ms - broker.request_sent_ms > prompt_ms:
+            self._breaker.is_busy = True
+        if answered is None:
+            unconfirmed = [(batch, -1, -1) for batch in sent.batches.values()]
+            self._succeed(unconfirmed, broker, now_ms, confirmed=False)
+            return True
+        # By topic and number: equal to a TopicPartition, and made in a tenth of the time.
+        pending: dict[tuple[str, int], ProducerBatch] = dict(sent.batches.items())
+        succeeded: list[WrittenBatch] = []
+        unknown: list[TopicPartition] = []
+        for response in answered.partitions:
+            topic = response.topic
+            if topic is None:
+                # From version 13 on, responses name topics by their ids.
+                topic = sent.names.get(response.topic_id or b"", "")
+            batch = pending.pop((topic, response.partition), None)
+            if batch is None:
+                unknown.append(TopicPartition(topic, response.partition))
+            elif response.error_code == 0:
+                succeeded.append((batch, response.base_offset, response.log_append_time_ms))
+            else:
+                self._on_error(batch, broker, response, answered.node_endpoints, now_ms)
+        self._succeed(succeeded, broker, now_ms)
+        if unknown:
+            _log.warning(
+                "broker %d responded for %d partitions that were not sent: %s",
+                broker.id,
+                len(unknown),
+                printable_list(map(str, unknown)),
+            )
+        for batch in pending.values():
+            cause = DeliveryError(f"the broker's response left out {batch.partition}")
+            verdict = response_classifier.classify_failure(cause, possibly_sent=True)
+            self._apply(batch, broker, verdict, now_ms)
+        return len(succeeded) == len(sent.batches)
+
+    def _on_error(
+        self,
+        batch: ProducerBatch,
+        broker: Broker,
+        response: produce.ProducePartitionResponse,
+        nodes: Iterable[Node],
+        now_ms: float,
+    ) -> None:
+        newer = False
+        if response.current_leader is not None:
+            newer = self._cluster.leader_hint(
+                batch.partition, *response.current_leader, nodes, response.topic_id
+            )
+        at_once = newer and batch.attempts <= _MAX_ATTEMPTS_AT_ONCE
+        attempt = self._attempt(batch, response, leader_hint_newer=at_once)
+        self._apply(batch, broker, response_classifier.classify_response(attempt), now_ms)
+
+    def _attempt(
+        self, batch: ProducerBatch, response: produce.ProducePartitionResponse, *, leader_hint_newer: bool
+    ) -> AttemptFacts:
+        attempt = AttemptFacts(
+            partition=batch.partition,
+            error_code=response.error_code,
+            error_message=response.error_message,
+            record_errors=response.record_errors,
+            record_count=batch.record_count,
+            size=batch.size,
+            possibly_written=batch.possibly_written,
+            idempotent=self._identity is not None,
+            leader_hint_newer=leader_hint_newer,
+            base_offset=response.base_offset,
+            log_start_offset=response.log_start_offset,
+        )
+        if self._identity is None:
+            return attempt
+        return replace(
+            attempt,
+            is_next_expected=batch.home.is_next(batch),
+            last_acknowledged_offset=batch.home.last_offset,
+            restarted=batch.home.restarted,
+            transactional=self._identity.transactional_id is not None,
+        )
+
+    # -- carrying verdicts out ---------------------------------------------------------------------
+
+    def _succeed(
+        self,
+        batches: Sequence[WrittenBatch],
+        broker: Broker,
+        now_ms: float,
+        *,
+        confirmed: bool = True,
+    ) -> None:
+        """A broker has these batches."""
+        if not batches:
+            return
+        taken = [batch for batch, _, _ in batches]
+        if self._breaker.is_busy:
+            self._breaker.on_complete(broker, taken, None, now_ms)
+        for batch in taken:
+            batch.home.took(broker.request_sent_ms, now_ms)
+        broker.took(taken)
+        if self._unauthorized_topics:
+            for batch in taken:
+                self._unauthorized_topics.pop(batch.partition.topic, None)
+        if self._identity is not None:
+            for batch, base_offset, _ in batches:
+                last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
+                batch.home.acknowledged(batch, last_offset, now_ms)
+        # Counted before the waiting task can see that they are complete.
+        self._accumulator.succeed(batches, partial(self._deliveries.acknowledged, confirmed=confirmed))
+
+    def _apply(self, batch: ProducerBatch, broker: Broker, verdict: Verdict, now_ms: float) -> None:
+        """Carry out the verdict of the classifier. Nothing else ends an attempt that failed."""
+        if verdict.action is Action.SUCCEED:
+            self._succeed([(batch, -1, -1)], broker, now_ms)
+            return
+        cause = verdict.cause or DeliveryError("the broker rejected the batch")
+        self._note_failed_attempt(batch, broker, verdict, cause, now_ms)
+        if verdict.action is Action.SPLIT:
+            self._split(batch, cause)
+        elif self._may_pass(batch, cause, now_ms):
+            self._retry(batch, cause, verdict, now_ms)
+        elif self._skips(batch, verdict):
+            self._skip_records(batch, verdict.unwritable or (), cause)
+        elif verdict.action is Action.FAIL or not self._retries_left(batch, verdict):
+            self._fail_taken(batch, self._with_reason(batch, verdict, cause))
+        else:
+            if verdict.action is Action.RESTART:
+                self._request_restart(batch, cause)
+            self._retry(batch, cause, verdict, now_ms)
+
+    def _note_failed_attempt(
+        self, batch: ProducerBatch, broker: Broker, verdict: Verdict, cause: Exception, now_ms: float
+    ) -> None:
+        self._breaker.on_complete(broker, [batch], cause, now_ms)
+        error_code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
+        broker.refused(batch, error_code, now_ms)
+        if verdict.possibly_written:
+            batch.set_possibly_written()
+        batch.last_error = verdict.cause
+        batch.retries_spent += verdict.spends_retry
+        if verdict.refresh:
+            self._cluster.mark_stale(batch.partition.topic, now_ms)
+        if verdict.too_large:
+            self._accumulator.note_too_large(batch, costs_task=verdict.action is Action.FAIL)
+        if self._identity is not None:
+            batch.home.attempt_failed()
+
+    def _retries_left(self, batch: ProducerBatch, verdict: Verdict) -> bool:
+        return not verdict.spends_retry or batch.retries_spent <= self._options.retries
+
+    def _request_restart(self, batch: ProducerBatch, cause: Exception) -> None:
+        if self._identity is None:
+            return
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: sequences restart once nothing is in flight: %s", batch.partition, _error_name(cause)
+            )
+        self._identity.request_restart(batch.home)
+
+    def _retry(self, batch: ProducerBatch, cause: Exception, verdict: Verdict, now_ms: float) -> None:
+        failures = batch.retries_spent if verdict.spends_retry else batch.attempts
+        wait_ms = 0.0 if verdict.immediate else self._backoff.delay_ms(failures)
+        wait_ms = min(wait_ms, verdict.longest_wait_ms)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: attempt %d failed with %s; retry in %.0f ms, %s",
+                batch.partition,
+                batch.attempts,
+                _error_name(cause),
+                wait_ms,
+                "possibly written" if batch.possibly_written else "not written",
+            )
+        self._deliveries.count(retries=1)
+        self._accumulator.reenqueue(batch, now_ms + wait_ms)
+
+    def _split(self, batch: ProducerBatch, cause: Exception) -> None:
+        """MESSAGE_TOO_LARGE: the records go on in smaller batches with consecutive sequences."""
+        if batch.terminal:
+            # The response is late: the batch has failed before, and the task knows.
+            self._fail_taken(batch, cause)
+            return
+        self.splitter.split(batch)
+
+    def _may_pass(self, batch: ProducerBatch, cause: Exception, now_ms: float) -> bool:
+        """With errors.tolerance=all: whether a topic that is not authorized is to be tried again.
+
+        Brokers say so while they load their ACLs. Spark runs a task again that fails, but not one that skips.
+        """
+        code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
+        if self._dead_letters is None or code != TOPIC_AUTHORIZATION_FAILED or batch.terminal:
+            return False
+        wait_ms = min(timing_bounds.UNAUTHORIZED_TOPIC_MS, self._options.delivery_timeout_ms / 2)
+        topic = batch.partition.topic
+        since_ms, last_ms = self._unauthorized_topics.get(topic, (now_ms, now_ms))
+        if now_ms - last_ms > 2 * wait_ms:
+            since_ms = now_ms
+        self._unauthorized_topics[topic] = since_ms, now_ms
+        return now_ms - since_ms < wait_ms
+
+    def _skips(self, batch: ProducerBatch, verdict: Verdict) -> bool:
+        """Whether the records that cannot be written become dead letters."""
+        if self._dead_letters is None or verdict.unwritable is None:
+            return False
+        if batch.possibly_written or batch.terminal:
+            return False
+        # A dead letter that is rejected fails the task.
+        return not batch.letters
+
+    def _with_reason(self, batch: ProducerBatch, verdict: Verdict, cause: Exception) -> Exception:
+        """``cause``; and why it fails the task though rows are to be skipped, or what to do where a dead
+        letter is too large for its topic."""
+        if self._dead_letters is None:
+            return cause
+        if not batch.letters and batch.possibly_written and verdict.unwritable is not None:
+            # Brokers validate a batch before they look for it among those that they have. It may have been
+            # written before the topic's settings changed, or before its timestamps were too old.
+            return DeliveryError(
+                f"{cause}. errors.tolerance=all does not skip these rows, as they may have been written: an "
+                "earlier attempt had no response, and brokers also refuse what they have, where the topic's "
+                "settings have changed since. The next attempt of the task writes or skips them"
+            )
+        if not batch.letters or not isinstance(cause, RecordTooLargeError):
+            return cause
+        return RecordTooLargeError(
+            f"a dead letter of {batch.size} bytes is larger than errors.deadletterqueue.topic.name = "
+            f"{batch.partition.topic!r} takes. Raise that topic's max.message.bytes to 1048588, Kafka's "
+            f"default: dead letters are cut to {self._dead_letters.max_bytes} bytes"
+        )
+
+    def _skip_records(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
+        """Make dead letters of these records. The others go on, with consecutive sequences."""
+        if not positions and batch.record_count > 1:
+            # The broker did not say which records are invalid. It will when each has a batch of its own.
+            self._split(batch, cause)
+            return
+        letters = self._dead_letters
+        assert letters is not None
+        try:
+            # Before the records are decoded, which takes long where they are many.
+            letters.require_room(len(positions), str(cause))
+        except TooManyDeadLettersError as too_many:
+            self._fail_taken(batch, too_many)
+            return
+        # No batch of the dead letter topic waits here: letters behind it would wait for it.
+        if not letters.has_room and batch.partition.topic != letters.topic:
+            self._await_letters(batch, positions, cause)
+            return
+        pieces, records = take_out(batch, positions or (0,), ROOM_BYTES)
+        failure = self._add_letters(batch, records, cause)
+        if failure is not None:
+            for piece in pieces:
+                piece.buffer.release()
+            self._fail_taken(batch, failure)
+            return
+        # A restart of sequences takes those of batches that wait.
+        if self._identity is not None and batch.has_sequence:
+            self._identity.shrunk(batch, pieces)
+        self._accumulator.reenqueue_split(batch, pieces)
+
+    def _await_letters(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
+        """Leave the batch in buffer.memory, unsent, until letters of other rows are written. If that never
+        happens, delivery.timeout.ms ends it."""
+        letters = self._dead_letters
+        assert letters is not None
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: the letters of other rows are written first: %s", batch.partition, _error_name(cause)
+            )
+        batch.last_error = DeliveryError(
+            f"{cause}; its dead letters waited for those of others in errors.deadletterqueue.topic.name = "
+            f"{letters.topic!r}"
+        )
+        self._waiting[batch] = positions, cause
+        self._accumulator.reenqueue(batch, 0.0)
+
+    @property
+    def any_awaits_letters(self) -> bool:
+        """Whether ``awaits_letters`` is true of any batch."""
+        return bool(self._waiting)
+
+    def awaits_letters(self, batch: ProducerBatch) -> bool:
+        """Whether brokers have rejected the batch, and it waits for its dead letters. It must not be sent."""
+        return batch in self._waiting
+
+    def skip_waiting(self) -> None:
+        """Make dead letters of the batches that wait, while there is room for them."""
+        letters = self._dead_letters
+        while self._waiting and letters is not None and letters.has_room:
+            batch = next(iter(self._waiting))
+            positions, cause = self._waiting.pop(batch)
+            # It may have failed meanwhile.
+            if self._accumulator.take(batch):
+                self._skip_records(batch, positions, cause)
+
+    def _add_letters(self, batch: ProducerBatch, records: TakenRecords, cause: Exception) -> Exception | None:
+        """Return why the task fails, None if it goes on."""
+        letters = self._dead_letters
+        assert letters is not None
+        topic, partition = batch.partition
+        rejected_rows = RejectedRecords(
+            records.bodies,
+            np.array(records.ends, dtype=np.int64),
+            topic,
+            partition,
+            np.array(records.timestamps_ms, dtype=np.int64),
+            str(cause),
+            _error_class(cause),
+        )
+        try:
+            letters.add(rejected_rows)
+        except TooManyDeadLettersError as too_many:
+            return too_many
+        return None
+
+    # -- failing batches -----------------------------------------------------------------------------
+
+    def _in_flight(self) -> list[ProducerBatch]:
+        return [batch for broker in self._cluster.brokers.values() for batch in broker.batches()]
+
+    def _fail_taken(self, batch: ProducerBatch, cause: Exception) -> None:
+        """Fail a batch that the sender has taken from its queue."""
+        self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, cause))
+
+    def fail(self, batch: ProducerBatch, cause: Exception) -> bool:
+        """Fail a batch without a response, wherever it is; False where it is leased or has ended."""
+        return self._accumulator.fail(batch, self._record_failure(batch, cause))
+
+    def fail_all(self, cause: Exception) -> None:
+        """Fail every batch: the producer cannot go on (authentication failed, no producer id)."""
+        self._deliveries.failed(None, 0, cause)
+        for batch in [*self._accumulator.queued_batches_snapshot(), *self._in_flight()]:
+            self.fail(batch, cause)
+
+    def abort_incomplete(self, *, end_leases: bool) -> None:
+        """Fail what is left and give its memory back. Only after the connections are closed."""
+        closed = DeliveryError("the producer was closed")
+
+        def record(batch: ProducerBatch) -> None:
+            self._deliveries.failed(batch.partition, _rows(batch), closed)
+
+        for broker in list(self._cluster.brokers.values()):
+            broker.sent.clear()
+        self._accumulator.abort_incomplete(record, end_leases=end_leases)
+
+    def _record_failure(self, batch: ProducerBatch, cause: Exception) -> Callable[[], None]:
+        return partial(self._deliveries.failed, batch.partition, _rows(batch), cause)
+
+    def expire(self, now_ms: float) -> float:
+        """Fail batches older than delivery.timeout.ms; return the milliseconds until the next may be."""
+        if now_ms < self._none_expires_before_ms:
+            return self._none_expires_before_ms - now_ms
+        expired, delay = self._accumulator.expired(now_ms)
+        timeout = self._accumulator.options.delivery_timeout_ms
+        for batch in self._in_flight():
+            left = batch.created_ms + timeout - now_ms
+            if left <= 0:
+                expired.append(batch)
+            else:
+                delay = min(delay, left)
+        for batch in expired:
+            if not self._expire(batch, now_ms) and not batch.terminal:
+                # The batch was leased. The lease may have ended since.
+                delay = min(delay, LEASE_MS)
+        # A batch that is opened from now on expires later than every batch seen here.
+        delay = min(delay, timeout)
+        self._none_expires_before_ms = now_ms + delay
+        return delay
+
+    def _expire(self, batch: ProducerBatch, now_ms: float) -> bool:
+        last = batch.last_error or self._obstacle(batch.partition)
+        if lookup_error := self._cluster.describe_lookup_error(batch.partition.topic):
+            last = f"{last}; the topic's metadata: {lookup_error}"
+        timeout = self._accumulator.options.delivery_timeout_ms
+        muted = self._breaker.explain(batch.partition)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: %d record(s) expired %.0f ms after they were appended, after %d attempt(s): %s",
+                batch.partition,
+                batch.record_count,
+                now_ms - batch.created_ms,
+                batch.attempts,
+                last,
+            )
+        cause = response_classifier.expiry(batch.partition, timeout, batch.attempts, last, muted)
+        return self.fail(batch, cause)
+
+    def expire_missing(self, topics: Collection[str], now_ms: float) -> None:
+        """Fail rows of ``topics`` whose partition has been missing for max.block.ms.
+
+        A topic that is recreated with fewer partitions leaves such rows behind. The partition may come back,
+        but a task that fails soon is run again, and its rows then go to the partitions that exist.
+        """
+        if not topics and not self._missing:
+            return
+        snapshot = self._accumulator.queued_batches_snapshot() if topics else []
+        queued = [batch for batch in snapshot if batch.partition.topic in topics]
+        partitions = {batch.home for batch in queued}
+        missing = {one for one in partitions if self._partitions_without(one.id) is not None}
+        for partition in self._missing - missing:
+            partition.missing_since_ms = None
+        for partition in missing:
+            if partition.missing_since_ms is None:
+                partition.missing_since_ms = now_ms
+        self._missing = missing
+        max_block_ms = self._accumulator.options.max_block_ms
+        for batch in queued:
+            since_ms = batch.home.missing_since_ms
+            if since_ms is not None and now_ms - since_ms >= max_block_ms:
+                reason = f"{self._obstacle(batch.partition)}, for kafka.max.block.ms = {max_block_ms:.0f} ms"
+                self.fail(batch, DeliveryError(f"{batch.partition}: {reason}"))
+
+    def _partitions_without(self, partition: TopicPartition) -> int | None:
+        topic = self._cluster.topic(partition.topic)
+        if topic is None or partition.partition < len(topic.partitions):
+            return None
+        return len(topic.partitions)
+
+    def _obstacle(self, partition: TopicPartition) -> str | None:
+        if self._identity is not None and not self._identity.ready:
+            return self._identity.last_error
+        count = self._partitions_without(partition)
+        if count is not None:
+            return f"the topic has {count} partition(s) and not this one"
+        info = self._cluster.leader(partition)
+        if info is None or info.leader < 0:
+            return "the partition has no leader"
+        errors = self._connection_errors()
+        return next((f"{node}: {error}" for node, error in errors.items() if node.id == info.leader), None)
+
+    def restart_sequences(self) -> None:
+        """Restart every partition that asked for it and has nothing in flight.
+
+        A batch that may have been written fails: under a new sequence it could be written twice.
+        """
+        identity = self._identity
+        for partition in () if identity is None else identity.restarts_due():
+            unresolved = partition.unresolved
+            for batch in unresolved:
+                last = f"{batch.last_error}; " if batch.last_error is not None else ""
+                reason = "the leader lost its state of this producer, and the batch may have been written"
+                self.fail(batch, DeliveryError(f"{last}{partition.id}: {reason}"))
+            if not unresolved and identity is not None:
+                identity.restart(partition)
+                _log.warning("the sequences of %s restart, because its leader rejected them", partition.id)
+
+    def close_sequence_gaps(self) -> None:
+        """Renumber the batches behind dropped records in every partition that has nothing in flight.
+
+        A batch that may have been written fails: under a new sequence it could be written twice.
+        """
+        identity = self._identity
+        for partition in () if identity is None else identity.gaps_due():
+            unresolved = [batch for batch in partition.after_gap if batch.possibly_written]
+            for batch in unresolved:
+                last = f"{batch.last_error}; " if batch.last_error is not None else ""
+                reason = "records before this batch were rejected, and the batch may have been written"
+                self.fail(batch, DeliveryError(f"{last}{partition.id}: {reason}"))
+            if not unresolved and identity is not None:
+                identity.close_gap(partition)
+
+
+def _rows(batch: ProducerBatch) -> int:
+    """The task's rows that end with the batch. Dead letters are none: their rows are counted as skipped."""
+    return 0 if batch.letters else batch.record_count
+
+
+def _error_class(cause: Exception) -> str:
+    """Kafka's name of a broker's error, or the exception's class."""
+    return error_of(cause.error_code).name if isinstance(cause, BrokerRefusedError) else type(cause).__name__
+
+
+def _error_name(cause: Exception) -> str:
+    """Kafka's name and number of a broker's error, or the exception."""
+    if isinstance(cause, BrokerRefusedError):
+        return f"{error_of(cause.error_code).name} ({cause.error_code})"
+    return repr(cause)

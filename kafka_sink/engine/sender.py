@@ -1,0 +1,516 @@
+"""The sender thread: accumulator to brokers and back.
+
+It owns the producer's connections to brokers. Other threads only call ``wakeup``, which writes a byte into a
+socketpair and so ends the poll.
+
+One pass of ``run_once`` expires what is too old, refreshes metadata, drains what is ready into one Produce
+request per broker, and acts on what the network reports.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Collection, Container, Mapping, Sequence, Set
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from kafka_sink.breaker.breaker import Breaker
+from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff
+from kafka_sink.cluster.broker import Broker, note_waits, unavailable
+from kafka_sink.cluster.metadata import ClusterMetadata
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.refresh import MetadataRequests
+from kafka_sink.counts import BrokerMetrics
+from kafka_sink.dead_letters.rejected_rows import DeadLetters
+from kafka_sink.engine.accumulator import RecordAccumulator
+from kafka_sink.engine.batch import ProducerBatch
+from kafka_sink.engine.deliveries import TaskDeliveries
+from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
+from kafka_sink.engine.produce_requests import fill_request, probe_brokers, produce_request
+from kafka_sink.engine.responses import ResponseHandler
+from kafka_sink.engine.telemetry import ClientTelemetry
+from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
+from kafka_sink.model import TopicPartition
+from kafka_sink.network import apis
+from kafka_sink.network.client import NetworkClient
+from kafka_sink.network.produce import ProduceResponse
+from kafka_sink.network.requests import MetadataResponse
+from kafka_sink.options import SinkOptions
+from kafka_sink.timing_bounds import MAX_POLL_MS
+
+if TYPE_CHECKING:
+    from kafka_sink.engine.transaction_partitions import TransactionPartitions
+
+_log = logging.getLogger(__name__)
+# Partitions that one line of the log names.
+_MAX_NAMED = 5
+_batches_of = attrgetter("batches")
+
+
+class Sender(threading.Thread):
+    """Runs until ``close``; a daemon, because a killed task must not be kept alive by it."""
+
+    def __init__(  # noqa: PLR0913 - the parts of a producer
+        self,
+        options: SinkOptions,
+        accumulator: RecordAccumulator,
+        cluster: ClusterMetadata,
+        network: NetworkClient,
+        identity: ProducerIdentity | None,
+        breaker: Breaker,
+        clock_ms: Clock,
+        dead_letters: DeadLetters | None = None,
+        telemetry: ClientTelemetry | None = None,
+    ) -> None:
+        super().__init__(name="kafka-chunked-sender", daemon=True)
+        adapts = options.partitioner_adaptive_partitioning_enable
+        self._availability_timeout_ms = options.partitioner_availability_timeout_ms if adapts else 0
+        # Brokers that keyless rows are to avoid (KIP-794). Any thread may read it.
+        self.unavailable: Set[int] = frozenset()
+        self._options = options
+        self._accumulator = accumulator
+        self._cluster = cluster
+        self._network = network
+        self._identity = identity
+        self._clock_ms = clock_ms
+        self._breaker = breaker
+        self.deliveries = TaskDeliveries()
+        self._telemetry = telemetry
+        backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
+        self._responses = ResponseHandler(
+            options,
+            self.deliveries,
+            accumulator,
+            cluster,
+            identity,
+            backoff,
+            breaker,
+            network.connection_errors,
+            dead_letters,
+            telemetry,
+        )
+        self._metadata = MetadataRequests(options, cluster, network, self._on_metadata)
+        self._transaction_partitions: TransactionPartitions | None = None
+        if isinstance(identity, TransactionalIdentity):
+            # Other tasks do without these requests.
+            from kafka_sink.engine.transaction_partitions import TransactionPartitions
+
+            timeout_ms, fail = options.request_timeout_ms, self._responses.fail_all
+            self._transaction_partitions = TransactionPartitions(identity, network, timeout_ms, backoff, fail)
+        network.on_connected, network.on_disconnected = self._on_connected, self._on_disconnected
+        self._closing = False
+        self._aborting = False
+        self._task_ended = False
+        self._known_version = -1
+        # Whether batches waited for a broker or a leader in the last pass. The pass after the wait has to
+        # record its end.
+        self._waited = False
+        # Whether the last pass sent all that may go before a deadline or a wake-up, whatever brokers respond.
+        self._sent_all = False
+        # Responses that acknowledged all batches of a request.
+        self._acknowledgements = 0
+        # Why the thread ends, if it fails or is aborted. It may do so before the first task begins.
+        self._end_cause: Exception | None = None
+
+    def broker_metrics(self, now_ms: float) -> dict[int, BrokerMetrics]:
+        """Of the brokers that this task has sent to."""
+        found = ((broker.id, broker.metrics(now_ms)) for broker in list(self._cluster.brokers.values()))
+        return {node_id: metrics for node_id, metrics in found if metrics.requests}
+
+    def begin(self) -> None:
+        """A new task: its counts start at zero. It has failed already if the thread has."""
+        self.deliveries.begin()
+        for broker in list(self._cluster.brokers.values()):
+            broker.begin_task()
+        # Read afterwards: `_end_with` writes it first, so one of the two records the cause for the new task.
+        if self._end_cause is not None:
+            self.deliveries.failed(None, 0, self._end_cause)
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """The thread's body. An exception fails the task, so that a bug never looks like a slow broker."""
+        try:
+            while not self._closing:
+                self.run_once(self._clock_ms())
+            if self._telemetry is not None and not self._aborting:
+                self._telemetry.terminate(self._clock_ms())
+        except Exception as error:  # noqa: BLE001 - the task that waits must fail with any of them
+            if isinstance(error, KafkaSinkError):
+                self._end_with(error)
+            else:
+                _log.exception("the sender stopped on an unexpected error")
+                self._end_with(KafkaSinkError(f"the sender stopped: {error!r}"))
+        finally:
+            self._network.close(abort=self._aborting)
+            # A task that has not ended may still write into the batches that it leases.
+            self._responses.abort_incomplete(end_leases=self._task_ended)
+            self._breaker.close()
+
+    def run_once(self, now_ms: float) -> None:
+        """One pass. Blocks in the network poll until there may be something to do."""
+        self._sent_all = False
+        delay = min(MAX_POLL_MS, self._responses.expire(now_ms))
+        self._responses.skip_waiting()
+        identity = self._identity
+        if identity is not None and identity.to_mend:
+            self._responses.restart_sequences()
+            self._responses.close_sequence_gaps()
+        self._refresh_nodes()
+        # Needed before there is a producer id: a task's first rows wait for the coordinator's mutes.
+        breaker = self._breaker
+        if breaker.is_busy or now_ms >= breaker.due_ms:
+            breaker.run(now_ms)
+            self._network.avoided = breaker.manager.view.nodes
+            if breaker.is_busy:
+                delay = min(
+                    delay, probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
+                )
+        delay = min(delay, self._breaker_delay(now_ms))
+        delay = min(delay, self._metadata.refresh(now_ms))
+        if identity is not None and not identity.ready:
+            timeout_ms, fail = self._options.request_timeout_ms, self._responses.fail_all
+            delay = min(delay, identity.refresh(self._network, timeout_ms, fail, now_ms))
+            delay = min(delay, self._find_brokers(now_ms))
+        elif not self.deliveries.has_failed:
+            # Spark runs a failed task again, so every further row that is sent now would be a duplicate.
+            delay = min(delay, self._send_ready(now_ms, breaker.mutes))
+            if self._transaction_partitions is not None:
+                delay = min(delay, self._transaction_partitions.refresh(now_ms))
+        if self._telemetry is not None:
+            delay = min(delay, self._telemetry.refresh(now_ms))
+        self._poll(now_ms + max(delay, 0.0), now_ms)
+
+    def _poll(self, until_ms: float, now_ms: float) -> None:
+        """Take what the network reports, up to ``until_ms``.
+
+        An acknowledgement after which nothing more can be sent does not end the wait: the next pass would
+        cost nearly as much as the request did.
+        """
+        only_acknowledged = True
+        while only_acknowledged and now_ms <= until_ms:
+            self._acknowledgements = 0
+            happened = self._network.poll(until_ms - now_ms, now_ms)
+            only_acknowledged = self._sent_all and 0 < happened == self._acknowledgements
+            only_acknowledged = only_acknowledged and not self._network.woken
+            now_ms = self._clock_ms()
+            # The breaker class may have asked for a broker's response.
+            if only_acknowledged and self._breaker.is_busy:
+                only_acknowledged = not self._breaker.brokers_to_probe()
+                # The response may have changed what the circuit breaker waits for.
+                until_ms = min(until_ms, now_ms + self._breaker.next_change_ms(now_ms))
+
+    def wakeup(self) -> None:
+        """End the present wait, because something changed. Any thread may call it."""
+        self._network.wakeup()
+
+    def abort(self, cause: Exception) -> None:
+        """Stop sending at once. Any thread may call it. The task fails with this cause, or an earlier one.
+
+        Rows that have not reached a broker are dropped, also those that the kernel holds for the connections.
+        """
+        self._end_with(cause)
+        self._aborting = True
+        self._closing = True
+        self._network.wakeup()
+
+    def _end_with(self, cause: Exception) -> None:
+        self._end_cause = self._end_cause or cause
+        self.deliveries.failed(None, 0, cause)
+
+    def close(self, timeout_ms: float, *, abort: bool = False) -> None:
+        """End the thread. Batches without a response fail. Called when the task appends no more.
+
+        A thread that does not end in time gives all memory back when it ends. ``abort`` drops bytes that the
+        kernel holds for the connections.
+        """
+        self._aborting |= abort
+        self._task_ended = True
+        self._closing = True
+        self._network.wakeup()
+        if self.is_alive():
+            self.join(timeout_ms / 1000)
+        if not self.is_alive():
+            # The thread may have ended by itself while batches were leased.
+            self._responses.abort_incomplete(end_leases=True)
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether the task ended well and left nothing behind, so that another task may use this sender."""
+        unfinished = self._accumulator.incomplete or self._accumulator.holds_memory
+        identity = self._identity
+        return (
+            self.is_alive()
+            and not self.deliveries.has_failed
+            and not unfinished
+            and (identity is None or identity.settled)
+        )
+
+    def _refresh_nodes(self) -> None:
+        if self._cluster.version != self._known_version:
+            self._known_version = self._cluster.version
+            nodes = self._cluster.nodes()
+            self._network.set_addresses(nodes.values())
+            for node in nodes.values():
+                self._broker(node.id).node = node
+            # Those listed all have connections. A peer may name others each time.
+            kept = {*self._network.connections, *self._breaker.manager.view.nodes}
+            for broker in list(self._cluster.brokers.values()):
+                if broker.id not in kept and not broker.sent and not broker.counts.requests:
+                    del self._cluster.brokers[broker.id]
+
+    def _leader(self, partition: TopicPartition) -> Broker | None:
+        info = self._cluster.leader(partition)
+        return None if info is None or info.leader < 0 else self._broker(info.leader)
+
+    def _broker(self, node_id: int) -> Broker:
+        return self._cluster.broker(node_id, self._network)
+
+    # -- produce ----------------------------------------------------------------------------------
+
+    def _send_ready(self, now_ms: float, muted: Container[TopicPartition]) -> float:
+        # Read first: another thread may change what it stands for meanwhile, and raises it then.
+        version = self._cluster.version
+        ready, leaderless, delay = self._accumulator.ready(self._leader, now_ms, version)
+        unknown = {one.id.topic for one in leaderless}
+        held_back = take_muted(ready, muted) if muted else {}
+        # With one request at a time, a batch waits for a response though its queue is not ready. And what a
+        # response says of a mute is seen in the next pass.
+        self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
+        if not (ready or held_back or unknown or self._waited):
+            return min(delay, self._pause_ms(now_ms))
+        self._responses.expire_missing(unknown, now_ms)
+        stale = unknown | _topics_of_gone(ready) | _topics_of_gone(held_back)
+        for topic in stale:
+            self._cluster.mark_stale(topic, now_ms)
+        if stale:
+            # Sends the request if one is due; the delay then includes the wait for a broker to ask.
+            delay = min(delay, self._metadata.refresh(now_ms))
+        accepting = [broker for broker in ready if broker.accepts(now_ms)]
+        self._note_waits(ready, accepting, now_ms)
+        self._waited |= bool(unknown)
+        self._sent_all &= not self._waited
+        for broker, queues in ready.items():
+            if broker not in accepting:
+                delay = min(delay, broker.delay_ms(now_ms))
+            elif self._produce(broker, queues, now_ms):
+                delay = min(delay, self._delay_after_request(queues, now_ms))
+            else:
+                self._sent_all = False
+        delay = min(delay, self._pause_ms(now_ms))
+        for broker, queues in held_back.items():
+            delay = min(delay, self._probe(broker, queues, now_ms))
+        stuck = [queue for queues in held_back.values() for queue in queues]
+        stuck += [one for one in leaderless if one.id in muted]
+        return 0.0 if stuck and self._move_unsent(stuck, muted) else delay
+
+    def _move_unsent(self, stuck: Sequence[Partition], muted: Container[TopicPartition]) -> bool:
+        """Move keyless rows that were never sent away from muted partitions; return whether there were any.
+
+        A task ends once all of its rows are acknowledged. Rows that it gave to a partition before it noticed
+        that the broker is frozen would wait for that broker, although any other partition will do.
+        """
+        targets: dict[str, Sequence[TopicPartition]] = {}
+
+        def targets_of(partition: TopicPartition) -> Sequence[TopicPartition]:
+            topic = partition.topic
+            if topic not in targets:
+                targets[topic] = self._targets(topic, muted)
+            return targets[topic]
+
+        moved = self._accumulator.move_unsent(stuck, targets_of)
+        if not moved:
+            return False
+        self.deliveries.count(moved=tell_of_moves(moved, self._breaker))
+        return True
+
+    def _targets(self, topic: str, muted: Container[TopicPartition]) -> list[TopicPartition]:
+        """Partitions that take rows now; those of connected brokers where there are any."""
+        metadata = self._cluster.topic(topic)
+        infos = () if metadata is None else metadata.partitions
+        led = [(TopicPartition(topic, info.partition), info.leader) for info in infos if info.leader >= 0]
+        available = [(partition, leader) for partition, leader in led if partition not in muted]
+        connected = [
+            partition
+            for partition, leader in available
+            if self._cluster.broker(leader, self._network).is_connected
+        ]
+        return connected or [partition for partition, _ in available]
+
+    def _note_waits(
+        self, ready: Mapping[Broker, Sequence[Partition]], accepting: Collection[Broker], now_ms: float
+    ) -> None:
+        """Note which brokers batches wait for."""
+        waiting = [broker for broker in ready if broker not in accepting]
+        for broker in waiting if self._breaker.is_busy else ():
+            self._breaker.on_waiting(queue.id for queue in ready[broker])
+        brokers = self._cluster.brokers.values()
+        # The others have a full in-flight window, or throttle.
+        unreachable = [broker for broker in waiting if not broker.is_connected]
+        note_waits(brokers, unreachable, now_ms)
+        if unreachable:
+            self._breaker.due_ms = min(self._breaker.due_ms, now_ms + self._breaker.prompt_ms)
+        timeout_ms = self._availability_timeout_ms
+        if timeout_ms > 0:
+            late = unavailable(brokers, waiting, accepting, timeout_ms, now_ms)
+            if late != self.unavailable:
+                self.unavailable = late
+        self._waited = bool(waiting) or any(broker.waits_since_ms is not None for broker in brokers)
+
+    def _pause_ms(self, now_ms: float) -> float:
+        """Until a broker's slow start lets more batches go."""
+        pauses = [one.pause_ms(now_ms) for one in self._cluster.brokers.values() if one.slow_starts]
+        return min(pauses, default=math.inf)
+
+    def _delay_after_request(self, queues: Sequence[Partition], now_ms: float) -> float:
+        """Until the next pass, after a request with the queues' first batches was sent."""
+        if any(map(_batches_of, queues)):
+            return 0.0
+        # A pass at once would find nothing to send, and cost nearly as much as the request did. But the
+        # circuit breaker may have a new deadline, as it now waits for a response.
+        return self._breaker_delay(now_ms)
+
+    def _breaker_delay(self, now_ms: float) -> float:
+        breaker = self._breaker
+        return breaker.next_change_ms(now_ms) if breaker.is_busy else breaker.due_ms - now_ms
+
+    def _find_brokers(self, now_ms: float) -> float:
+        """Request metadata if no known broker can be reached, as only those are asked for an id."""
+        known, muted = self._cluster.nodes(), self._breaker.manager.view.nodes
+        if not known or not all(node in muted or self._broker(node).is_gone for node in known):
+            return math.inf
+        for topic in self._cluster.names():
+            self._cluster.mark_stale(topic, now_ms)
+        return self._metadata.refresh(now_ms)
+
+    def _probe(self, broker: Broker, queues: Sequence[Partition], now_ms: float) -> float:
+        """Send one batch of a muted partition that the breaker wants to probe; return the delay until
+        the next look at this broker."""
+        for queue in queues:
+            if not self._breaker.may_probe(queue.id):
+                continue
+            if not broker.accepts(now_ms):
+                return broker.delay_ms(now_ms)
+            if self._produce(broker, [queue], now_ms):
+                return 0.0
+        return math.inf
+
+    def _produce(self, broker: Broker, queues: Sequence[Partition], now_ms: float) -> bool:
+        """Send one request if there is a batch for it; return whether it did."""
+        connection = broker.connection
+        if self._aborting or connection is None:
+            return False
+        max_bytes = self._options.max_request_size
+        may_send = broker.limited(self._sending_rule(now_ms), now_ms)
+        split = self._responses.splitter.split_if_too_large if self._accumulator.any_learnt else None
+        taken = fill_request(self._accumulator, broker, queues, max_bytes, may_send, split)
+        if not taken:
+            return False
+        self._cluster.pinned = True
+        request = produce_request(
+            self._options,
+            self._cluster,
+            connection.api_version(apis.PRODUCE),
+            self._identity,
+            taken,
+            partial(self._on_produced, broker),
+            partial(self._responses.on_failure, broker),
+        )
+        self._responses.send(broker, request, now_ms)
+        return True
+
+    def _sending_rule(self, now_ms: float) -> Callable[[ProducerBatch], bool]:
+        """Whether a batch may be sent now: its partition's order permits it, and no dead letters go first."""
+        identity, awaits_letters = self._identity, self._responses.awaits_letters
+        if identity is None:
+            return lambda batch: not awaits_letters(batch)
+        if not self._responses.any_awaits_letters:
+            return partial(identity.may_send, now_ms=now_ms)
+        return lambda batch: not awaits_letters(batch) and identity.may_send(batch, now_ms)
+
+    # -- what the network reports -------------------------------------------------------------------
+
+    def _on_produced(self, broker: Broker, response: ProduceResponse | None, now_ms: float) -> None:
+        if not self._responses.on_response(broker, response, now_ms):
+            return
+        connection = broker.connection
+        if connection is not None and now_ms >= connection.throttled_until_ms:
+            self._acknowledgements += 1
+
+    def _on_metadata(self, topics: tuple[str, ...], response: MetadataResponse, now_ms: float) -> None:
+        try:
+            switched = self._metadata.merge(topics, response, now_ms)
+        except ClusterChangedError as error:
+            self._responses.fail_all(error)
+            return
+        if not switched:
+            return
+        self._breaker.on_other_cluster(now_ms)
+        if self._identity is not None:
+            # In the cluster that responds now, another producer may have this id.
+            self._identity.forget()
+
+    def _on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
+        broker = self._broker(node_id)
+        broker.setup_ms, broker.probed_ms = setup_ms, now_ms
+        if self._breaker.is_busy:
+            self._breaker.on_connected(broker, now_ms)
+        if self._telemetry is not None:
+            self._telemetry.on_connected(node_id, now_ms)
+
+    def _on_disconnected(self, node_id: int, cause: Exception, was_used: bool, now_ms: float) -> None:
+        """Fail the task where no address is left that could still accept this client."""
+        if not is_final(cause):
+            return
+        errors = self._network.connection_errors()
+        bootstrap = [errors.get(node) for node in self._network.bootstrap_nodes()]
+        others_left = any(error is None or not is_final(error) for error in bootstrap)
+        if node_id >= 0 or was_used or not others_left:
+            self._responses.fail_all(cause)
+
+
+def tell_of_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], breaker: Breaker) -> int:
+    """Log the batches that left their partitions; return how many rows that are."""
+    batches = [batch for of_partition in moved.values() for batch in of_partition]
+    rows = sum(batch.record_count for batch in batches if not batch.letters)
+    letters = sum(batch.record_count for batch in batches if batch.letters)
+    what = [f"{rows} rows without a key"] if rows or not letters else []
+    what += [f"{letters} dead letters"] if letters else []
+    names = ", ".join(str(partition) for partition in list(moved)[:_MAX_NAMED])
+    more = f" and {len(moved) - _MAX_NAMED} more" if len(moved) > _MAX_NAMED else ""
+    _log.warning(
+        "%s that were never sent move from %s%s to other partitions: %s",
+        " and ".join(what),
+        names,
+        more,
+        breaker.explain(next(iter(moved))) or "their target is muted",
+    )
+    return rows
+
+
+def take_muted(
+    ready: dict[Broker, list[Partition]], muted: Container[TopicPartition]
+) -> dict[Broker, list[Partition]]:
+    """Take the muted partitions out."""
+    found: dict[Broker, list[Partition]] = {}
+    for broker, partitions in list(ready.items()):
+        held = [one for one in partitions if one.id in muted]
+        if held:
+            found[broker] = held
+            ready[broker] = [one for one in partitions if one.id not in muted]
+            if not ready[broker]:
+                del ready[broker]
+    return found
+
+
+def _topics_of_gone(led: Mapping[Broker, Sequence[Partition]]) -> set[str]:
+    """Topics with rows for a broker that cannot be reached.
+
+    Other brokers lead their partitions once the cluster has noticed, and only a Metadata request shows it.
+    The metadata's backoff bounds how often that is sent.
+    """
+    gone = (queues for broker, queues in led.items() if broker.is_gone)
+    return {queue.id.topic for queues in gone for queue in queues}

@@ -1,0 +1,283 @@
+"""Splits a batch into smaller ones, as Kafka's ProducerBatch.split does, or takes records out of it.
+
+The batch is read and its pieces are compressed block by block. Then the pieces take the batch's memory over,
+so that a split waits for nobody's. While it lasts, the compressed bytes of one batch lie beside it, and with
+gzip and zstd the raw bytes of a piece, as when a batch is sealed. A split is rare and bounded by one batch,
+so this code handles records one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from kafka_sink.cluster.topic_limits import INITIAL_RATIO, SAFETY
+from kafka_sink.engine.accumulator import RecordAccumulator
+from kafka_sink.engine.batch import BatchState, ProducerBatch
+from kafka_sink.engine.deliveries import TaskDeliveries
+from kafka_sink.memory.buffer import ScratchBuffer, put_pieces, share
+from kafka_sink.model import CompressionType
+from kafka_sink.records import batch_header, varint
+from kafka_sink.records.compression import decompressed
+
+_log = logging.getLogger(__name__)
+
+# A record's timestamp delta, its bytes after the offset delta, and how many bytes it has in all.
+Record = tuple[int, memoryview, int]
+
+# Bytes of records that are added to a piece at once.
+_GROUP_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRecords:
+    """Records that were taken out of a batch: record i is ``bodies[ends[i - 1]:ends[i]]``, from its key's
+    length on. ``timestamps_ms`` are milliseconds since the epoch."""
+
+    bodies: bytearray
+    ends: list[int]
+    timestamps_ms: list[int]
+
+
+class BatchSplitter:
+    """Splits batches of one producer; used by the sender's thread."""
+
+    def __init__(self, deliveries: TaskDeliveries, accumulator: RecordAccumulator) -> None:
+        self._deliveries = deliveries
+        self._accumulator = accumulator
+
+    def split(self, batch: ProducerBatch) -> None:
+        """The records of a batch that was surely not written go on in smaller ones with consecutive
+        sequences, none larger than what the topic's brokers are known to take."""
+        size, count, may_move = batch.size, batch.record_count, batch.may_move
+        pieces = split_batch(batch, self._accumulator.limits_of(batch.partition.topic).largest_batch)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s: split a batch of %d bytes and %d records into %d of %s bytes",
+                batch.partition,
+                size,
+                count,
+                len(pieces),
+                [piece.size for piece in pieces],
+            )
+        for piece in pieces:
+            piece.free = may_move
+        if batch.has_sequence:
+            batch.home.replaced(batch, pieces)
+        self._deliveries.count(splits=1)
+        self._accumulator.reenqueue_split(batch, pieces)
+
+    def split_if_too_large(self, batch: ProducerBatch) -> bool:
+        """Split a batch that is about to be sent if it is larger than what its brokers are known to take."""
+        limit = self._accumulator.limits_of(batch.partition.topic).learnt
+        if limit is None or batch.size <= limit or batch.record_count == 1 or batch.possibly_written:
+            return False
+        self.split(batch)
+        return True
+
+
+def split_batch(batch: ProducerBatch, size_limit: int) -> list[ProducerBatch]:
+    """Two or more sealed pieces in order, each with at least one record, in the batch's memory.
+
+    A piece takes ``size_limit`` bytes on the wire if its rows shrink as the batch's did. The pieces are about
+    equally large. The batch has lost its records: it can only be released.
+    """
+    shrinks = 1.0
+    if batch.compression is not CompressionType.NONE:
+        shrinks = batch.observed_ratio * SAFETY
+    limit = max(1, int((size_limit - batch_header.SIZE) / shrinks))
+    pieces = _Pieces(batch, limit)
+    for record in _records_of(batch):
+        pieces.add(record)
+    return pieces.placed()
+
+
+def take_out(
+    batch: ProducerBatch, positions: Collection[int], max_bytes: int
+) -> tuple[list[ProducerBatch], TakenRecords]:
+    """A sealed piece of the batch without the records at these positions, and those records.
+
+    One such record is taken at least, and more up to ``max_bytes``. The others stay in the piece, which its
+    broker then rejects again. There is no piece where no record is left. Otherwise the piece has the batch's
+    memory, and the batch, which has lost its records, can only be released.
+    """
+    wanted = frozenset(positions)
+    taken = _Taken(max_bytes)
+    pieces = _Pieces(batch, None)
+    for position, record in enumerate(_records_of(batch)):
+        if position not in wanted or not taken.add(record):
+            pieces.add(record)
+    return pieces.placed(), taken.records(batch.base_timestamp)
+
+
+class _Taken:
+    """Collects records up to ``max_bytes``, in memory of its own."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._left = max_bytes
+        self._bodies = bytearray()
+        self._ends: list[int] = []
+        self._timestamps: list[int] = []
+
+    def add(self, record: Record) -> bool:
+        """Take a record; False from the first on that there is no room for."""
+        timestamp, body, size = record
+        self._left -= size
+        if self._ends and self._left < 0:
+            return False
+        self._bodies += body
+        self._ends.append(len(self._bodies))
+        self._timestamps.append(timestamp)
+        return True
+
+    def records(self, base_timestamp: int) -> TakenRecords:
+        return TakenRecords(self._bodies, self._ends, [base_timestamp + delta for delta in self._timestamps])
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+def _records_of(batch: ProducerBatch) -> Iterator[Record]:
+    """A record's bytes are valid until the next one is asked for."""
+    body = batch.buffer.views(batch_header.SIZE)
+    return _records(decompressed(body, batch.compression, batch.raw_bytes), batch.record_count)
+
+
+def _records(blocks: Iterable[bytes | memoryview], count: int) -> Iterator[Record]:
+    supply = iter(blocks)
+    raw = memoryview(b"")
+    at = 0
+    for _ in range(count):
+        # Records cross the ends of blocks.
+        while (lacking := _lacking(raw, at)) > 0:
+            raw, at = _extended(raw[at:], supply, lacking), 0
+        length, body = varint.read(raw, at)
+        end = body + length
+        timestamp, place = varint.read(raw, body + 1)
+        _, place = varint.read(raw, place)
+        yield timestamp, raw[place:end], end - at
+        at = end
+
+
+def _lacking(raw: memoryview, at: int) -> int:
+    """How many bytes of the record at ``at`` are not there, as far as that is known; at most 0 if all are."""
+    try:
+        length, body = varint.read(raw, at)
+    except IndexError:
+        return 1
+    return body + length - len(raw)
+
+
+def _extended(rest: memoryview, supply: Iterator[bytes | memoryview], lacking: int) -> memoryview:
+    """``rest`` with the next blocks, joined once: a large record crosses hundreds."""
+    parts: list[bytes | memoryview] = [rest]
+    while lacking > 0:
+        block = next(supply)
+        parts.append(block)
+        lacking -= len(block)
+    return memoryview(b"".join(parts))
+
+
+# -- writing ------------------------------------------------------------------------------------------
+
+
+class _Pieces:
+    """Shares records out to new batches. ``limit`` is raw bytes of a piece; None makes one piece of all."""
+
+    def __init__(self, parent: ProducerBatch, limit: int | None) -> None:
+        self._parent = parent
+        self._limit = limit
+        self._left = parent.raw_bytes
+        self._made: list[_Piece] = []
+        self._piece: _Piece | None = None
+        self._room = self._target = 0.0
+
+    def add(self, record: Record) -> None:
+        piece = self._piece
+        if piece is None or (self._limit is not None and self._is_full(piece, record[2])):
+            self._finish()
+            piece = self._piece = _Piece(self._parent, record[0])
+            self._target = self._share()
+        piece.add(record)
+        self._left -= record[2]
+
+    def _share(self) -> float:
+        """Raw bytes of the next piece, if all that are left are equally large."""
+        if self._limit is None:
+            return float("inf")
+        pieces = ceil(self._left / self._limit)
+        return self._left / max(pieces, 1 if self._made else 2)
+
+    def _is_full(self, piece: _Piece, added: int) -> bool:
+        # A record belongs to the piece that its middle falls into, so that two pieces are two halves.
+        assert self._limit is not None
+        return piece.taken + added / 2 >= self._target or piece.raw_bytes + added > self._limit
+
+    def _finish(self) -> None:
+        if self._piece is not None:
+            self._piece.seal()
+            self._piece.batch.ordinal = (*self._parent.ordinal, len(self._made))
+            self._made.append(self._piece)
+            self._piece = None
+
+    def placed(self) -> list[ProducerBatch]:
+        self._finish()
+        if self._made:
+            whole = self._parent.buffer = share(self._parent.buffer)
+            buffers = put_pieces(whole, [piece.scratch.data for piece in self._made])
+            for piece, buffer in zip(self._made, buffers, strict=True):
+                piece.batch.buffer = buffer
+        return [piece.batch for piece in self._made]
+
+
+class _Piece:
+    """A batch being filled in memory of its own. ``taken`` counts bytes of records as the parent has them."""
+
+    def __init__(self, parent: ProducerBatch, base: int) -> None:
+        self.taken = 0
+        self._base = self._latest = base
+        self._count = 0
+        self._encoded = bytearray()
+        self._parent_base = parent.base_timestamp
+        self.scratch = ScratchBuffer()
+        self.batch = ProducerBatch(
+            parent.home,
+            self.scratch,
+            parent.codec,
+            parent.compression,
+            INITIAL_RATIO,
+            parent.base_timestamp + base,
+            parent.created_ms,
+        )
+        self.batch.letters = parent.letters
+        self.batch.leased = True
+
+    @property
+    def raw_bytes(self) -> int:
+        return self.batch.raw_bytes + len(self._encoded)
+
+    def add(self, record: Record) -> None:
+        timestamp, rest, size = record
+        offset = self.batch.record_count + self._count
+        head = b"\0" + varint.scalar(timestamp - self._base) + varint.scalar(offset)
+        self._encoded += varint.scalar(len(head) + len(rest))
+        self._encoded += head
+        self._encoded += rest
+        self._count += 1
+        self._latest = max(self._latest, timestamp)
+        self.taken += size
+        if len(self._encoded) >= _GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        latest = self._parent_base + self._latest
+        self.batch.append(memoryview(self._encoded), self._count, latest)
+        self._encoded, self._count = bytearray(), 0
+
+    def seal(self) -> None:
+        self._flush()
+        self.batch.move_to(BatchState.CLOSED)
+        self.batch.seal()
+        self.batch.leased = False

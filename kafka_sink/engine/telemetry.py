@@ -1,0 +1,278 @@
+"""The client's metrics for brokers that ask for them (KIP-714): what is pushed, when, and where.
+
+A client is a producer, as in Kafka: a Python worker's, which outlives its tasks. Brokers without a receiver
+do not offer the APIs, and then nothing is recorded or sent. Nothing here fails or holds up a task: a push
+that fails is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kafka_sink.clock import RANDOM, Clock, wall_ms
+from kafka_sink.counts import LatencyWindow
+from kafka_sink.errors import ProtocolError
+from kafka_sink.kafka_errors import (
+    TELEMETRY_TOO_LARGE,
+    THROTTLING_QUOTA_EXCEEDED,
+    UNKNOWN_SUBSCRIPTION_ID,
+    UNSUPPORTED_COMPRESSION_TYPE,
+    error_of,
+)
+from kafka_sink.model import CompressionType
+from kafka_sink.network.apis import GET_TELEMETRY_SUBSCRIPTIONS, PRODUCE, PUSH_TELEMETRY
+from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.client import NetworkClient
+from kafka_sink.records.compression import BlockCodec, codec_for
+
+if TYPE_CHECKING:
+    from kafka_sink.cluster.metadata import ClusterMetadata
+    from kafka_sink.engine.otlp import Metric
+    from kafka_sink.network.telemetry_requests import Subscription
+
+_log = logging.getLogger(__name__)
+# Where a broker says no interval, or a wrong one. Kafka's brokers allow no shorter one than the other.
+_DEFAULT_INTERVAL_MS, _MIN_INTERVAL_MS = 300_000.0, 100.0
+# Spark ends a worker that had no task for a minute, without a word.
+_IDLE_MS = 50_000.0
+_CODECS = frozenset(map(int, CompressionType))
+_PREFIX = "org.apache.kafka.producer."
+
+
+class ClientTelemetry:
+    """Used by the sender's thread. ``resource`` returns the attributes of all metrics. Times are ms."""
+
+    def __init__(
+        self,
+        network: NetworkClient,
+        cluster: ClusterMetadata,
+        request_timeout_ms: float,
+        resource: Callable[[], Mapping[str, str]] = dict,
+        wall_clock_ms: Clock = wall_ms,
+        random: Callable[[], float] = RANDOM.random,
+    ) -> None:
+        # Whether a broker has offered to receive metrics.
+        self.is_offered = False
+        # When the last task ended; infinite while there is one. Set by the task's thread.
+        self.idle_since_ms = math.inf
+        self._network = network
+        self._cluster = cluster
+        self._request_timeout_ms = request_timeout_ms
+        self._resource = resource
+        self._wall_clock_ms = wall_clock_ms
+        self._random = random
+        self._instance_id = bytes(16)
+        self._subscription: Subscription | None = None
+        self._interval_ms = _DEFAULT_INTERVAL_MS
+        # That of the last request; None before the first, and where none could take the next.
+        self._connection: BrokerConnection | None = None
+        # When to send the next request; infinite before a broker is connected, while one is in flight, and
+        # when all is over.
+        self._due_ms = math.inf
+        self._is_off = self._is_resting = self._compresses_wrongly = False
+        # Counts the clients that one producer is, one after the other.
+        self._client = 0
+        self._connections = 0
+        self._created_ms = wall_clock_ms()
+        self._begin_window(self._created_ms)
+
+    def _begin_window(self, now_wall_ms: float) -> None:
+        self._since_ms = now_wall_ms
+        self._connections_before = self._connections
+        self._queued, self._throttled = LatencyWindow(), LatencyWindow()
+        for broker in self._cluster.brokers.values():
+            broker.latencies = LatencyWindow()
+
+    # -- what is recorded ---------------------------------------------------------------------------
+
+    def on_connected(self, node_id: int, now_ms: float) -> None:
+        self._connections += 1
+        connection = self._network.connections[node_id]
+        if connection.newest_version(GET_TELEMETRY_SUBSCRIPTIONS) < 0 or self._is_off:
+            return
+        self.is_offered = True
+        self._network.on_responded = self._on_responded
+        if self._connection is None and not self._is_resting:
+            self._due_ms = now_ms
+
+    def on_sent(self, queue_ms: Sequence[float]) -> None:
+        """A request goes out, with batches that waited for so long."""
+        for waited_ms in queue_ms if self.is_offered else ():
+            self._queued.add(waited_ms)
+
+    def _on_responded(self, node_id: int, request: Request, response: Any, now_ms: float) -> None:
+        self._cluster.broker(node_id, self._network).latencies.add(now_ms - request.sent_ms)
+        if request.api_key == PRODUCE:
+            self._throttled.add(response.throttle_time_ms)
+
+    # -- requests and responses -----------------------------------------------------------------------
+
+    def refresh(self, now_ms: float) -> float:
+        """Send the request that is due; return the milliseconds until the next one.
+
+        A client that had no task for long pushes a last time, and the next task is another client.
+        """
+        if self._is_resting != (now_ms - self.idle_since_ms > _IDLE_MS):
+            self._is_resting = not self._is_resting
+            if self._is_resting:
+                self.terminate(now_ms)
+            elif self.is_offered:
+                self._due_ms = now_ms
+        if now_ms < self._due_ms:
+            return self._due_ms - now_ms
+        self._due_ms = math.inf
+        connection = self._find_connection(now_ms)
+        if connection is None:
+            # The next connection ends this wait. The end of a throttling or a login's renewal makes none.
+            self._due_ms = now_ms + self._interval_ms
+        elif self._subscription is None:
+            self._ask(connection, now_ms)
+        else:
+            self._push(connection, self._subscription, now_ms)
+        return self._due_ms - now_ms
+
+    def _find_connection(self, now_ms: float) -> BrokerConnection | None:
+        """The connection of the last request while it is idle, otherwise the one with the least to do: that
+        of a bootstrap address, while there is one. Brokers handle the requests of a connection one after the
+        other, so rows and a push would wait for each other. None where none takes a request now."""
+        last = self._connection
+        if last is None or last.in_flight or not _takes_request(last, now_ms):
+            self._connection = self._network.connected_with(GET_TELEMETRY_SUBSCRIPTIONS, now_ms)
+        return self._connection
+
+    def _ask(self, connection: BrokerConnection, now_ms: float) -> None:
+        from kafka_sink.network.telemetry_requests import encode_get_subscription
+
+        body = encode_get_subscription(self._instance_id)
+        self._send(connection, GET_TELEMETRY_SUBSCRIPTIONS, body, now_ms)
+
+    def _push(
+        self, connection: BrokerConnection, wanted: Subscription, now_ms: float, *, terminating: bool = False
+    ) -> None:
+        from kafka_sink.network.telemetry_requests import encode_push
+
+        codec, data = self._payload(wanted)
+        if len(data) > wanted.max_bytes:
+            _log.debug("metrics of %d bytes are dropped: the broker takes %d", len(data), wanted.max_bytes)
+            self._due_ms = now_ms + self._interval_ms
+            return
+        body = encode_push(self._instance_id, wanted.subscription_id, codec, data, terminating=terminating)
+        self._send(connection, PUSH_TELEMETRY, body, now_ms)
+
+    def _send(self, connection: BrokerConnection, api: int, body: bytes, now_ms: float) -> None:
+        on_response = partial(self._on_response, self._client, api)
+        on_failure = partial(self._on_failure, self._client)
+        request = Request(api, 0, [body], self._request_timeout_ms, on_response, on_failure)
+        self._network.send(connection, request, now_ms)
+
+    def _on_response(self, client: int, api: int, response: Any, now_ms: float) -> None:
+        if client != self._client:
+            return
+        code = response.error_code
+        was_asking = api == GET_TELEMETRY_SUBSCRIPTIONS
+        self._due_ms = now_ms + self._interval_ms
+        if code == 0 and was_asking:
+            self._subscribe(response, now_ms)
+        elif code in (UNKNOWN_SUBSCRIPTION_ID, UNSUPPORTED_COMPRESSION_TYPE) and not was_asking:
+            # Ask at once. The next push waits for its share of an interval again.
+            self._compresses_wrongly |= code == UNSUPPORTED_COMPRESSION_TYPE
+            self._subscription = None
+            self._due_ms = now_ms
+        elif code not in (0, TELEMETRY_TOO_LARGE, THROTTLING_QUOTA_EXCEEDED):
+            self._stop(f"a broker says {error_of(code).label}")
+
+    def _on_failure(self, client: int, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
+        """Rows in flight are lost with the connection and sent again, so that brokers which cannot read or
+        write these requests must not get many. Kafka's client waits for as long."""
+        if client != self._client:
+            return
+        self._due_ms = now_ms + max(self._interval_ms, _DEFAULT_INTERVAL_MS)
+        if isinstance(cause, ProtocolError):
+            self._stop(str(cause))
+
+    def _stop(self, reason: str) -> None:
+        _log.info("no more metrics are pushed: %s", reason)
+        self._is_off, self.is_offered, self._due_ms = True, False, math.inf
+        self._network.on_responded = None
+
+    def _subscribe(self, given: Subscription, now_ms: float) -> None:
+        if any(given.instance_id):
+            self._instance_id = given.instance_id
+        interval = given.push_interval_ms
+        self._interval_ms = max(interval, _MIN_INTERVAL_MS) if interval > 0 else _DEFAULT_INTERVAL_MS
+        if not given.requested:
+            # It is asked again after an interval.
+            self._due_ms = now_ms + self._interval_ms
+            return
+        self._subscription = given
+        # So that clients that begin together do not push together.
+        self._due_ms = now_ms + self._interval_ms * (0.5 + self._random())
+
+    def terminate(self, now_ms: float) -> None:
+        """The last push: it is written as far as the socket takes it at once, and not waited for."""
+        wanted, last = self._subscription, self._connection
+        if wanted and last and not self._is_off and _takes_request(last, now_ms):
+            self._push(last, wanted, now_ms, terminating=True)
+        self._client += 1
+        self._instance_id, self._subscription, self._due_ms = bytes(16), None, math.inf
+
+    # -- what is pushed -------------------------------------------------------------------------------
+
+    def _payload(self, wanted: Subscription) -> tuple[int, bytes]:
+        """The codec's id and the metrics that are wanted since the last push."""
+        from kafka_sink.engine.otlp import metrics_data
+
+        now_ms = self._wall_clock_ms()
+        is_all = wanted.requested == ("*",)
+        metrics = [
+            one for one in self._metrics(wanted, now_ms) if is_all or one.name.startswith(wanted.requested)
+        ]
+        start_ms = self._since_ms if wanted.delta else self._created_ms
+        data = metrics_data(metrics, self._resource(), start_ms, now_ms, delta=wanted.delta)
+        self._begin_window(now_ms)
+        known = [one for one in wanted.compression_types if one in _CODECS]
+        codec = CompressionType(known[0] if known and not self._compresses_wrongly else 0)
+        return codec, _compressed(data, codec)
+
+    def _metrics(self, wanted: Subscription, now_ms: float) -> list[Metric]:
+        from kafka_sink.engine.otlp import Metric
+
+        made = self._connections - self._connections_before
+        seconds = max(now_ms - self._since_ms, 1.0) / 1000
+        found = [
+            Metric(f"{_PREFIX}connection.creation.rate", made / seconds),
+            Metric(
+                f"{_PREFIX}connection.creation.total", made if wanted.delta else self._connections, {}, True
+            ),
+        ]
+        windows: list[tuple[str, LatencyWindow, dict[str, str]]]
+        windows = [("produce.throttle.time", self._throttled, {}), ("record.queue.time", self._queued, {})]
+        windows += [
+            ("node.request.latency", broker.latencies, {"node_id": f"node-{broker.id}"})
+            for broker in self._cluster.brokers.values()
+        ]
+        for name, window, labels in windows:
+            if window.count:
+                found.append(Metric(f"{_PREFIX}{name}.avg", window.total / window.count, labels))
+                found.append(Metric(f"{_PREFIX}{name}.max", window.most, labels))
+        return found
+
+
+def _takes_request(connection: BrokerConnection, now_ms: float) -> bool:
+    return connection.is_ready and connection.accepts(now_ms)
+
+
+def _compressed(data: bytes, compression: CompressionType) -> bytes:
+    codec = codec_for(compression, None)
+    if codec is None:
+        return data
+    if not isinstance(codec, BlockCodec):
+        return codec.compress(data)
+    cuts = range(0, len(data), codec.block_size)
+    blocks = [part for at in cuts for part in codec.compress_block(data[at : at + codec.block_size])]
+    return b"".join((codec.prologue, *blocks, codec.epilogue))

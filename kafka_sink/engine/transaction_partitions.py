@@ -1,0 +1,184 @@
+"""AddPartitionsToTxn requests of a task under transaction protocol 1. At most one is in flight.
+
+There a partition must belong to the transaction before the first batch for it is sent (KIP-98). Under
+protocol 2 the first batch adds its partition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kafka_sink import kafka_errors
+from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.engine.identity import TransactionalIdentity
+from kafka_sink.engine.response_classifier import ADVICE
+from kafka_sink.errors import DeliveryError, KafkaSinkError
+from kafka_sink.network import apis, transaction_requests
+from kafka_sink.network.broker_connection import BrokerConnection
+from kafka_sink.network.broker_protocol import Request
+from kafka_sink.network.client import NetworkClient
+
+_MAY_PASS = frozenset(
+    {
+        kafka_errors.CONCURRENT_TRANSACTIONS,
+        kafka_errors.COORDINATOR_LOAD_IN_PROGRESS,
+        kafka_errors.COORDINATOR_NOT_AVAILABLE,
+        kafka_errors.NOT_COORDINATOR,
+        kafka_errors.UNKNOWN_TOPIC_OR_PARTITION,
+        kafka_errors.REQUEST_TIMED_OUT,
+    }
+)
+_MOVED = frozenset({kafka_errors.COORDINATOR_NOT_AVAILABLE, kafka_errors.NOT_COORDINATOR})
+# Of partitions beside one that failed, whose error says why.
+_NOT_ATTEMPTED = kafka_errors.OPERATION_NOT_ATTEMPTED
+
+
+class TransactionPartitions:
+    """Used by the sender's thread. Times are monotonic milliseconds. ``fail`` gets an error where no retry
+    can help."""
+
+    def __init__(
+        self,
+        identity: TransactionalIdentity,
+        network: NetworkClient,
+        request_timeout_ms: float,
+        backoff: ExponentialBackoff,
+        fail: Callable[[KafkaSinkError], object],
+    ) -> None:
+        self._identity = identity
+        self._network = network
+        self._request_timeout_ms = request_timeout_ms
+        self._backoff = backoff
+        self._fail = fail
+        self._coordinator: int | None = None
+        self._coordinator_of: str | None = None
+        # The request in flight, and its transaction.
+        self._waits_for: tuple[Request, tuple[str | None, int, int]] | None = None
+        self._failures = 0
+        self._not_before_ms = -math.inf
+
+    def refresh(self, now_ms: float) -> float:
+        """Add what batches wait for; return the milliseconds until there may be something to do."""
+        identity = self._identity
+        waits = self._waits_for is not None and self._waits_for[1] == identity.transaction
+        if not identity.partitions_to_add or waits:
+            return math.inf
+        if now_ms < self._not_before_ms:
+            return self._not_before_ms - now_ms
+        if self._coordinator_of != identity.transactional_id:
+            self._coordinator, self._coordinator_of = None, identity.transactional_id
+        if self._coordinator is None:
+            return self._find_coordinator(now_ms)
+        connection = self._network.connections.get(self._coordinator)
+        if connection is not None and self._network.is_ready(connection, now_ms):
+            self._add(connection, now_ms)
+            return math.inf
+        if connection is None or connection.is_gone:
+            # Another broker takes over from one that is gone. Asked in intervals, as it takes a while.
+            self._identity.last_error = "the transaction's coordinator cannot be reached"
+            self._retry(now_ms)
+            return self._not_before_ms - now_ms
+        return connection.ready_delay_ms(now_ms)
+
+    def _find_coordinator(self, now_ms: float) -> float:
+        connection, delay = self._network.connection_to_ask(now_ms, known_only=True)
+        name = self._identity.transactional_id
+        if connection is None or name is None:
+            return delay
+        version = connection.api_version(apis.FIND_COORDINATOR)
+        body = transaction_requests.encode_find_coordinator(version, (name,), of_groups=False)
+        self._send(connection, apis.FIND_COORDINATOR, version, body, (), now_ms)
+        return math.inf
+
+    def _add(self, connection: BrokerConnection, now_ms: float) -> None:
+        wanted = tuple(self._identity.partitions_to_add)
+        names = tuple(one.id for one in wanted)
+        version = connection.api_version(apis.ADD_PARTITIONS_TO_TXN)
+        name, producer_id, epoch = self._identity.transaction
+        body = transaction_requests.encode_add_partitions(version, name or "", producer_id, epoch, names)
+        self._send(connection, apis.ADD_PARTITIONS_TO_TXN, version, body, wanted, now_ms)
+
+    def _send(
+        self,
+        connection: BrokerConnection,
+        api: int,
+        version: int,
+        body: bytes,
+        partitions: tuple[Partition, ...],
+        now_ms: float,
+    ) -> None:
+        request = Request(
+            api,
+            version,
+            [body],
+            self._request_timeout_ms,
+            lambda response, at_ms: self._on_response(request, partitions, response, at_ms),
+            lambda cause, _, at_ms: self._on_failure(request, cause, at_ms),
+            # Each may be of a topic of its own.
+            asked=2 * len(partitions),
+        )
+        self._waits_for = request, self._identity.transaction
+        self._network.send(connection, request, now_ms)
+
+    # -- responses --------------------------------------------------------------------------------
+
+    def _on_response(
+        self, request: Request, partitions: tuple[Partition, ...], response: Any, now_ms: float
+    ) -> None:
+        """Take what was added. Any other request than the last one is of an earlier transaction."""
+        if self._waits_for is None or self._waits_for[0] is not request:
+            return
+        transaction, self._waits_for = self._waits_for[1], None
+        if transaction != self._identity.transaction:
+            return
+        if isinstance(response, transaction_requests.CoordinatorsResponse):
+            self._on_coordinator(response, now_ms)
+        else:
+            self._on_added(partitions, response, now_ms)
+
+    def _on_failure(self, request: Request, cause: Exception, now_ms: float) -> None:
+        """The request will get no response. It may be repeated: what was added stays added."""
+        if self._waits_for is not None and self._waits_for[0] is request:
+            self._identity.last_error = str(cause)
+            self._retry(now_ms)
+
+    def _on_coordinator(self, response: transaction_requests.CoordinatorsResponse, now_ms: float) -> None:
+        found = response.found[self._identity.transactional_id or ""]
+        if found.node is not None:
+            self._coordinator = found.node.id
+            self._failures = 0
+        else:
+            self._judge(found.error_code, "FindCoordinator", now_ms)
+
+    def _on_added(
+        self,
+        partitions: Sequence[Partition],
+        response: transaction_requests.PartitionErrors,
+        now_ms: float,
+    ) -> None:
+        failed = [one.id for one in partitions if response.errors.get(one.id, kafka_errors.NONE)]
+        self._identity.added(one for one in partitions if one.id not in failed)
+        if not failed:
+            self._failures = 0
+            return
+        told = [one for one in failed if response.errors[one] != _NOT_ATTEMPTED] or failed
+        self._judge(response.errors[told[0]], f"AddPartitionsToTxn of {told[0]}", now_ms)
+
+    def _judge(self, code: int, what: str, now_ms: float) -> None:
+        error = f"{what} failed: {kafka_errors.error_of(code).label}"
+        if code in _MAY_PASS or code == _NOT_ATTEMPTED:
+            self._identity.last_error = error
+            self._retry(now_ms, elsewhere=code in _MOVED)
+            return
+        advice = ADVICE.get(code)
+        self._fail(DeliveryError(f"{error}; {advice}" if advice else error))
+
+    def _retry(self, now_ms: float, *, elsewhere: bool = True) -> None:
+        self._waits_for = None
+        if elsewhere:
+            self._coordinator = None
+        self._failures += 1
+        self._not_before_ms = now_ms + self._backoff.delay_ms(min(self._failures, 6))

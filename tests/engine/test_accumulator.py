@@ -1,0 +1,460 @@
+"""What is ready, what is drained, what happens to batches afterwards; no threads and no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.engine.accumulator import LEASE_MS, RecordAccumulator
+from kafka_sink.engine.batch import BatchState, IllegalTransitionError, ProducerBatch
+from kafka_sink.memory.pool import BufferPool
+from kafka_sink.model import CompressionType, TopicPartition
+from kafka_sink.options import SinkOptions
+from kafka_sink.records.batch_header import ProducerSequence
+from tests.support.brokers import Brokers
+from tests.support.strategy import forced
+
+pytestmark = pytest.mark.both_strategies
+
+SETTINGS = SinkOptions(
+    bootstrap_servers=(),
+    batch_size=1_000,
+    linger_ms=20,
+    max_block_ms=1_000,
+    delivery_timeout_ms=10_000,
+    buffer_memory=1 << 20,
+    compression_type=CompressionType.NONE,
+)
+P = [TopicPartition("t", index) for index in range(6)]
+
+
+def nothing() -> None: ...
+
+
+def anything(_: ProducerBatch) -> bool:
+    return True
+
+
+class Bench:
+    """An accumulator with its pool; partition i leads on broker i % 2."""
+
+    def __init__(self, **changes: object) -> None:
+        self.pool = BufferPool(1 << 20, 128, clock_ms=lambda: 0.0)
+        settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+        self.brokers = Brokers()
+        self.accumulator = RecordAccumulator(settings, forced.allocator(self.pool, 1_000, 128))
+        self.leaders: dict[TopicPartition, int] = {}
+
+    def batch(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
+        buffer = self.accumulator.allocator.try_open(size)
+        assert buffer is not None
+        with self.accumulator.planning() as queues:
+            home = queues.partition(partition)
+        batch = ProducerBatch(home, buffer, None, CompressionType.NONE, 1.0, 0, created)
+        batch.leased = True
+        batch.append(memoryview(b"x" * (size - 61)), 2, 0)
+        batch.leased = False
+        with self.accumulator.planning() as queues:
+            queues.enqueue(home, batch)
+        return batch
+
+    def closed(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
+        batch = self.batch(partition, created, size)
+        batch.move_to(BatchState.CLOSED)
+        batch.seal()
+        return batch
+
+    def leader(self, partition: TopicPartition) -> Broker | None:
+        node = self.leaders.get(partition, partition.partition % 2)
+        return self.brokers.of(node) if node >= 0 else None
+
+    def ready(self, now: float) -> tuple[dict[int, set[int]], float]:
+        """Partition numbers by broker, and the delay."""
+        found, _, delay = self.accumulator.ready(self.leader, now)
+        return {one.id: {q.id.partition for q in queues} for one, queues in found.items()}, delay
+
+    def drain(
+        self,
+        node: int,
+        now: float = 1_000,
+        most: int = 10_000,
+        may_send: Callable[[ProducerBatch], bool] = anything,
+    ) -> list[ProducerBatch]:
+        queues = self.accumulator.ready(self.leader, now)[0][self.brokers.of(node)]
+        taken = self.accumulator.drain(self.brokers.of(node), queues, most, may_send)
+        for batch in taken:
+            if batch.state is BatchState.CLOSED:
+                batch.seal()
+            batch.move_to(BatchState.IN_FLIGHT)
+            batch.attempts += 1
+        return taken
+
+    def used(self) -> int:
+        return self.pool.metrics().used_bytes
+
+
+# -- ready --------------------------------------------------------------------------------------------
+
+
+def test_an_open_batch_waits_for_linger() -> None:
+    bench = Bench()
+    assert bench.ready(0) == ({}, math.inf)
+    bench.batch(P[0], created=100)
+    assert bench.ready(105) == ({}, 15)
+    assert bench.ready(120) == ({0: {0}}, math.inf)
+
+
+def test_what_makes_a_batch_ready_at_once() -> None:
+    full, followed, flushed = Bench(), Bench(), Bench()
+    full.closed(P[0])
+    followed.batch(P[0])
+    followed.batch(P[0])
+    flushed.batch(P[0])
+    assert flushed.ready(0)[0] == {}
+    flushed.accumulator.flushing = True
+    for bench in (full, followed, flushed):
+        assert bench.ready(0)[0] == {0: {0}}
+
+
+def test_somebody_who_waits_for_memory_makes_all_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.batch(P[0])
+    bench.batch(P[1])
+    monkeypatch.setattr(BufferPool, "queued", 1)
+    assert bench.ready(0)[0] == {0: {0}, 1: {1}}
+
+
+def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -> None:
+    bench = Bench()
+    bench.batch(P[0]).leased = True
+    assert not bench.accumulator.leased_batch_skipped
+    assert bench.ready(10_000) == ({}, math.inf)
+    assert bench.accumulator.leased_batch_skipped
+
+
+def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() -> None:
+    bench = Bench()
+    batch = bench.batch(P[0])
+    queues = bench.accumulator.ready(bench.leader, 1_000)[0][bench.brokers.of(0)]
+    batch.leased = True
+    assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == []
+    assert bench.accumulator.leased_batch_skipped
+
+
+def test_partitions_without_a_leader_are_named_apart() -> None:
+    bench = Bench()
+    for partition in P[:3]:
+        bench.closed(partition)
+    bench.leaders[P[2]] = -1
+    assert bench.ready(0)[0] == {0: {0}, 1: {1}}
+    assert [one.id for one in bench.accumulator.ready(bench.leader, 0)[1]] == [P[2]]
+
+
+def test_a_queue_remembers_its_leader_while_the_metadata_stays_the_same() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+
+    def nodes(version: int | None) -> set[int]:
+        return {one.id for one in bench.accumulator.ready(bench.leader, 1_000, version)[0]}
+
+    assert nodes(7) == {0}
+    bench.leaders[P[0]] = 1
+    assert nodes(7) == {0}
+    assert nodes(8) == {1}
+    bench.leaders[P[0]] = 0
+    assert nodes(None) == {0}, "without a version nothing is remembered"
+
+
+def test_a_retry_waits_for_its_backoff_and_holds_back_what_stands_behind() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    (taken,) = bench.drain(0)
+    bench.closed(P[0])
+    bench.accumulator.reenqueue(taken, 1_500)
+    assert bench.ready(1_200) == ({}, 300)
+    assert bench.drain(0, 1_500) == [taken]
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_one_in_flight_where_order_asks_for_it(guarded: bool) -> None:
+    bench = Bench(max_in_flight_requests_per_connection=1 if guarded else 5)
+    bench.closed(P[0])
+    bench.closed(P[0])
+    (taken,) = bench.drain(0)
+    assert bench.ready(0)[0] == ({} if guarded else {0: {0}})
+    bench.accumulator.finish(taken, BatchState.SUCCEEDED, nothing)
+    assert bench.ready(0)[0] == {0: {0}}
+
+
+# -- drain --------------------------------------------------------------------------------------------
+
+
+def test_a_pass_takes_one_batch_per_partition_of_the_broker() -> None:
+    bench = Bench()
+    heads = {partition: bench.closed(partition) for partition in P}
+    for partition in P:
+        bench.closed(partition)
+    assert {batch.partition: batch for batch in bench.drain(0)} == {p: heads[p] for p in P[::2]}
+    assert {batch.partition for batch in bench.drain(1)} == set(P[1::2])
+
+
+def test_a_drained_batch_that_was_open_takes_no_more_rows() -> None:
+    bench = Bench()
+    batch = bench.batch(P[0])
+    queues = bench.accumulator.ready(bench.leader, 50)[0][bench.brokers.of(0)]
+    assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == [batch]
+    assert batch.state is BatchState.CLOSED
+    assert batch.request_references == 1
+
+
+def test_a_request_keeps_its_size_unless_its_first_batch_exceeds_it() -> None:
+    bench = Bench()
+    bench.closed(P[0], size=500)
+    bench.closed(P[2], size=300)
+    bench.closed(P[4], size=300)
+    assert [batch.size for batch in bench.drain(0, most=400)] == [500]
+    assert [batch.size for batch in bench.drain(0, most=600)] == [300, 300]
+
+
+def test_no_partition_starves() -> None:
+    bench = Bench()
+    for _ in range(4):
+        for partition in P[::2]:
+            bench.closed(partition, size=300)
+    taken = [batch.partition.partition for _ in range(12) for batch in bench.drain(0, most=300)]
+    assert [sorted(taken[start : start + 3]) for start in range(0, 12, 3)] == [[0, 2, 4]] * 4
+
+
+def test_what_may_not_be_sent_stays_in_its_place() -> None:
+    bench = Bench()
+    held, free = bench.closed(P[0]), bench.closed(P[2])
+    assert bench.drain(0, may_send=lambda batch: batch is free) == [free]
+    assert bench.drain(0) == [held]
+
+
+# -- afterwards ---------------------------------------------------------------------------------------
+
+
+def test_retries_and_pieces_return_to_their_places_in_any_order() -> None:
+    bench = Bench()
+    batches = [bench.closed(P[0]) for _ in range(4)]
+    flying = [bench.drain(0)[0] for _ in range(3)]
+    assert flying == batches[:3]
+    bench.accumulator.reenqueue(flying[2], 0)
+    pieces = [bench.batch(P[1]) for _ in range(2)]
+    for index, piece in enumerate(pieces):
+        bench.accumulator.partition(P[1]).batches.clear()
+        piece.home, piece.partition = bench.accumulator.partition(P[0]), P[0]
+        piece.ordinal = (*flying[1].ordinal, index)
+    bench.accumulator.reenqueue_split(flying[1], pieces)
+    bench.accumulator.reenqueue(flying[0], 0)
+    assert list(bench.accumulator.partition(P[0]).batches) == [
+        batches[0],
+        *pieces,
+        batches[2],
+        batches[3],
+    ]
+
+
+def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
+    """Else a task that waits for its last batch finds it gone and its rows missing."""
+    bench = Bench()
+    bench.closed(P[0])
+    bench.closed(P[0])
+    (taken,) = bench.drain(0)
+    seen = []
+    bench.accumulator.finish(taken, BatchState.SUCCEEDED, lambda: seen.append(bench.accumulator.incomplete))
+    (taken,) = bench.drain(0)
+    bench.accumulator.fail(taken, lambda: seen.append(bench.accumulator.incomplete))
+    assert seen == [2, 1]
+    assert bench.accumulator.incomplete == 0
+
+
+def test_a_late_response_changes_nothing_but_frees_the_memory() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    (taken,) = bench.drain(0)
+    assert bench.accumulator.fail(taken, nothing)
+    assert not bench.accumulator.fail(taken, nothing)
+    assert bench.used() > 0
+    recorded: list[None] = []
+    assert not bench.accumulator.finish(taken, BatchState.SUCCEEDED, lambda: recorded.append(None))
+    assert (recorded, bench.used(), bench.accumulator.incomplete) == ([], 0, 0)
+    assert taken.state is BatchState.FAILED
+    assert not bench.accumulator.holds_memory
+
+
+def test_a_second_success_is_a_bug() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    (taken,) = bench.drain(0)
+    bench.accumulator.finish(taken, BatchState.SUCCEEDED, nothing)
+    with pytest.raises(IllegalTransitionError):
+        bench.accumulator.finish(taken, BatchState.SUCCEEDED, nothing)
+
+
+def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    (taken,) = bench.drain(0)
+    bench.accumulator.fail(taken, nothing)
+    buffer = bench.accumulator.allocator.open(100, 0)
+    piece = ProducerBatch(bench.accumulator.partition(P[0]), buffer, None, CompressionType.NONE, 1.0, 0, 0)
+    assert not bench.accumulator.reenqueue_split(taken, [piece])
+    assert (bench.used(), bench.accumulator.incomplete) == (0, 0)
+    assert bench.ready(10_000)[0] == {}
+
+
+def test_a_batch_under_a_lease_is_not_failed() -> None:
+    bench = Bench()
+    batch = bench.batch(P[0])
+    batch.leased = True
+    assert not bench.accumulator.fail(batch, nothing)
+    assert batch.state is BatchState.OPEN
+    batch.leased = False
+    assert bench.accumulator.fail(batch, nothing)
+    assert (bench.used(), bench.ready(10_000)) == (0, ({}, math.inf))
+
+
+def test_expired_batches_and_the_time_until_the_next() -> None:
+    bench = Bench()
+    old, leased = bench.batch(P[0], created=0), bench.batch(P[1], created=0)
+    bench.batch(P[0], created=400)
+    leased.leased = True
+    assert bench.accumulator.expired(9_000) == ([], 1_000)
+    assert bench.accumulator.expired(10_000) == ([old], LEASE_MS)
+    leased.leased = False
+    assert bench.accumulator.expired(10_000) == ([old, leased], 400)
+
+
+@pytest.mark.parametrize("end_leases", [False, True])
+def test_closing_gives_all_back_wherever_it_is(end_leases: bool) -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    bench.closed(P[0])
+    bench.drain(0)
+    (expired,) = bench.drain(0)
+    bench.accumulator.fail(expired, nothing)
+    bench.batch(P[1])
+    leased = bench.batch(P[2])
+    leased.leased = True
+    failed: list[ProducerBatch] = []
+    bench.accumulator.abort_incomplete(failed.append, end_leases=end_leases)
+    assert len(failed) == (3 if end_leases else 2)
+    assert (leased in failed) is end_leases
+    assert (bench.used() == 0) is end_leases
+    bench.accumulator.abort_incomplete(failed.append, end_leases=True)
+    assert (len(failed), bench.used(), bench.accumulator.incomplete) == (3, 0, 0)
+    assert not bench.accumulator.holds_memory
+
+
+def test_the_partitioner_learns_how_many_batches_wait() -> None:
+    bench = Bench()
+    for partition in (P[1], P[4], P[1], TopicPartition("u", 2)):
+        bench.closed(partition)
+    assert bench.accumulator.queued_batches("t", 6) == [0, 2, 0, 0, 1, 0]
+    # A recreated topic may have fewer partitions than what waits was made for.
+    assert bench.accumulator.queued_batches("t", 3) == [0, 2, 0]
+    assert bench.accumulator.queued_batches("v", 2) == [0, 0]
+
+
+def test_unacknowledged_rows_are_those_that_were_sent() -> None:
+    bench = Bench()
+    bench.closed(P[0])
+    bench.closed(P[1])
+    bench.batch(P[2])
+    (one,) = bench.drain(0, may_send=lambda batch: batch.partition == P[0])
+    bench.drain(1)
+    assert bench.accumulator.unacknowledged_records() == 4
+    bench.accumulator.reenqueue(one, 0)
+    assert bench.accumulator.unacknowledged_records() == 4
+    bench.accumulator.fail(one, nothing)
+    assert bench.accumulator.unacknowledged_records() == 2
+
+
+def test_among_many_that_linger_the_oldest_says_when_to_look_again() -> None:
+    bench = Bench(linger_ms=500)
+    bench.leaders = dict.fromkeys(P, 0)
+    for age, partition in enumerate(P[:3]):
+        bench.batch(partition, created=100 - 10 * age)
+    assert bench.ready(200) == ({}, 380)
+    assert bench.ready(580) == ({0: {2}}, 10)
+
+
+# -- moves --------------------------------------------------------------------------------------------
+
+
+def free(batch: ProducerBatch) -> ProducerBatch:
+    batch.free = True
+    return batch
+
+
+def queued(bench: Bench, partition: TopicPartition) -> list[ProducerBatch]:
+    with bench.accumulator.planning() as queues:
+        return list(queues.partition(partition).batches)
+
+
+def move(bench: Bench, source: TopicPartition, *targets: TopicPartition) -> list[ProducerBatch]:
+    with bench.accumulator.planning() as queues:
+        queue = queues.partition(source)
+    return bench.accumulator.move_unsent([queue], lambda _: targets).get(source, [])
+
+
+def test_only_free_batches_that_no_request_had_move_and_they_keep_their_order() -> None:
+    bench = Bench()
+    tried, keyed = free(bench.closed(P[0])), bench.closed(P[0])
+    tried.attempts = 1
+    sequenced = free(bench.closed(P[0]))
+    sequenced.assign_sequence(ProducerSequence(7, 0, 0))
+    one, two = free(bench.closed(P[0])), free(bench.batch(P[0]))
+    before = bench.used()
+    assert move(bench, P[0], P[1]) == [one, two]
+    assert queued(bench, P[0]) == [tried, keyed, sequenced]
+    assert queued(bench, P[1]) == [one, two]
+    assert {batch.partition for batch in (one, two)} == {P[1]}
+    assert one.ordinal < two.ordinal
+    assert two.state is BatchState.CLOSED, "no row for its former partition follows"
+    assert bench.used() == before
+    for batch in (tried, keyed, sequenced):
+        with pytest.raises(IllegalTransitionError, match="cannot move"):
+            batch.move_to_partition(Partition(P[1]))
+
+
+def test_they_go_behind_what_is_queued_where_least_is() -> None:
+    bench = Bench()
+    waiting = [bench.closed(P[1]), bench.closed(P[1]), bench.batch(P[1])]
+    moving = [free(bench.closed(P[0])) for _ in range(5)]
+    assert move(bench, P[0], P[1], P[2]) == moving
+    assert queued(bench, P[2]) == moving[:3] + moving[4:]
+    assert queued(bench, P[1]) == [*waiting, moving[3]]
+    assert waiting[-1].state is BatchState.CLOSED, "rows after it would be before what moved"
+    assert bench.accumulator.partition(P[0]) not in bench.accumulator.waiting
+
+
+def test_a_leased_batch_neither_moves_nor_is_closed() -> None:
+    """Its task writes into it. The sender is woken when that ends, and looks again."""
+    bench = Bench()
+    moving, open_there = free(bench.batch(P[0])), bench.batch(P[1])
+    moving.leased = True
+    assert move(bench, P[0], P[1]) == []
+    assert bench.accumulator.leased_batch_skipped
+    moving.leased, open_there.leased = False, True
+    assert move(bench, P[0], P[1]) == []
+    assert (moving.state, open_there.state) == (BatchState.OPEN, BatchState.OPEN)
+    assert move(bench, P[0], P[1], P[2]) == [moving]
+    assert queued(bench, P[2]) == [moving]
+
+
+def test_what_moved_expires_at_its_own_age() -> None:
+    """Behind younger ones: catches a look that ends at the first batch which is young enough."""
+    bench = Bench()
+    bench.closed(P[1], created=5_000)
+    old = free(bench.closed(P[0], created=0))
+    move(bench, P[0], P[1])
+    assert bench.accumulator.expired(9_000) == ([], 1_000)
+    assert bench.accumulator.expired(10_000) == ([old], 5_000)

@@ -1,0 +1,85 @@
+"""The batch's table of states, exhaustively, and when its memory goes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.engine.batch import (
+    TERMINAL,
+    TRANSITIONS,
+    BatchState,
+    IllegalTransitionError,
+    ProducerBatch,
+)
+from kafka_sink.memory.pool import BufferPool
+from kafka_sink.model import CompressionType, TopicPartition
+from tests.support.allocators import incremental_allocator
+
+
+def pool() -> BufferPool:
+    return BufferPool(1 << 20, 1024, clock_ms=lambda: 0.0)
+
+
+def batch_in(state: BatchState, memory: BufferPool | None = None) -> ProducerBatch:
+    buffer = incremental_allocator(memory or pool()).try_open(100)
+    assert buffer is not None
+    batch = ProducerBatch(Partition(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    batch.state = state
+    return batch
+
+
+@pytest.mark.parametrize("start", list(BatchState))
+@pytest.mark.parametrize("goal", list(BatchState))
+def test_every_move_is_legal_late_or_raises(start: BatchState, goal: BatchState) -> None:
+    batch = batch_in(start)
+    if goal not in TRANSITIONS[start]:
+        with pytest.raises(IllegalTransitionError):
+            batch.move_to(goal)
+        assert batch.state is start
+    elif start is BatchState.FAILED:
+        assert batch.move_to(goal) is False
+        assert batch.state is BatchState.FAILED
+    else:
+        assert batch.move_to(goal) is True
+        assert batch.state is goal
+
+
+def test_every_response_to_a_failed_batch_is_late_and_harmless() -> None:
+    """An expired in-flight batch may still be answered in every way; the sender must survive it."""
+    responses = {BatchState.SUCCEEDED, BatchState.SEALED, BatchState.SPLIT, BatchState.FAILED}
+    assert TRANSITIONS[BatchState.IN_FLIGHT] <= responses
+    assert responses <= TRANSITIONS[BatchState.FAILED]
+
+
+@pytest.mark.parametrize("state", list(BatchState))
+def test_memory_goes_back_once_and_only_when_nothing_refers_to_it(state: BatchState) -> None:
+    memory = pool()
+    batch = batch_in(state, memory)
+    batch.request_references = 1
+    assert not batch.release_if_unused()
+    batch.request_references = 0
+    assert batch.release_if_unused() is (state in TERMINAL)
+    assert not batch.release_if_unused()
+    assert (memory.metrics().used_bytes == 0) is (state in TERMINAL)
+
+
+def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
+    """Catches: a retry with a part of the batch, or without its header."""
+    allocator = incremental_allocator(pool())
+    buffer, between = allocator.try_open(100), allocator.try_open(100)
+    assert buffer is not None
+    assert between is not None
+    assert buffer.grow(3_000)
+    batch = ProducerBatch(Partition(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    batch.leased = True
+    batch.append(memoryview(b"r" * 2_500), 1, 0)
+    first, again = (b"".join(batch.write_header()) for _ in range(2))
+    assert len(batch.buffer.views()) > 1
+    assert first == again == b"".join(batch.buffer.views())
+    assert first[61:] == b"r" * 2_500
+
+
+def test_rows_are_taken_only_under_a_lease() -> None:
+    with pytest.raises(IllegalTransitionError):
+        batch_in(BatchState.OPEN).append(memoryview(b"record"), 1, 0)

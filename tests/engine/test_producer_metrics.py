@@ -1,0 +1,145 @@
+"""Metrics by Kafka's names: what they count, where they are, that the page about them names them all."""
+
+from __future__ import annotations
+
+import gc
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+import kafka_sink
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.counts import TaskCounts
+from kafka_sink.engine.deliveries import (
+    Deliveries,
+    LiveProducers,
+    Metrics,
+    RowMetrics,
+    TaskDeliveries,
+    task_metrics,
+)
+from kafka_sink.errors import BufferExhaustedError
+from kafka_sink.memory.pool import BufferPool
+from kafka_sink.model import TopicPartition
+from kafka_sink.transactions.attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
+from tests.support.allocators import incremental_allocator
+from tests.support.forked import in_a_fork
+from tests.support.written_batches import written_batch
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+
+
+class Reporter:
+    """Stands for a producer."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def metrics(self) -> Metrics:
+        return {"batch-size-avg": self.value}
+
+
+def acknowledge(deliveries: TaskDeliveries, raw: int, wire: int) -> None:
+    deliveries.acknowledged([written_batch(Partition(TopicPartition("t", 0)), 1, raw, wire, 0)])
+
+
+def test_totals_and_averages_are_of_one_task() -> None:
+    now = [0.0]
+    pool = BufferPool(1 << 20, 16_384, clock_ms=lambda: now[0])
+    allocator = incremental_allocator(pool, 1 << 19)
+
+    def exhaust() -> None:
+        with pytest.raises(BufferExhaustedError):
+            pool.take(pool.arena(16_384), 64, 0, allocator._client)
+
+    held = allocator.try_open(900_000)
+    assert held is not None
+    exhaust()
+    held.release()
+    allocator.begin()
+    before = pool.metrics()
+    assert before.max_used_bytes == 0
+    held = allocator.try_open(20_000)
+    assert held is not None
+    exhaust()
+    deliveries = TaskDeliveries()
+    acknowledge(deliveries, 1000, 561)
+    acknowledge(deliveries, 100, 161)
+    deliveries.count(splits=2, moved=5)
+    deliveries.sent([10.0, 40.0])
+    deliveries.sent([])
+    totals = TaskCounts(breaker_trips=2, breaker_probes=1)
+    rows = RowMetrics(77, 1.5, 2_500.0, 3)
+    found = task_metrics(pool.metrics(), before, deliveries.counts(), totals, rows)
+    assert found["buffer-exhausted-total"] == 1
+    assert found["buffer-used-bytes-max"] == 32_768
+    assert found["buffer-saved-bytes-max"] == (1 << 19) - 32_768
+    assert found["buffer-available-bytes"] == (1 << 20) - 32_768
+    assert (found["batch-size-avg"], found["batch-size-max"]) == (361, 561)
+    # The header is not what compression works on.
+    assert found["compression-rate-avg"] == pytest.approx((0.5 + 1.0) / 2)
+    assert (found["batch-split-total"], found["record-moved-total"]) == (2, 5)
+    assert (found["record-queue-time-avg"], found["record-queue-time-max"]) == (25.0, 40.0)
+    assert (found["record-size-avg"], found["record-size-max"]) == (deliveries.counts().raw_bytes / 2, 77)
+    assert (found["metadata-wait-time-ns-total"], found["metadata-age"]) == (1_500_000, 2.5)
+    assert deliveries.counts().requests == 2
+    assert (found["muted-partitions"], found["breaker-trips-total"], found["breaker-probes-total"]) == (
+        3,
+        2,
+        1,
+    )
+
+
+def test_nothing_acknowledged_yet() -> None:
+    pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
+    found = task_metrics(pool, pool, Deliveries(), TaskCounts(), RowMetrics())
+    assert (found["batch-size-avg"], found["compression-rate-avg"]) == (0.0, 0.0)
+
+
+def test_the_page_names_every_metric_and_no_other() -> None:
+    pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
+    names = {
+        *task_metrics(pool, pool, Deliveries(), TaskCounts(), RowMetrics()),
+        INIT_TIME_METRIC,
+        SEND_OFFSETS_TIME_METRIC,
+    }
+    section = PAGE.read_text().split("## Metrics of a producer")[1].split("\n## ")[0]
+    assert set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", section)) == names
+
+
+def test_producers_that_live_are_asked() -> None:
+    living = LiveProducers()
+    first, second, third = Reporter(1), Reporter(2), Reporter(3)
+    for one in (first, second, third):
+        living.add(one)
+    living.discard(second)
+    assert sorted(found["batch-size-avg"] for found in living.metrics()) == [1, 3]
+    del third, one
+    gc.collect()
+    assert len(living.metrics()) == 1
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_producers_of_the_parent_do_not_live_in_a_fork(*, is_busy: bool) -> None:
+    """Catches: they were asked, or a wait for ever for a lock that was held at the fork."""
+    living, one = LiveProducers(), Reporter(1)
+    living.add(one)
+
+    def asks() -> bool:
+        before = living.metrics()
+        living.add(one)
+        return before == [] and len(living.metrics()) == 1
+
+    with living._lock if is_busy else nullcontext():
+        assert in_a_fork(asks)
+
+
+def test_asking_where_no_task_has_run_loads_nothing() -> None:
+    ask = "import sys, kafka_sink; assert kafka_sink.producer_metrics() == []; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"
+    assert "producer_metrics" in kafka_sink.__all__

@@ -1,0 +1,167 @@
+"""Every row of the table of broker responses, and what is outside of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kafka_sink.engine.response_classifier import (
+    RULES,
+    Action,
+    AttemptFacts,
+    classify_failure,
+    classify_response,
+    expiry,
+)
+from kafka_sink.errors import AuthenticationError, RecordTooLargeError
+from kafka_sink.model import RecordErrors, TopicPartition
+
+PARTITION = TopicPartition("t", 3)
+
+
+def attempt(code: int, **facts: object) -> AttemptFacts:
+    return AttemptFacts(partition=PARTITION, error_code=code, **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("code", [3, 5, 6, 74, 100])
+def test_stale_metadata_is_refreshed_and_the_batch_goes_again(code: int) -> None:
+    outcome = classify_response(attempt(code, record_count=5))
+    assert (outcome.action, outcome.refresh, outcome.possibly_written) == (Action.RETRY, True, False)
+    assert not outcome.immediate
+    assert classify_response(attempt(code, leader_hint_newer=True)).immediate
+
+
+@pytest.mark.parametrize("code", [13, 56])
+def test_a_leader_that_broke_down_is_looked_for_anew_and_may_have_the_batch(code: int) -> None:
+    outcome = classify_response(attempt(code, leader_hint_newer=True))
+    assert (outcome.action, outcome.refresh, outcome.possibly_written) == (Action.RETRY, True, True)
+    assert not outcome.immediate
+
+
+@pytest.mark.parametrize("code", [19, 2, 89])
+def test_what_passes_is_retried(code: int) -> None:
+    outcome = classify_response(attempt(code))
+    assert (outcome.action, outcome.refresh, outcome.possibly_written) == (Action.RETRY, False, False)
+
+
+@pytest.mark.parametrize("code", [7, 20, -1])
+def test_an_unknown_outcome_pins_the_batch(code: int) -> None:
+    outcome = classify_response(attempt(code))
+    assert (outcome.action, outcome.refresh, outcome.possibly_written) == (Action.RETRY, False, True)
+
+
+@pytest.mark.parametrize("code", [6, 19, 3])
+def test_an_error_with_an_offset_fixes_the_sequence_of_the_batch(code: int) -> None:
+    """A leader that was deposed while it waited for its replicas has appended the batch."""
+    outcome = classify_response(attempt(code, base_offset=40))
+    assert (outcome.action, outcome.possibly_written) == (Action.RETRY, True)
+    assert classify_response(attempt(10, record_count=5, base_offset=40)).action is Action.FAIL
+
+
+def test_errors_before_the_append_are_no_append_whatever_offset_they_have() -> None:
+    """Catches: kfake, which sends offset 0 with errors, and a topic that is deleted and made again there: the
+    new one takes the producer from sequence 0 on only, as Kafka 4.5 does (KAFKA-15591)."""
+    gone = classify_response(attempt(100, base_offset=0))
+    assert (gone.action, gone.possibly_written) == (Action.RETRY, False)
+    rejected = classify_response(attempt(45, base_offset=0, is_next_expected=True))
+    assert (rejected.action, rejected.possibly_written) == (Action.RESTART, False)
+
+
+@pytest.mark.parametrize("code", sorted(RULES))
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("is_next", [False, True])
+def test_what_may_have_been_written_stays_so_and_is_neither_split_nor_renumbered(
+    code: int, count: int, is_next: bool
+) -> None:
+    pinned: list[dict[str, Any]] = [{"possibly_written": True}]
+    if code not in (45, 100):
+        pinned.append({"base_offset": 3})
+    for facts in pinned:
+        given = attempt(code, record_count=count, is_next_expected=is_next, restarted=True, **facts)
+        outcome = classify_response(given)
+        assert outcome.action in (Action.SUCCEED, Action.RETRY, Action.FAIL)
+        assert outcome.possibly_written
+
+
+def test_a_duplicate_is_a_success() -> None:
+    assert classify_response(attempt(46)).action is Action.SUCCEED
+
+
+@pytest.mark.parametrize("code", [10, 18])
+def test_too_large_splits_only_what_was_surely_not_written(code: int) -> None:
+    split = classify_response(attempt(code, record_count=2))
+    assert (split.action, split.spends_retry) == (Action.SPLIT, False)
+    assert classify_response(attempt(code, record_count=2, possibly_written=True)).action is Action.FAIL
+    single = classify_response(attempt(code, record_count=1, size=4711))
+    assert single.action is Action.FAIL
+    assert isinstance(single.cause, RecordTooLargeError)
+    assert "4711" in str(single.cause)
+    assert "max.message.bytes" in str(single.cause)
+
+
+@pytest.mark.parametrize("code", [45, 59])
+def test_out_of_order_behind_a_retry_waits_and_in_front_restarts(code: int) -> None:
+    behind = classify_response(attempt(code, is_next_expected=False))
+    assert (behind.action, behind.spends_retry) == (Action.RETRY, False)
+    front = classify_response(attempt(code, is_next_expected=True))
+    assert (front.action, front.spends_retry) == (Action.RESTART, True)
+    doubtful = classify_response(attempt(code, is_next_expected=True, possibly_written=True))
+    assert doubtful.action is Action.FAIL
+    assert "may have been written" in str(doubtful.cause)
+    assert classify_response(attempt(code, idempotent=False)).action is Action.FAIL
+
+
+def test_an_unknown_producer_restarts_where_the_log_moved_past_its_last_write() -> None:
+    moved = {"log_start_offset": 100, "last_acknowledged_offset": 99}
+    assert classify_response(attempt(59, **moved)).action is Action.RESTART
+    assert classify_response(attempt(45, **moved)).action is Action.RETRY
+    kept = {"log_start_offset": 99, "last_acknowledged_offset": 99}
+    assert classify_response(attempt(59, **kept)).action is Action.RETRY
+    # A response has no offset if the partition has just moved away.
+    assert classify_response(attempt(59, log_start_offset=-1)).action is Action.RETRY
+    assert classify_response(attempt(59, restarted=True)).action is Action.RESTART
+
+
+@pytest.mark.parametrize("code", [29, 31, 32, 35, 47, 76, 87, 90, 4242])
+def test_final_responses_fail_and_are_named(code: int) -> None:
+    refused = RecordErrors((7,), "bad")
+    outcome = classify_response(attempt(code, error_message="broker's words", record_errors=refused))
+    assert outcome.action is Action.FAIL
+    text = str(outcome.cause)
+    assert "t-3" in text
+    assert f"error {code}" in text
+    assert "broker's words" in text
+    assert "row 7" in text
+
+
+def test_no_response_keeps_batch_and_sequence() -> None:
+    sent = classify_failure(ConnectionResetError("gone"), possibly_sent=True)
+    assert (sent.action, sent.possibly_written) == (Action.RETRY, True)
+    unsent = classify_failure(ConnectionResetError("gone"), possibly_sent=False)
+    assert (unsent.action, unsent.possibly_written) == (Action.RETRY, False)
+    assert classify_failure(AuthenticationError("no"), possibly_sent=False).action is Action.FAIL
+
+
+def test_expiry_names_option_attempts_and_last_error() -> None:
+    text = str(expiry(PARTITION, 3000.0, 2, ValueError("why")))
+    assert "kafka.delivery.timeout.ms = 3000 ms" in text
+    assert "2 attempt" in text
+    assert "why" in text
+    assert "before it could be sent" in str(expiry(PARTITION, 3000.0, 0, None))
+
+
+def test_a_partition_that_cannot_join_the_transaction_at_the_moment_is_tried_again_soon() -> None:
+    """A transaction's first batches go to several brokers at once, which add partitions one by one."""
+    outcome = classify_response(attempt(51, record_count=5, transactional=True))
+    assert (outcome.action, outcome.possibly_written) == (Action.RETRY, False)
+    assert outcome.longest_wait_ms <= 20
+
+
+@pytest.mark.parametrize("code", [45, 59])
+def test_sequences_of_a_transaction_never_start_anew(code: int) -> None:
+    """An epoch of the producer's own making would be fenced: the attempt fails, and Spark runs another."""
+    outcome = classify_response(
+        attempt(code, is_next_expected=True, restarted=True, log_start_offset=9, transactional=True)
+    )
+    assert outcome.action is Action.FAIL

@@ -1,0 +1,331 @@
+"""The table of broker responses, row by row, from the task's rows to the brokers' logs and back.
+
+What a response means is tested in tests/engine/test_response_classifier.py; here, that it is done.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kafka_sink.errors import DeliveryError, RecordTooLargeError
+from kafka_sink.task.producer import Producer
+from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
+from tests.support.fake_log import numbers_in
+from tests.support.fake_replies import OK, SWALLOWED, Refuse, Reply, error
+from tests.support.scripted_cluster import (
+    SECRET,
+    TOPIC,
+    attempts,
+    marks,
+    rows,
+    send,
+    task,
+    until,
+    written,
+)
+
+pytestmark = pytest.mark.both_strategies
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster({TOPIC: 2}, brokers=2) as running:
+        yield running
+
+
+STALE = [error(code) for code in (3, 5, 6, 74)]
+PASSING = [error(code) for code in (2, 19, 89)]
+DOUBTFUL = [error(code, append=append) for code in (-1, 7, 20, 56) for append in (False, True)]
+UNANSWERED = [Refuse(), SWALLOWED]
+
+
+@pytest.mark.parametrize("reply", STALE + PASSING + DOUBTFUL + UNANSWERED, ids=str)
+def test_the_same_batch_goes_again_with_its_sequence(cluster: FakeCluster, reply: Reply) -> None:
+    cluster.script(PRODUCE, reply)
+    result = send(cluster, rows(0, 10))
+    assert (result.records, result.retries) == (10, 1)
+    assert written(cluster) == list(range(10))
+    first, second = attempts(cluster)
+    assert marks(first) == marks(second)
+    assert first.data == second.data
+    if reply in STALE:
+        # The batch may have been faster.
+        until(lambda: len(cluster.received(METADATA)) >= 2, "another look at the topic")
+
+
+@pytest.mark.parametrize("leader_hint", [True, False])
+def test_a_leader_that_was_deposed_is_left_for_the_next(cluster: FakeCluster, leader_hint: bool) -> None:
+    """It had appended the batch and said so by its offset; the follower that took over has it too."""
+    with task(cluster) as producer:
+        producer.send(rows(0, 5))
+        until(lambda: written(cluster) == [0, 1, 2, 3, 4], "the first batch")
+        deposed = error(6, append=True, tell_offset=True, leader=(1, 1) if leader_hint else None)
+        cluster.script(PRODUCE, deposed, node_id=0)
+        producer.send(rows(5, 5))
+        until(lambda: len(written(cluster)) == 10, "the second batch")
+        cluster.move_leader(TOPIC, 0, 1)
+        assert producer.finish().records == 10
+    assert written(cluster) == list(range(10))
+    assert cluster.received(PRODUCE)[-1].node_id == 1
+
+
+def test_a_recreated_topic_is_looked_up_by_name(cluster: FakeCluster) -> None:
+    with task(cluster) as producer:
+        producer.send(rows(0, 5))
+        until(lambda: written(cluster) == [0, 1, 2, 3, 4], "the first batch")
+        until(lambda: producer.acknowledged == producer.rows, "its acknowledgement")
+        cluster.create_topic(TOPIC, 2)
+        producer.send(rows(5, 5))
+        result = producer.finish()
+    assert (result.records, written(cluster)) == (10, [5, 6, 7, 8, 9])
+
+
+def test_a_topic_that_comes_late_is_waited_for() -> None:
+    with FakeCluster({TOPIC: 1}) as cluster:
+        cluster.script(METADATA, error(3), error(3), error(5))
+        assert send(cluster, rows(0, 5)).records == 5
+
+
+def test_a_batch_too_large_is_split_in_its_sequences() -> None:
+    with FakeCluster({TOPIC: 1}, max_message_bytes=400) as cluster:
+        result = send(cluster, rows(0, 40))
+        assert result.splits > 0
+        assert result.retries == 0
+        assert written(cluster) == list(range(40))
+        batches = cluster.batches(TOPIC, 0)
+        assert [batch.base_sequence for batch in batches] == [batch.base_offset for batch in batches]
+
+
+def test_a_record_too_large_fails_by_size_and_limit() -> None:
+    with (
+        FakeCluster({TOPIC: 1}, max_message_bytes=80) as cluster,
+        pytest.raises(DeliveryError, match=r"t-0.*a record of \d+ bytes.*max\.message\.bytes") as caught,
+    ):
+        send(cluster, rows(0, 1))
+    assert isinstance(caught.value.__cause__, RecordTooLargeError)
+
+
+def test_too_large_after_an_attempt_in_doubt_is_not_split(cluster: FakeCluster) -> None:
+    cluster.script(PRODUCE, SWALLOWED, error(10))
+    with pytest.raises(DeliveryError, match=r"t-0: .*error 10.*\[0 rows acknowledged, 10 failed"):
+        send(cluster, rows(0, 10))
+    assert len(attempts(cluster)) == 2
+
+
+def test_a_bad_network_before_a_small_limit_costs_some_attempts_and_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every attempt's first batch meets a broken connection. One that may have been written is not split when
+    it turns out to be too large; so what that taught must reach the next attempt, in another process."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    with FakeCluster({TOPIC: 1}, max_message_bytes=20_000) as cluster:
+        failures = 0
+        for _ in range(4):
+            cluster.script(PRODUCE, Refuse())
+            try:
+                result = send(cluster, rows(0, 8_000))
+                break
+            except DeliveryError:
+                failures += 1
+        assert failures < 4
+        assert (result.records, result.splits) == (8_000, 0)
+
+
+def test_too_large_after_a_deposed_leader_had_it_is_not_split(cluster: FakeCluster) -> None:
+    cluster.script(PRODUCE, error(6, append=True, tell_offset=True), error(10))
+    with pytest.raises(DeliveryError, match=r"t-0: .*error 10"):
+        send(cluster, rows(0, 10))
+    assert len(attempts(cluster)) == 2
+
+
+def test_a_duplicate_is_a_success_without_an_offset(cluster: FakeCluster) -> None:
+    cluster.script(PRODUCE, error(46, append=True))
+    result = send(cluster, rows(0, 5))
+    assert (result.records, result.retries) == (5, 0)
+    assert result.partitions[0].offset_ranges == ()
+    assert written(cluster) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("code", [45, 59])
+def test_a_leader_that_lost_its_place_makes_the_sequences_start_anew(cluster: FakeCluster, code: int) -> None:
+    with task(cluster) as producer:
+        producer.send(rows(0, 5))
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
+        cluster.script(PRODUCE, error(code))
+        producer.send(rows(5, 5))
+        until(lambda: len(written(cluster)) == 10, "the restart")
+        producer.send(rows(10, 5))
+        producer.send(rows(100, 5, partition=1))
+        assert producer.finish().records == 20
+    assert written(cluster) == list(range(15))
+    identity, epoch, _ = marks(attempts(cluster)[0])
+    assert [marks(batch) for batch in cluster.batches(TOPIC, 0)] == [
+        (identity, epoch, 0),
+        (identity, epoch + 1, 0),
+        (identity, epoch + 1, 5),
+    ]
+    assert marks(cluster.batches(TOPIC, 1)[0])[1:] == (epoch + 1, 0)
+    assert len(cluster.received(INIT_PRODUCER_ID)) == 1
+
+
+def test_a_log_that_moved_past_the_last_write_restarts_the_sequences_of_later_batches(
+    cluster: FakeCluster,
+) -> None:
+    with task(cluster) as producer:
+        producer.send(rows(0, 5))
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
+        cluster.script(PRODUCE, error(59, log_start_offset=1000))
+        producer.send(rows(5, 5))
+        assert producer.finish().records == 10
+    assert [batch.producer_epoch for batch in cluster.batches(TOPIC, 0)] == [0, 1]
+
+
+def test_lost_place_after_an_attempt_in_doubt_fails(cluster: FakeCluster) -> None:
+    cluster.script(PRODUCE, SWALLOWED, error(45))
+    with pytest.raises(DeliveryError, match=r"t-0: .*error 45.*may have been written"):
+        send(cluster, rows(0, 5))
+    assert written(cluster) == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_in_doubt_is_passed_by_no_more_than_its_broker_remembers(cluster: FakeCluster) -> None:
+    """NOT_ENOUGH_REPLICAS_AFTER_APPEND twice: with more than four written since, the third attempt was out
+    of order, although the broker has the batch."""
+    with task(cluster) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
+        cluster.freeze(0)
+        for number in range(1, 6):
+            producer.send(rows(number, 1))
+            until(lambda count=number: producer.accumulator.unacknowledged_records() == count, "sent")
+        appended = error(20, append=True)
+        cluster.script(PRODUCE, appended, OK, OK, OK, OK, appended, node_id=0)
+        for number in range(6, 40):
+            producer.send(rows(number, 1))
+        cluster.thaw(0)
+        assert producer.finish().records == 40
+    assert written(cluster) == list(range(40))
+
+
+def test_after_the_last_epoch_comes_a_new_id(cluster: FakeCluster) -> None:
+    cluster.script(INIT_PRODUCER_ID, Reply(producer_epoch=2**15 - 1))
+    with task(cluster) as producer:
+        producer.send(rows(0, 5))
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
+        cluster.script(PRODUCE, error(45))
+        producer.send(rows(5, 5))
+        until(lambda: len(cluster.received(PRODUCE)) >= 2, "the response that was scripted")
+        producer.send(rows(10, 5, partition=1))
+        assert producer.finish().records == 15
+    assert written(cluster) == list(range(10))
+    before, after = (marks(batch) for batch in cluster.batches(TOPIC, 0))
+    assert after[0] != before[0]
+    assert after[1:] == (0, 0)
+    assert len(cluster.received(INIT_PRODUCER_ID)) == 2
+
+
+FINAL = {
+    29: "TOPIC_AUTHORIZATION_FAILED.*may not write to this topic",
+    31: "enable.idempotence=false",
+    32: "timestamp",
+    35: "UNSUPPORTED",
+    47: "INVALID_PRODUCER_EPOCH",
+    76: "UNSUPPORTED",
+    87: "a record is invalid",
+    90: "PRODUCER_FENCED",
+    4242: "error 4242",
+}
+
+
+@pytest.mark.parametrize("code", sorted(FINAL))
+def test_final_responses_fail_the_task_with_cause_place_and_counts(cluster: FakeCluster, code: int) -> None:
+    with task(cluster) as producer:
+        producer.send(rows(0, 7, partition=1))
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
+        cluster.script(PRODUCE, error(code, message="in the broker's words"))
+        producer.send(rows(7, 5))
+        with pytest.raises(DeliveryError) as caught:
+            producer.finish()
+    text = str(caught.value)
+    assert "delivery to t-0 failed" in text
+    assert "in the broker's words" in text
+    assert "[7 rows acknowledged, 5 failed, 0 sent without a response, 0 never sent]" in text
+    assert SECRET not in text
+    assert SECRET not in repr(caught.value.__cause__)
+    assert re.search(FINAL[code], text)
+
+
+def test_delivery_timeout_after_a_send_fails_and_the_id_is_not_used_again(cluster: FakeCluster) -> None:
+    options = {"request_timeout_ms": 300, "delivery_timeout_ms": 700}
+    send(cluster, rows(0, 5), **options)
+    cluster.freeze(0)
+    with pytest.raises(
+        DeliveryError, match=r"t-0 .*kafka\.delivery\.timeout\.ms = 700 ms, after \d+ attempt"
+    ):
+        send(cluster, rows(5, 5), **options)
+    cluster.thaw(0)
+    send(cluster, rows(10, 5), **options)
+    ids = {marks(batch)[0]: numbers_in(batch.data) for batch in cluster.batches(TOPIC, 0)}
+    assert len(ids) == 2
+    assert list(ids.values())[-1] == [10, 11, 12, 13, 14]
+
+
+def test_a_lost_task_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The last batch may only be sent after the response for the one before.
+    one_at_a_time = {"max_in_flight_requests_per_connection": 1}
+    with FakeCluster({TOPIC: 2}) as cluster, task(cluster, **one_at_a_time) as producer:
+        producer.send(rows(0, 7))
+        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
+        cluster.freeze(0)
+        cluster.script(PRODUCE, error(87))
+        producer.send(rows(7, 5))
+        until(lambda: producer.accumulator.unacknowledged_records() == 5, "a request in flight")
+        producer.send(rows(12, 5, partition=1))
+        cluster.thaw(0)
+        until(lambda: producer.sender.deliveries.has_failed, "the failure")
+        passes = _count_passes(producer, monkeypatch)
+        until(lambda: producer.sender.wakeup() or len(passes) > 5, "some passes of the sender")
+        with pytest.raises(DeliveryError, match="5 never sent"):
+            producer.check()
+    assert len(attempts(cluster)) == 2
+
+
+def _count_passes(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    passes: list[float] = []
+    sender = producer.sender
+    run_once = sender.run_once
+
+    def counted(now_ms: float) -> None:
+        passes.append(now_ms)
+        run_once(now_ms)
+
+    monkeypatch.setattr(sender, "run_once", counted)
+    return passes
+
+
+def test_a_failure_is_raised_while_the_task_waits_for_rows(cluster: FakeCluster) -> None:
+    """Spark may take long to produce the next rows, so ``check`` raises without rows."""
+    cluster.script(PRODUCE, error(87))
+    with task(cluster) as producer:
+        producer.send(rows(0, 5))
+        until(lambda: producer.sender.deliveries.has_failed, "the failure")
+        with pytest.raises(DeliveryError, match="a record is invalid"):
+            producer.check()
+
+
+def test_linger_ends_by_itself_while_the_task_gives_no_more_rows(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a sender that sleeps on, having heard of no new batch: its longest sleep is a minute here."""
+    monkeypatch.setattr("kafka_sink.engine.sender.MAX_POLL_MS", 60_000.0)
+    with task(cluster, linger_ms=30) as producer:
+        for start in range(0, 20, 5):
+            sent = time.monotonic()
+            producer.send(rows(start, 5))
+            until(lambda start=start: len(written(cluster)) == start + 5, "the batch")  # type: ignore[misc]
+            assert time.monotonic() - sent < 30
+        producer.finish()

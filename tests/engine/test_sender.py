@@ -1,0 +1,210 @@
+"""How often the sender's thread goes round while there is nothing that it could do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import pytest
+
+from kafka_sink.breaker import CircuitBreakManager, PartitionCircuitBreaker, ProducerStatusContext
+from kafka_sink.cluster.broker import Broker, SentRequest
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.engine.responses import ResponseHandler
+from kafka_sink.engine.sender import Sender, take_muted
+from kafka_sink.model import MetadataUpdate, Node, TopicPartition
+from kafka_sink.network.client import NetworkClient
+from kafka_sink.network.produce import ProduceResponse
+from tests.support.brokers import Brokers
+from tests.support.fake_broker import FakeCluster
+from tests.support.scripted_cluster import rows, task, until, written
+
+# Kafka's defaults: what a cluster that is away is tried with.
+BACKOFFS: dict[str, object] = {
+    "retry_backoff_ms": 100,
+    "retry_backoff_max_ms": 1000,
+    "reconnect_backoff_ms": 50,
+    "reconnect_backoff_max_ms": 1000,
+}
+
+
+def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Gets an entry for each pass."""
+    passes: list[float] = []
+    run_once = Sender.run_once
+
+    def counted(sender: Sender, now_ms: float) -> None:
+        passes.append(now_ms)
+        run_once(sender, now_ms)
+
+    monkeypatch.setattr(Sender, "run_once", counted)
+    return passes
+
+
+def passes_in_a_second(passes: list[float]) -> float:
+    """However much longer this thread sleeps."""
+    passes.clear()
+    began = time.monotonic()
+    time.sleep(1)
+    return len(passes) / (time.monotonic() - began)
+
+
+@pytest.mark.parametrize("strategy", ["rebootstrap", "none"])
+def test_a_sender_does_not_spin_while_every_broker_refuses(
+    monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    passes = count_passes(monkeypatch)
+    options = {**BACKOFFS, "metadata_recovery_strategy": strategy}
+    with FakeCluster({"t": 1}, brokers=2) as cluster, task(cluster, **options) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: written(cluster), "the first row")
+        cluster.stop(0)
+        cluster.stop(1)
+        producer.send(rows(1, 1))
+        time.sleep(0.3)
+        went = passes_in_a_second(passes)
+        cluster.start(0)
+        cluster.start(1)
+        assert producer.finish().records == 2
+    assert went < 100
+
+
+def test_a_sender_does_not_spin_while_brokers_that_were_lost_take_connections_and_say_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes = count_passes(monkeypatch)
+    with FakeCluster({"t": 1}, brokers=2) as cluster, task(cluster, **BACKOFFS) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: written(cluster), "the first row")
+        for node in (0, 1):
+            cluster.freeze(node)
+            cluster.disconnect(node)
+        until(lambda: producer.network.connection_errors(), "the connections are lost")
+        producer.send(rows(1, 1))
+        time.sleep(0.3)
+        went = passes_in_a_second(passes)
+        for node in (0, 1):
+            cluster.thaw(node)
+        assert producer.finish().records == 2
+    assert went < 100
+
+
+def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: a further pass after each request, which finds nothing to send."""
+    passes = count_passes(monkeypatch)
+    sent: list[tuple[int, float]] = []
+    send = Broker.send
+
+    def noted(broker: Broker, request: SentRequest, now_ms: float) -> None:
+        sent.append((len(passes), now_ms))
+        send(broker, request, now_ms)
+
+    with FakeCluster({"t": 1}) as cluster, task(cluster) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: producer.acknowledged == producer.rows, "the first response")
+        monkeypatch.setattr(Broker, "send", noted)
+        cluster.freeze(0)
+        producer.send(rows(1, 1))
+        until(lambda: sent, "the second request")
+        time.sleep(0.1)
+        cluster.thaw(0)
+        assert producer.finish().records == 2
+    number, at_ms = sent[0]
+    assert passes[number] - at_ms > 50
+
+
+class AsksOnce(PartitionCircuitBreaker):
+    """With the second response it wants to know whether the broker responds."""
+
+    responses = 0
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        """Nothing to configure."""
+
+    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
+        self.manager = circuit_break_manager
+
+    def on_send(self, context: ProducerStatusContext) -> bool:
+        return False
+
+    def on_complete(
+        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
+    ) -> bool:
+        self.responses += 1
+        if self.responses == 2:
+            self.manager.ask(context.node_id)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "poll"),
+        ({"producer_circuit_breaker_class": f"{__name__}.{AsksOnce.__name__}"}, "pass"),
+    ],
+)
+def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_pass(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object], expected: str
+) -> None:
+    """Catches: a second pass for each request, which costs nearly as much as the request; a request that the
+    breaker class wants at once, which waits for up to a second."""
+    log: list[str] = []
+    poll, run_once, on_response = NetworkClient.poll, Sender.run_once, ResponseHandler.on_response
+
+    def logged_poll(network: NetworkClient, timeout_ms: float, now_ms: float) -> int:
+        log.append("poll")
+        return poll(network, timeout_ms, now_ms)
+
+    def logged_response(
+        handler: ResponseHandler, broker: Broker, response: ProduceResponse, now_ms: float
+    ) -> bool:
+        log.append("acknowledged")
+        return on_response(handler, broker, response, now_ms)
+
+    def logged_pass(sender: Sender, now_ms: float) -> None:
+        log.append("pass")
+        run_once(sender, now_ms)
+
+    with FakeCluster({"t": 1}) as cluster, task(cluster, **options) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: producer.acknowledged == 1, "the first response")
+        monkeypatch.setattr(NetworkClient, "poll", logged_poll)
+        monkeypatch.setattr(ResponseHandler, "on_response", logged_response)
+        monkeypatch.setattr(Sender, "run_once", logged_pass)
+        producer.send(rows(1, 1))
+        until(lambda: log[-1:] == ["poll"] and "acknowledged" in log, "the next poll")
+        after = log[log.index("acknowledged") + 1]
+        assert producer.finish().records == 2
+    assert after == expected
+
+
+def test_brokers_that_the_cluster_no_longer_lists_are_forgotten() -> None:
+    """Catches: a peer that names other brokers each time fills this task's memory."""
+    with FakeCluster({"t": 1}, brokers=2) as cluster, task(cluster) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: producer.acknowledged == producer.rows, "the first response")
+        known = producer.cluster
+        for round_ in range(3):
+            others = (Node(1000 + 100 * round_ + number, "127.0.0.1", 9) for number in range(100))
+            wanted = MetadataUpdate((*dict(known.nodes()).values(), *others), (), {}, known.cluster_id)
+            known.on_response(wanted, (), producer.sender._clock_ms())
+            producer.sender.wakeup()
+            until(lambda: producer.sender._known_version == known.version, "a pass")
+            listed = MetadataUpdate(tuple(known.nodes()[node] for node in (0, 1)), (), {}, known.cluster_id)
+            known.on_response(listed, (), producer.sender._clock_ms())
+            producer.sender.wakeup()
+            until(lambda: len(known.brokers) <= 3, "the others are forgotten")
+        producer.send(rows(1, 1))
+        assert producer.finish().records == 2
+    assert producer.sender.broker_metrics(0.0)[0].requests == 2
+
+
+def test_muted_partitions_are_taken_out_of_what_is_ready() -> None:
+    names = [TopicPartition("t", number) for number in range(3)]
+    free, held, alone = map(Partition, names)
+    one, two = Brokers(1, 2).values()
+    ready = {one: [free, held], two: [alone]}
+    assert take_muted(ready, names[1:]) == {one: [held], two: [alone]}
+    assert ready == {one: [free]}

@@ -1,0 +1,291 @@
+"""How the records of a refused batch are shared out; that the pieces' bytes are right is tested elsewhere."""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+
+import pyarrow as pa
+import pytest
+from kafka.record.default_records import DefaultRecordBatch
+
+from kafka_sink.engine.accumulator import RecordAccumulator
+from kafka_sink.engine.appender import RecordAppender
+from kafka_sink.engine.batch import BatchState, ProducerBatch
+from kafka_sink.engine.splitting import _records, split_batch, take_out
+from kafka_sink.memory.pool import BufferPool
+from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.options import SinkOptions
+from kafka_sink.records import varint
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import extract
+from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
+from tests.support.strategy import forced
+from tests.support.taken_records import values_of
+
+pytestmark = pytest.mark.both_strategies
+
+BATCH_SIZE = 1_000
+TOPICS = {"t": TopicMetadata.of("t", None, (PartitionInfo("t", 0, 0, 0),))}
+PARTITIONER = Partitioner(
+    room=lambda *_: BatchCapacity(None, 100),
+    loads=lambda topic, count: [0] * count,
+    ignore_keys=False,
+    adaptive=False,
+    random=lambda: 0.5,
+)
+
+
+class Refused:
+    """One batch of these values, as large as need be."""
+
+    def __init__(
+        self,
+        values: list[bytes],
+        codec: CompressionType = CompressionType.NONE,
+        times: list[int] | None = None,
+        memory: int = 1 << 20,
+    ) -> None:
+        self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0)
+        self.allocator = forced.allocator(self.pool, 1_000, 128)
+        settings = SinkOptions(
+            bootstrap_servers=(),
+            batch_size=memory,
+            linger_ms=0,
+            max_block_ms=0,
+            delivery_timeout_ms=10_000,
+            buffer_memory=memory,
+            compression_type=codec,
+        )
+        accumulator = RecordAccumulator(settings, self.allocator)
+        appender = RecordAppender(accumulator, lambda: 0.0, lambda: None)
+        stamps = [stamp * 1_000 for stamp in times or [5] * len(values)]
+        rows = extract(
+            ColumnPlan.of([("value", "binary"), ("timestamp", "timestamp")], "t"),
+            pa.record_batch(
+                {
+                    "value": pa.array(values, pa.binary()),
+                    "timestamp": pa.array(stamps, pa.timestamp("us", tz="UTC")),
+                }
+            ),
+            5,
+        )
+        appender.append(PARTITIONER.order(rows, TOPICS, 5), lambda: None)
+        appender.flush()
+        (self.batch,) = accumulator.partition(TopicPartition("t", 0)).batches
+        self.values = values
+
+    def split(self, batch_size: int = BATCH_SIZE) -> list[ProducerBatch]:
+        pieces = split_batch(self.batch, batch_size)
+        assert sum(piece.record_count for piece in pieces) == len(self.values)
+        assert all(piece.state is BatchState.SEALED and piece.record_count for piece in pieces)
+        return pieces
+
+    def held(self) -> int:
+        metrics = self.pool.metrics()
+        return metrics.used_bytes + metrics.heap_bytes
+
+
+@pytest.mark.parametrize("size", [0, 1, 20, 300])
+def test_pieces_of_a_large_batch_keep_to_the_limit_and_are_about_equally_large(size: int) -> None:
+    refused = Refused([b"v" * size] * 600)
+    pieces = refused.split()
+    assert max(piece.size for piece in pieces) <= BATCH_SIZE
+    record = refused.batch.raw_bytes // 600 + 2
+    assert min(piece.size for piece in pieces) >= max(piece.size for piece in pieces) * 3 // 4 - record
+    assert min(piece.size for piece in pieces) >= BATCH_SIZE // 2
+
+
+@pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
+def test_pieces_of_a_compressed_batch_hold_batch_size_of_raw_bytes(codec: CompressionType) -> None:
+    pieces = Refused([b"v" * 40] * 400, codec).split()
+    assert len(pieces) > (10 if codec is CompressionType.NONE else 1)
+    # Small batches shrink less than the large one did.
+    assert max(piece.size for piece in pieces) <= 2 * BATCH_SIZE
+
+
+def test_a_batch_within_batch_size_is_halved() -> None:
+    refused = Refused([b"v" * 20] * 20)
+    assert refused.batch.size <= BATCH_SIZE
+    assert [piece.record_count for piece in refused.split()] == [10, 10]
+
+
+@pytest.mark.parametrize("sizes", [(20,) * 3, (20,) * 21, (300, 300, 1), (1, 300, 300), (400, 1, 1, 400)])
+def test_a_half_is_one_piece(sizes: tuple[int, ...]) -> None:
+    """Two halves filled one after the other left a third piece of one record."""
+    assert len(Refused([b"v" * size for size in sizes]).split()) == 2
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (0, 5_000), (5_000, 0), (5_000, 5_000, 0)])
+def test_every_split_makes_at_least_two_batches(sizes: tuple[int, ...]) -> None:
+    for batch_size in (1, BATCH_SIZE, 1 << 20):
+        refused = Refused([b"v" * size for size in sizes])
+        assert len(refused.split(batch_size)) >= 2
+
+
+def test_pieces_keep_their_rows_order_and_place() -> None:
+    refused = Refused([b"<%d>" % index for index in range(600)])
+    refused.batch.ordinal = (7,)
+    refused.batch.created_ms = 4_321.0
+    pieces = refused.split()
+    data = b"".join(view for piece in pieces for view in piece.buffer.views())
+    assert [data.index(b"<%d>" % index) for index in range(600)] == sorted(
+        data.index(b"<%d>" % index) for index in range(600)
+    )
+    assert [piece.ordinal for piece in pieces] == [(7, index) for index in range(len(pieces))]
+    # delivery.timeout.ms counts from the first row on.
+    assert {piece.created_ms for piece in pieces} == {4_321.0}
+
+
+def test_a_piece_that_cannot_be_made_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = Refused([b"v" * 40] * 400)
+    before = refused.held()
+    seal = ProducerBatch.seal
+    sealed: list[ProducerBatch] = []
+
+    def failing(batch: ProducerBatch) -> None:
+        seal(batch)
+        sealed.append(batch)
+        if len(sealed) == 3:
+            raise MemoryError
+
+    monkeypatch.setattr(ProducerBatch, "seal", failing)
+    with pytest.raises(MemoryError):
+        refused.split()
+    assert refused.held() == before
+
+
+@pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
+def test_another_reader_finds_every_row_with_its_timestamp(codec: CompressionType) -> None:
+    """kafka-python's: offsets restart in each piece, and timestamps count from its first row."""
+    values = [b"%d" % index for index in range(300)]
+    times = [1_700_000_000_000 + (index * 7919) % 4_001 * 1_000 for index in range(300)]
+    found = []
+    for piece in Refused(values, codec, times).split():
+        piece.write_header()
+        data = b"".join(piece.buffer.views())
+        records = list(DefaultRecordBatch(data))
+        assert [record.offset for record in records] == list(range(piece.record_count))
+        assert max(record.timestamp for record in records) == piece.max_timestamp
+        found += [(record.value, record.timestamp) for record in records]
+    assert found == list(zip(values, times, strict=True))
+
+
+@pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
+def test_a_split_takes_no_memory_that_others_have(codec: CompressionType) -> None:
+    """KAFKA-20576: where a split needs memory of its own, a pool full of batches that are too large never
+    empties. Here neither the pool nor the heap has any left."""
+    chance = random.Random(3)
+    refused = Refused([chance.randbytes(20) + bytes(20) for _ in range(2_000)], codec)
+    rest = refused.pool.metrics().buffer_available_bytes // 128
+    taken = refused.pool.try_take(refused.pool.arena(128), rest)
+    assert taken is not None
+    refused.pool.heap_limit_bytes = 0
+    before, own = refused.held(), refused.batch.buffer.capacity
+    pieces = refused.split(refused.batch.size // 6)
+    assert len(pieces) >= 6
+    # Headers of pieces, and what smaller blocks shrink less.
+    assert refused.held() - before <= own // 4
+    for piece in pieces:
+        piece.write_header()
+    found = [
+        record.value for piece in pieces for record in DefaultRecordBatch(b"".join(piece.buffer.views()))
+    ]
+    assert found == refused.values
+    for piece in pieces:
+        assert refused.held() >= before
+        piece.buffer.release()
+    # The batch itself goes last, as its request refers to it until then.
+    refused.batch.buffer.release()
+    assert refused.held() == before - own
+
+
+@pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
+def test_pieces_of_pieces_stay_within_the_memory_of_the_first_batch(codec: CompressionType) -> None:
+    chance = random.Random(4)
+    refused = Refused([chance.randbytes(20) + bytes(20) for _ in range(2_000)], codec)
+    own = refused.batch.buffer.capacity
+    batches = [refused.batch]
+    for _ in range(4):
+        parents = batches
+        batches = [piece for batch in parents for piece in split_batch(batch, batch.size // 2 + 100)]
+        for parent in parents:
+            parent.buffer.release()
+    assert refused.held() <= own * 2
+    for batch in batches:
+        batch.write_header()
+    found = [
+        record.value for batch in batches for record in DefaultRecordBatch(b"".join(batch.buffer.views()))
+    ]
+    assert found == refused.values
+    for batch in batches:
+        batch.buffer.release()
+    assert refused.held() == 0
+
+
+@pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
+@pytest.mark.parametrize(
+    "positions", [(0,), (1_999,), (7, 8, 1_000), tuple(range(1_999)), tuple(range(2_000))]
+)
+def test_what_is_left_of_a_batch_goes_into_its_memory(
+    codec: CompressionType, positions: tuple[int, ...]
+) -> None:
+    """One refused record needed the whole batch raw in memory beside it."""
+    chance = random.Random(5)
+    times = [1_700_000_000_000 + chance.randrange(10**9) for _ in range(2_000)]
+    refused = Refused([b"%d" % number + bytes(30) for number in range(2_000)], codec, times)
+    rest = refused.pool.metrics().buffer_available_bytes // 128
+    assert refused.pool.try_take(refused.pool.arena(128), rest) is not None
+    refused.pool.heap_limit_bytes = 0
+    before, own = refused.held(), refused.batch.buffer.capacity
+    pieces, records = take_out(refused.batch, positions, 1 << 20)
+    assert values_of(records) == [refused.values[position] for position in positions]
+    assert records.timestamps_ms == [times[position] for position in positions]
+    assert refused.held() - before <= own // 4
+    for piece in pieces:
+        piece.write_header()
+    left = [record for piece in pieces for record in DefaultRecordBatch(b"".join(piece.buffer.views()))]
+    kept = [position for position in range(2_000) if position not in positions]
+    assert [record.value for record in left] == [refused.values[position] for position in kept]
+    assert [record.timestamp for record in left] == [times[position] for position in kept]
+    refused.batch.buffer.release()
+    for piece in pieces:
+        piece.buffer.release()
+    assert refused.held() == before - own
+
+
+def test_a_batch_is_read_and_written_block_by_block() -> None:
+    """Rows that shrink a lot: raw they take a hundred times the batch's memory."""
+    values = [b"%d" % (number // 1_000) + bytes(1_000) for number in range(20_000)]
+    refused = Refused(values, CompressionType.LZ4, memory=32 << 20)
+    assert refused.batch.raw_bytes > 50 * refused.batch.size
+    tracemalloc.start()
+    pieces, _ = take_out(refused.batch, [10_000], 1 << 20)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < refused.batch.raw_bytes // 10
+    assert [piece.record_count for piece in pieces] == [19_999]
+
+
+def test_a_record_across_many_blocks_costs_no_more_than_its_bytes() -> None:
+    """Two records of 16 MiB took 7 s of the sender's thread: each block joined all blocks before it again."""
+    content = bytes(16 << 20)
+    fields = b"\0" + varint.scalar(3) + varint.scalar(0) + content
+    record = varint.scalar(len(fields)) + fields
+    raw = memoryview(record * 2)
+    blocks = [raw[at : at + 8_192] for at in range(0, len(raw), 8_192)]
+    started_s = time.thread_time()
+    found = [(timestamp, body == content, size) for timestamp, body, size in _records(blocks, 2)]
+    assert time.thread_time() - started_s < 2, "a join for each block takes ten"
+    assert found == [(3, True, len(record))] * 2
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 64, 1_000_000])
+def test_records_are_found_wherever_blocks_end(block: int) -> None:
+    bodies = [b"v" * size for size in (0, 1, 5, 62, 63, 64, 65, 300, 0, 20_000, 2)]
+    fields = [b"\0" + varint.scalar(at * 1_000) + varint.scalar(at) + body for at, body in enumerate(bodies)]
+    raw = b"".join(varint.scalar(len(one)) + one for one in fields)
+    blocks = [part for at in range(0, len(raw), block) for part in (raw[at : at + block], b"")]
+    found = [(timestamp, bytes(body)) for timestamp, body, _ in _records(blocks, len(bodies))]
+    assert found == [(at * 1_000, body) for at, body in enumerate(bodies)]

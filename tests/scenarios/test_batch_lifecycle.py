@@ -1,0 +1,570 @@
+"""The batch lifecycle under every order of append, drain, response, error, split, expiry, mute and close.
+
+The last test shows what this would find: each of its bugs, put into the code, breaks an invariant.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kafka_sink.cluster.partition import Partition
+from kafka_sink.engine import batch as batch_module
+from kafka_sink.engine import response_classifier
+from kafka_sink.engine.accumulator import LEASE_MS, RecordAccumulator
+from kafka_sink.engine.batch import BatchState, IllegalTransitionError, ProducerBatch
+from kafka_sink.engine.identity import ProducerIdentity
+from kafka_sink.engine.responses import ResponseHandler
+from kafka_sink.errors import DeliveryError
+from kafka_sink.memory.pool import LentChunks
+from kafka_sink.model import TopicPartition
+from kafka_sink.records import batch_header
+from tests.support import lifecycle_model
+from tests.support.effort import tries
+from tests.support.fake_log import numbers_in
+from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, NODES, PARTITIONS, TOPIC, Model
+
+# Refusals without an append, also of what was appended before; responses of unknown meaning; ends.
+PASSING = (3, 5, 6, 19, 74)
+LIES = (10, 45, 59)
+UNREAD = ("lost", "late", "unsent")
+REFUSED = PASSING + LIES
+UNKNOWN = (-1, 7, 20, 56)
+FINAL = (29, 87)
+
+nodes = st.integers(0, NODES - 1)
+partitions = st.integers(0, PARTITIONS - 1)
+# A sender's step that may fall between the planning and the writing of rows.
+STEPS: dict[str, Callable[[Model], None]] = {
+    "nothing": lambda model: None,
+    "send": Model.send,
+    "arrive": lambda model: [model.arrive(node, 0, append=True) for node in range(NODES)] and None,  # type: ignore[dict-item]
+    "respond": lambda model: [model.respond(node) for node in range(NODES)] and None,  # type: ignore[dict-item]
+    "cut": lambda model: model.disconnect(0, unread="lost"),
+    "expire": lambda model: setattr(model, "now", model.now + 4_000) or model.expire(),
+    "fail all": Model.fail_all,
+}
+
+
+class Lifecycle(RuleBasedStateMachine):
+    """Steps in any order; invariants after each; at the end faults cease and everything must add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+
+    def _going(self) -> bool:
+        return not self.model.closed and not self.model.exhausted
+
+    @precondition(_going)
+    @rule(
+        rows=st.lists(partitions, min_size=1, max_size=8),
+        size=st.sampled_from([5, 60, 300]),
+        steps=st.lists(st.sampled_from(sorted(set(STEPS) - {"fail all"})), max_size=3),
+    )
+    def append(self, rows: list[int], size: int, steps: list[str]) -> None:
+        self.model.append(rows, size, lambda: [STEPS[step](self.model) for step in steps] and None)  # type: ignore[arg-type]
+
+    @precondition(_going)
+    @rule()
+    def flush(self) -> None:
+        self.model.flush()
+
+    @precondition(_going)
+    @rule(times=st.integers(1, 4))
+    def send(self, times: int) -> None:
+        for _ in range(times):
+            self.model.send()
+
+    @rule(node=nodes, times=st.integers(1, 4))
+    def arrive_well(self, node: int, times: int) -> None:
+        for _ in range(times):
+            self.model.arrive(node, 0, append=True)
+
+    @rule(node=nodes, code=st.sampled_from(REFUSED))
+    def arrive_refused(self, node: int, code: int) -> None:
+        self.model.arrive(node, code, append=False)
+
+    @rule(node=nodes, code=st.sampled_from(UNKNOWN), append=st.booleans())
+    def arrive_half(self, node: int, code: int, append: bool) -> None:
+        self.model.arrive(node, code, append=append)
+
+    @rule(node=nodes, times=st.integers(1, 4))
+    def respond(self, node: int, times: int) -> None:
+        for _ in range(times):
+            self.model.respond(node)
+
+    @rule(node=nodes, unread=st.sampled_from(UNREAD))
+    def disconnect(self, node: int, unread: str) -> None:
+        self.model.disconnect(node, unread=unread)
+
+    @rule()
+    def zombie(self) -> None:
+        self.model.zombie()
+
+    @rule(partition=partitions, node=nodes)
+    def move_leader(self, partition: int, node: int) -> None:
+        self.model.metadata.leaders[partition] = node
+
+    @rule(partition=partitions)
+    def forget(self, partition: int) -> None:
+        self.model.forget(TopicPartition(TOPIC, partition))
+
+    @rule(partition=partitions, mute=st.booleans())
+    def mute(self, partition: int, mute: bool) -> None:
+        change = self.model.muted.add if mute else self.model.muted.discard
+        change(TopicPartition(TOPIC, partition))
+
+    @precondition(_going)
+    @rule(partition=partitions)
+    def move_unsent(self, partition: int) -> None:
+        self.model.move_unsent(TopicPartition(TOPIC, partition))
+
+    @rule(wait=st.sampled_from([10.0, 200.0, 1_500.0]))
+    def wait(self, wait: float) -> None:
+        self.model.now += wait
+        self.model.expire()
+
+    # What ends a task is rare, so that most runs get far.
+
+    @rule(node=nodes, code=st.sampled_from(FINAL), chance=st.integers(0, 9))
+    def arrive_final(self, node: int, code: int, chance: int) -> None:
+        if chance == 9:
+            self.model.arrive(node, code, append=False)
+
+    @precondition(_going)
+    @rule(chance=st.integers(0, 19))
+    def expire_all(self, chance: int) -> None:
+        if chance == 19:
+            self.model.expire_while_leased()
+
+    @precondition(_going)
+    @rule(rows=st.lists(partitions, min_size=1, max_size=4), chance=st.integers(0, 19))
+    def fail_all(self, rows: list[int], chance: int) -> None:
+        if chance == 19:
+            self.model.append(rows, 5, self.model.fail_all)
+
+    @precondition(_going)
+    @rule(chance=st.integers(0, 29))
+    def close(self, chance: int) -> None:
+        if chance == 29:
+            self.model.close()
+
+    @invariant()
+    def all_adds_up(self) -> None:
+        self.model.check()
+
+    def teardown(self) -> None:
+        if self._going():
+            self.model.settle()
+        self.model.check_end()
+
+
+def test_what_is_too_old_under_a_lease_fails_once_the_lease_has_ended() -> None:
+    model = Model()
+    model.append([0], 5, lambda: None)
+    model.expire_while_leased()
+    assert not model.deliveries.has_failed
+    model.now += LEASE_MS
+    model.expire()
+    assert model.deliveries.has_failed
+
+
+def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> None:
+    model = Model()
+    model.append([0], 5, lambda: None)
+    model.now += DELIVERY_TIMEOUT_MS + 1
+    batch, fail = next(iter(model.accumulator.live)), model.accumulator.fail
+
+    def leased_until_refused(batch: ProducerBatch, record: Callable[[], None]) -> bool:
+        batch.leased = True
+        failed = fail(batch, record)
+        batch.leased = False
+        return failed
+
+    model.accumulator.fail = leased_until_refused  # type: ignore[method-assign]  # the task's turn, just then
+    model.expire()
+    assert not batch.terminal
+    model.accumulator.fail = fail  # type: ignore[method-assign]  # and its end
+    model.now += LEASE_MS
+    model.expire()
+    assert batch.terminal
+
+
+@pytest.mark.both_strategies
+def test_no_order_of_events_loses_or_doubles_anything() -> None:
+    """Shallow runs, which hypothesis varies and shrinks."""
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]  # so in its version for Python 3.10
+        Lifecycle,
+        settings=settings(
+            max_examples=tries(100),
+            stateful_step_count=40,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def walk(seed: int, steps: int = 120) -> Model:
+    """A long run with faults that come in spells. The seed is all that a failure needs.
+
+    In half of the runs brokers are honest: refusals are passing and true. Those must lose nothing at all.
+    """
+    chance = random.Random(seed)
+    honest = chance.random() < 0.5
+    model = Model(2_000 if honest else chance.choice([500, 2_000]))
+    often = chance.choice([0.3, 1.0, 3.0])
+    lies, ends = (0.0, 0.0) if honest else (often, chance.choice([0, 0, 1]))
+    weighted: list[tuple[float, Callable[[], Any]]] = [
+        (8, lambda: _append(model, chance)),
+        (1, model.flush),
+        (10, model.send),
+        (10, lambda: model.arrive(_node(chance), 0, append=True)),
+        (10, lambda: model.respond(_node(chance))),
+        (3, lambda: setattr(model, "now", model.now + chance.choice([5, 20, 100]))),
+        (1, model.expire),
+        (0.5, lambda: _mute(model, chance)),
+        (0.5, lambda: model.move_unsent(_partition(chance))),
+        (often, lambda: model.arrive(_node(chance), chance.choice(PASSING), append=False)),
+        (
+            often / 2,
+            lambda: model.arrive(_node(chance), chance.choice(UNKNOWN), append=chance.random() < 0.5),
+        ),
+        (often / 2, lambda: model.disconnect(_node(chance), unread=chance.choice(UNREAD))),
+        (often / 2, model.zombie),
+        (often / 4, lambda: _move_leader(model, chance)),
+        (lies, lambda: model.arrive(_node(chance), chance.choice(LIES), append=False)),
+        (lies / 2, lambda: model.forget(_partition(chance))),
+        (0.1 * ends, lambda: _append(model, chance, model.fail_all)),
+        (0.3 * ends, model.expire_while_leased),
+        (0.1 * ends, lambda: model.arrive(_node(chance), chance.choice(FINAL), append=False)),
+        (0.05 * ends, model.close),
+    ]
+    weights = [weight for weight, _ in weighted]
+    for _ in range(steps):
+        if model.closed or model.exhausted:
+            break
+        chance.choices(weighted, weights)[0][1]()
+        model.check()
+    if not model.closed and not model.exhausted:
+        model.settle()
+    assert not (honest and model.deliveries.has_failed), "passing faults cost the task"
+    model.check_end()
+    return model
+
+
+def walk_many(*seeds: int) -> None:
+    for seed in seeds:
+        walk(seed)
+
+
+def _node(chance: random.Random) -> int:
+    return chance.randrange(NODES)
+
+
+def _partition(chance: random.Random) -> TopicPartition:
+    return TopicPartition(TOPIC, chance.randrange(PARTITIONS))
+
+
+def _append(model: Model, chance: random.Random, step: Callable[[], Any] | None = None) -> None:
+    rows = [chance.randrange(PARTITIONS) for _ in range(chance.randint(1, 6))]
+    names = [name for name in STEPS if name not in ("fail all", "expire")]
+    if step is None:
+        steps = [partial(STEPS[chance.choice(names)], model) for _ in range(chance.randrange(3))]
+    else:
+        steps = [step]  # type: ignore[list-item]
+    model.append(rows, chance.choice([5, 60, 300]), lambda: [one() for one in steps] and None)  # type: ignore[arg-type]
+
+
+def _move_leader(model: Model, chance: random.Random) -> None:
+    model.metadata.leaders[chance.randrange(PARTITIONS)] = chance.randrange(NODES)
+
+
+def _mute(model: Model, chance: random.Random) -> None:
+    partition = _partition(chance)
+    if partition in model.muted:
+        model.muted.discard(partition)
+    else:
+        model.muted.add(partition)
+
+
+@pytest.mark.both_strategies
+def test_long_runs_lose_and_double_nothing() -> None:
+    """Deep ones; also that they come by what they are for."""
+    seen: Counter[str] = Counter()
+    for seed in range(tries(150)):
+        model = walk(seed)
+        deliveries = model.deliveries
+        seen["rows"] += len(model.acknowledged)
+        seen["moved"] += model.moved > 0
+        seen["lost"] += deliveries.has_failed
+        seen["splits"] += deliveries.counts().splits > 0
+        seen["retries"] += deliveries.counts().retries > 0
+        seen["restarts"] += model.identity.producer_epoch > 0
+        seen["healthy after faults"] += deliveries.counts().retries > 0 and not deliveries.has_failed
+    assert seen["rows"] > 4_800, seen
+    assert min(seen.values()) >= 8, seen
+
+
+Bug = Callable[[pytest.MonkeyPatch], Any]
+
+
+def _memory_goes_back_at_expiry(patch: pytest.MonkeyPatch) -> None:
+    """KAFKA-19012: an expired batch's memory is reused while its request is on the way."""
+
+    def release(batch: ProducerBatch, returned: list[LentChunks] | None = None) -> bool:
+        if batch._released or not batch.terminal:
+            return False
+        batch._released = True
+        batch.buffer.release(returned)
+        return True
+
+    patch.setattr(ProducerBatch, "release_if_unused", release)
+
+
+def _leases_do_not_count(patch: pytest.MonkeyPatch) -> None:
+    """The sender fails a batch that the task writes into."""
+    fail = RecordAccumulator.fail
+
+    def failing(self: RecordAccumulator, batch: ProducerBatch, record: Callable[[], None]) -> bool:
+        batch.leased = False
+        return fail(self, batch, record)
+
+    patch.setattr(RecordAccumulator, "fail", failing)
+
+
+def _retries_go_to_the_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Partition, "insert", lambda self, batch: self.batches.append(batch))
+
+
+def _late_responses_count(patch: pytest.MonkeyPatch) -> None:
+    """A completion after FAILED is taken for the first."""
+
+    def move_to(batch: ProducerBatch, state: BatchState) -> bool:
+        batch.state = state
+        return True
+
+    patch.setattr(ProducerBatch, "move_to", move_to)
+
+
+def _anything_may_be_sent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProducerIdentity, "may_send", lambda *arguments: True)
+
+
+def _each_attempt_gets_a_new_sequence(patch: pytest.MonkeyPatch) -> None:
+    assign = ProducerIdentity.assign
+
+    def anew(self: ProducerIdentity, batch: ProducerBatch) -> None:
+        if batch.attempts:
+            batch.home.unacknowledged.remove(batch)
+            batch._sequence = batch_header.NO_SEQUENCE
+        assign(self, batch)
+
+    patch.setattr(ProducerIdentity, "assign", anew)
+
+
+def _no_sequences_at_all(patch: pytest.MonkeyPatch) -> None:
+    """Idempotence off: the fake log takes every batch, also twice."""
+    patch.setattr(ProducerIdentity, "assign", lambda self, batch: None)
+    patch.setattr(Partition, "acknowledged", lambda *arguments: None)
+    patch.setattr(Partition, "attempt_failed", lambda *arguments: None)
+
+
+def _restarts_renumber_everything(patch: pytest.MonkeyPatch) -> None:
+    """As Kafka's own client does: also what may have been written gets a new sequence."""
+    patch.setattr(Partition, "unresolved", [])
+    restart = Partition.restart
+
+    def forced(self: Partition) -> None:
+        for batch in self.unacknowledged:
+            batch._possibly_written = False
+        restart(self)
+
+    patch.setattr(Partition, "restart", forced)
+
+
+def _unknown_outcomes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A batch whose response was lost counts as surely not written."""
+    original = response_classifier.classify_failure
+
+    def forgetful(cause: Exception, **_: object) -> response_classifier.Verdict:
+        return original(cause, possibly_sent=False)
+
+    patch.setattr(response_classifier, "classify_failure", forgetful)
+
+
+def _pieces_get_no_sequence(patch: pytest.MonkeyPatch) -> None:
+    """The pieces of a split batch are numbered after what was sent behind it."""
+
+    def replaced(self: Partition, batch: ProducerBatch, _pieces: list[ProducerBatch]) -> None:
+        self.unacknowledged.remove(batch)
+
+    patch.setattr(Partition, "replaced", replaced)
+
+
+def _split_parents_keep_their_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(batch_module, "TERMINAL", frozenset({BatchState.SUCCEEDED, BatchState.FAILED}))
+
+
+def _muted_partitions_are_sent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(lifecycle_model, "take_muted", lambda *arguments: {})
+
+
+def _a_failed_batch_stays_queued(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RecordAccumulator, "_remove_locked", lambda *arguments: None)
+
+
+def _a_close_forgets_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:
+    def abort_incomplete(
+        self: RecordAccumulator, record: Callable[[ProducerBatch], None], **_: object
+    ) -> None:
+        for queue in self.partitions.values():
+            for batch in list(queue.batches):
+                self.fail(batch, lambda batch=batch: record(batch))  # type: ignore[misc]
+
+    patch.setattr(RecordAccumulator, "abort_incomplete", abort_incomplete)
+
+
+def _expired_batches_vanish(patch: pytest.MonkeyPatch) -> None:
+    """Rows are dropped without a word."""
+    patch.setattr(ResponseHandler, "_record_failure", lambda *arguments: lambda: None)
+
+
+def _what_was_sent_moves(patch: pytest.MonkeyPatch) -> None:
+    """A batch that may have been written goes to another partition, too."""
+    patch.setattr(ProducerBatch, "may_move", property(lambda batch: batch.free))
+
+
+BUGS: list[Bug] = [
+    _what_was_sent_moves,
+    _memory_goes_back_at_expiry,
+    _leases_do_not_count,
+    _retries_go_to_the_end,
+    _late_responses_count,
+    _anything_may_be_sent,
+    _each_attempt_gets_a_new_sequence,
+    _no_sequences_at_all,
+    _unknown_outcomes_are_forgotten,
+    _pieces_get_no_sequence,
+    _split_parents_keep_their_memory,
+    _muted_partitions_are_sent,
+    _a_failed_batch_stays_queued,
+    _a_close_forgets_what_is_in_flight,
+    _expired_batches_vanish,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__.strip("_"))
+def test_an_injected_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    # An invariant of the model, or the batch's own guard.
+    with pytest.raises((AssertionError, IllegalTransitionError)):
+        # First those that find what is rarest.
+        walk_many(214, 136, 68, *range(300))
+
+
+def _a_second_batch_in_doubt_behind_one_that_was_refused() -> Model:
+    """Rarer than what runs by chance come by: the broker forgets, refuses a batch and takes the next."""
+    model = Model()
+    for _ in range(3):
+        model.append([0], 5, lambda: None)
+        model.flush()
+        model.send()
+        if model.next_row == 1:
+            model.arrive(0, 0, append=True)
+            model.respond(0)
+    assert len(model.pending) == 2
+    model.forget(TopicPartition(TOPIC, 0))
+    model.arrive(0, 19, append=False)
+    model.arrive(0, 0, append=True)
+    model.respond(0)
+    model.disconnect(0, unread="lost")
+    model.now += 500
+    model.send()
+    model.arrive(0, 0, append=True)
+    model.respond(0)
+    model.now += 500
+    model.send()
+    return model
+
+
+def test_no_restart_while_a_batch_of_the_partition_is_in_doubt() -> None:
+    model = _a_second_batch_in_doubt_behind_one_that_was_refused()
+    model.settle()
+    with pytest.raises(DeliveryError, match=r"the leader lost its state.*\[1 rows acknowledged, 1 failed"):
+        model.deliveries.raise_failure(model.next_row, model.accumulator.unacknowledged_records())
+    assert [
+        row for batch in model.logs[TopicPartition(TOPIC, 0)].batches for row in numbers_in(batch.data)
+    ] == [
+        0,
+        2,
+    ]
+    model.check_end()
+
+
+def test_what_that_prevents(monkeypatch: pytest.MonkeyPatch) -> None:
+    _restarts_renumber_everything(monkeypatch)
+    model = _a_second_batch_in_doubt_behind_one_that_was_refused()
+    with pytest.raises(AssertionError, match="order lost"):
+        model.settle()
+
+
+def _established() -> Model:
+    """A partition whose first batch is acknowledged."""
+    model = Model()
+    _one_more(model)
+    model.arrive(0, 0, append=True)
+    model.respond(0)
+    return model
+
+
+def _one_more(model: Model) -> None:
+    model.append([0], 5, lambda: None)
+    model.flush()
+    model.send()
+
+
+def test_after_a_refusal_batches_go_one_by_one_until_one_is_acknowledged() -> None:
+    model = _established()
+    _one_more(model)
+    model.arrive(0, 19, append=False)
+    model.respond(0)
+    model.now += 500
+    model.send()
+    _one_more(model)
+    assert len(model.pending) == 1
+    model.arrive(0, 0, append=True)
+    model.respond(0)
+    _one_more(model)
+    model.send()
+    assert len(model.pending) == 2
+
+
+def test_an_unknown_producer_restarts_sequences_if_the_log_of_earlier_batches_is_gone() -> None:
+    model = _established()
+    _one_more(model)
+    _one_more(model)
+    model.arrive(0, 19, append=False)
+    model.arrive(0, 59, append=False, log_start=1_000)
+    model.respond(0)
+    model.respond(0)
+    model.send()
+    assert model.identity.producer_epoch == 1
+    model.settle()
+    model.check_end()
+    assert model.acknowledged == [0, 1, 2]
