@@ -90,14 +90,6 @@ def test_a_batch_takes_the_rows_that_kafkas_rule_row_by_row_lets_in(
         assert limits.rows_that_fit(unit, start, stop) == expected
 
 
-@given(st.integers(0, 1 << 21), st.integers(1, 300))
-def test_widths_of_counted_numbers(first: int, count: int) -> None:
-    numbers = np.arange(first, first + count)
-    expected = [len(varint.scalar(number)) for number in range(first, first + count)]
-    for found in (varint.count_widths(first, count), varint.widths(numbers)):
-        assert np.broadcast_to(np.asarray(found), count).tolist() == expected
-
-
 # -- what a batch will hold ------------------------------------------------------------------------------
 
 
