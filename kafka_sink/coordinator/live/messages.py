@@ -150,6 +150,22 @@ class BrokerReport(NamedTuple):
     oldest_ms: Ms = 0.0
     left_ms: Ms | None = None
 
+    def plus(self, other: BrokerReport | None) -> BrokerReport:
+        """Both of tasks that have ended."""
+        if other is None:
+            return self
+        return self._replace(
+            address=self.address or other.address,
+            requests=self.requests + other.requests,
+            failures=self.failures + other.failures,
+            latency_ms=self.latency_ms + other.latency_ms,
+            max_latency_ms=max(self.max_latency_ms, other.max_latency_ms),
+            latency_buckets=tuple(
+                map(sum, zip_longest(self.latency_buckets, other.latency_buckets, fillvalue=0))
+            ),
+            throttle_ms=self.throttle_ms + other.throttle_ms,
+        )
+
 
 class DeadLetterCount(NamedTuple):
     """Rows of a topic that went to the dead letter topic, or were dropped, for one reason."""
@@ -291,9 +307,10 @@ class ReportChannel(Channel):
                 self._ended.append(last)
             else:
                 # Only tasks say which broker took what.
-                self._ended[-1] = replace(
-                    self._ended[-1], brokers=_added(self._ended[-1].brokers, last.brokers)
-                )
+                ended = self._ended[-1]
+                both = {**{node: BrokerReport() for node in last.brokers}, **ended.brokers}
+                both = {node: one.plus(last.brokers.get(node)) for node, one in both.items()}
+                self._ended[-1] = replace(ended, brokers=dict(islice(both.items(), MAX_BROKERS)))
         self.wake()
 
     @property
@@ -350,24 +367,6 @@ class ReportChannel(Channel):
             self._sent_topics = {}
             if self._has_reported:
                 self._due_ms = now_ms + RANDOM.random() * self._interval_ms
-
-
-def _added(one: Mapping[int, BrokerReport], other: Mapping[int, BrokerReport]) -> dict[int, BrokerReport]:
-    """The sums of two tasks that have ended."""
-    both = dict(one)
-    for node, more in other.items():
-        have = both.get(node, BrokerReport(more.address))
-        both[node] = have._replace(
-            requests=have.requests + more.requests,
-            failures=have.failures + more.failures,
-            latency_ms=have.latency_ms + more.latency_ms,
-            max_latency_ms=max(have.max_latency_ms, more.max_latency_ms),
-            latency_buckets=tuple(
-                map(sum, zip_longest(have.latency_buckets, more.latency_buckets, fillvalue=0))
-            ),
-            throttle_ms=have.throttle_ms + more.throttle_ms,
-        )
-    return dict(islice(both.items(), MAX_BROKERS))
 
 
 def report_end(address: CoordinatorAddress, ended: WriteEnded) -> None:

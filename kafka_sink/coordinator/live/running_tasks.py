@@ -217,39 +217,57 @@ class RunningTasks:
 
         ``left``: seconds until the first of the rows reach delivery.timeout.ms; None where none wait.
         """
-        found: dict[tuple[str, str], dict[str, Any]] = {}
-        for task in [one for one in self._shown.values() if one.mutes]:
-            age_ms = now_ms - task.reported_ms
+        found: dict[tuple[str, str], _Muted] = {}
+        for task in self._shown.values():
             for one in task.mutes:
                 key = task.cluster, one.target
-                if key in found or len(found) < _MAX_TARGETS:
-                    _add_mute(found.setdefault(key, _muted(*key)), one, age_ms)
-        return sorted(found.values(), key=lambda muted: -muted["seconds"])
+                muted = found.get(key)
+                if muted is None:
+                    if len(found) >= _MAX_TARGETS:
+                        continue
+                    muted = found[key] = _Muted()
+                muted.add(one, task.reported_ms)
+        return [
+            one.shown(*key, now_ms) for key, one in sorted(found.items(), key=lambda item: item[1].since_ms)
+        ]
 
 
-def _muted(cluster: str, target: str) -> dict[str, Any]:
-    return {
-        "cluster": cluster,
-        "target": target,
-        "kind": "broker" if target.lstrip("-").isdigit() else "partition",
-        "reason": "",
-        "seconds": -1.0,
-        "shared": False,
-        "rows": 0,
-        "partitions": 0,
-        "named": [],
-        "left": None,
-    }
+@dataclass(slots=True)
+class _Muted:
+    """A target as tasks see it. Tens of thousands may wait for it, each time that somebody asks."""
 
+    since_ms: float = math.inf
+    reason: str = ""
+    shared: bool = False
+    rows: int = 0
+    partitions: int = 0
+    named: dict[str, None] = field(default_factory=dict)
+    deadline_ms: float = math.inf
 
-def _add_mute(muted: dict[str, Any], one: MuteReport, age_ms: float) -> None:
-    """What a task reported so long ago."""
-    if age_ms + one.age_ms > muted["seconds"] * 1000:
-        muted["seconds"], muted["reason"] = (age_ms + one.age_ms) / 1000, one.reason
-    muted["shared"] |= one.shared
-    muted["rows"] += one.rows
-    muted["partitions"] = max(muted["partitions"], one.partitions)
-    muted["named"] = list(dict.fromkeys((*muted["named"], *one.named)))[:MAX_PARTITIONS]
-    if one.left_ms is not None:
-        left = max(0.0, one.left_ms - age_ms) / 1000
-        muted["left"] = left if muted["left"] is None else min(left, muted["left"])
+    def add(self, one: MuteReport, at_ms: float) -> None:
+        since_ms = at_ms - one.age_ms
+        if since_ms < self.since_ms:
+            self.since_ms, self.reason = since_ms, one.reason
+        self.rows += one.rows
+        if one.left_ms is not None and at_ms + one.left_ms < self.deadline_ms:
+            self.deadline_ms = at_ms + one.left_ms
+        if one.shared:
+            self.shared = True
+        if one.partitions > self.partitions:
+            self.partitions = one.partitions
+        if len(self.named) < MAX_PARTITIONS:
+            self.named.update(dict.fromkeys(one.named[: MAX_PARTITIONS - len(self.named)]))
+
+    def shown(self, cluster: str, target: str, now_ms: float) -> dict[str, Any]:
+        return {
+            "cluster": cluster,
+            "target": target,
+            "kind": "broker" if target.lstrip("-").isdigit() else "partition",
+            "reason": self.reason,
+            "seconds": max(0.0, now_ms - self.since_ms) / 1000,
+            "shared": self.shared,
+            "rows": self.rows,
+            "partitions": self.partitions,
+            "named": list(self.named),
+            "left": max(0.0, self.deadline_ms - now_ms) / 1000 if self.deadline_ms < math.inf else None,
+        }
