@@ -13,6 +13,7 @@ import logging
 import math
 import selectors
 import socket
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -170,7 +171,7 @@ class CoordinatorServer:
             # Else a second small message waits for the acknowledgement of the first one: 40 ms.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._count += 1
-            peer = Peer(self._count, str(address[0]), connected, self._clock_ms())
+            peer = Peer(self._count, sys.intern(str(address[0])), connected, self._clock_ms())
             self._connections.add(peer)
             self._running.add_reader(connected, self._on_readable, peer)
 
