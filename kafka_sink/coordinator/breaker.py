@@ -443,9 +443,6 @@ class BreakerChannel(Channel):
     def next_message_delay_ms(self, now_ms: float) -> float:
         return 0.0 if self._outbox else math.inf
 
-    # The sender goes on between tasks, and a producer at rest can answer and probe.
-    left_delay_ms = next_message_delay_ms
-
     def on_connected(self, now_ms: float) -> None:
         self._is_told, self._is_alone, self._joined = False, False, self._cluster_id()
         self._put(partial(self._begin, True))

@@ -150,7 +150,8 @@ class CoordinatorClient(threading.Thread):
         if self._connection is None and is_needed and now_ms >= self._connect_after_ms:
             now_ms = self._connect()
         connection = self._connection
-        if connection is not None and (self._active or leaving or self._left_delay_ms(now_ms) <= 0):
+        if connection is not None:
+            # Between tasks, too: others may wait for what this one has fetched, or muted.
             self._send(connection, now_ms, leaving=leaving)
         self._wait(connection, now_ms)
 
@@ -191,15 +192,12 @@ class CoordinatorClient(threading.Thread):
         return self._unanswered_ms + self._silence_ms
 
     def _delay_ms(self, connection: Connection | None, now_ms: float) -> float:
-        if not self._active:
-            return math.inf if connection is None else self._left_delay_ms(now_ms)
         if connection is None:
-            return self._connect_after_ms - now_ms
+            return self._connect_after_ms - now_ms if self._active else math.inf
         delays = [one.next_message_delay_ms(now_ms) for one in self._channels]
-        return min([*delays, self._alive_due_ms() - now_ms, self._silent_at_ms - now_ms])
-
-    def _left_delay_ms(self, now_ms: float) -> float:
-        return min((one.left_delay_ms(now_ms) for one in self._channels), default=math.inf)
+        if self._active:
+            delays += [self._alive_due_ms() - now_ms, self._silent_at_ms - now_ms]
+        return min(delays, default=math.inf)
 
     def _wait(self, connection: Connection | None, now_ms: float) -> None:
         with selectors.DefaultSelector() as selector:

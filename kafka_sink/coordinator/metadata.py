@@ -737,10 +737,6 @@ class MetadataChannel(Channel):
                 return 0.0
             return max(0.0, min(self._stale_due_ms(), self._use_due_ms) - now_ms)
 
-    def left_delay_ms(self, now_ms: float) -> float:
-        # Others wait for it.
-        return 0.0 if self._fetched else math.inf
-
     @receives(Topics)
     def on_topics(self, message: Topics, now_ms: float) -> None:
         snapshot = snapshot_of(message.part)

@@ -397,10 +397,6 @@ class Channel(_Receiver):
         """Until ``next_message`` may have a message; infinite if only ``wake`` can bring one."""
         return math.inf
 
-    def left_delay_ms(self, now_ms: float) -> float:
-        """The same between tasks, for what a task has left to be sent."""
-        return math.inf
-
     def close(self) -> None:
         """The process ends: ``next_message`` must return what is left."""
 

@@ -321,7 +321,7 @@ def test_what_was_not_sent_before_a_loss_is_not_sent_after_it() -> None:
     bench.task.batch(P0, REPLICAS)
     bench.task.run_pass()
     assert bench.channel.next_message_delay_ms(bench.job.now) == 0.0
-    assert bench.channel.left_delay_ms(bench.job.now) == 0.0, "between tasks, too"
+    assert bench.channel.next_message_delay_ms(bench.job.now) == 0.0, "between tasks, too"
     bench.channel.on_lost(bench.job.now)
     assert bench.said(INTERVAL) == []
 

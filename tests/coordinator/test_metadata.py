@@ -873,9 +873,9 @@ def test_a_task_fetches_for_others_and_says_what_brokers_said() -> None:
     assert view.next_request_delay_ms(0.0) == 0.0
     assert view.next_request(0.0) == ("a", "b")
     deliver(task.channel, Fetch(8, ("c",)), 0.0)
-    assert task.channel.left_delay_ms(0.0) == math.inf
+    assert task.channel.next_message_delay_ms(0.0) == math.inf
     view.on_response(MetadataUpdate(NODES, (metadata("a"),), {"b": UNKNOWN}, "c"), ("a", "b"), 1.0)
-    assert task.channel.left_delay_ms(0.0) == 0.0, "between tasks, too"
+    assert task.channel.next_message_delay_ms(0.0) == 0.0, "between tasks, too"
     first, last = task.send(), task.send()
     assert isinstance(first, TopicsKnown)
     assert isinstance(last, TopicsKnown)

@@ -344,10 +344,6 @@ class ReportChannel(Channel):
             due_ms = math.inf if self._identity is None else self._due_ms
             return max(0.0, min(due_ms, self._end_due_ms if self._ended else math.inf) - now_ms)
 
-    def left_delay_ms(self, now_ms: float) -> float:
-        with self._lock:
-            return max(0.0, self._end_due_ms - now_ms) if self._ended else math.inf
-
     def close(self) -> None:
         with self._lock:
             self._end_due_ms = -math.inf

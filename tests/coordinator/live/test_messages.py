@@ -122,7 +122,7 @@ def test_of_short_tasks_of_a_worker_one_reports_in_an_interval_and_the_driver_ha
         task.channel.end(report(3, replace(TASK, task=number), brokers={0: broker(2, (1, 1))}, done=True))
         sent += task.send()
     assert len(sent) == 10
-    assert task.channel.left_delay_ms(task.now_ms) == pytest.approx(100.0)
+    assert task.channel.next_message_delay_ms(task.now_ms) == pytest.approx(100.0)
     # The process ends.
     task.channel.close()
     sent += task.send()
