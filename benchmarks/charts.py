@@ -14,8 +14,8 @@ OURS, OTHER, LIGHT = "#2f6fb5", "#9a9a9a", "#a9c9ea"
 BROKER, ALERT, SHADE = "#dfb765", "#c0392b", "#e9e9e9"
 SECOND, THIRD = "#3f9b55", "#8a63b8"
 _INK, _QUIET = "#1f2328", "#57606a"
-# Letters of the title and of the small print that fit an inch of the figure's width.
-_TITLE_LETTERS, _SMALL_LETTERS = 9, 17
+# Characters of the title and of the small print that fit an inch of the figure's width.
+_TITLE_CHARACTERS, _SMALL_CHARACTERS = 9, 17
 _STYLE: Any = {
     "font.size": 9,
     "text.color": _INK,
@@ -53,9 +53,9 @@ def figure(
     mpl.rcParams.update(_STYLE)
     made, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **subplots)
     made.suptitle(
-        textwrap.fill(title, int(size[0] * _TITLE_LETTERS)), x=0.01, ha="left", fontsize=12, weight="bold"
+        textwrap.fill(title, int(size[0] * _TITLE_CHARACTERS)), x=0.01, ha="left", fontsize=12, weight="bold"
     )
-    small = "\n".join(textwrap.fill(line, int(size[0] * _SMALL_LETTERS)) for line in conditions)
+    small = "\n".join(textwrap.fill(line, int(size[0] * _SMALL_CHARACTERS)) for line in conditions)
     made.supxlabel(small, x=0.01, ha="left", fontsize=7.5, color=_QUIET)
     made.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
     return made, axes

@@ -11,8 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kafka_sink.activity import ROWS, TaskActivity
-from kafka_sink.clock import monotonic_ms
+from kafka_sink.clock import ROWS, TaskActivity, monotonic_ms
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.live.messages import ReportChannel, TaskIdentity, TaskReport

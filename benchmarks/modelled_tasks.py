@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kafka_sink.clock import ExponentialBackoff
+from kafka_sink.clock import COORDINATOR_SILENCE_MS, ExponentialBackoff
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.coordinator.breaker import (
     MAX_TARGETS,
@@ -51,7 +51,6 @@ from kafka_sink.coordinator.writes import Writing
 from kafka_sink.counts import TopicMetrics
 from kafka_sink.model import Node, Partitions, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
-from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
 
 TOPIC, CLUSTER_ID, SICK, BROKERS = "orders", "modelled", 1, 3
 OPTIONS = parse({"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": TOPIC}).options

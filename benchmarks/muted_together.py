@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import frozen_run, paced_rows
 from benchmarks.frozen_run import BROKERS, PARTITIONS, Contender, Load, Run
 from benchmarks.surroundings import RESULTS
-from kafka_sink.options.breaker import BreakerSettings
+from kafka_sink.options.table import BreakerSettings
 from local_kafka import LocalBroker
 from tests.support.standalone_cluster import StandaloneCluster
 

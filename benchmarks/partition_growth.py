@@ -47,7 +47,7 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.partitioner import Partitioner
-from kafka_sink.spark.writer import send_tables
+from kafka_sink.spark.reading import send_tables
 from kafka_sink.task.producer import Producer
 from local_kafka import LocalBroker
 from tests.support.brokers import Brokers

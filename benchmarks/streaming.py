@@ -36,7 +36,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from benchmarks import charts, peers, processor_time, throughput
 from benchmarks.surroundings import RESULTS, environment
-from kafka_sink.spark import worker_imports
+from kafka_sink.spark import worker
 from kafka_sink.spark.executor_connection import acknowledged, executor_socket
 from local_kafka import LocalBroker
 
@@ -54,14 +54,14 @@ class IdleWriter(DataSourceStreamArrowWriter):
     """Reads the rows and drops them."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        worker_imports.freeze_when_reused()
+        worker.freeze_when_reused()
         for _ in acknowledged(iterator, executor_socket()):
             pass
-        worker_imports.forget_spark_archives()
+        worker.forget_spark_archives()
         return WriterCommitMessage()
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        worker_imports.forget_spark_archives()
+        worker.forget_spark_archives()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         pass
@@ -75,8 +75,8 @@ class IdleSink(DataSource):
         return "idle"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
-        worker_imports.freeze_when_reused()
-        worker_imports.forget_spark_archives()
+        worker.freeze_when_reused()
+        worker.forget_spark_archives()
         return IdleWriter()
 
 

@@ -120,7 +120,8 @@ def shown(value: Any) -> str:
 
 
 def write_back(producer: Any, topic: str, lines: Sequence[str]) -> tuple[int, int]:
-    """Write the letters that ``topic`` rejected, and wait for them. Returns how many, and how many others
+    """Write the dead letters that ``topic`` rejected, and wait for them. Returns how many, and how many
+    others
     were left out. Raises ValueError where one cannot be read or was cut, and then writes nothing;
     RuntimeError where brokers did not acknowledge all."""
     records = {}
@@ -141,8 +142,8 @@ def write_back(producer: Any, topic: str, lines: Sequence[str]) -> tuple[int, in
     if failed:
         told = "; ".join(f"line {number}: {error!r}" for number, error in failed.items())
         raise RuntimeError(
-            f"{len(failed)} of {len(sent)} letters were not acknowledged. The others are written: delete "
-            f"their lines before a second run. {told}"
+            f"{len(failed)} of {len(sent)} dead letters were not acknowledged. The others are written: "
+            f"delete their lines before a second run. {told}"
         )
     return len(sent), len(lines) - len(sent)
 
@@ -154,7 +155,7 @@ def record_of(row: Mapping[str, Any], topic: str) -> dict[str, Any] | None:
         return None
     cut = [name for name, _ in row["headers"] if name in CUT]
     if cut:
-        raise ValueError(f"the letter was cut ({', '.join(cut)}): restore it, and remove these headers")
+        raise ValueError(f"the dead letter was cut ({', '.join(cut)}): restore it, and remove these headers")
     headers = [(name, as_bytes(value)) for name, value in row["headers"] if not name.startswith(CONTEXT)]
     found = {"key": as_bytes(row["key"]), "value": as_bytes(row["value"]), "headers": headers}
     return {**found, "timestamp_ms": row.get("timestamp")}
@@ -183,7 +184,7 @@ def run(args: argparse.Namespace) -> None:
     with closing(KafkaProducer(**settings, acks="all", enable_idempotence=True)) as producer:
         written, others = write_back(producer, args.topic, lines)
     left_out = f"; {others:,} that other topics rejected were left out" if others else ""
-    print(f"{written:,} letters written back to {args.topic}{left_out}")
+    print(f"{written:,} dead letters written back to {args.topic}{left_out}")
 
 
 def place(given: str) -> str:
@@ -213,6 +214,6 @@ if __name__ == "__main__":
     try:
         run(arguments_given)
     except KeyboardInterrupt:
-        sys.exit("interrupted: some letters may be written" if arguments_given.write_back else 0)
+        sys.exit("interrupted: some dead letters may be written" if arguments_given.write_back else 0)
     except (OSError, ValueError, RuntimeError, KafkaError) as problem:
         sys.exit(f"error: {shown(problem)}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from kafka_sink.arrow.producer import ArrowProducer
-    from kafka_sink.reports.delivery_report import Written
+    from kafka_sink.reports.delivery_report import WriteResult
 
 __all__ = [
     "__version__",
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-def write_arrow(data: Any, options: Mapping[str, Any]) -> Written:
+def write_arrow(data: Any, options: Mapping[str, Any]) -> WriteResult:
     """Write Arrow data to Kafka, without Spark: returns when every row is acknowledged.
 
     ``data``: anything with ``__arrow_c_stream__`` (tables and readers of pyarrow, frames of Polars and
@@ -41,7 +41,7 @@ def write_arrow(data: Any, options: Mapping[str, Any]) -> Written:
     anything is written; all errors are in ``kafka_sink.errors``. After an error, and after Ctrl-C, a line at
     WARNING says what became of the rows. With delivery.guarantee=exactly-once readers then see none of them.
     """
-    from kafka_sink.arrow import write as arrow
+    from kafka_sink.arrow import producer as arrow
 
     return arrow.write_arrow(data, options)
 
@@ -93,7 +93,7 @@ def tune(spark: SparkSession, row_bytes: int) -> dict[str, str]:
     return session.tune(spark, row_bytes)
 
 
-def write(df: DataFrame, options: Mapping[str, Any]) -> Written:
+def write(df: DataFrame, options: Mapping[str, Any]) -> WriteResult:
     """Write the rows of a DataFrame to Kafka, with PySpark 3.5 and later. Returns once all are acknowledged.
 
     Columns and ``options`` are those of ``format("kafka-chunked")`` (docs/columns.md, docs/options.md). The

@@ -31,7 +31,7 @@ MODULES = (
     # pyarrow imports it for the first Python object that it converts, and PySpark returns the commit message
     # so.
     "pandas",
-    "kafka_sink.spark.writer",
+    "kafka_sink.spark.write",
     "kafka_sink.spark.executor_connection",
     "kafka_sink.task.producer_cache",
     "kafka_sink.rows.rebatching",
@@ -94,9 +94,9 @@ def main() -> None:
     preload()
     if not is_single_threaded():
         _run_unchanged("an import has started a thread")
-    from kafka_sink.spark import worker_imports
+    from kafka_sink.spark import worker
 
-    worker_imports.forget_spark_archives()
+    worker.forget_spark_archives()
     os.register_at_fork(after_in_child=functools.partial(_reseed, os.getpid()))
     # Collections in the workers would also copy the pages of all objects that they look at.
     gc.collect()

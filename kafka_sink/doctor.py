@@ -428,10 +428,10 @@ def of_session(
 
     ``spark``: a SparkSession, also of Spark Connect. ``given``: the job's options, of which ``options``
     were made. ``administered``: options that environment and session may set."""
+    from kafka_sink import spark_application
+    from kafka_sink.driver import driver_conf
     from kafka_sink.driver.driver_conf import OWN_PREFIX, idle_timeout_problem
-    from kafka_sink.options import redaction
     from kafka_sink.options.table import SPECS
-    from kafka_sink.rows import hand_over
 
     def conf(name: str) -> str | None:
         value = spark.conf.get(name, None)
@@ -441,11 +441,11 @@ def of_session(
     timeout_problem = idle_timeout_problem(conf, options.delivery_timeout_ms)
     if timeout_problem is not None:
         yield problem(timeout_problem)
-    known = {name: found for name in redaction.DEFAULTS if (found := conf(name)) is not None}
-    shown = redaction.shown_by_spark(given, known)
+    known = {name: found for name in driver_conf.REDACTION_DEFAULTS if (found := conf(name)) is not None}
+    shown = driver_conf.shown_by_spark(given, known)
     if shown:
-        yield note(redaction.warning(shown))
-    yield from (note(text) for text in hand_over.advice(conf))
+        yield note(driver_conf.redaction_warning(shown))
+    yield from (note(text) for text in spark_application.arrow_batch_advice(conf))
     if conf("spark.speculation") == "true" and not options.exactly_once:
         yield note(
             "spark.speculation=true runs copies of slow tasks, and each writes its rows: readers see some "

@@ -144,3 +144,7 @@ class ProducerClosedError(KafkaSinkError, RuntimeError):
 def is_final(cause: Exception) -> bool:
     """Of a connection's failure: whether every other connection would fail, too."""
     return isinstance(cause, AuthenticationError | BrokerVersionError)
+
+
+class IllegalTransitionError(RuntimeError):
+    """A move that a state table does not have: a mistake in this package. Nothing was changed."""

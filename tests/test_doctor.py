@@ -195,8 +195,8 @@ def test_options_brokers_and_topics_are_tried_and_nothing_is_created(monkeypatch
         assert problems(HERE, base | {"topic": "there"}) == ""
         never = {"kafka.allow.auto.create.topics": "false"}
         assert "there is no topic 'missing'" in problems(HERE, base | never | {"topic": "missing"})
-        letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "letters"}
-        assert "'letters'" in problems(HERE, base | never | {"topic": "there"} | letters)
+        dead_letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead-letters"}
+        assert "'dead-letters'" in problems(HERE, base | never | {"topic": "there"} | dead_letters)
     assert "Did you mean" in problems(HERE, base | {"kafka.acsk": "all"})
     assert "Connection refused" in problems(HERE, {**base, "kafka.bootstrap.servers": "127.0.0.1:1"})
 

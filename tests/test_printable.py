@@ -15,7 +15,7 @@ from kafka_sink.driver import driver_log
 from kafka_sink.driver.command_line import note, ok, problem
 from kafka_sink.printable import one_line, printable, printable_list
 from kafka_sink.transactions import __main__ as transactions
-from kafka_sink.transactions.attempt import TaskAttempt
+from kafka_sink.transactions.task_attempt import TaskAttempt
 from tests.support.breaker_cluster import Cluster
 
 FORGED = "t\n26/01/01 00:00:00 ERROR kafka_sink: all is lost\r\x1b[2J\x1b]0;title\x07\u202ereversed"
@@ -43,11 +43,11 @@ def test_lines_of_the_driver(log: object, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_a_rows_topic_in_the_line_about_a_dead_letter(caplog: pytest.LogCaptureFixture) -> None:
-    letters = DeadLetters("letters", 10, 1000)
+    dead_letters = DeadLetters("dead-letters", 10, 1000)
     rows = RejectedRows(
         None, pa.array([b"v"]), None, pa.array([FORGED.encode()]), 0, 0, np.array([1]), f"why {FORGED}", "E"
     )
-    letters.add(rows)
+    dead_letters.add(rows)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert_plain(record.getMessage())

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from kafka_sink.options import unsupported
-from kafka_sink.options.breaker import BREAKER_OPTIONS
-from kafka_sink.options.table import SPECS, TARGET, OptionSpec
+from kafka_sink.options.table import BREAKER_OPTIONS, SPECS, TARGET, OptionSpec
 from kafka_sink.options.values import BREAKER_PREFIX, KAFKA_PREFIX, TOPIC_CONFIG_PREFIX, Kind
 
 _INTRODUCTION = """\

@@ -21,22 +21,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from kafka_sink.arrow.columns import ArrowColumns, EncodedColumns, columns_of
-from kafka_sink.arrow.planning import ArrowWrite, checked, plan
+from kafka_sink.arrow.columns import ArrowColumns, EncodedColumns, check_early, columns_of
+from kafka_sink.arrow.write import ArrowWrite, WriteTransaction, checked, plan
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, ProducerClosedError, SchemaError
 from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
 from kafka_sink.reports import write_report
-from kafka_sink.reports.delivery_report import EndedWrite, Written
+from kafka_sink.reports.delivery_report import EndedWrite, WriteResult
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.rebatching import Rebatcher
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import PRODUCERS
 
 if TYPE_CHECKING:
-    from kafka_sink.arrow.transaction import WriteTransaction
     from kafka_sink.dead_letters.rejected_rows import RejectedRows
 
 
@@ -85,8 +84,8 @@ def _unfit(data: Any, why: str = "") -> SchemaError:
     )
 
 
-# How often rejected rows are looked for while nothing is sent: they would expire without their letters.
-_LETTERS_MS = 100.0
+# How often rejected rows are looked for while nothing is sent: they would expire without their dead letters.
+_DEAD_LETTERS_MS = 100.0
 # So many may come in turns, as where each topic has its own, without a look at the registry for each batch.
 _SCHEMAS = 16
 # Connections of idle producers are closed before the interpreter ends their threads.
@@ -102,7 +101,7 @@ class ArrowProducer:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options, self._texts = checked(options)
         self._process = os.getpid()
-        self.result: Written | None = None
+        self.result: WriteResult | None = None
         # Guards everything below; a turn of one thread lasts for one batch.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -129,8 +128,6 @@ class ArrowProducer:
         self._write = write = plan(self.options, self._texts)
         if write.transactions is not None:
             # Imported here because most writes have no transactions.
-            from kafka_sink.arrow.transaction import WriteTransaction
-
             self._transaction = WriteTransaction(self.options, write.transactions)
         producer = PRODUCERS.take(self.options.for_tasks())
         try:
@@ -287,8 +284,8 @@ class ArrowProducer:
         """Return how long nothing is to be done."""
         for table in self._rebatcher.take(monotonic_ms()):
             self._send(producer, table)
-        letters_ms = _LETTERS_MS if producer.write_letters() else math.inf
-        return min(letters_ms, max(0.0, self._rebatcher.deadline_ms() - monotonic_ms()))
+        dead_letters_ms = _DEAD_LETTERS_MS if producer.write_letters() else math.inf
+        return min(dead_letters_ms, max(0.0, self._rebatcher.deadline_ms() - monotonic_ms()))
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -304,7 +301,7 @@ class ArrowProducer:
             self._producer = None
             self._changed.notify()
         PRODUCERS.put_back(producer)
-        self.result = Written.of([result], self.options, already_written=outcome == "skipped")
+        self.result = WriteResult.of([result], self.options, already_written=outcome == "skipped")
         self._report(outcome, [result], in_transactions, note)
 
     def _abort(self, error: BaseException) -> None:
@@ -348,3 +345,18 @@ def _stop(producer: Producer, error: BaseException, held: int) -> None:
     except DeliveryError:
         return
     producer.abort(DeliveryError(f"the write has failed ({type(error).__name__})"), held)
+
+
+def write_arrow(data: Any, options: Mapping[str, Any]) -> WriteResult:
+    """See ``kafka_sink.write_arrow``."""
+    producer = ArrowProducer(options)
+    schema, batches = record_batches(data)
+    if schema is not None:
+        # Before any broker is asked. With a format, the registry is asked when the rows come.
+        check_early(schema, producer.options)
+    with producer:
+        producer.send(batches)
+        producer.flush()
+    if producer.result is None:
+        raise DeliveryError("the write has ended without a result")
+    return producer.result

@@ -1,26 +1,220 @@
-"""One write of Arrow data, from a notebook or a job."""
+"""One write of Arrow data: its planning, which checks options, brokers and the topic, and its transaction.
+
+There is no coordinator: what it does for Spark's tasks, one process does without it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from kafka_sink.arrow.columns import check_early
-from kafka_sink.arrow.producer import ArrowProducer, record_batches
-from kafka_sink.errors import DeliveryError
-from kafka_sink.reports.delivery_report import Written
+from kafka_sink.breaker.interface import load_breaker
+from kafka_sink.clock import STARTING, monotonic_ms
+from kafka_sink.coordinator.live.messages import DriverWaiting
+from kafka_sink.driver import driver_log
+from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
+from kafka_sink.errors import DeliveryError, KafkaSinkError
+from kafka_sink.model import EndedTransactions
+from kafka_sink.options import SinkOptions, parse, texts
+from kafka_sink.options.table import COORDINATOR, SPECS
+from kafka_sink.reports import delivery_report
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kafka_sink.transactions.batch import BatchOutcome
+    from kafka_sink.transactions.planning import PlannedTransactions
+    from kafka_sink.transactions.task_attempt import TaskAttempt, WritesInTransaction
+
+# In Spark they come with every query. Here they can only be meant for something that is missing.
+_OF_SPARK = ("checkpointlocation", "queryname")
+_OF_LIVE_VIEW = ("ui_port", "ui_bind_address")
+
+_TASK = _FIRST_ATTEMPT = 0
 
 
-def write_arrow(data: Any, options: Mapping[str, Any]) -> Written:
-    """See ``kafka_sink.write_arrow``."""
-    producer = ArrowProducer(options)
-    schema, batches = record_batches(data)
-    if schema is not None:
-        # Before any broker is asked. With a format, the registry is asked when the rows come.
-        check_early(schema, producer.options)
-    with producer:
-        producer.send(batches)
-        producer.flush()
-    if producer.result is None:
-        raise DeliveryError("the write has ended without a result")
-    return producer.result
+@dataclass(frozen=True, slots=True)
+class ArrowWrite:
+    """A planned write. ``name`` is its name in reports."""
+
+    options: SinkOptions
+    transactions: PlannedTransactions | None = None
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+
+
+def checked(given: Mapping[str, Any]) -> tuple[SinkOptions, dict[str, str]]:
+    """The options, and the same as texts. Logs their warnings. Raises ConfigurationError."""
+    written = texts(given)
+    parsed = parse(written)
+    options = parsed.options
+    for warning in (*parsed.warnings, *_about_spark(options, written)):
+        driver_log.warn(f"kafka-chunked: {warning}")
+    if options.delivery_report_path:
+        delivery_report.check(options.delivery_report_path)
+    breaker = load_breaker(options)
+    if breaker is not None:
+        breaker.close()
+    return options, written
+
+
+def plan(options: SinkOptions, given: Mapping[str, str]) -> ArrowWrite:
+    """Raise what ``prepare_topic`` and ``transactions.planning.plan`` raise."""
+    with DriverWaiting(options, "", STARTING, "a write"):
+        PREPARED.prepare(options)
+        if not options.exactly_once:
+            return ArrowWrite(options)
+        from kafka_sink.transactions import planning as transactions
+
+        return ArrowWrite(options, transactions.plan(options, given, is_streaming=False, for_tasks=True))
+
+
+def _about_spark(options: SinkOptions, given: Mapping[str, str]) -> list[str]:
+    """Options that only Spark's writes have a use for. They change nothing of what is sent."""
+    unused = [
+        spec.name
+        for spec in SPECS
+        if (spec.group == COORDINATOR or spec.attribute in _OF_LIVE_VIEW)
+        # Without a coordinator is how it works here.
+        and spec.attribute != "coordinator_enabled"
+        and getattr(options, spec.attribute) != spec.default
+    ]
+    warnings = []
+    if unused:
+        warnings.append(
+            f"These options have no effect without Spark, as there is no coordinator: {', '.join(unused)}"
+        )
+    of_spark = sorted(name for name in given if name.strip().lower() in _OF_SPARK)
+    if of_spark:
+        warnings.append(f"These options of Spark have no effect without it: {', '.join(of_spark)}")
+    return warnings
+
+
+class PreparedTopics:
+    """Which topics were looked up lately, so that a service that writes often does not ask before each write.
+
+    Thread-safe. As in a stream, it is asked again after a minute.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the one below
+        self._until_ms: dict[str, float] = {}
+
+    def prepare(self, options: SinkOptions) -> None:
+        """Raise what ``prepare_topic`` raises."""
+        # Redacted, secrets are equal: other ones are checked when a connection logs in.
+        key = repr(options)
+        now_ms = monotonic_ms()
+        with self._lock:
+            self._until_ms = {one: until for one, until in self._until_ms.items() if until > now_ms}
+            if key in self._until_ms:
+                return
+        prepare_topic(options)
+        with self._lock:
+            self._until_ms[key] = monotonic_ms() + STREAM_RECHECK_S * 1000
+
+
+PREPARED = PreparedTopics()
+
+
+class WriteTransaction:
+    """The transaction of a write: what planning, a task and the driver do in Spark, in one place.
+
+    The write is a batch of one task. All decisions are those of ``transactions/``. Used by one thread at a
+    time; ``planned`` is fresh from planning.
+    """
+
+    def __init__(self, options: SinkOptions, planned: PlannedTransactions) -> None:
+        self._options = options
+        self._planned = planned
+        self._resources = ExitStack()
+        self._attempt: TaskAttempt | None = None
+        self._columns: Sequence[int | None] = ()
+
+    def take(self, batch: pa.RecordBatch, columns: Sequence[int | None], writes: WritesInTransaction) -> bool:
+        """Whether the rows are to be written; not so where their version was written before.
+
+        The transaction begins before the first row. ``columns``: the batch's columns by part of a record.
+        Raises DeliveryError for other columns than before, as the rows could not be compared.
+        """
+        attempt = self._begun(columns)
+        if columns != self._columns:
+            raise DeliveryError(
+                "the batches of one write with delivery.guarantee=exactly-once must have the same columns"
+            )
+        if not attempt.writes:
+            attempt.drain(iter((batch,)))
+            return False
+        for _ in attempt.rows(iter((batch,)), writes):
+            pass
+        return True
+
+    def begin(self, columns: Sequence[int | None], writes: WritesInTransaction) -> bool:
+        """Begin the transaction, unless it has begun. Return whether rows are to be written."""
+        attempt = self._begun(columns)
+        if not attempt.writes:
+            return False
+        attempt.begin(writes)
+        return True
+
+    def _begun(self, columns: Sequence[int | None]) -> TaskAttempt:
+        if self._attempt is None:
+            if self._planned.handover is None or self._planned.batch is None:
+                raise DeliveryError("a write that only commits takes no rows")
+            from kafka_sink.transactions import planning
+            from kafka_sink.transactions.task_attempt import OpenTime, TaskAttempt
+
+            client = self._resources.enter_context(planning.client_of(self._options))
+            self._columns = columns
+            self._attempt = TaskAttempt(
+                client,
+                self._planned.scope,
+                self._planned.handover,
+                self._planned.batch,
+                _TASK,
+                _FIRST_ATTEMPT,
+                columns,
+                self._options.max_block_ms,
+                OpenTime(self._options.transaction_timeout_ms),
+            )
+        return self._attempt
+
+    def commit(self) -> tuple[BatchOutcome, Mapping[str, float]]:
+        """Once all rows are acknowledged; returns the task's metrics, too. Raises TransactionError,
+        ChangedBatchError, DeliveryError."""
+        from kafka_sink.transactions import planning
+
+        attempt = self._begun(())
+        report = attempt.finish()
+        self._resources.close()
+        return planning.commit(self._options, self._planned, [report]), attempt.metrics
+
+    def abort(self, error: BaseException) -> Mapping[str, EndedTransactions]:
+        """After a failure, also one of ``commit``. Returns what became of the transactions.
+
+        It logs that, and raises no KafkaSinkError: that must not replace the one that the user gets.
+        """
+        self._resources.__exit__(type(error), error, None)
+        if self._attempt is None:
+            return {}
+        from kafka_sink.transactions import planning
+        from kafka_sink.transactions.batch import described
+
+        try:
+            ended = planning.abort(self._options, self._planned)
+        except KafkaSinkError as problem:
+            driver_log.warn(
+                f"kafka-chunked: the write failed, and its open transaction could not be aborted: {problem}. "
+                "The next write under its name aborts it, or brokers do so after "
+                "kafka.transaction.timeout.ms. Until then, consumers with isolation.level=read_committed wait"
+            )
+            return {}
+        texts = [described(ended.transactions["aborted"], "aborted")] if ended.aborted else []
+        if ended.committed:
+            texts.append(described(ended.transactions["committed"], "committed, as the write was decided"))
+        if texts:
+            driver_log.warn(f"kafka-chunked: the write failed; {'; '.join(texts)}")
+        return ended.transactions

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.mutes import Evidence
+from kafka_sink.clock import CONFIRM_SILENCE_MS, window_at
 from kafka_sink.cluster.broker import FEW_RESPONSES, Broker
 from kafka_sink.errors import BrokerRefusedError, ConfigurationError, KafkaSinkError, ProtocolError
 from kafka_sink.kafka_errors import error_of
 from kafka_sink.model import TopicPartition
-from kafka_sink.options.breaker import failure_rate_settings, full_name
-from kafka_sink.timing_bounds import CONFIRM_SILENCE_MS, window_at
+from kafka_sink.options.parse import failure_rate_settings
+from kafka_sink.options.table import breaker_option_name
 
 if TYPE_CHECKING:
     from kafka_sink.breaker.breaker import CircuitBreakManager
@@ -195,8 +196,9 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         self.limits = SilenceLimits(settings.slow_request_min_ms, settings.slow_request_factor, max_ms)
         if settings.mute_in_flight_full and configs.get(_MAX_IN_FLIGHT) != "1":
             raise ConfigurationError(
-                f"Option '{full_name('enable.mute.inflight.full')}' needs kafka.{_MAX_IN_FLIGHT}=1: with "
-                "more requests in flight, one without a response says nothing. Set that, or leave this out"
+                f"Option '{breaker_option_name('enable.mute.inflight.full')}' needs "
+                f"kafka.{_MAX_IN_FLIGHT}=1: with more requests in flight, one without a response says "
+                "nothing. Set that, or leave this out"
             )
 
     @property

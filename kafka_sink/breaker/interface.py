@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
-from kafka_sink.options.breaker import full_name
+from kafka_sink.options.table import breaker_option_name
 from kafka_sink.secret import HiddenValues
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def load_breaker(options: SinkOptions) -> PartitionCircuitBreaker | None:
     path = options.breaker.class_path
     if path is None:
         return None
-    option = full_name("class")
+    option = breaker_option_name("class")
     module, _, name = path.rpartition(".")
     if not module:
         raise ConfigurationError(

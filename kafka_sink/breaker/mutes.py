@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import SupportsIndex
 
+from kafka_sink.clock import HELD_MS
+from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options.values import topic_problem
-from kafka_sink.timing_bounds import HELD_MS
 
 Target = int | TopicPartition
 
@@ -57,10 +58,6 @@ class BreakerEvent(Enum):
     FAILURE = "failure"
     EXPIRE = "expire"  # the probe got no response in time, or its permit was not used
     RESET = "reset"  # unmuted by the breaker class or the coordinator
-
-
-class IllegalTransitionError(RuntimeError):
-    """An event that the table does not allow in this state: a bug. Nothing was changed."""
 
 
 # Retry intervals in which the loss of the coordinator delays probes once.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.failure_rate import Health, has_response, health_of
 from kafka_sink.breaker.mutes import BreakerState, Mute, MuteTable, Target
+from kafka_sink.clock import HELD_MS
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import TopicPartition
-from kafka_sink.timing_bounds import HELD_MS
 
 if TYPE_CHECKING:
     from kafka_sink.engine.batch import ProducerBatch

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff
+from kafka_sink.clock import HINT_WAIT_MS, RANDOM, Clock, ExponentialBackoff
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.refresh import NON_URGENT_SHARE, DeadlineHeap, RefreshSchedule
 from kafka_sink.cluster.topic_state import (
@@ -47,7 +47,6 @@ from kafka_sink.model import (
     TopicMetadata,
     TopicPartition,
 )
-from kafka_sink.timing_bounds import HINT_WAIT_MS
 
 if TYPE_CHECKING:
     from kafka_sink.coordinator.metadata import MetadataChannel

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kafka_sink.clock import OUTCOME_WINDOW_MS
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import NO_TIMESTAMP, TopicPartition
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerSequence
-from kafka_sink.timing_bounds import OUTCOME_WINDOW_MS
 
 if TYPE_CHECKING:
     from kafka_sink.breaker.failure_rate import OutcomeWindow

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 from kafka_sink.breaker.breaker import CircuitBreakManager
 from kafka_sink.breaker.failure_rate import Health, OutcomeWindow, has_response, health_of
 from kafka_sink.breaker.mutes import MuteChange, ProbePermit, Target
-from kafka_sink.clock import RANDOM
+from kafka_sink.clock import RANDOM, window_at
 from kafka_sink.coordinator.schema import (
     AtMost,
     Channel,
@@ -33,7 +33,6 @@ from kafka_sink.coordinator.schema import (
 )
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
-from kafka_sink.timing_bounds import window_at
 
 if TYPE_CHECKING:
     from kafka_sink.cluster.broker import Broker

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from kafka_sink.breaker.failure_rate import MIN_FAILURES, reaches
 from kafka_sink.breaker.mutes import BreakerState, MuteTable, Target
-from kafka_sink.clock import RANDOM
+from kafka_sink.clock import GATHER_MUTES_MS, RANDOM
 from kafka_sink.coordinator.breaker import (
     MAX_MUTES,
     MAX_TARGETS,
@@ -46,8 +46,8 @@ from kafka_sink.coordinator.schema import Outbox, Scope, Service, receives
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
-from kafka_sink.options.breaker import DEFAULT_CLASS, failure_rate_settings
-from kafka_sink.timing_bounds import GATHER_MUTES_MS
+from kafka_sink.options.parse import failure_rate_settings
+from kafka_sink.options.table import DEFAULT_BREAKER
 
 # Tasks have so long to report when they watch a partition, and to answer a question.
 _WATCH_MS, _QUESTION_MS = 400.0, 250.0
@@ -262,7 +262,7 @@ class BreakerService(Service):
         settings = options.breaker
         # None where a user's class decides, whose mutes are shared.
         self._failing: FailingPartitions | None = None
-        if settings.class_path == DEFAULT_CLASS:
+        if settings.class_path == DEFAULT_BREAKER:
             rule = failure_rate_settings(dict(settings.given))
             self._failing = FailingPartitions(rule.trigger_message_count, rule.trigger_failure_perc, random)
         self.table = MuteTable(settings.mute_retry_interval_ms)

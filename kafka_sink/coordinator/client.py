@@ -16,11 +16,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff, monotonic_ms
+from kafka_sink.clock import COORDINATOR_SILENCE_MS, RANDOM, Clock, ExponentialBackoff, monotonic_ms
 from kafka_sink.coordinator.address import CoordinatorAddress, warn_once
 from kafka_sink.coordinator.schema import Alive, Channel, Full, Hello, Message, Scope, deliver
 from kafka_sink.errors import ProtocolError
-from kafka_sink.timing_bounds import COORDINATOR_SILENCE_MS
 
 # TLS is imported when a connection is made, by the client's thread.
 if TYPE_CHECKING:

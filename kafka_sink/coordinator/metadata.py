@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, NamedTuple
 
-from kafka_sink.clock import RANDOM, Clock
+from kafka_sink.clock import FETCH_SILENCE_MS, GATHER_STALE_MS, HINT_WAIT_MS, RANDOM, Clock
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.refresh import NON_URGENT_SHARE
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
@@ -58,7 +58,6 @@ from kafka_sink.model import (
 from kafka_sink.options import SinkOptions
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.printable import is_host
-from kafka_sink.timing_bounds import FETCH_SILENCE_MS, GATHER_STALE_MS, HINT_WAIT_MS
 
 MAX_TOPICS, MAX_STALE = 5000, 1000
 _MAX_HOST, _MAX_RACK, _BYTES_OF_ID = 255, 1000, 16

@@ -1,4 +1,4 @@
-"""Rows that can never be written, while they wait for their letters. In columns, as there may be many.
+"""Rows that can never be written, while they wait for their dead letters. In columns, as there may be many.
 
 ``DeadLetters`` collects those of one task, and stops a task that has too many.
 """
@@ -28,10 +28,10 @@ _ROW_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class OwnHeaders:
-    """The headers that rows had: row i ``counts[i]`` of them, which take ``sizes[i]`` bytes in a letter.
+    """The headers that rows had: row i ``counts[i]`` of them, which take ``sizes[i]`` bytes in a dead letter.
 
     ``keys`` (binary, no nulls) and ``values`` (binary) are those of all rows. ``held[i]`` are of row i: all
-    that it had, or none where they are too many for any letter.
+    that it had, or none where they are too many for any dead letter.
     """
 
     counts: Int64s
@@ -167,7 +167,7 @@ class DeadLetters:
     """Thread-safe: the task's thread and the sender's add, the task's thread takes.
 
     ``topic`` is the dead letter topic. Without one, rows are counted and their content is dropped.
-    ``max_rows`` is the maximum number per task, ``max_bytes`` the maximum size of a letter.
+    ``max_rows`` is the maximum number per task, ``max_bytes`` the maximum size of a dead letter.
     """
 
     def __init__(self, topic: str | None, max_rows: int, max_bytes: int) -> None:
@@ -230,7 +230,7 @@ class DeadLetters:
         return bool(self._waiting)
 
     def take(self) -> Rejected | None:
-        """Rows whose letters are not yet written, the first that were added; None if there are none."""
+        """Rows whose dead letters are not yet written, the first that were added; None if there are none."""
         with self._lock:
             if not self._waiting:
                 return None

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_sink import timing_bounds
+from kafka_sink import clock
 from kafka_sink.clock import Clock
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.dead_letters.rejected_rows import (
@@ -98,7 +98,7 @@ class RowRejection:
                 rows.topics,
                 self._max_block_ms,
                 check,
-                unauthorized_wait_ms=min(timing_bounds.UNAUTHORIZED_TOPIC_MS, self._max_block_ms / 2),
+                unauthorized_wait_ms=min(clock.UNAUTHORIZED_TOPIC_MS, self._max_block_ms / 2),
             )
         except TopicRefusedError as error:
             error.rows = _rows_of(rows, error.topic)
@@ -164,7 +164,8 @@ def _rows_of(rows: RowBatch, topic: str) -> Bools:
     return mask
 
 
-# Rows that can never be written as columns for their letters, whether the task or a broker rejected them.
+# Rows that can never be written as columns for their dead letters, whether the task or a broker rejected
+# them.
 
 
 _NO_BYTES = binary_of([b""])[0]
@@ -221,7 +222,7 @@ def _milliseconds(column: pa.Array | None) -> Int64s | int:
 
 def _listed_headers(column: pa.Array) -> OwnHeaders:
     """A null header, and a header without a key, keep their place under an empty key. In keys, bytes that are
-    no UTF-8 are replaced, since clients could not read the letter.
+    no UTF-8 are replaced, since clients could not read the dead letter.
 
     The fields go by their positions: Spark compares their names without case.
     """
@@ -235,7 +236,7 @@ def _listed_headers(column: pa.Array) -> OwnHeaders:
 
 
 def _header_sizes(counts: Int64s, keys: pa.Array, values: pa.Array) -> Int64s:
-    """The bytes of each row's headers in a letter."""
+    """The bytes of each row's headers in a dead letter."""
     before = np.zeros(len(keys) + 1, dtype=np.int64)
     np.cumsum(np.add(lengths(keys), lengths(values), dtype=np.int64) + HEADER_OVERHEAD, out=before[1:])
     ends = np.cumsum(counts)
@@ -244,7 +245,7 @@ def _header_sizes(counts: Int64s, keys: pa.Array, values: pa.Array) -> Int64s:
 
 
 def rows_of_records(records: RejectedRecords, max_bytes: int) -> RejectedRows:
-    """Records as they were encoded, without headers that cannot fit into a letter of ``max_bytes``."""
+    """Records as they were encoded, without headers that cannot fit into a dead letter of ``max_bytes``."""
     data = np.frombuffer(records.bodies, dtype=np.uint8)
     starts = np.concatenate(([0], records.ends[:-1])).astype(np.int64)
     key, at = _field(data, starts)

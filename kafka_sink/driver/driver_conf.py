@@ -16,8 +16,23 @@ from pathlib import Path
 from kafka_sink import spark_application
 from kafka_sink.driver import driver_log, driver_process
 from kafka_sink.driver.driver_process import DriverProcess
-from kafka_sink.options import redaction
+from kafka_sink.options.table import SPECS
+from kafka_sink.options.values import KAFKA_PREFIX
 
+# Spark 4.1 shows a job's options in a stream's plans: in exceptions, in its UI and REST API, in the event
+# log. It hides a value where one of these settings finds something in the name of the option or in the value
+# (Spark's Utils.scala, redact, and SQLConf.scala, redactOptions).
+REDACTION_SETTING = "spark.redaction.regex"
+# The setting, and what it is where nobody sets it (Spark 4.1 to 4.3).
+REDACTION_DEFAULTS: Mapping[str, str] = {
+    REDACTION_SETTING: "(?i)secret|password|token|access[.]?key",
+    "spark.sql.redaction.options.regex": "(?i)url",
+}
+_SECRET_OPTIONS = frozenset(
+    name.lower() for spec in SPECS if spec.secret for name in (spec.name, *spec.aliases)
+)
+# Hidden like the others because they are long, but a certificate is public.
+_PUBLIC_OPTION = re.compile(r"certificate|[.]ca[.]")
 # Other settings are dropped, because they may be passwords.
 OWN_PREFIX = "spark.kafka-chunked."
 # Spark may end Python workers that neither take nor return data for so long: the settings of SQL, then
@@ -30,7 +45,7 @@ _KEPT = (
     "spark.driver.host",
     _PROGRESS,
     *(*_SECONDS, *_KILL),
-    *redaction.DEFAULTS,
+    *REDACTION_DEFAULTS,
     "spark.master",
     "spark.cores.max",
     "spark.executor.instances",
@@ -171,13 +186,53 @@ def warn_of_idle_timeout(delivery_timeout_ms: int) -> None:
 def warn_of_shown_secrets(options: Mapping[str, str]) -> None:
     """Once in an application. Sees the settings that the driver was started with."""
     # Without any expression all secrets would be shown: most jobs have none, and need no look at the driver.
-    if not redaction.shown_by_spark(
-        options, dict.fromkeys(redaction.DEFAULTS, "")
-    ) or not spark_application.only_once("secrets checked"):
+    if not shown_by_spark(options, dict.fromkeys(REDACTION_DEFAULTS, "")) or not spark_application.only_once(
+        "secrets checked"
+    ):
         return
     driver = driver_process.find_driver_process()
     if driver is None:
         return
-    shown = redaction.shown_by_spark(options, conf_of(driver, os.environ))
+    shown = shown_by_spark(options, conf_of(driver, os.environ))
     if shown:
-        driver_log.warn(f"kafka-chunked: {redaction.warning(shown)}")
+        driver_log.warn(f"kafka-chunked: {redaction_warning(shown)}")
+
+
+def redaction_regex() -> str:
+    """Spark's own expression, extended by the secret options that it does not cover."""
+    default = REDACTION_DEFAULTS[REDACTION_SETTING]
+    names = sorted(name.removeprefix(KAFKA_PREFIX) for name in _SECRET_OPTIONS)
+    uncovered = [name for name in names if not re.search(default, name)]
+    shortest = [name for name in uncovered if not any(one in name and one != name for one in uncovered)]
+    return "|".join([default, *(name.replace(".", "[.]") for name in shortest)])
+
+
+def shown_by_spark(options: Mapping[str, str], conf: Mapping[str, str]) -> list[str]:
+    """The secret ones of ``options`` that Spark would show. ``conf``: the settings that are known."""
+    found = [conf.get(name, default) for name, default in REDACTION_DEFAULTS.items()]
+    try:
+        expressions = [re.compile(expression) for expression in found if expression]
+    except re.error:
+        # Java knows expressions that Python does not: nothing can be said.
+        return []
+    secret = {name.strip().lower(): value for name, value in options.items()}
+    return sorted(
+        name
+        for name, value in secret.items()
+        if name in _SECRET_OPTIONS
+        and not _PUBLIC_OPTION.search(name)
+        and not _finds(expressions, (name, value))
+    )
+
+
+def _finds(expressions: Iterable[re.Pattern[str]], texts: tuple[str, str]) -> bool:
+    return any(expression.search(text) for expression in expressions for text in texts)
+
+
+def redaction_warning(names: Iterable[str]) -> str:
+    listed = ", ".join(f"'{name}'" for name in names)
+    return (
+        f"Spark may show the secret option {listed} in plans, exceptions, its UI and its event log: name a "
+        f"file instead (kafka.ssl.keystore.location), or start the session with "
+        f"{REDACTION_SETTING}={redaction_regex()}"
+    )

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
+from kafka_sink.clock import TOPIC_PROPAGATION_MS
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.planning_client import PlanningClient
 from kafka_sink.errors import ConfigurationError, MetadataTimeoutError, MissingTopicError
@@ -24,7 +25,6 @@ from kafka_sink.network import apis, requests, topic_requests
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.network.topic_requests import BrokerConfigs, CreateTopicResponse
 from kafka_sink.options import SinkOptions
-from kafka_sink.timing_bounds import TOPIC_PROPAGATION_MS
 
 _RETRY_PAUSE_S = 0.1
 _MAX_REQUEST_MS = 3_600_000.0

@@ -7,6 +7,7 @@ from enum import Enum
 
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import SAFETY, projected_size
+from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.memory.buffer import Memory
 from kafka_sink.memory.pool import LentChunks
 from kafka_sink.model import CompressionType
@@ -48,10 +49,6 @@ TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
 _ordinals = itertools.count()
 _NO_HEADER = bytes(batch_header.SIZE)
 TERMINAL = frozenset({BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT})
-
-
-class IllegalTransitionError(RuntimeError):
-    """The batch's state does not allow the move; nothing was changed."""
 
 
 class ProducerBatch:

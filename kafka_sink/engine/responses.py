@@ -303,7 +303,7 @@ class ResponseHandler:
         code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
         if self._dead_letters is None or code != TOPIC_AUTHORIZATION_FAILED or batch.terminal:
             return False
-        wait_ms = min(timing_bounds.UNAUTHORIZED_TOPIC_MS, self._options.delivery_timeout_ms / 2)
+        wait_ms = min(clock.UNAUTHORIZED_TOPIC_MS, self._options.delivery_timeout_ms / 2)
         topic = batch.partition.topic
         since_ms, last_ms = self._unauthorized_topics.get(topic, (now_ms, now_ms))
         if now_ms - last_ms > 2 * wait_ms:

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.breaker import Breaker
-from kafka_sink.clock import RANDOM, Clock, ExponentialBackoff
+from kafka_sink.clock import MAX_POLL_MS, RANDOM, Clock, ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, note_waits, unavailable
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
@@ -39,7 +39,7 @@ from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.produce import ProduceResponse
 from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.options import SinkOptions
-from kafka_sink.timing_bounds import MAX_POLL_MS
+from kafka_sink.clock import MAX_POLL_MS
 
 if TYPE_CHECKING:
     from kafka_sink.engine.transaction_partitions import TransactionPartitions

@@ -30,11 +30,11 @@ def encoder(schema: AvroSchema, kind: pa.DataType, column: str) -> Encoder:
 
     Raises SchemaError, naming the field, where no row of this type fits.
     """
-    return _Compiler(schema).of(schema.root, kind, column)
+    return _AvroCompiler(schema).of(schema.root, kind, column)
 
 
 @dataclass(frozen=True, slots=True)
-class _Compiler:
+class _AvroCompiler:
     schema: AvroSchema
 
     def of(self, schema: Schema, kind: pa.DataType, path: str) -> Encoder:
@@ -75,7 +75,7 @@ class _Compiler:
             return _Array(self.of(schema["items"], plain_kind.value_type, f"{path}[]"))
         if name == "map" and pa.types.is_map(plain_kind):
             columns.require_text_keys(plain_kind, path, "Avro's maps")
-            return _Map(self.of(schema["values"], plain_kind.item_type, f"{path}{{}}"))
+            return _AvroMap(self.of(schema["values"], plain_kind.item_type, f"{path}{{}}"))
         leaf = _leaf(schema, plain_kind, path)
         if leaf is None:
             raise columns.unsupported_type(path, kind, _shown(schema))
@@ -206,7 +206,7 @@ class _Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Map:
+class _AvroMap:
     values: Encoder
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:
@@ -261,7 +261,7 @@ class _Finer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fixed:
+class _AvroFixed:
     """A few bytes of the same number in each row."""
 
     size: int
@@ -348,10 +348,10 @@ def _leaf(schema: Schema, kind: pa.DataType, path: str) -> Encoder | None:
     elif name == "null" and pa.types.is_null(kind):
         found = _Nothing()
     elif name == "boolean" and kind == pa.bool_():
-        found = _Fixed(1, columns.bits_of_bools)
+        found = _AvroFixed(1, columns.bits_of_bools)
     elif name in _EXACT and kind in _FLOATS and _FLOATS[kind] <= _EXACT[name]:
         dtype, size = _NUMPY[kind], 4 if name == "float" else 8
-        found = _Fixed(size, lambda column: columns.bits_of_floats(column, dtype, size))
+        found = _AvroFixed(size, lambda column: columns.bits_of_floats(column, dtype, size))
     return found
 
 

@@ -49,8 +49,8 @@ def read(text: str, references: Iterable[str] = ()) -> AvroSchema:
     named: dict[str, Schema] = {}
     try:
         for reference in references:
-            _Reader(named).read(_parsed(reference), "", 0)
-        return AvroSchema(_Reader(named).read(_parsed(text), "", 0), named, Steps())
+            _AvroReader(named).read(_parsed(reference), "", 0)
+        return AvroSchema(_AvroReader(named).read(_parsed(text), "", 0), named, Steps())
     except SchemaError:
         raise
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -69,7 +69,7 @@ def _parsed(text: str) -> Any:
         raise SchemaError(f"the Avro schema is not JSON: {printable(text, 100)}") from None
 
 
-class _Reader:
+class _AvroReader:
     def __init__(self, named: dict[str, Schema]) -> None:
         self._named = named
 

@@ -59,9 +59,9 @@ def _of_value(kind: pa.DataType, path: str) -> Encoder:
         return _List(of_type(kind.value_type, f"{path}[]"))
     if pa.types.is_map(kind):
         columns.require_text_keys(kind, path, "JSON's objects")
-        return _Map(_Text(path), of_type(kind.item_type, f"{path}{{}}"))
+        return _JsonMap(_JsonText(path), of_type(kind.item_type, f"{path}{{}}"))
     if kind == pa.string():
-        return _Text(path)
+        return _JsonText(path)
     if kind == pa.binary():
         return _Base64()
     found = _printer(kind)
@@ -117,7 +117,7 @@ class _List:
 
 
 @dataclass(frozen=True, slots=True)
-class _Map:
+class _JsonMap:
     keys: Encoder
     values: Encoder
 
@@ -145,7 +145,7 @@ def _separated(counts: Int64s, encoded: pa.Array) -> pa.Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
+class _JsonText:
     path: str
 
     def pieces(self, column: pa.Array, nulls: Bools | None) -> list[Piece]:

@@ -18,7 +18,7 @@ from kafka_sink.errors import SchemaError
 from kafka_sink.formats import byte_columns, columns
 from kafka_sink.formats.byte_columns import Piece, Word
 from kafka_sink.formats.columns import Encoder
-from kafka_sink.formats.protobuf_schema import KNOWN, Field, Message, ProtobufSchema
+from kafka_sink.formats.protobuf_schema import KNOWN, Field, MessageType, ProtobufSchema
 from kafka_sink.network.wire import uvarint
 from kafka_sink.records import arrays, varint
 from kafka_sink.records.arrays import Bools, Int64s, UInt64s, as_binary, binary_of, lengths, null_mask
@@ -38,7 +38,7 @@ def encoder(schema: ProtobufSchema, name: str, kind: pa.DataType, path: str) -> 
     kind = columns.plain_type(kind)
     if not pa.types.is_struct(kind):
         raise SchemaError(f"column '{path}' has the type {kind}, and a Protobuf message is made of a struct")
-    return _Compiler(schema).message(message, kind, path)
+    return _ProtobufCompiler(schema).message(message, kind, path)
 
 
 def indexes(schema: ProtobufSchema, name: str) -> bytes:
@@ -54,10 +54,10 @@ def _tag(number: int, wire: int) -> list[Word]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Compiler:
+class _ProtobufCompiler:
     schema: ProtobufSchema
 
-    def message(self, message: Message, kind: pa.StructType, path: str) -> Encoder:
+    def message(self, message: MessageType, kind: pa.StructType, path: str) -> Encoder:
         places = {field.name: index for index, field in enumerate(kind)}
         fields = []
         for one in message.fields:
@@ -86,7 +86,9 @@ class _Compiler:
             entry = self.schema.messages.get(one.type_name)
             if entry is not None and entry.is_map_entry and pa.types.is_map(kind):
                 key = self._entry(entry.fields[0], kind.key_type, path)
-                return _Map(one.number, key, self._entry(entry.fields[1], kind.item_type, f"{path}{{}}"))
+                return _ProtobufMap(
+                    one.number, key, self._entry(entry.fields[1], kind.item_type, f"{path}{{}}")
+                )
             if not columns.is_list(kind):
                 raise columns.unsupported_type(path, kind, f"repeated {one.type_name or one.kind}")
             value_of = self._value(one, columns.plain_type(kind.value_type), f"{path}[]")
@@ -113,7 +115,7 @@ class _Compiler:
             raise columns.unsupported_type(path, kind, one.type_name or one.kind)
         return found
 
-    def _message_value(self, message: Message, kind: pa.DataType, path: str) -> _Value | None:
+    def _message_value(self, message: MessageType, kind: pa.DataType, path: str) -> _Value | None:
         if pa.types.is_struct(kind):
             return _Value(_BYTES, _Nested(self.message(message, kind, path)))
         if message.full_name == _TIMESTAMP and pa.types.is_timestamp(kind):
@@ -237,7 +239,7 @@ class _Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Map:
+class _ProtobufMap:
     """A map's entries are messages with a key and a value."""
 
     number: int
@@ -268,7 +270,7 @@ class _Varint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fixed:
+class _ProtobufFixed:
     size: int
     numbers: Callable[[pa.Array, Bools | None], UInt64s]
 
@@ -321,7 +323,7 @@ def _scalar(name: str, kind: pa.DataType, path: str) -> _Value | None:
     if kind != _KINDS[name]:
         return None
     if name == "bool":
-        return _Value(_VARINT, _Fixed(1, _bits), lambda column: _bits(column, None) == 0)
+        return _Value(_VARINT, _ProtobufFixed(1, _bits), lambda column: _bits(column, None) == 0)
     return _Value(_BYTES, _Content(path, is_text=name == "string"), lambda column: lengths(column) == 0)
 
 
@@ -340,7 +342,9 @@ def _integer(name: str, kind: pa.DataType, path: str) -> _Value | None:
             return whole(column, nulls).view(np.uint64) & mask
 
         return _Value(
-            _64_BITS if size == 8 else _32_BITS, _Fixed(size, fixed), lambda column: fixed(column, None) == 0
+            _64_BITS if size == 8 else _32_BITS,
+            _ProtobufFixed(size, fixed),
+            lambda column: fixed(column, None) == 0,
         )
 
     def numbers(column: pa.Array, nulls: Bools | None) -> UInt64s:
@@ -368,7 +372,7 @@ def _float(size: int, kind: pa.DataType) -> _Value | None:
         return columns.bits_of_floats(column, f"f{exact[kind]}", size)
 
     wire = _64_BITS if size == 8 else _32_BITS
-    return _Value(wire, _Fixed(size, bits), lambda column: bits(column, None) == 0)
+    return _Value(wire, _ProtobufFixed(size, bits), lambda column: bits(column, None) == 0)
 
 
 def _whole(name: str, kind: pa.DataType, path: str) -> Callable[[pa.Array, Bools | None], Int64s] | None:

@@ -54,7 +54,7 @@ class Field:
 
 
 @dataclass(slots=True)
-class Message:
+class MessageType:
     """``fields`` by number."""
 
     full_name: str
@@ -68,11 +68,11 @@ class ProtobufSchema:
     """All messages and enums (numbers by name) of a schema and what it imports, by full name. ``own`` are the
     messages of its file, whose ``place`` is the path of indexes that follows a schema's id."""
 
-    messages: dict[str, Message] = field(default_factory=dict)
+    messages: dict[str, MessageType] = field(default_factory=dict)
     enums: dict[str, dict[str, int]] = field(default_factory=dict)
     own: list[str] = field(default_factory=list)
 
-    def message(self, name: str) -> Message:
+    def message(self, name: str) -> MessageType:
         """The message of this name, full or not; the file's first one without. Raises SchemaError."""
         if not name and self.own:
             return self.messages[self.own[0]]
@@ -88,10 +88,10 @@ def read(text: str, references: Sequence[tuple[str, str]] = ()) -> ProtobufSchem
     """Raises SchemaError."""
     schema = ProtobufSchema()
     for name, known in _WRAPPED.items():
-        schema.messages[KNOWN + name] = Message(KNOWN + name, [Field("value", 1, known)])
+        schema.messages[KNOWN + name] = MessageType(KNOWN + name, [Field("value", 1, known)])
     for name in ("Timestamp", "Duration"):
         parts = [Field("seconds", 1, "int64"), Field("nanos", 2, "int32")]
-        schema.messages[KNOWN + name] = Message(KNOWN + name, parts)
+        schema.messages[KNOWN + name] = MessageType(KNOWN + name, parts)
     for _, own in references:
         _add(schema, own)
     schema.own.clear()
@@ -106,7 +106,7 @@ def _add(schema: ProtobufSchema, text: str) -> None:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        _Text(schema, text).read()
+        _SchemaText(schema, text).read()
         return
     try:
         for file in _files(data):
@@ -116,7 +116,7 @@ def _add(schema: ProtobufSchema, text: str) -> None:
         raise SchemaError("the Protobuf schema is neither text nor a descriptor in Base64") from None
 
 
-def _resolve(schema: ProtobufSchema, message: Message, one: Field) -> None:
+def _resolve(schema: ProtobufSchema, message: MessageType, one: Field) -> None:
     """Find the type that a field names, from the innermost scope outwards."""
     if not one.type_name or one.kind == "group":
         return
@@ -221,7 +221,7 @@ class _Descriptor:
         full_name = _inside(scope, _string(found, 1))
         options = _grouped(found[7][-1]) if 7 in found else {}
         oneofs = [_string(_grouped(one), 1) for one in found.get(8, ())]
-        message = Message(full_name, is_map_entry=bool(options.get(7, [0])[-1]), place=place)
+        message = MessageType(full_name, is_map_entry=bool(options.get(7, [0])[-1]), place=place)
         message.fields = [self._field(_grouped(one), oneofs) for one in found.get(2, ())]
         message.fields.sort(key=lambda one: one.number)
         self._schema.messages[full_name] = message
@@ -268,7 +268,7 @@ _TOKEN = re.compile(
 )
 
 
-class _Text:
+class _SchemaText:
     """A .proto file: messages, enums, maps, oneofs. Services, options and extensions are skipped."""
 
     def __init__(self, schema: ProtobufSchema, text: str) -> None:
@@ -333,14 +333,14 @@ class _Text:
     def _message(self, scope: str, place: tuple[int, ...]) -> None:
         if len(place) > _MAX_DEPTH:
             raise SchemaError(f"the Protobuf schema is nested more than {_MAX_DEPTH} deep")
-        message = Message(_inside(scope, self._next()), place=place)
+        message = MessageType(_inside(scope, self._next()), place=place)
         self._schema.messages[message.full_name] = message
         self._schema.own.append(message.full_name)
         self._expect("{")
         self._body(message, "", [0])
         message.fields.sort(key=lambda one: one.number)
 
-    def _body(self, message: Message, oneof: str, nested: list[int]) -> None:
+    def _body(self, message: MessageType, oneof: str, nested: list[int]) -> None:
         while (word := self._next()) != "}":
             if word == "message":
                 self._message(message.full_name, (*message.place, nested[0]))
@@ -358,14 +358,14 @@ class _Text:
             elif word != ";":
                 message.fields.append(self._field(word, oneof))
 
-    def _map(self, message: Message, nested: list[int]) -> None:
+    def _map(self, message: MessageType, nested: list[int]) -> None:
         self._expect("<")
         key = self._next()
         self._expect(",")
         value = self._next()
         self._expect(">")
         name = self._next()
-        entry = Message(f"{message.full_name}.{name}Entry", is_map_entry=True, place=())
+        entry = MessageType(f"{message.full_name}.{name}Entry", is_map_entry=True, place=())
         entry.fields = [self._typed("key", 1, key), self._typed("value", 2, value)]
         self._schema.messages[entry.full_name] = entry
         # protoc puts it among the nested messages, which counts for those after it.

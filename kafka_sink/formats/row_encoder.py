@@ -57,7 +57,7 @@ def with_header(own: pa.Array | None, name: str, contents: pa.Array, encoded: pa
     return headers_with(held, keys, as_binary(values), [(name.encode(), contents)])
 
 
-def letter_values(column: pa.Array) -> pa.Array:
+def dead_letter_values(column: pa.Array) -> pa.Array:
     """Each entry as JSON, null for null; as Python shows it where JSON has none, such as for NaN."""
     column = plain(column)
     nulls = null_mask(column)
@@ -142,7 +142,7 @@ class RowEncoder:
                         str(error),
                     ) from None
                 few = batch.take(indices(np.flatnonzero(error.rows)))
-                self._reject(self._as_letters(few, str(error)))
+                self._reject(self._as_dead_letters(few, str(error)))
                 batch = batch.take(indices(np.flatnonzero(~error.rows)))
 
     def _encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -163,9 +163,9 @@ class RowEncoder:
         found = with_header(own, part.header or "", part.ids(topics, rows), value)
         return [*columns[:place], found, *columns[place + 1 :]]
 
-    def _as_letters(self, rows: pa.RecordBatch, reason: str) -> RejectedRows:
-        """Rows that have no bytes: their letters have the values as JSON."""
-        columns = [letter_values(part.column_of(rows)) for part in self._parts]
+    def _as_dead_letters(self, rows: pa.RecordBatch, reason: str) -> RejectedRows:
+        """Rows that have no bytes: their dead letters have the values as JSON."""
+        columns = [dead_letter_values(part.column_of(rows)) for part in self._parts]
         columns += [rows.column(place) for _, _, place in self._encoding.kept]
         names = self._names[: len(columns)]
         if len(names) < len(self._names):

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kafka_sink.activity import WAIT_LISTENER
-from kafka_sink.clock import monotonic_ms
+from kafka_sink.clock import WAIT_LISTENER, monotonic_ms
 from kafka_sink.model import Node
 from kafka_sink.network import apis
 from kafka_sink.network.broker_connection import BrokerConnection

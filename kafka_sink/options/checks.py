@@ -104,7 +104,7 @@ def _dead_letters(values: Values, _: Mapping[str, Any]) -> list[str]:
     if topic is not None and topic == _get(values, "topic"):
         raise ConfigurationError(
             f"Options 'topic' and 'errors.deadletterqueue.topic.name' both name '{topic}': give dead "
-            "letters a topic of their own"
+            "dead letters a topic of their own"
         )
     return []
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import unsupported
-from kafka_sink.options.breaker import breaker_settings
 from kafka_sink.options.checks import settle
-from kafka_sink.options.table import SPECS, OptionSpec, ParsedOptions, SinkOptions
+from kafka_sink.options.table import (
+    BREAKER_BY_NAME,
+    BREAKER_OPTIONS,
+    SPECS,
+    BreakerSettings,
+    OptionSpec,
+    ParsedOptions,
+    SinkOptions,
+    breaker_option_name,
+)
 from kafka_sink.options.values import (
     BREAKER_PREFIX,
     KAFKA_PREFIX,
@@ -28,6 +37,7 @@ _BY_NAME: Mapping[str, OptionSpec] = {
 # How similar a misspelt option is, as difflib measures it. No option of Spark or Kafka comes so close to
 # one of this sink.
 _MISSPELT = 0.8
+_BREAKER_OFF = "none"
 _SINK_NAMES = [name for name in _BY_NAME if not name.startswith(KAFKA_PREFIX)]
 KAFKA_NAMES = [
     *(name.removeprefix(KAFKA_PREFIX) for name in _BY_NAME if name.startswith(KAFKA_PREFIX)),
@@ -232,3 +242,62 @@ def _suggestion(name: str) -> str:
         return " (did you mean 'topic'?)"
     nearest = get_close_matches(name, KAFKA_NAMES, n=1, cutoff=_MISSPELT)
     return f" (did you mean '{KAFKA_PREFIX}{nearest[0]}'?)" if nearest else ""
+
+
+def breaker_settings(given: Mapping[str, Secret]) -> BreakerSettings:
+    # The other options may be credentials, and error trackers collect the local variables of every frame.
+    common = {
+        option.name: given[option.name].reveal()
+        for option in BREAKER_OPTIONS
+        if option.name in given and not option.of_default_class
+    }
+    path = breaker_value("class", common)
+    return BreakerSettings(
+        None if path.lower() == _BREAKER_OFF else path,
+        breaker_value("mute.retry.interval", common),
+        breaker_value("muted.buffer.memory.perc", common),
+        tuple(sorted((name, text.reveal()) for name, text in given.items())),
+    )
+
+
+@dataclass(frozen=True)
+class FailureRateSettings:
+    """Options of the default class. If ``slow_request_min_ms`` is 0, slow brokers are not muted."""
+
+    trigger_message_count: int
+    trigger_failure_perc: int
+    slow_request_min_ms: int
+    slow_request_factor: int
+    mute_in_flight_full: bool
+
+
+def failure_rate_settings(given: Mapping[str, str]) -> FailureRateSettings:
+    """Settings from the options under the prefix. Raises ConfigurationError, also for unknown names."""
+    require_breaker_options(given)
+    return FailureRateSettings(
+        breaker_value("trigger.message.count", given),
+        breaker_value("trigger.failure.perc", given),
+        breaker_value("slow.request.min.ms", given),
+        breaker_value("slow.request.factor", given),
+        breaker_value("enable.mute.inflight.full", given),
+    )
+
+
+def breaker_value(name: str, given: Mapping[str, str]) -> Any:
+    option = BREAKER_BY_NAME[name]
+    text = given.get(name)
+    if text is None:
+        return option.default
+    try:
+        return option.kind.parse(text.strip())
+    except ValueError as problem:
+        shown = HIDDEN if "@" in text else f"'{text.strip()}'"
+        raise ConfigurationError(f"Option '{breaker_option_name(name)}' {problem}, got {shown}") from None
+
+
+def require_breaker_options(given: Mapping[str, str]) -> None:
+    for name in given:
+        if name not in BREAKER_BY_NAME:
+            nearest = get_close_matches(name, BREAKER_BY_NAME, n=1, cutoff=0.6)
+            hint = f". Did you mean '{breaker_option_name(nearest[0])}'?" if nearest else ""
+            raise ConfigurationError(f"Unknown option '{breaker_option_name(name)}'{hint}")

@@ -8,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_sink.model import CompressionType
 from kafka_sink.options import values
-from kafka_sink.options.breaker import BREAKER_OPTIONS, BreakerSettings
 from kafka_sink.options.values import (
     BREAKER_PREFIX,
     INT_MAX,
@@ -107,6 +106,127 @@ def _option(  # noqa: PLR0913 - a row of the table, most by name
     if required:
         return dataclasses.field(metadata={"spec": spec})
     return dataclasses.field(default=default, metadata={"spec": spec})
+
+
+DEFAULT_BREAKER = "kafka_sink.breaker.FailureRateCircuitBreaker"
+# A probe needs one round trip, up to 300 ms between continents. With a shorter interval every probe would be
+# given up before its response could arrive.
+_MIN_RETRY_INTERVAL_MS = 100
+
+
+def _retry_interval() -> Kind:
+    kind = values.integer(_MIN_RETRY_INTERVAL_MS, LONG_MAX)
+
+    def parse(text: str) -> int:
+        try:
+            return int(kind.parse(text))
+        except ValueError as problem:
+            reason = ": a probe needs a round trip" if "bounds" in str(problem) else ""
+            raise ValueError(f"{problem}{reason}") from None
+
+    return Kind(kind.label, kind.allowed, parse)
+
+
+@dataclass(frozen=True)
+class BreakerOption:
+    """One option. With ``of_default_class`` another breaker class may give the name its own meaning."""
+
+    name: str
+    kind: Kind
+    default: Any
+    doc: str
+    of_default_class: bool = True
+
+
+BREAKER_OPTIONS: tuple[BreakerOption, ...] = (
+    BreakerOption(
+        "class",
+        values.string(),
+        DEFAULT_BREAKER,
+        "Dotted path of a subclass of `PartitionCircuitBreaker` that every executor can import. `none` "
+        "disables the breaker. A class of your own gets all options under this prefix.",
+        of_default_class=False,
+    ),
+    BreakerOption(
+        "mute.retry.interval",
+        _retry_interval(),
+        2_000,
+        "Milliseconds from a mute, or from a failed probe, to the next probe. A broker is probed with a "
+        "request without rows, a partition with one batch. A successful probe ends the mute. With the "
+        "coordinator, the whole job sends one probe per interval.",
+        of_default_class=False,
+    ),
+    BreakerOption(
+        "muted.buffer.memory.perc",
+        values.integer(1, 100),
+        50,
+        "Percentage of `kafka.buffer.memory` that rows for muted partitions may use. These are rows with a "
+        "key or a partition column; keyless rows go to other partitions. Beyond this limit such rows wait, "
+        "and the task waits once the other rows that arrived with them are appended.",
+        of_default_class=False,
+    ),
+    BreakerOption(
+        "trigger.message.count",
+        values.integer(1, LONG_MAX),
+        1_000,
+        "Minimum number of rows that must have been sent before failures can mute a partition. With the "
+        "coordinator, rows of all tasks count.",
+    ),
+    BreakerOption(
+        "trigger.failure.perc",
+        values.integer(1, 100),
+        50,
+        "Percentage of failed batches within the last 10 s at which a partition is muted. At least three "
+        "batches must have failed, each sent after the previous failure was known. With the coordinator, the "
+        "same percentage of the tasks that write to the partition must have seen failures.",
+    ),
+    BreakerOption(
+        "slow.request.min.ms",
+        values.integer(0, LONG_MAX),
+        500,
+        "A broker is muted when a request to it has had no response for this long and for "
+        "`slow.request.factor` times the broker's usual latency. Nothing is muted while all brokers with "
+        "requests are silent. `0` disables this. Before a broker's first response, the limit is "
+        "`slow.request.factor` times the slowest first response of another broker, but between two and six "
+        "times this value; it is six times this value while no broker has responded. It never exceeds half "
+        "of `kafka.request.timeout.ms`. While a connection is being set up, the limit is "
+        "`slow.request.factor` times the duration of this broker's last setup (or of the slowest other one), "
+        "and at least four times this value. After a refused or lost connection it is this value.",
+    ),
+    BreakerOption(
+        "slow.request.factor",
+        values.integer(1),
+        5,
+        "Multiple of a broker's usual latency; see `slow.request.min.ms`.",
+    ),
+    BreakerOption(
+        "enable.mute.inflight.full",
+        values.boolean(),
+        False,
+        "Keyless rows of a task avoid a broker while the task has a request in flight to it. Requires "
+        "`kafka.max.in.flight.requests.per.connection=1`. This is no mute: the manager of a breaker class "
+        "does not list such brokers as muted, and no metric, log line, probe or other task shows them.",
+    ),
+)
+BREAKER_BY_NAME = {option.name: option for option in BREAKER_OPTIONS}
+
+
+@dataclass(frozen=True)
+class BreakerSettings:
+    """Settings for every breaker class. ``class_path`` is None if the breaker is off.
+
+    ``given`` has all options under the prefix, as the user wrote them, by their names without the prefix. A
+    user's class may take credentials, so ``repr`` hides them.
+    """
+
+    class_path: str | None = DEFAULT_BREAKER
+    mute_retry_interval_ms: float = BREAKER_BY_NAME["mute.retry.interval"].default
+    muted_buffer_perc: int = BREAKER_BY_NAME["muted.buffer.memory.perc"].default
+    given: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+def breaker_option_name(name: str) -> str:
+    return f"{KAFKA_PREFIX}{BREAKER_PREFIX}{name}"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

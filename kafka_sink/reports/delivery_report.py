@@ -166,7 +166,7 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """``rows`` are acknowledged, ``unconfirmed`` were sent with acks=0, and ``skipped`` can never be written
     (errors.tolerance=all), by reason in ``skip_reasons``.
 
@@ -186,7 +186,7 @@ class Written:
     @classmethod
     def of(
         cls, results: Sequence[TaskResult], options: SinkOptions, *, already_written: bool = False
-    ) -> Written:
+    ) -> WriteResult:
         """``results``: of the tasks whose rows count."""
         counts, reasons = total(results), Counter[str]()
         for result in results:
@@ -198,7 +198,7 @@ class Written:
             dict(reasons),
             already_written,
             partitions_of(results),
-            # A write ends when each has its letter.
+            # A write ends when each has its dead letter.
             counts.skipped if options.errors_deadletterqueue_topic_name else 0,
         )
 
@@ -211,3 +211,7 @@ class Written:
             )
             for one in self.partitions
         }
+
+
+# Its former name, for one release.
+Written = WriteResult

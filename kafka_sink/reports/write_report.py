@@ -33,7 +33,7 @@ from kafka_sink.model import TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
 from kafka_sink.reports.delivery_report import EndedWrite, append, partitions_of
-from kafka_sink.rows.hand_over import rows_of_good_batch
+from kafka_sink.spark_application import rows_of_good_batch
 
 _TOPICS_NAMED = 3
 # Fewer tasks cost less than a second altogether.

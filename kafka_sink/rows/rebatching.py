@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_sink.records.arrays import Int64s, has_byte_offsets, offsets
-from kafka_sink.rows.hand_over import LARGE_ROW_BYTES
+from kafka_sink.spark_application import LARGE_ROW_BYTES
 
 # Measured with 130-byte rows, 4 partitions: 462 ns a row at 2.5 MiB, 501 at 4 MiB, 479 at 1.3; larger ones
 # fall out of caches (the processor's and malloc's), smaller ones leave fewer rows a partition.

@@ -14,14 +14,29 @@ from pyspark.sql.datasource import DataSource
 from kafka_sink.driver import driver_conf
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
-from kafka_sink.spark.pyspark_classes import ArrowWriter, StreamArrowWriter, WriterCommitMessage
 from kafka_sink.spark.short_tracebacks import logged_on_driver, short_tracebacks
-from kafka_sink.spark.writer import PlannedWrite
+from kafka_sink.spark.write import PlannedWrite
 
+# What PySpark's data source API has beside it: 4.1 and later all, 4.0 most, 3.5 nothing.
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import DataSourceArrowWriter as ArrowWriter
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, WriterCommitMessage
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamArrowWriter
     from pyspark.sql.types import StructType
+else:
+    try:
+        from pyspark.sql.datasource import DataSourceArrowWriter as ArrowWriter
+    except ImportError:
+        ArrowWriter = StreamArrowWriter = object
+    else:
+        try:
+            from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamArrowWriter
+        except ImportError:
+            from pyspark.sql.datasource import DataSourceStreamWriter
+
+            class StreamArrowWriter(DataSourceStreamWriter, ArrowWriter):
+                """PySpark 4.0's tasks hand Arrow batches to each ArrowWriter, whatever else it is."""
 
 
 _COMMIT_MODULE = "python_streaming_sink_runner"

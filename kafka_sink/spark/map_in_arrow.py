@@ -19,10 +19,10 @@ from pyspark.accumulators import AccumulatorParam
 from kafka_sink import spark_application
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse, texts
-from kafka_sink.reports.delivery_report import Written
+from kafka_sink.reports.delivery_report import WriteResult
 from kafka_sink.spark.planning import plan
 from kafka_sink.spark.short_tracebacks import short_tracebacks
-from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
+from kafka_sink.spark.write import PlannedWrite, TaskCommitted
 from kafka_sink.spark_application import SparkApplication
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _QUERY_ID = "sql.streaming.queryId"
 _APP_ID, _VERSION = "txnappid", "txnversion"
 
 
-def write(df: DataFrame, options: Mapping[str, Any]) -> Written:
+def write(df: DataFrame, options: Mapping[str, Any]) -> WriteResult:
     """As ``kafka_sink.write``."""
     return _write(df, texts(options))
 
@@ -79,7 +79,7 @@ class _ForeachBatch:
 
 def _write(
     df: DataFrame, options: Mapping[str, str], query: str | None = None, micro_batch: int | None = None
-) -> Written:
+) -> WriteResult:
     _require_driver(df)
     if df.isStreaming:
         raise ConfigurationError(
@@ -93,11 +93,11 @@ def _write(
         return _run(df, planned, context)
 
 
-def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> Written:
+def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> WriteResult:
     messages: list[TaskCommitted] | None = None
     with _finished_tasks(planned.name, context) as finished:
         try:
-            task = _Task(planned, finished.accumulator)
+            task = _MapTask(planned, finished.accumulator)
             rows = df.mapInArrow(task, _SCHEMA).collect()
             if not rows:
                 # No partition, so no task. Spark's own writes run one then, too.
@@ -111,11 +111,11 @@ def _run(df: DataFrame, planned: PlannedWrite, context: SparkContext) -> Written
             else:
                 planned.abort(messages)
             raise
-    return Written.of(ended.results, planned.options, already_written=ended.outcome == "skipped")
+    return WriteResult.of(ended.results, planned.options, already_written=ended.outcome == "skipped")
 
 
 @dataclass
-class _Task:
+class _MapTask:
     """What runs in tasks. Its one row is the commit message. ``is_empty``: without rows."""
 
     planned: PlannedWrite

@@ -13,16 +13,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka_sink import spark_application
-from kafka_sink.activity import STARTING
 from kafka_sink.breaker.interface import load_breaker
+from kafka_sink.clock import STARTING
 from kafka_sink.coordinator.launcher import live_view_address, plan_coordinator
 from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.driver import driver_conf, driver_log
 from kafka_sink.driver.topics import prepare_topic
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
-from kafka_sink.spark import worker_imports
-from kafka_sink.spark.writer import PlannedWrite
+from kafka_sink.spark import worker
+from kafka_sink.spark.write import PlannedWrite
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +46,7 @@ def plan(
     ``is_stream_writer``: Spark itself commits by micro-batch, and plans again for it; ``for_tasks`` is false
     for that second plan.
     """
-    worker_imports.freeze_when_reused()
+    worker.freeze_when_reused()
     parsed = parse(raw)
     options, is_repeated = parsed.options, query is not None
     columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
@@ -85,7 +85,7 @@ def plan(
     )
     if is_stream_writer and subject:
         write = replace(write, name=name)
-    worker_imports.forget_spark_archives()
+    worker.forget_spark_archives()
     return write
 
 

@@ -6,9 +6,9 @@ import zipimport
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from kafka_sink import spark_application
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.rows import hand_over
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +52,7 @@ def _is_installed(spark: SparkSession, name: str) -> bool:
 def tune(spark: SparkSession, row_bytes: int) -> dict[str, str]:
     """As ``kafka_sink.tune``."""
     made, kept = {}, []
-    for name, value in hand_over.settings_for(row_bytes).items():
+    for name, value in spark_application.arrow_batch_settings(row_bytes).items():
         present = spark.conf.get(name, None)
         if present is None:
             spark.conf.set(name, value)
@@ -60,6 +60,6 @@ def tune(spark: SparkSession, row_bytes: int) -> dict[str, str]:
         elif present != value:
             kept.append(f"left {name}={present} (it would be {value})")
     done = [f"set {name}={value}" for name, value in made.items()] + kept
-    done += hand_over.advice(lambda name: spark.conf.get(name, None))
+    done += spark_application.arrow_batch_advice(lambda name: spark.conf.get(name, None))
     driver_log.report(f"kafka_sink.tune: {', '.join(done) or 'all was set already'}")
     return made

@@ -8,10 +8,19 @@ import os
 
 import pyarrow as pa
 
-from kafka_sink.activity import BROKER, METADATA, TaskActivity
+from kafka_sink.clock import BROKER, METADATA, TaskActivity
 from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.breaker.interface import load_breaker
-from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms, wall_ms
+from kafka_sink.clock import (
+    BROKER,
+    HINT_WAIT_MS,
+    METADATA,
+    RANDOM,
+    ExponentialBackoff,
+    TaskActivity,
+    monotonic_ms,
+    wall_ms,
+)
 from kafka_sink.cluster.metadata import ClientRack, ClusterMetadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress
@@ -22,7 +31,7 @@ from kafka_sink.coordinator.metadata import MetadataChannel
 from kafka_sink.coordinator.rates import RateChannel
 from kafka_sink.coordinator.schema import Channel, Hello
 from kafka_sink.coordinator.writes import WriteChannel
-from kafka_sink.dead_letters.letter_writer import LetterWriter
+from kafka_sink.dead_letters.dead_letter_writer import DeadLetterWriter
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.engine.accumulator import RecordAccumulator
@@ -46,7 +55,6 @@ from kafka_sink.rows.partitioner import Partitioner
 from kafka_sink.security.settings import SecuritySettings
 from kafka_sink.task.rate_limit import RateLimit, limits_of
 from kafka_sink.task.report import TaskReporter
-from kafka_sink.timing_bounds import HINT_WAIT_MS
 
 _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_MS = 5000.0
@@ -92,9 +100,9 @@ class Producer:
         self._rejection = _rejection(options, self._dead_letters, self.cluster)
         self._letter_memory = _letter_memory(options)
         self._letter_appender = self._appender.for_letters(self._letter_memory)
-        self._letter_writer: LetterWriter | None = None
+        self._letter_writer: DeadLetterWriter | None = None
         if self._dead_letters is not None:
-            self._letter_writer = LetterWriter(self._dead_letters, self._order, self._append_letters)
+            self._letter_writer = DeadLetterWriter(self._dead_letters, self._order, self._append_letters)
         self._telemetry = self._new_telemetry()
         self.sender = Sender(
             options,

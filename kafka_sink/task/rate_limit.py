@@ -13,8 +13,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from kafka_sink.activity import LIMIT, TaskActivity
-from kafka_sink.clock import Clock
+from kafka_sink.clock import LIMIT, Clock, TaskActivity
 from kafka_sink.options import SinkOptions
 
 _log = logging.getLogger(__name__)

@@ -8,8 +8,7 @@ from functools import reduce
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kafka_sink.activity import LIMIT, MEMORY
-from kafka_sink.clock import Clock
+from kafka_sink.clock import LIMIT, MEMORY, Clock
 from kafka_sink.coordinator.live.messages import (
     MAX_BROKERS,
     MAX_DEAD_LETTERS,
@@ -29,9 +28,10 @@ from kafka_sink.engine.deliveries import Deliveries, Metrics, RowMetrics, task_m
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 
 if TYPE_CHECKING:
-    from kafka_sink.activity import TaskActivity
+    from kafka_sink.clock import TaskActivity
     from kafka_sink.breaker.breaker import Breaker
     from kafka_sink.breaker.mutes import Target
+    from kafka_sink.clock import TaskActivity
     from kafka_sink.cluster.metadata import ClientRack, ClusterMetadata
     from kafka_sink.engine.accumulator import RecordAccumulator
     from kafka_sink.engine.appender import RecordAppender

@@ -18,8 +18,16 @@ from kafka_sink.printable import one_line
 from kafka_sink.transactions import driver, proof
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import Decision
-from kafka_sink.transactions.operations import OPEN, Described, ListIds, ListOpen, Steps, describe
-from kafka_sink.transactions.scope import Scope, prefix_of
+from kafka_sink.transactions.operations import (
+    OPEN,
+    Described,
+    ListIds,
+    ListOpen,
+    Scope,
+    Steps,
+    describe,
+    prefix_of,
+)
 
 # No option says so.
 _TIMEOUT = (60_000.0, "")
@@ -214,7 +222,7 @@ def _resolve(client: TransactionClient, scope: Scope, out: TextIO, *, rewrite: b
     if decision.is_lost:
         _say(f"{decision.batch} counts as not written, the next run writes it: nothing is changed", out)
         return 0
-    client.run(driver.resolve(scope, ownership.claim, decision, rewrite=rewrite), *_TIMEOUT)
+    client.run(driver.resolve(scope, ownership.driver_epoch, decision, rewrite=rewrite), *_TIMEOUT)
     if rewrite:
         _say(f"{decision.batch} is forgotten; the next run writes all of it", out)
         return 0

@@ -10,17 +10,16 @@ from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, Transacti
 from kafka_sink.model import EndedTransactions
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import driver, proof
-from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, RowsDigest, Written
+from kafka_sink.transactions.decision import BatchIdentity, Decision, Part, RowsDigest, WrittenNumbers
 from kafka_sink.transactions.driver import Ownership
-from kafka_sink.transactions.operations import ProducerEpoch, Steps
+from kafka_sink.transactions.operations import ProducerEpoch, Scope, Steps
 from kafka_sink.transactions.proof import BeganMs
-from kafka_sink.transactions.scope import Scope
 
 # Share of kafka.transaction.timeout.ms from which on it is warned of.
 LONG_OPEN = 0.5
 
 
-class Duty(Enum):
+class TaskRole(Enum):
     """What a task does with its rows. SKIP: the batch was written before, and its rows show whether it is the
     same. COMPARE: the same for this task's part of an incomplete batch."""
 
@@ -42,15 +41,15 @@ class Incomplete:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BatchRun:
     """What all tasks of one job or micro-batch report alike.
 
     ``scope`` is where their marks are: the commit's own process may see more partitions of the topic by now.
     ``is_repair``: the batch was decided, and just the tasks that are missing write. ``recovered`` and
-    ``last_decision`` as in Handover.
+    ``last_decision`` as in TaskHandover.
     """
 
-    claim: ProducerEpoch
+    driver_epoch: ProducerEpoch
     batch: BatchIdentity
     scope: Scope
     is_repair: bool
@@ -59,26 +58,27 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
-    """What planning gives to tasks: the claim that the decision needs, and what ``writer`` has written.
+class TaskHandover:
+    """What planning gives to tasks: the driver epoch that the decision needs, and what ``writer`` has
+    written.
 
     ``recovered`` are the transactions that planning ended for an earlier run. ``last_decision`` is the number
     of the last decision that planning saw, 0 if there was none.
     """
 
-    claim: ProducerEpoch
+    driver_epoch: ProducerEpoch
     writer: str = ""
-    written: Written = field(default_factory=Written)
+    written: WrittenNumbers = field(default_factory=WrittenNumbers)
     incomplete: Incomplete | None = None
     recovered: EndedTransactions = field(default_factory=EndedTransactions)
     last_decision: int = 0
 
     @classmethod
-    def of(cls, scope: Scope, ownership: Ownership, now_ms: float) -> Handover:
+    def of(cls, scope: Scope, ownership: Ownership, now_ms: float) -> TaskHandover:
         """The part of ownership that tasks need: a decision may name thousands of transactions."""
         decision, recovered = ownership.decision, ended(ownership.completed + ownership.aborted, now_ms)
         if decision is None:
-            return cls(ownership.claim, recovered=recovered)
+            return cls(ownership.driver_epoch, recovered=recovered)
         broken = None
         problem = driver.problem_of(scope, ownership)
         if problem is not None:
@@ -86,14 +86,14 @@ class Handover:
             batch = None if ownership.unknown else decision.batch
             broken = Incomplete(batch, ownership.missing, problem)
         writer = decision.batch.writer
-        return cls(ownership.claim, writer, decision.written, broken, recovered, decision.number)
+        return cls(ownership.driver_epoch, writer, decision.written, broken, recovered, decision.number)
 
-    def run(self, scope: Scope, batch: BatchIdentity) -> Run:
+    def run(self, scope: Scope, batch: BatchIdentity) -> BatchRun:
         """What the batch's tasks report alike."""
         is_repair = self.incomplete is not None
-        return Run(self.claim, batch, scope, is_repair, self.recovered, self.last_decision)
+        return BatchRun(self.driver_epoch, batch, scope, is_repair, self.recovered, self.last_decision)
 
-    def duty(self, batch: BatchIdentity, task: int, *, in_query: bool = False) -> Duty:
+    def role(self, batch: BatchIdentity, task: int, *, in_query: bool = False) -> TaskRole:
         """``in_query``: this version of an application is the micro-batch of that number, in foreachBatch.
 
         Raises IncompleteBatchError where another batch must be completed first, ChangedBatchError where this
@@ -102,28 +102,28 @@ class Handover:
         if self.incomplete is not None:
             if batch != self.incomplete.batch:
                 raise IncompleteBatchError(self.incomplete.problem)
-            return Duty.WRITE if task in self.incomplete.missing else Duty.COMPARE
+            return TaskRole.WRITE if task in self.incomplete.missing else TaskRole.COMPARE
         written = self.written
         if batch.writer != self.writer:
             if self.writer and batch.number:
                 raise ChangedBatchError(not_its_own(batch, self.writer))
-            return Duty.WRITE
+            return TaskRole.WRITE
         if (in_query or batch.is_of_query) and batch.number < written.highest:
             raise ChangedBatchError(went_back(batch, written))
         if batch.number in written:
-            return Duty.SKIP
+            return TaskRole.SKIP
         if batch.number <= written.forgotten:
             raise ChangedBatchError(not_known(batch, written))
-        return Duty.WRITE
+        return TaskRole.WRITE
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
     """What a finished task reports to the commit. ``part`` is None if it began no transaction."""
 
-    run: Run
+    run: BatchRun
     task: int
-    duty: Duty
+    role: TaskRole
     digest: RowsDigest
     part: Part | None
 
@@ -210,26 +210,26 @@ def commit(
         raise TransactionError("no task has reported what it wrote, so nothing is committed")
     run = _agreed(reports)
     parts = [report.part for report in reports if report.part is not None]
-    duties = {report.duty for report in reports}
-    if not parts and not records_empty and not run.is_repair and duties == {Duty.WRITE}:
+    roles = {report.role for report in reports}
+    if not parts and not records_empty and not run.is_repair and roles == {TaskRole.WRITE}:
         return BatchOutcome(recovered=run.recovered)
     previous, found = yield from driver.look(run.scope, parts)
     last = 0 if previous is None else previous.number
-    yield from driver.require_last(run.scope, run.claim, run.batch, run.last_decision, last)
-    if Duty.SKIP in duties:
+    yield from driver.require_last(run.scope, run.driver_epoch, run.batch, run.last_decision, last)
+    if TaskRole.SKIP in roles:
         return replace(_skipped(run.batch, previous, reports, compare), recovered=run.recovered)
     if run.is_repair:
         try:
             incomplete = _repairable(run.batch, previous, reports)
         except IncompleteBatchError:
             # A driver that was replaced may be behind, and its advice would do harm.
-            yield from proof.require_owner(run.scope, run.claim)
+            yield from proof.require_owner(run.scope, run.driver_epoch)
             raise
         decision = decisions.repaired(incomplete, parts)
     else:
         decision = decisions.next_decision(run.scope, previous, run.batch, len(reports), parts)
         decision = decision if parts else replace(decision, began_ms=round(now_ms))
-    committed, aborted = yield from driver.decide(run.scope, run.claim, decision, tuple(parts), found)
+    committed, aborted = yield from driver.decide(run.scope, run.driver_epoch, decision, tuple(parts), found)
     doubt = _doubt(run.batch, previous)
     return BatchOutcome(
         committed=committed, aborted=aborted, recovered=run.recovered, repaired=run.is_repair, doubt=doubt
@@ -249,7 +249,7 @@ def _skipped(
     return BatchOutcome(skipped=given.rows, batch=batch, compared=written is not None)
 
 
-def _agreed(reports: Sequence[TaskReport]) -> Run:
+def _agreed(reports: Sequence[TaskReport]) -> BatchRun:
     tasks = {report.task for report in reports}
     if len(tasks) != len(reports):
         raise TransactionError("two tasks report the same partition of the job")
@@ -267,7 +267,7 @@ def _repairable(batch: BatchIdentity, previous: Decision | None, reports: Sequen
         report.digest != previous.digest_of(report.task) for report in reports
     )
     if changed:
-        missing = [report.task for report in reports if report.duty is Duty.WRITE]
+        missing = [report.task for report in reports if report.role is TaskRole.WRITE]
         raise IncompleteBatchError(
             f"{proof.incomplete(reports[0].run.scope, previous, missing)}. This run split the rows "
             f"into other tasks ({len(reports)} where there were {previous.tasks}) or had other rows, so it "
@@ -306,7 +306,7 @@ def changed(batch: BatchIdentity, written: RowsDigest, given: RowsDigest) -> str
     )
 
 
-def went_back(batch: BatchIdentity, written: Written) -> str:
+def went_back(batch: BatchIdentity, written: WrittenNumbers) -> str:
     """Of a micro-batch below the last one that was written, which Spark never plans by itself."""
     return (
         f"{batch} comes after batch {written.highest} was written, and Spark does not go back by itself: the "
@@ -341,7 +341,7 @@ def _doubt(batch: BatchIdentity, previous: Decision | None) -> str:
     return ""
 
 
-def not_known(batch: BatchIdentity, written: Written) -> str:
+def not_known(batch: BatchIdentity, written: WrittenNumbers) -> str:
     """Of a version that may have been written so long ago that nobody knows."""
     return (
         f"whether {batch} was written before is not known: of its application just these are remembered: "

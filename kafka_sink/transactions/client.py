@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kafka_sink import kafka_errors
-from kafka_sink.clock import RANDOM, ExponentialBackoff, monotonic_ms
+from kafka_sink.clock import RANDOM, TOPIC_PROPAGATION_MS, ExponentialBackoff, monotonic_ms
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError, is_final
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import apis, requests, topic_requests, transaction_requests
@@ -22,8 +22,8 @@ from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import OnResponse, Request
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
-from kafka_sink.timing_bounds import TOPIC_PROPAGATION_MS
 from kafka_sink.transactions.operations import (
+    ANY_ID_PATTERN,
     LAST_EPOCH,
     NO_TRANSACTION,
     OPEN,
@@ -41,8 +41,8 @@ from kafka_sink.transactions.operations import (
     ProducerEpoch,
     RecordOffsets,
     Steps,
+    task_id_pattern,
 )
-from kafka_sink.transactions.scope import ANY_ID_PATTERN, task_id_pattern
 
 Result = TypeVar("Result")
 # KIP-890. Where the feature is at level 2, brokers speak transaction protocol 2, else 1.

@@ -18,8 +18,7 @@ from hashlib import sha256
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.printable import printable
-from kafka_sink.transactions.operations import ProducerEpoch
-from kafka_sink.transactions.scope import Scope
+from kafka_sink.transactions.operations import ProducerEpoch, Scope
 
 _CHUNK_BYTES = 3500
 # Another one with each change of what a decision holds or of what it means.
@@ -96,7 +95,7 @@ class RowsDigest:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenNumbers:
     """The numbers that one writer has written: batches of a query, or versions of an application.
 
     ``runs`` are pairs (first, last) of consecutive ones, ascending, the highest ``_MAX_RUNS``; of numbers up
@@ -117,7 +116,7 @@ class Written:
     def __contains__(self, number: int) -> bool:
         return any(first <= number <= last for first, last in self.runs)
 
-    def plus(self, number: int, digest: RowsDigest) -> Written:
+    def plus(self, number: int, digest: RowsDigest) -> WrittenNumbers:
         """With another number, which was written behind them."""
         runs = list(self.runs)
         if number not in self:
@@ -128,7 +127,7 @@ class Written:
             lowest = next(run for run in runs if not run[0] <= number <= run[1])
             runs.remove(lowest)
             forgotten = max(forgotten, lowest[1])
-        return Written(number, digest, tuple(runs), forgotten)
+        return WrittenNumbers(number, digest, tuple(runs), forgotten)
 
     def __str__(self) -> str:
         named = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in self.runs)
@@ -145,7 +144,7 @@ def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-class Fate(IntEnum):
+class Outcome(IntEnum):
     """What became of a part, as far as it was recorded: brokers forget the proof before the decision.
 
     People may say it, too: see ``driver.resolve``.
@@ -164,7 +163,7 @@ class Part:
     slot: int
     producer: ProducerEpoch
     digest: RowsDigest
-    fate: Fate = Fate.UNRECORDED
+    outcome: Outcome = Outcome.UNRECORDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,16 +182,16 @@ class Decision:
     parts: tuple[Part, ...]
     topic: str
     partitions: int
-    before: Written = Written()
+    before: WrittenNumbers = WrittenNumbers()
     began_ms: int = -1
 
     @property
     def is_lost(self) -> bool:
         """Whether readers see nothing of it, and never will: as if it had not been decided."""
-        return bool(self.parts) and all(part.fate is Fate.LOST for part in self.parts)
+        return bool(self.parts) and all(part.outcome is Outcome.LOST for part in self.parts)
 
     @property
-    def written(self) -> Written:
+    def written(self) -> WrittenNumbers:
         """With this batch, unless that is lost. An empty one counts."""
         if self.is_lost:
             return self.before
@@ -215,7 +214,7 @@ def next_decision(
 ) -> Decision:
     """The decision for a batch that was not decided. What another writer has written is left behind."""
     is_same = previous is not None and previous.batch.writer == batch.writer
-    before = previous.written if previous is not None and is_same else Written()
+    before = previous.written if previous is not None and is_same else WrittenNumbers()
     number = 1 if previous is None else previous.number + 1
     ordered = tuple(sorted(parts, key=lambda part: part.task))
     return Decision(number, batch, tasks, ordered, scope.topic, scope.partitions, before)
@@ -228,9 +227,9 @@ def repaired(previous: Decision, parts: Iterable[Part]) -> Decision:
     return replace(previous, number=previous.number + 1, parts=ordered)
 
 
-def recorded(decision: Decision, fates: Mapping[int, Fate]) -> Decision:
+def recorded(decision: Decision, outcomes: Mapping[int, Outcome]) -> Decision:
     """The same decision, with what became of these tasks' parts."""
-    parts = tuple(replace(part, fate=fates.get(part.task, part.fate)) for part in decision.parts)
+    parts = tuple(replace(part, outcome=outcomes.get(part.task, part.outcome)) for part in decision.parts)
     return replace(decision, number=decision.number + 1, parts=parts)
 
 
@@ -246,7 +245,7 @@ def encode(decision: Decision, partitions: int) -> list[str]:
         "before": [before.last, *astuple(before.digest), before.runs, before.forgotten],
         "began_ms": decision.began_ms,
         "parts": [[part.task, part.slot, *part.producer, *astuple(part.digest)] for part in decision.parts],
-        "fates": [part.fate for part in decision.parts],
+        "outcomes": [part.outcome for part in decision.parts],
     }
     packed = base64.b85encode(zlib.compress(json.dumps(body, separators=(",", ":")).encode())).decode()
     pieces = [packed[at : at + _CHUNK_BYTES] for at in range(0, len(packed), _CHUNK_BYTES)]
@@ -281,14 +280,16 @@ def decode(texts: Iterable[str]) -> Decision | None:
     try:
         body = json.loads(zlib.decompress(base64.b85decode(packed)))
         parts = tuple(
-            Part(task, slot, ProducerEpoch(pid, epoch), RowsDigest(rows, size, checksum), Fate(fate))
-            for (task, slot, pid, epoch, rows, size, checksum), fate in zip(
-                body["parts"], body["fates"], strict=True
+            Part(task, slot, ProducerEpoch(pid, epoch), RowsDigest(rows, size, checksum), Outcome(outcome))
+            for (task, slot, pid, epoch, rows, size, checksum), outcome in zip(
+                body["parts"], body["outcomes"], strict=True
             )
         )
         batch = BatchIdentity(str(body["writer"]), int(body["number"]))
         last, *digest, runs, forgotten = body["before"]
-        before = Written(last, RowsDigest(*digest), tuple((low, high) for low, high in runs), forgotten)
+        before = WrittenNumbers(
+            last, RowsDigest(*digest), tuple((low, high) for low, high in runs), forgotten
+        )
         where = str(body["topic"]), int(body["partitions"])
         began_ms = int(body["began_ms"])
         return Decision(head.number, batch, int(body["tasks"]), parts, *where, before, began_ms)

@@ -14,7 +14,7 @@ from kafka_sink.errors import DeliveryError, IncompleteBatchError, TransactionEr
 from kafka_sink.model import TopicPartition
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import proof
-from kafka_sink.transactions.decision import BatchIdentity, Decision, Fate, Part
+from kafka_sink.transactions.decision import BatchIdentity, Decision, Outcome, Part
 from kafka_sink.transactions.operations import (
     ABORTED,
     COMMITTED,
@@ -32,6 +32,7 @@ from kafka_sink.transactions.operations import (
     Operation,
     ProducerEpoch,
     RecordOffsets,
+    Scope,
     Steps,
     describe,
     epochs_behind,
@@ -40,19 +41,18 @@ from kafka_sink.transactions.operations import (
     init_producer,
 )
 from kafka_sink.transactions.proof import BeganMs
-from kafka_sink.transactions.scope import Scope
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What planning found and took. ``claim`` is the driver's id, which the decision needs.
+    """What planning found and took. ``driver_epoch`` is the driver's id, which the decision needs.
 
     ``unknown``: tasks of ``decision`` of whose transactions brokers have forgotten what became.
     ``completed`` and ``aborted``: when the transactions began that an earlier driver had left open and this
     one ended so.
     """
 
-    claim: ProducerEpoch
+    driver_epoch: ProducerEpoch
     decision: Decision | None = None
     unknown: frozenset[int] = frozenset()
     completed: BeganMs = ()
@@ -62,7 +62,7 @@ class Ownership:
     def missing(self) -> frozenset[int]:
         """Tasks of the decision whose transactions ended without being committed."""
         parts = () if self.decision is None else self.decision.parts
-        return frozenset(part.task for part in parts if part.fate is Fate.LOST)
+        return frozenset(part.task for part in parts if part.outcome is Outcome.LOST)
 
 
 def take_over(scope: Scope, now_ms: float) -> Steps[Ownership]:
@@ -70,20 +70,20 @@ def take_over(scope: Scope, now_ms: float) -> Steps[Ownership]:
 
     ``now_ms``: the time of day. Raises TransactionError where another driver takes over meanwhile.
     """
-    claim = yield from init_producer(scope.driver_id)
-    return (yield from _settle(scope, claim, now_ms))
+    driver_epoch = yield from init_producer(scope.driver_id)
+    return (yield from _settle(scope, driver_epoch, now_ms))
 
 
-def _settle(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownership]:
+def _settle(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[Ownership]:
     """Complete what was decided and abort everything else, as the owner of the prefix."""
     key = scope.decision_key(0)
     read: tuple[Operation, ...] = FetchOffsets(take_over_groups(scope)), FetchStableOffsets((key,))
     # All at once, for every micro-batch waits for it; where nothing is left open, this is all.
     names, *offsets = yield (ListOpen(scope.prefix), *read)
-    left = proof.LeftOpen(claim, {})
+    left = proof.LeftOpen(driver_epoch, {})
     if names:
         # Of these, what a former coordinator does not know to be decided would be aborted.
-        left = yield from proof.look_at(scope, claim, names, key, scope.mark_key(0))
+        left = yield from proof.look_at(scope, driver_epoch, names, key, scope.mark_key(0))
         offsets = list((yield read))
     # Brokers of Kafka 3 tell offsets some time after their transaction is over.
     while offsets[0].get(key, "") != offsets[1].get(key, ""):
@@ -94,7 +94,7 @@ def _settle(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownershi
     undone: tuple[Part, ...] = ()
     if decision is not None:
         absent = yield from proof.not_visible(scope, decision, seen)
-        undone = tuple(part for part in absent if part.fate is not Fate.LOST)
+        undone = tuple(part for part in absent if part.outcome is not Outcome.LOST)
     ids = tuple(scope.task_id(part.task, part.slot) for part in undone)
     found: Mapping[str, Described] = {}
     failed: tuple[Part, ...] = ()
@@ -103,12 +103,12 @@ def _settle(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownershi
         failed = proof.failed_of(undone, results)
     aborted = yield from proof.abort_others(left, scope, decided)
     if decision is None:
-        return Ownership(left.claim, aborted=aborted)
-    judgement = yield from proof.judge(scope, left.claim, decision, failed, now_ms)
-    claim, decision = yield from _remember(scope, judgement, decision, failed, now_ms)
+        return Ownership(left.driver_epoch, aborted=aborted)
+    judgement = yield from proof.judge(scope, left.driver_epoch, decision, failed, now_ms)
+    driver_epoch, decision = yield from _remember(scope, judgement, decision, failed, now_ms)
     completed = (_began_ms(scope, part, found) for part in undone if part not in judgement.lost)
     return Ownership(
-        claim,
+        driver_epoch,
         decision,
         frozenset(part.task for part in judgement.unknown),
         tuple(began for began in completed if began is not None),
@@ -127,34 +127,36 @@ def _remember(
     """
     is_old = abs(now_ms - decision.began_ms) >= proof.MARKS_LAST_MS
     if not failed and not is_old:
-        return judgement.claim, decision
-    fates = {part.task: Fate.COMMITTED for part in decision.parts if part.fate is Fate.UNRECORDED}
-    fates |= {part.task: Fate.UNRECORDED for part in judgement.unknown}
-    fates |= {part.task: Fate.LOST for part in judgement.lost}
+        return judgement.driver_epoch, decision
+    outcomes = {part.task: Outcome.COMMITTED for part in decision.parts if part.outcome is Outcome.UNRECORDED}
+    outcomes |= {part.task: Outcome.UNRECORDED for part in judgement.unknown}
+    outcomes |= {part.task: Outcome.LOST for part in judgement.lost}
     # Marks of what stays unknown are as old as before.
     began_ms = decision.began_ms if judgement.unknown else round(now_ms)
-    known = replace(decisions.recorded(decision, fates), began_ms=began_ms)
+    known = replace(decisions.recorded(decision, outcomes), began_ms=began_ms)
     if judgement.unknown and known.parts == decision.parts:
-        return judgement.claim, decision
-    claim = yield from _decided(scope, judgement.claim, known)
+        return judgement.driver_epoch, decision
+    driver_epoch = yield from _decided(scope, judgement.driver_epoch, known)
     # The commit of this run's batch builds on what it reads.
     yield from _all_told(scope, len(decisions.encode(known, scope.partitions)))
-    return claim, known
+    return driver_epoch, known
 
 
-def abort(scope: Scope, claim: ProducerEpoch, now_ms: float) -> Steps[Ownership | None]:
+def abort(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[Ownership | None]:
     """After a failed batch: end what it left open, or complete it if it was decided.
 
     None where another driver has taken over, whose business it is then. An abort under the driver's id
-    excludes a decision under the same claim, and fences nobody.
+    excludes a decision under the same driver epoch, and fences nobody.
     """
-    (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=False),)
-    renewed = (yield from _renewed(scope, claim)) if isinstance(ended, Failed) else ProducerEpoch(*ended)
+    (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=False),)
+    renewed = (
+        (yield from _renewed(scope, driver_epoch)) if isinstance(ended, Failed) else ProducerEpoch(*ended)
+    )
     return None if renewed is None else (yield from _settle(scope, renewed, now_ms))
 
 
-def _renewed(scope: Scope, claim: ProducerEpoch) -> Steps[ProducerEpoch | None]:
-    """The claim of a driver whose abort failed; None where another driver has taken over.
+def _renewed(scope: Scope, driver_epoch: ProducerEpoch) -> Steps[ProducerEpoch | None]:
+    """The driver epoch of a driver whose abort failed; None where another driver has taken over.
 
     The abort fails after a decision, and after the time-out of the driver's own transaction, which both
     raise the epoch by one and end a transaction. Another driver's take-over raises the epoch, too, but leaves
@@ -165,11 +167,11 @@ def _renewed(scope: Scope, claim: ProducerEpoch) -> Steps[ProducerEpoch | None]:
     asked while another driver has a transaction open, which that would abort, nor behind the last epoch but
     one, where brokers fail with UNKNOWN_SERVER_ERROR.
 
-    Nothing is recorded under the claim itself: where its decision is being committed, brokers take offsets of
-    that epoch into it until they have its marker.
+    Nothing is recorded under the driver epoch itself: where its decision is being committed, brokers take
+    offsets of that epoch into it until they have its marker.
     """
     found = (yield from describe(scope.driver_id, afresh=True)).get(scope.driver_id)
-    behind = None if found is None else epochs_behind(claim, found.producer)
+    behind = None if found is None else epochs_behind(driver_epoch, found.producer)
     if found is None or behind not in (0, 1):
         return None
     if behind == 1 and found.state in COMMITTED | ABORTED:
@@ -181,10 +183,10 @@ def _renewed(scope: Scope, claim: ProducerEpoch) -> Steps[ProducerEpoch | None]:
             return None
     if behind == 1 and (found.state == OPEN or found.producer.epoch == LAST_EPOCH):
         return None
-    renewal: Operation = InitProducer(scope.driver_id, claim)
+    renewal: Operation = InitProducer(scope.driver_id, driver_epoch)
     if found.state == OPEN:
         # A former coordinator did not end it.
-        renewal = EndTransaction(scope.driver_id, claim, commit=False)
+        renewal = EndTransaction(scope.driver_id, driver_epoch, commit=False)
     (renewed,) = yield (renewal,)
     return None if isinstance(renewed, Failed) else ProducerEpoch(*renewed)
 
@@ -247,24 +249,24 @@ def look(scope: Scope, parts: Iterable[Part]) -> Steps[tuple[Decision | None, Ma
     return (yield from _decision_in(scope, seen)), dict(found)
 
 
-def resolve(scope: Scope, claim: ProducerEpoch, decision: Decision, *, rewrite: bool) -> Steps[None]:
+def resolve(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, *, rewrite: bool) -> Steps[None]:
     """Record that an incomplete batch is taken for lost or for written. What readers see of it stays.
 
     ``rewrite``: for lost, so that the next run writes all of it. Else for written, so that no run writes what
     is missing; a run of it again is still compared, so that no other batch of its number is taken for it.
     """
-    fates = {
-        part.task: Fate.LOST if rewrite else Fate.COMMITTED
+    outcomes = {
+        part.task: Outcome.LOST if rewrite else Outcome.COMMITTED
         for part in decision.parts
-        if rewrite or part.fate is not Fate.COMMITTED
+        if rewrite or part.outcome is not Outcome.COMMITTED
     }
-    yield from _decided(scope, claim, decisions.recorded(decision, fates))
+    yield from _decided(scope, driver_epoch, decisions.recorded(decision, outcomes))
 
 
-def _decided(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[ProducerEpoch]:
-    """Record and commit a decision; returns the new claim. Raises TransactionError."""
-    yield from _record(scope, claim, decision)
-    (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=True),)
+def _decided(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Steps[ProducerEpoch]:
+    """Record and commit a decision; returns the new driver epoch. Raises TransactionError."""
+    yield from _record(scope, driver_epoch, decision)
+    (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=True),)
     if isinstance(ended, Failed):
         raise proof.other_driver(scope, ended, f"whether {decision.batch} was decided is not known: ")
     return ProducerEpoch(*ended)
@@ -272,7 +274,7 @@ def _decided(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[Pr
 
 def decide(
     scope: Scope,
-    claim: ProducerEpoch,
+    driver_epoch: ProducerEpoch,
     decision: Decision,
     parts: tuple[Part, ...],
     found: Mapping[str, Described],
@@ -289,8 +291,8 @@ def decide(
     earliest = min((one for one in (*began, decision.began_ms) if one >= 0), default=-1)
     decision = replace(decision, began_ms=earliest)
     try:
-        claim = yield from _decided(scope, claim, decision)
-        aborted = yield from _carried_out(scope, claim, decision, parts)
+        driver_epoch = yield from _decided(scope, driver_epoch, decision)
+        aborted = yield from _carried_out(scope, driver_epoch, decision, parts)
     except TransactionError:
         raise
     except DeliveryError as error:
@@ -299,7 +301,7 @@ def decide(
 
 
 def _carried_out(
-    scope: Scope, claim: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
+    scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, parts: tuple[Part, ...]
 ) -> Steps[BeganMs]:
     """Commit what was decided just now; returns when what was aborted beside it began."""
     # The list first: a broker handles requests of one connection in order, and commits wait for its log.
@@ -308,12 +310,12 @@ def _carried_out(
     # The list was asked for together with the commits, so it may still name parts that have just been
     # committed: leave those out.
     ours = {scope.task_id(part.task, part.slot) for part in parts if part not in failed}
-    left = yield from proof.look_at(scope, claim, [name for name in names if name not in ours])
+    left = yield from proof.look_at(scope, driver_epoch, [name for name in names if name not in ours])
     aborted = yield from proof.abort_others(left, scope, parts)
     # It was decided just now.
-    judgement = yield from proof.judge(scope, left.claim, decision, failed, decision.began_ms)
-    fates = dict.fromkeys((part.task for part in judgement.lost), Fate.LOST)
-    if decisions.recorded(decision, fates).is_lost:
+    judgement = yield from proof.judge(scope, left.driver_epoch, decision, failed, decision.began_ms)
+    outcomes = dict.fromkeys((part.task for part in judgement.lost), Outcome.LOST)
+    if decisions.recorded(decision, outcomes).is_lost:
         raise TransactionError(
             f"{decision.batch} is not committed: kafka.transaction.timeout.ms had ended all transactions. "
             "Readers see nothing of it and it counts as not written: run it again"
@@ -349,7 +351,7 @@ def _is_open(found: Described | None, producer: ProducerEpoch) -> bool:
 
 
 def require_last(
-    scope: Scope, claim: ProducerEpoch, batch: BatchIdentity, expected: int, found: int
+    scope: Scope, driver_epoch: ProducerEpoch, batch: BatchIdentity, expected: int, found: int
 ) -> Steps[None]:
     """Raise TransactionError if the last decision's number is not the one that a new decision builds on.
 
@@ -357,7 +359,7 @@ def require_last(
     frozen or cut off answers for groups that have another coordinator by now, until it learns of it.
     """
     if found != expected:
-        yield from proof.require_owner(scope, claim)
+        yield from proof.require_owner(scope, driver_epoch)
         raise _misled(scope, batch, expected, found)
 
 
@@ -369,7 +371,7 @@ def _misled(scope: Scope, batch: BatchIdentity, expected: int, found: int) -> Tr
     )
 
 
-def _record(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[None]:
+def _record(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Steps[None]:
     """Put the decision into the driver's transaction, and see that the one before it is the last.
 
     A broker that is not the group's coordinator any more cannot take offsets, but can tell old ones. Both
@@ -381,7 +383,10 @@ def _record(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[Non
         key = scope.decision_key(index)
         groups.setdefault(key.group, []).append((key.partition, text))
     *results, seen = yield (
-        *(RecordOffsets(scope.driver_id, claim, group, tuple(entries)) for group, entries in groups.items()),
+        *(
+            RecordOffsets(scope.driver_id, driver_epoch, group, tuple(entries))
+            for group, entries in groups.items()
+        ),
         FetchOffsets((scope.decision_key(0).group,)),
     )
     for result in results:
@@ -390,5 +395,5 @@ def _record(scope: Scope, claim: ProducerEpoch, decision: Decision) -> Steps[Non
     head = decisions.newest_head(seen.values())
     last = 0 if head is None else head.number
     if last != decision.number - 1:
-        # It has taken the offsets, so the claim holds.
+        # It has taken the offsets, so the driver epoch holds.
         raise _misled(scope, decision.batch, decision.number - 1, last)

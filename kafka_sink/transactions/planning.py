@@ -20,10 +20,9 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
-from kafka_sink.transactions.batch import LONG_OPEN, BatchOutcome, Handover, TaskReport
+from kafka_sink.transactions.batch import LONG_OPEN, BatchOutcome, TaskHandover, TaskReport
 from kafka_sink.transactions.decision import BatchIdentity
-from kafka_sink.transactions.operations import ProducerEpoch
-from kafka_sink.transactions.scope import Location, Scope, query_id
+from kafka_sink.transactions.operations import Location, ProducerEpoch, Scope, query_id
 
 if TYPE_CHECKING:
     from kafka_sink.transactions.client import TransactionClient
@@ -46,7 +45,7 @@ class PlannedTransactions:
 
     scope: Scope
     batch: BatchIdentity | None = None
-    handover: Handover | None = None
+    handover: TaskHandover | None = None
 
 
 def plan(
@@ -83,14 +82,14 @@ def plan(
             for end in ("", _ANY_QUERY):
                 former = replace(scope, prefix=options.transactional_id_prefix + end)
                 client.run(driver.read_decision(former), options.max_block_ms)
-    handover = Handover.of(scope, ownership, wall_ms())
+    handover = TaskHandover.of(scope, ownership, wall_ms())
     if options.log_summary:
         _report_names(scope)
     _report_takeover(scope, ownership, handover)
     if batch is not None:
         # Raises before tasks start: each of them would, and Spark runs tasks that fail again.
-        handover.duty(batch, 0)
-    _remember_claim(scope, ownership.claim)
+        handover.role(batch, 0)
+    _remember_driver_epoch(scope, ownership.driver_epoch)
     return PlannedTransactions(scope, batch, handover)
 
 
@@ -124,14 +123,14 @@ def abort(options: SinkOptions, planned: PlannedTransactions) -> BatchOutcome:
 
     Where another driver has taken over, that is its business. Raises as ``plan``.
     """
-    claim = _remembered_claim(planned)
-    if claim is None:
+    driver_epoch = _remembered_driver_epoch(planned)
+    if driver_epoch is None:
         return BatchOutcome()
     with client_of(options) as client:
-        ownership = client.run(driver.abort(planned.scope, claim, wall_ms()), options.max_block_ms)
+        ownership = client.run(driver.abort(planned.scope, driver_epoch, wall_ms()), options.max_block_ms)
     if ownership is None:
         return BatchOutcome()
-    _remember_claim(planned.scope, ownership.claim)
+    _remember_driver_epoch(planned.scope, ownership.driver_epoch)
     return BatchOutcome(committed=ownership.completed, aborted=ownership.aborted, ended_ms=wall_ms())
 
 
@@ -196,18 +195,18 @@ def _job(options: SinkOptions) -> BatchIdentity:
     return BatchIdentity.of_unnamed_job()
 
 
-# -- the claim between the processes of an application ---------------------------------------------
+# -- the driver epoch between the processes of an application ------------------------------------
 
 
-def _remember_claim(scope: Scope, claim: ProducerEpoch) -> None:
+def _remember_driver_epoch(scope: Scope, driver_epoch: ProducerEpoch) -> None:
     """For an abort without any task's report, which must know whether the prefix is still this driver's."""
-    spark_application.note(_claim_key(scope), json.dumps(list(claim)))
+    spark_application.note(_driver_epoch_key(scope), json.dumps(list(driver_epoch)))
 
 
-def _remembered_claim(planned: PlannedTransactions) -> ProducerEpoch | None:
+def _remembered_driver_epoch(planned: PlannedTransactions) -> ProducerEpoch | None:
     if planned.handover is not None:
-        return planned.handover.claim
-    noted = spark_application.noted_within(_claim_key(planned.scope), math.inf)
+        return planned.handover.driver_epoch
+    noted = spark_application.noted_within(_driver_epoch_key(planned.scope), math.inf)
     try:
         producer_id, epoch = json.loads(noted or "")
     except ValueError:
@@ -215,7 +214,7 @@ def _remembered_claim(planned: PlannedTransactions) -> ProducerEpoch | None:
     return ProducerEpoch(int(producer_id), int(epoch))
 
 
-def _claim_key(scope: Scope) -> str:
+def _driver_epoch_key(scope: Scope) -> str:
     return f"transactional.id.prefix {scope.prefix} is owned by"
 
 
@@ -229,7 +228,7 @@ def _report_names(scope: Scope) -> None:
         )
 
 
-def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: Handover) -> None:
+def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: TaskHandover) -> None:
     if ownership.completed or ownership.aborted:
         oldest_ms = handover.recovered.oldest_ms
         # Zero where no broker says when they began.

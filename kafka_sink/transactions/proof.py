@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 
 from kafka_sink.errors import TransactionError
-from kafka_sink.transactions.decision import Decision, Fate, Part
+from kafka_sink.transactions.decision import Decision, Outcome, Part
 from kafka_sink.transactions.operations import (
     ABORTED,
     COMMITTED,
@@ -26,13 +26,13 @@ from kafka_sink.transactions.operations import (
     OffsetKey,
     ProducerEpoch,
     RecordOffsets,
+    Scope,
     Steps,
     describe,
     epochs_behind,
     fetch_offsets,
     fetch_stable_offsets,
 )
-from kafka_sink.transactions.scope import Scope
 
 # When transactions began, by their coordinators' clocks; -1 where that is not known.
 BeganMs = tuple[int, ...]
@@ -42,7 +42,7 @@ _NAMED = 5
 
 
 def other_driver(scope: Scope, failed: Failed, what: str = "") -> TransactionError:
-    """For a driver whose claim does not hold any more."""
+    """For a driver whose driver epoch does not hold any more."""
     return TransactionError(
         f"{what}another driver has taken the transactional ids over ({failed.error}). It completes what was "
         "decided and writes what was not, so leave it alone, unless two queries or jobs share "
@@ -53,22 +53,23 @@ def other_driver(scope: Scope, failed: Failed, what: str = "") -> TransactionErr
 # -- who owns the prefix --------------------------------------------------------------------------
 
 
-def require_owner(scope: Scope, claim: ProducerEpoch, *keys: OffsetKey) -> Steps[ProducerEpoch]:
-    """Raise TransactionError where another driver has taken over. Returns the new claim.
+def require_owner(scope: Scope, driver_epoch: ProducerEpoch, *keys: OffsetKey) -> Steps[ProducerEpoch]:
+    """Raise TransactionError where another driver has taken over. Returns the new driver epoch.
 
     The proof is offsets that are recorded under the driver's id and aborted: only the id's present
     coordinator can do it, and only for its present owner. The present coordinators of these ``keys``' groups
     have been found then, too, as a former one cannot take offsets. No decision may have been made under the
-    claim, or be under way: brokers would take these offsets into it.
+    driver_epoch, or be under way: brokers would take these offsets into it.
     """
     a_key_of = {key.group: key for key in keys or (scope.decision_key(0),)}
     results = yield tuple(
-        RecordOffsets(scope.driver_id, claim, key.group, ((key.partition, ""),)) for key in a_key_of.values()
+        RecordOffsets(scope.driver_id, driver_epoch, key.group, ((key.partition, ""),))
+        for key in a_key_of.values()
     )
     failed = next((result for result in results if isinstance(result, Failed)), None)
     if failed is None:
         # Alone it would fail while the markers of a decision are being written.
-        (ended,) = yield (EndTransaction(scope.driver_id, claim, commit=False),)
+        (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=False),)
         if not isinstance(ended, Failed):
             return ProducerEpoch(*ended)
         failed = ended
@@ -80,23 +81,25 @@ def require_owner(scope: Scope, claim: ProducerEpoch, *keys: OffsetKey) -> Steps
 
 @dataclass(frozen=True, slots=True)
 class LeftOpen:
-    """``claim``: the driver's, renewed. ``found``: transactions of the prefix's tasks, none of a later
+    """``driver_epoch``: the driver's, renewed. ``found``: transactions of the prefix's tasks, none of a later
     driver."""
 
-    claim: ProducerEpoch
+    driver_epoch: ProducerEpoch
     found: Mapping[str, Described]
 
 
-def look_at(scope: Scope, claim: ProducerEpoch, names: Iterable[str], *keys: OffsetKey) -> Steps[LeftOpen]:
+def look_at(
+    scope: Scope, driver_epoch: ProducerEpoch, names: Iterable[str], *keys: OffsetKey
+) -> Steps[LeftOpen]:
     """Describe these ids. Raises as ``require_owner``; ``keys`` as there.
 
-    The order makes it safe to end what is found: the claim is proven after the look, so no later driver's
-    tasks had begun by then, and what they begin later has other epochs.
+    The order makes it safe to end what is found: the driver epoch is proven after the look, so no later
+    driver's tasks had begun by then, and what they begin later has other epochs.
     """
     found = yield from describe(*names, afresh=True)
     if found:
-        claim = yield from require_owner(scope, claim, *keys)
-    return LeftOpen(claim, found)
+        driver_epoch = yield from require_owner(scope, driver_epoch, *keys)
+    return LeftOpen(driver_epoch, found)
 
 
 def abort_others(left: LeftOpen, scope: Scope, decided: Iterable[Part]) -> Steps[BeganMs]:
@@ -140,16 +143,16 @@ def failed_of(parts: Iterable[Part], results: Sequence[object]) -> tuple[Part, .
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """On some parts of a decision; the others are committed. ``claim`` is the driver's, renewed."""
+    """On some parts of a decision; the others are committed. ``driver_epoch`` is the driver's, renewed."""
 
-    claim: ProducerEpoch
+    driver_epoch: ProducerEpoch
     lost: tuple[Part, ...] = ()
     unknown: tuple[Part, ...] = ()
     aborted: BeganMs = ()
 
 
 def judge(
-    scope: Scope, claim: ProducerEpoch, decision: Decision, failed: tuple[Part, ...], now_ms: float
+    scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, failed: tuple[Part, ...], now_ms: float
 ) -> Steps[Judgement]:
     """What became of decided parts whose commit failed. Raises TransactionError for a former owner.
 
@@ -166,19 +169,19 @@ def judge(
             failed = tuple(part for part in failed if part in again or part in absent)
             # Or it is another attempt's, whose mark has the same place.
             (names,) = yield (ListOpen(scope.prefix),)
-            left = yield from look_at(scope, claim, names)
-            claim = left.claim
+            left = yield from look_at(scope, driver_epoch, names)
+            driver_epoch = left.driver_epoch
             aborted += yield from abort_others(left, scope, decision.parts)
         elif not absent:
             break
         elif not is_proven:
             keys = (mark_key(scope, decision, part) for part in absent)
-            claim = yield from require_owner(scope, claim, *keys)
+            driver_epoch = yield from require_owner(scope, driver_epoch, *keys)
             is_proven, failed = True, absent
         else:
             lost, unknown = yield from _without_marks(scope, decision, absent, now_ms)
-            return Judgement(claim, lost, unknown, aborted)
-    return Judgement(claim, aborted=aborted)
+            return Judgement(driver_epoch, lost, unknown, aborted)
+    return Judgement(driver_epoch, aborted=aborted)
 
 
 def _marks_of(
@@ -205,23 +208,23 @@ def _without_marks(
     marks_last = decision.began_ms >= 0 and abs(now_ms - decision.began_ms) < MARKS_LAST_MS
     lost, unknown = [], []
     for part in parts:
-        fate = fate_of(part, found.get(scope.task_id(part.task, part.slot)))
-        if fate is Fate.LOST or (fate is Fate.UNRECORDED and marks_last):
+        outcome = outcome_of(part, found.get(scope.task_id(part.task, part.slot)))
+        if outcome is Outcome.LOST or (outcome is Outcome.UNRECORDED and marks_last):
             lost.append(part)
-        elif fate is Fate.UNRECORDED:
+        elif outcome is Outcome.UNRECORDED:
             unknown.append(part)
     return tuple(lost), tuple(unknown)
 
 
-def fate_of(part: Part, found: Described | None) -> Fate:
+def outcome_of(part: Part, found: Described | None) -> Outcome:
     """What a description proves. The first end of a transaction raises the epoch by one, and says which it
     was until the id is taken over again. Under protocol 1 a commit leaves the epoch."""
     behind = None if found is None else epochs_behind(part.producer, found.producer)
     if found is None or behind not in (0, 1):
-        return Fate.UNRECORDED
+        return Outcome.UNRECORDED
     if found.state in COMMITTED:
-        return Fate.COMMITTED
-    return Fate.LOST if behind and found.state in ABORTED else Fate.UNRECORDED
+        return Outcome.COMMITTED
+    return Outcome.LOST if behind and found.state in ABORTED else Outcome.UNRECORDED
 
 
 def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
@@ -232,7 +235,7 @@ def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
     return tuple(
         part
         for part in absent
-        if fate_of(part, found.get(scope.task_id(part.task, part.slot))) is not Fate.COMMITTED
+        if outcome_of(part, found.get(scope.task_id(part.task, part.slot))) is not Outcome.COMMITTED
     )
 
 
@@ -241,7 +244,7 @@ def not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str])
 
     They may be committed all the same. ``seen`` are offsets with those of the first group of marks.
     """
-    parts = tuple(part for part in decision.parts if part.fate is not Fate.COMMITTED)
+    parts = tuple(part for part in decision.parts if part.outcome is not Outcome.COMMITTED)
     groups = {mark_key(scope, decision, part).group for part in parts} - {scope.mark_key(0).group}
     marks = set(seen.values())
     if groups:

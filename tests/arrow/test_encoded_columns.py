@@ -163,8 +163,9 @@ def test_headers_of_another_type_are_refused_at_planning() -> None:
         columns_of(pa.schema([("id", pa.int64()), ("headers", pa.int64())]), _IN_HEADER)
 
 
-def test_every_refused_row_has_its_letter() -> None:
-    """Catches: letters of the first rows only, where a column beside the value is converted in slices."""
+def test_every_refused_row_has_its_dead_letter() -> None:
+    """Catches: dead letters of the first rows only, where a column beside the value is converted in
+    slices."""
     count = 20_000
     rejected: list[RejectedRows] = []
     schema = pa.schema([("x", pa.float64()), ("timestamp", pa.timestamp("ns", "UTC"))])

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import kafka_sink
-from kafka_sink.arrow.planning import PREPARED
 from kafka_sink.arrow.producer import ArrowProducer
+from kafka_sink.arrow.write import PREPARED
 from kafka_sink.errors import (
     BufferExhaustedError,
     ConfigurationError,
@@ -31,13 +31,13 @@ from tests.support.forked import in_a_fork
 from tests.support.scripted_cluster import TOPIC, rows, sender_threads, task_options, until, written
 
 MESSAGE_TOO_LARGE, TOPIC_AUTHORIZATION_FAILED = 10, 29
-LETTERS = "letters"
+DEAD_LETTERS = "dead-letters"
 DAY_MS = 86_400_000
 
 
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster({TOPIC: 2, LETTERS: 1}) as running:
+    with FakeCluster({TOPIC: 2, DEAD_LETTERS: 1}) as running:
         yield running
     PREPARED._until_ms.clear()
 
@@ -211,15 +211,15 @@ def test_what_an_iterator_raises_ends_the_write(cluster: FakeCluster) -> None:
 
 
 def test_dead_letters_are_written_while_the_program_sends_nothing(cluster: FakeCluster) -> None:
-    """Catches: letters wait for the next batch, longer than kafka.delivery.timeout.ms."""
-    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": LETTERS}
+    """Catches: dead letters wait for the next batch, longer than kafka.delivery.timeout.ms."""
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": DEAD_LETTERS}
     with producer(cluster, tolerant) as writing:
         writing.send(rows(0, 1))
         writing.flush()
         # Refused alone, so it is the row that is too large.
         cluster.script(PRODUCE, error(MESSAGE_TOO_LARGE))
         writing.send(rows(1, 1))
-        until(lambda: cluster.batches(LETTERS, 0), "the letter is written")
+        until(lambda: cluster.batches(DEAD_LETTERS, 0), "the dead letter is written")
         writing.send(rows(2, 1))
     result = writing.result
     assert result is not None
@@ -228,12 +228,12 @@ def test_dead_letters_are_written_while_the_program_sends_nothing(cluster: FakeC
     assert written(cluster) == [0, 2]
 
 
-def test_a_row_that_is_refused_becomes_a_letter(cluster: FakeCluster) -> None:
-    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": LETTERS}
+def test_a_row_that_is_refused_becomes_a_dead_letter(cluster: FakeCluster) -> None:
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": DEAD_LETTERS}
     data = pa.table({"value": ["<0>", "<1>", "<2>"], "partition": [0, -1, 0]})
     result = kafka_sink.write_arrow(data, options(cluster, tolerant))
     assert (result.rows, result.skipped, result.dead_letters) == (2, 1, 1)
-    assert TopicPartition(LETTERS, 0) in result.offsets
+    assert TopicPartition(DEAD_LETTERS, 0) in result.offsets
     assert result.skip_reasons == {"InvalidRowError": 1}
     dropped = kafka_sink.write_arrow(data, options(cluster, {"errors.tolerance": "all"}))
     assert (dropped.rows, dropped.skipped, dropped.dead_letters) == (2, 1, 0)

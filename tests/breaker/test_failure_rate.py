@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.failure_rate import OutcomeWindow, SilenceLimits, has_response
 from kafka_sink.breaker.interface import ProducerStatusContext
+from kafka_sink.clock import window_at
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import BrokerRefusedError, ConfigurationError, RecordTooLargeError
 from kafka_sink.model import TopicPartition
-from kafka_sink.timing_bounds import window_at
 from tests.support.breaker_cluster import Cluster
 from tests.support.brokers import Brokers, batch_of
 

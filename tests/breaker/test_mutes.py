@@ -13,10 +13,10 @@ from kafka_sink.breaker.mutes import (
     TRANSITIONS,
     BreakerEvent,
     BreakerState,
-    IllegalTransitionError,
     MuteTable,
     Target,
 )
+from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.model import TopicPartition
 
 INTERVAL = 2_000.0

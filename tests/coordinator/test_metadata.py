@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kafka_sink.clock import FETCH_SILENCE_MS, HINT_WAIT_MS
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.coordinator import metadata as coordinator_metadata
@@ -35,7 +36,6 @@ from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.errors import MetadataTimeoutError, ProtocolError
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
-from kafka_sink.timing_bounds import FETCH_SILENCE_MS, HINT_WAIT_MS
 from tests.support.fake_outbox import FakeOutbox
 
 UNKNOWN, NOT_AUTHORIZED = 3, 29

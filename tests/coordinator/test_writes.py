@@ -28,7 +28,7 @@ from kafka_sink.coordinator.writes import (
 from kafka_sink.errors import ProtocolError, WriteOverError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark.writer import PlannedWrite
+from kafka_sink.spark.write import PlannedWrite
 from tests.support.coordinator_harness import HELLO, clock_ms, eventually, serving
 from tests.support.fake_outbox import FakeOutbox
 

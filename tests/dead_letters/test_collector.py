@@ -1,4 +1,4 @@
-"""Dead letters of one task: counts, the maximum, and rows that wait for their letters."""
+"""Dead letters of one task: counts, the maximum, and rows that wait for their dead letters."""
 
 from __future__ import annotations
 

@@ -48,14 +48,14 @@ def table(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema)
 
 
-def rejection(letters: DeadLetters) -> RowRejection:
-    return RowRejection(letters, None, lambda: 0.0, 1000, 1000)  # type: ignore[arg-type]  # asks no brokers here
+def rejection(dead_letters: DeadLetters) -> RowRejection:
+    return RowRejection(dead_letters, None, lambda: 0.0, 1000, 1000)  # type: ignore[arg-type]  # asks no brokers here
 
 
-def taken(letters: DeadLetters) -> list[RejectedRows]:
-    """The rows that wait for their letters, one by one."""
+def taken(dead_letters: DeadLetters) -> list[RejectedRows]:
+    """The rows that wait for their dead letters, one by one."""
     found: list[RejectedRows] = []
-    while isinstance(rows := letters.take(), RejectedRows):
+    while isinstance(rows := dead_letters.take(), RejectedRows):
         found += (rows.slice(row, row + 1) for row in range(rows.count))
     return found
 
@@ -72,7 +72,7 @@ def headers_of(row: RejectedRows) -> list[tuple[bytes, bytes | None]]:
 
 def split(rows: list[dict[str, Any]], slice_from: int = 0) -> tuple[list[bytes], list[RejectedRows]]:
     """The values that are left, and the rows that are not."""
-    letters = DeadLetters("dead", -1, 1000)
+    dead_letters = DeadLetters("dead", -1, 1000)
     left: list[bytes] = []
 
     def order(plan: ColumnPlan, rest: pa.Table) -> Any:
@@ -80,32 +80,32 @@ def split(rows: list[dict[str, Any]], slice_from: int = 0) -> tuple[list[bytes],
         left.extend(rest.column(0).to_pylist())
         return rest
 
-    rejection(letters).order(PLAN, table(rows).slice(slice_from), order)
-    return left, taken(letters)
+    rejection(dead_letters).order(PLAN, table(rows).slice(slice_from), order)
+    return left, taken(dead_letters)
 
 
 @given(st.lists(st.sampled_from([None, *FLAWS]), max_size=30), st.integers(0, 5))
-def test_each_invalid_row_has_its_letter_and_its_reason(flaws: list[str | None], skip: int) -> None:
+def test_each_invalid_row_has_its_dead_letter_and_its_reason(flaws: list[str | None], skip: int) -> None:
     rows = [
         GOOD | {"value": b"%d" % number} | (FLAWS[flaw] if flaw else {}) for number, flaw in enumerate(flaws)
     ]
-    left, letters = split(rows, min(skip, len(rows)))
+    left, dead_letters = split(rows, min(skip, len(rows)))
     expected = list(enumerate(flaws))[skip:]
     assert left == [b"%d" % number for number, flaw in expected if flaw is None]
-    found = {value_of(letter): letter.reason for letter in letters}
-    assert len(found) == len(letters)
+    found = {value_of(dead_letter): dead_letter.reason for dead_letter in dead_letters}
+    assert len(found) == len(dead_letters)
     assert found.keys() == {b"%d" % number for number, flaw in expected if flaw is not None}
     for number, flaw in expected:
         if flaw is not None:
             assert found[b"%d" % number].startswith(flaw)
 
 
-def test_a_letter_keeps_all_of_its_row() -> None:
+def test_a_dead_letter_keeps_all_of_its_row() -> None:
     bad = GOOD | {"value": None, "headers": [None, {"key": None, "value": b"x"}], "timestamp": 5_000_999}
-    _, [letter] = split([bad])
-    assert (letter.topic_of(0), letter.key, value_of(letter)) == ("t", None, None)
-    assert (letter.partition, letter.timestamps_ms) == (np.array([1]), np.array([5_000]))
-    assert headers_of(letter) == [(b"", None), (b"", b"x")]
+    _, [dead_letter] = split([bad])
+    assert (dead_letter.topic_of(0), dead_letter.key, value_of(dead_letter)) == ("t", None, None)
+    assert (dead_letter.partition, dead_letter.timestamps_ms) == (np.array([1]), np.array([5_000]))
+    assert headers_of(dead_letter) == [(b"", None), (b"", b"x")]
 
 
 def test_headers_go_by_position_as_spark_compares_their_names_without_case() -> None:
@@ -113,9 +113,9 @@ def test_headers_go_by_position_as_spark_compares_their_names_without_case() -> 
     headers = pa.array([[{"Key": "trace", "VALUE": b"v3"}], [], None], kind)
     plan = ColumnPlan(value=0, topic="t", partition=1, headers=2)
     rows = pa.table([pa.array([b"v"] * 3), pa.array([-1] * 3, pa.int32()), headers], ["v", "p", "h"])
-    letters = DeadLetters("dead", -1, 1000)
-    rejection(letters).order(plan, rows, lambda _plan, rest: extract(_plan, rest, 0))  # type: ignore[arg-type, return-value]
-    assert [headers_of(letter) for letter in taken(letters)] == [[(b"trace", b"v3")], [], []]
+    dead_letters = DeadLetters("dead", -1, 1000)
+    rejection(dead_letters).order(plan, rows, lambda _plan, rest: extract(_plan, rest, 0))  # type: ignore[arg-type, return-value]
+    assert [headers_of(dead_letter) for dead_letter in taken(dead_letters)] == [[(b"trace", b"v3")], [], []]
 
 
 def test_strings_that_are_no_utf8_are_kept_as_bytes() -> None:
@@ -135,15 +135,17 @@ def test_strings_that_are_no_utf8_are_kept_as_bytes() -> None:
         ],
         names=["value", "topic", "partition", "headers", "timestamp"],
     )
-    letters = DeadLetters("dead", -1, 1000)
+    dead_letters = DeadLetters("dead", -1, 1000)
 
     def order(plan: ColumnPlan, rest: pa.Table) -> Any:
         return extract(plan, rest, 0)
 
-    rejection(letters).order(PLAN, bad, order)
-    [letter] = taken(letters)
-    assert value_of(letter) == b"\xff\xfe"
-    assert headers_of(letter) == [("\ufffd\ufffd".encode(), b"x")], "other bytes than UTF-8 break its readers"
+    rejection(dead_letters).order(PLAN, bad, order)
+    [dead_letter] = taken(dead_letters)
+    assert value_of(dead_letter) == b"\xff\xfe"
+    assert headers_of(dead_letter) == [("\ufffd\ufffd".encode(), b"x")], (
+        "other bytes than UTF-8 break its readers"
+    )
 
 
 def test_what_is_not_about_rows_still_fails_the_task() -> None:

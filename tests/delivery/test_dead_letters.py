@@ -1,4 +1,5 @@
-"""errors.tolerance=all: other rows are written once and in order, and each rejected row has its letter."""
+"""errors.tolerance=all: other rows are written once and in order, and each rejected row has its dead
+letter."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
-from kafka_sink.spark.writer import send_tables
+from kafka_sink.spark.reading import send_tables
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
@@ -38,11 +39,11 @@ from tests.support.topics import read_topic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LETTERS = "letters"
+DEAD_LETTERS = "dead-letters"
 MIB = 1 << 20
 NOT_LEADER_OR_FOLLOWER, TOPIC_AUTHORIZATION_FAILED = 6, 29
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], TOPIC)
-TOLERANT = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": LETTERS}
+TOLERANT = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": DEAD_LETTERS}
 
 
 def tolerant(
@@ -68,7 +69,7 @@ def bound_waits(monkeypatch: pytest.MonkeyPatch) -> BoundWaits:
 
     def bound(*, refused_ms: float | None = None, missing_ms: float | None = None) -> None:
         for name, wait_ms in (
-            ("kafka_sink.timing_bounds.UNAUTHORIZED_TOPIC_MS", refused_ms),
+            ("kafka_sink.clock.UNAUTHORIZED_TOPIC_MS", refused_ms),
             ("kafka_sink.dead_letters.row_rejection.PARTITION_WAIT_MS", missing_ms),
         ):
             if wait_ms is not None:
@@ -79,7 +80,7 @@ def bound_waits(monkeypatch: pytest.MonkeyPatch) -> BoundWaits:
 
 def test_a_record_too_large_for_its_topic_is_skipped_between_batches_in_flight() -> None:
     """The broker refuses all batches behind it, whose sequences are then too high."""
-    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 10_000}) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 10_000}) as cluster:
         with tolerant(cluster, batch_size=500) as producer:
             for number in range(0, 300, 30):
                 producer.send(rows(number, 29))
@@ -89,14 +90,14 @@ def test_a_record_too_large_for_its_topic_is_skipped_between_batches_in_flight()
         assert written(cluster) == [number for number in range(300) if number not in skipped]
         assert (result.records, result.skipped) == (295, 5)
         assert result.skip_reasons == {"RecordTooLargeError": 5}
-        assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 5
+        assert sum(batch.record_count for batch in cluster.batches(DEAD_LETTERS, 0)) == 5
 
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_batches_in_flight_behind_a_skipped_record_are_written_next(in_order: bool) -> None:
     """Their sequences are too high. They get lower ones under the same epoch, also in a transaction."""
     with (
-        FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 10_000}) as cluster,
+        FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 10_000}) as cluster,
         tolerant(cluster) as producer,
     ):
         producer.send(rows(0, 1))
@@ -118,7 +119,7 @@ def test_nothing_waits_behind_a_gap_that_is_known(in_order: bool) -> None:
     """Batches in flight behind a skipped record are rejected for their sequences alone. They need no backoff
     (a minute here), and no retry of the two that a batch has here."""
     with (
-        FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 10_000}) as cluster,
+        FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 10_000}) as cluster,
         tolerant(cluster, retry_backoff_ms=60_000, retry_backoff_max_ms=60_000, retries=2) as producer,
     ):
         producer.send(rows(0, 1))
@@ -148,13 +149,13 @@ def in_flight(producer: Producer) -> int:
 
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
-def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(
+def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_dead_letters(
     idempotence: str, bound_waits: BoundWaits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A task that nobody wakes would look by itself every second.
     monkeypatch.setattr("kafka_sink.task.producer._WATCH_MS", 60_000.0)
     bound_waits(refused_ms=0.0)
-    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
         with tolerant(cluster, enable_idempotence=idempotence) as producer:
             producer.send(rows(0, 20))
@@ -162,7 +163,7 @@ def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(
         assert (first.records, first.skipped) == (0, 20)
         assert first.flush_ms < 30_000, "the wait ends with the last row"
         assert written(cluster) == []
-        assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 20
+        assert sum(batch.record_count for batch in cluster.batches(DEAD_LETTERS, 0)) == 20
         with tolerant(cluster, enable_idempotence=idempotence) as producer:
             producer.send(rows(20, 5))
             assert producer.finish().skipped == 0, "counts restart"
@@ -171,7 +172,7 @@ def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_letters(
 
 def test_a_topic_that_is_refused_for_a_moment_gets_its_rows() -> None:
     """As by a broker that has not loaded its ACLs yet, to Produce and to Metadata requests."""
-    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
         rejected = error(TOPIC_AUTHORIZATION_FAILED)
         cluster.script(METADATA, rejected, rejected)
         cluster.script(PRODUCE, rejected, rejected)
@@ -182,7 +183,7 @@ def test_a_topic_that_is_refused_for_a_moment_gets_its_rows() -> None:
 
 
 def test_waiting_for_a_topic_that_is_refused_spends_no_retry() -> None:
-    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, *[error(TOPIC_AUTHORIZATION_FAILED)] * 3, error(NOT_LEADER_OR_FOLLOWER))
         with tolerant(cluster, retries=1, retry_backoff_ms=1) as producer:
             producer.send(rows(0, 20))
@@ -191,17 +192,17 @@ def test_waiting_for_a_topic_that_is_refused_spends_no_retry() -> None:
 
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
-def test_refused_rows_that_wait_for_the_letters_of_others_are_not_sent_again(idempotence: str) -> None:
+def test_refused_rows_that_wait_for_the_dead_letters_of_others_are_not_sent_again(idempotence: str) -> None:
     """12 MiB of rejected rows, of which 4 MiB are taken out of their batches at once."""
-    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 400_000}) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 400_000}) as cluster:
         extra = {"kafka.retries": "1", "kafka.retry.backoff.ms": "1", "kafka.enable.idempotence": idempotence}
         with tolerant(cluster, extra=extra, batch_size=2_000_000, buffer_memory=64 * MIB) as producer:
             values = [(b"<%d>" % number).ljust(500_000, b"x") for number in range(24)]
             producer.send(pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())}))
-            letters = producer._dead_letters
-            assert letters is not None
+            dead_letters = producer._dead_letters
+            assert dead_letters is not None
             until(
-                lambda: not letters.has_room and not requests_in_flight(producer),
+                lambda: not dead_letters.has_room and not requests_in_flight(producer),
                 "as many rejected rows as may be",
             )
             # Where a rejected batch had spent retries while it waited, it would have none left for this.
@@ -211,36 +212,36 @@ def test_refused_rows_that_wait_for_the_letters_of_others_are_not_sent_again(ide
         assert (result.records, result.skipped) == (1, 24)
         assert written(cluster) == [24]
         assert len(cluster.received(PRODUCE)) < 80, "a request for each time that a row's batch gets smaller"
-        assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 24
+        assert sum(batch.record_count for batch in cluster.batches(DEAD_LETTERS, 0)) == 24
 
 
-def test_refused_rows_get_their_letters_while_the_task_waits_for_more_rows() -> None:
+def test_refused_rows_get_their_dead_letters_while_the_task_waits_for_more_rows() -> None:
     """Catches: above 4 MiB they expired in their batches while Spark computed the next one."""
     values = [(b"<%d>" % number).ljust(500_000, b"x") for number in range(24)]
-    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 400_000}) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 400_000}) as cluster:
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())})
-            # Spark computes until all letters are there.
-            until(lambda: letters_in(cluster) == 24, "the letters")
+            # Spark computes until all dead letters are there.
+            until(lambda: dead_letters_in(cluster) == 24, "the dead letters")
             yield rows(24, 1)
 
         with tolerant(cluster, batch_size=2_000_000, buffer_memory=64 * MIB) as producer:
             send_tables(batches(), producer, PLAN, linger_ms=0)
             result = producer.finish()
         assert (result.records, result.skipped) == (1, 24)
-        assert (written(cluster), letters_in(cluster)) == ([24], 24)
+        assert (written(cluster), dead_letters_in(cluster)) == ([24], 24)
 
 
-def letters_in(cluster: FakeCluster) -> int:
-    return sum(batch.record_count for batch in cluster.batches(LETTERS, 0))
+def dead_letters_in(cluster: FakeCluster) -> int:
+    return sum(batch.record_count for batch in cluster.batches(DEAD_LETTERS, 0))
 
 
 def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(bound_waits: BoundWaits) -> None:
     bound_waits(refused_ms=4_000.0)
     names = [f"rejected-{number}" for number in range(6)]
     plan = ColumnPlan.of([("value", "binary"), ("topic", "string")], None)
-    with FakeCluster({TOPIC: 1, LETTERS: 1} | dict.fromkeys(names, 1)) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1} | dict.fromkeys(names, 1)) as cluster:
         cluster.script(METADATA, *[error(TOPIC_AUTHORIZATION_FAILED)] * 1_000)
         raw = {name: value for name, value in task_options(cluster).items() if name != "topic"}
         with task_producer(parse(raw | {"errors.tolerance": "all"}).options, plan) as producer:
@@ -296,24 +297,26 @@ def failure(cluster: FakeCluster, *batches: pa.RecordBatch, **options: str) -> s
     return str(caught.value)
 
 
-def test_letters_that_are_refused_fail_the_task(bound_waits: BoundWaits) -> None:
-    """They must not become letters again, for ever."""
+def test_dead_letters_that_are_refused_fail_the_task(bound_waits: BoundWaits) -> None:
+    """They must not become dead letters again, for ever."""
     bound_waits(refused_ms=0.0)
-    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED), error(TOPIC_AUTHORIZATION_FAILED))
-        assert "delivery to letters-0 failed" in failure(cluster, rows(0, 5))
+        assert "delivery to dead-letters-0 failed" in failure(cluster, rows(0, 5))
 
 
-def test_letters_that_are_too_large_for_their_topic_fail_the_task() -> None:
+def test_dead_letters_that_are_too_large_for_their_topic_fail_the_task() -> None:
     """Several are split before; the error names the topic and what to raise."""
-    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 2_000, LETTERS: 3_000}) as cluster:
+    with FakeCluster(
+        {TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 2_000, DEAD_LETTERS: 3_000}
+    ) as cluster:
         message = failure(cluster, large(0, 2_000), large(1, 2_000), large(2, 20_000), rows(3, 1))
-        assert "larger than errors.deadletterqueue.topic.name = 'letters' takes" in message
+        assert "larger than errors.deadletterqueue.topic.name = 'dead-letters' takes" in message
         assert "Raise that topic's max.message.bytes" in message
 
 
 def test_more_rows_than_errors_max_fail_the_task() -> None:
-    with FakeCluster({TOPIC: 1, LETTERS: 1}, max_message_bytes={TOPIC: 1000}) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 1000}) as cluster:
         rejected = [large(number, 2000) for number in range(3)]
         assert "more than errors.max = 2" in failure(cluster, *rejected, **{"errors.max": "2"})
         negative = pa.record_batch({"value": [b"v"] * 3, "partition": pa.array([-1, -2, -3], pa.int32())})
@@ -324,7 +327,7 @@ def test_a_partition_that_does_not_exist_costs_one_wait_for_all_tables(
     bound_waits: BoundWaits,
 ) -> None:
     bound_waits(missing_ms=300.0)
-    with FakeCluster({TOPIC: 2, LETTERS: 1}) as cluster:
+    with FakeCluster({TOPIC: 2, DEAD_LETTERS: 1}) as cluster:
         with tolerant(cluster) as producer:
             for number in range(0, 100, 2):
                 producer.send(rows(number, 1, partition=1))
@@ -353,7 +356,7 @@ def test_what_a_missing_partition_costs_does_not_shorten_the_valid_rows_wait_for
         append(appender, ordered, check, waited_ms)
 
     monkeypatch.setattr(RecordAppender, "append", noting)
-    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster, tolerant(cluster) as producer:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster, tolerant(cluster) as producer:
         producer.send(pa.concat_batches([rows(0, 5), rows(5, 1, partition=7)]))
         assert producer.finish().skipped == 1
         all_ms = producer.metrics()["metadata-wait-time-ns-total"] / 1e6
@@ -365,7 +368,10 @@ def test_what_a_missing_partition_costs_does_not_shorten_the_valid_rows_wait_for
 def test_slow_metadata_is_no_proof_that_a_partition_is_missing(bound_waits: BoundWaits) -> None:
     """Only a broker's response is. A timeout fails the task."""
     bound_waits(missing_ms=200.0)
-    with FakeCluster({TOPIC: 2, LETTERS: 1}) as cluster, tolerant(cluster, max_block_ms=20_000) as producer:
+    with (
+        FakeCluster({TOPIC: 2, DEAD_LETTERS: 1}) as cluster,
+        tolerant(cluster, max_block_ms=20_000) as producer,
+    ):
         producer.send(rows(0, 1, partition=1))
         producer.finish()
         cluster.add_partitions(TOPIC, 3)
@@ -376,16 +382,16 @@ def test_slow_metadata_is_no_proof_that_a_partition_is_missing(bound_waits: Boun
 
 
 @pytest.mark.parametrize("header", [b"own", b"__connect.errors.connector.name"])
-def test_a_row_of_the_topic_column_for_the_letters_topic_is_not_cut(header: bytes) -> None:
-    """Also one that was a letter of this sink, and is written there again."""
+def test_a_row_of_the_topic_column_for_the_dead_letters_topic_is_not_cut(header: bytes) -> None:
+    """Also one that was a dead letter of this sink, and is written there again."""
     plan = ColumnPlan.of([("value", "binary"), ("topic", "string"), ("headers", HEADERS_TYPE)], None)
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     headers = pa.array([[{"key": header.decode(), "value": b"kafka-chunked"}]], kind)
-    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
         raw = {name: value for name, value in task_options(cluster).items() if name != "topic"} | TOLERANT
         raw["kafka.max.request.size"] = "4194304"
         with task_producer(parse(raw).options, plan) as producer:
-            row = {"value": [b"v" * 1_500_000], "topic": [LETTERS], "headers": headers}
+            row = {"value": [b"v" * 1_500_000], "topic": [DEAD_LETTERS], "headers": headers}
             producer.send(pa.record_batch(row))
             result = producer.finish()
         assert (result.records, result.skipped) == (0, 1)
@@ -395,26 +401,26 @@ def test_a_row_of_the_topic_column_for_the_letters_topic_is_not_cut(header: byte
 def test_the_largest_key_and_the_largest_value_of_different_rows_make_no_record(tolerance: str) -> None:
     plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], TOPIC)
     table = pa.table({"key": [b"k" * 60_000, b"k", b"x"], "value": [b"<0>", b"v" * 1_000_000, b"<2>"]})
-    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
         raw = task_options(cluster) | {"errors.tolerance": tolerance}
         with task_producer(parse(raw).options, plan) as producer:
             producer.send(table)
             assert producer.finish().records == 3
 
 
-def test_topics_that_are_no_utf8_become_letters() -> None:
+def test_topics_that_are_no_utf8_become_dead_letters() -> None:
     plan = ColumnPlan.of([("value", "binary"), ("topic", "string")], None)
     names = pa.array([TOPIC.encode(), b"\xff\xfe"], pa.binary()).view(pa.string())
-    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
         raw = {name: value for name, value in task_options(cluster).items() if name != "topic"} | TOLERANT
         with task_producer(parse(raw).options, plan) as producer:
             producer.send(pa.record_batch([pa.array([b"<0>", b"<1>"]), names], ["value", "topic"]))
             result = producer.finish()
         assert (result.records, result.skipped) == (1, 1)
-        assert sum(batch.record_count for batch in cluster.batches(LETTERS, 0)) == 1
+        assert sum(batch.record_count for batch in cluster.batches(DEAD_LETTERS, 0)) == 1
 
 
-def test_letters_keep_headers_whose_fields_are_spelt_otherwise() -> None:
+def test_dead_letters_keep_headers_whose_fields_are_spelt_otherwise() -> None:
     """Spark compares the names of fields without case."""
     kind = pa.list_(pa.struct([("Key", pa.string()), ("Value", pa.binary())]))
     headers = pa.array([[{"Key": "trace", "Value": b"v3"}]], kind)
@@ -422,21 +428,21 @@ def test_letters_keep_headers_whose_fields_are_spelt_otherwise() -> None:
         [("value", "binary"), ("partition", "int"), ("headers", "array<struct<Key:string,Value:binary>>")],
         TOPIC,
     )
-    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster, tolerant(cluster, plan) as producer:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster, tolerant(cluster, plan) as producer:
         partitions = pa.array([-1], pa.int32())
         producer.send(pa.table([pa.array([b"v"]), partitions, headers], ["value", "partition", "headers"]))
         assert producer.finish().skipped == 1
-        [letter] = cluster.batches(LETTERS, 0)
-    assert b"\x0atrace\x04v3" in letter.data
+        [dead_letter] = cluster.batches(DEAD_LETTERS, 0)
+    assert b"\x0atrace\x04v3" in dead_letter.data
 
 
-def test_counts_of_a_failed_task_tell_rows_from_letters() -> None:
+def test_counts_of_a_failed_task_tell_rows_from_dead_letters() -> None:
     invalid_required_acks = 21
     rejected = pa.record_batch({"value": [b"v"] * 3, "partition": pa.array([-1] * 3, pa.int32())})
-    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster, tolerant(cluster) as producer:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster, tolerant(cluster) as producer:
         producer.send(rows(0, 4))
         producer.send(rejected)
-        until(lambda: cluster.batches(LETTERS, 0) and len(written(cluster)) == 4, "the letters")
+        until(lambda: cluster.batches(DEAD_LETTERS, 0) and len(written(cluster)) == 4, "the dead letters")
         until(lambda: not requests_in_flight(producer), "the responses")
         cluster.script(PRODUCE, error(invalid_required_acks))
         producer.send(rows(4, 5))
@@ -450,7 +456,7 @@ def test_counts_of_a_failed_task_tell_rows_from_letters() -> None:
 
 def test_a_hundred_thousand_refused_rows_take_no_minutes(bound_waits: BoundWaits) -> None:
     bound_waits(refused_ms=0.0)
-    with FakeCluster({TOPIC: 1, LETTERS: 1}) as cluster:
+    with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
         with tolerant(
             cluster, extra={"errors.max": "-1"}, batch_size=10**7, max_request_size=10**7
@@ -483,9 +489,9 @@ def test_without_a_dead_letter_topic_rows_are_counted_and_logged_without_content
 def test_one_row_in_ten_thousand_is_too_large_or_has_a_wrong_partition(
     spark: SparkSession, broker: LocalBroker
 ) -> None:
-    """The whole way, on a real broker: all others written, letters complete, counts equal."""
+    """The whole way, on a real broker: all others written, dead letters complete, counts equal."""
     broker.create_topic("tolerant", 4)
-    broker.create_topic("tolerant-letters", 1)
+    broker.create_topic("tolerant-dead-letters", 1)
     frame = spark.range(40_000).selectExpr(
         "cast(id as string) as key",
         "case when id % 20000 = 77 then repeat('x', 1500000) else concat(id, ':') end as value",
@@ -498,23 +504,23 @@ def test_one_row_in_ten_thousand_is_too_large_or_has_a_wrong_partition(
         .option("kafka.bootstrap.servers", broker.bootstrap_servers)
         .option("topic", "tolerant")
         .option("errors.tolerance", "all")
-        .option("errors.deadletterqueue.topic.name", "tolerant-letters")
+        .option("errors.deadletterqueue.topic.name", "tolerant-dead-letters")
         .save()
     )
     found = sorted(int(row.key or b"-1") for row in read_topic(broker, "tolerant"))
     wrong = {77, 99, 20_077, 20_099}
     assert found == [number for number in range(40_000) if number not in wrong]
-    letters = read_topic(broker, "tolerant-letters")
-    assert sorted(int(letter.key or b"-1") for letter in letters) == sorted(wrong)
-    for letter in letters:
-        context = dict(letter.headers)
+    dead_letters = read_topic(broker, "tolerant-dead-letters")
+    assert sorted(int(dead_letter.key or b"-1") for dead_letter in dead_letters) == sorted(wrong)
+    for dead_letter in dead_letters:
+        context = dict(dead_letter.headers)
         assert context["origin"] == b"test"
         assert context["__connect.errors.topic"] == b"tolerant"
         assert context["__connect.errors.stage"] == b"KAFKA_PRODUCE"
-        if int(letter.key or b"") % 20_000 == 77:
+        if int(dead_letter.key or b"") % 20_000 == 77:
             assert context["__connect.errors.exception.class.name"] == b"RecordTooLargeError"
             assert context["kafka-chunked.errors.value.length"] == b"1500000"
-            assert 400_000 < len(letter.value or b"") < 1_000_000
+            assert 400_000 < len(dead_letter.value or b"") < 1_000_000
         else:
             assert context["__connect.errors.partition"] == b"4"
             assert b"only partitions 0 to 3" in (context["__connect.errors.exception.message"] or b"")
@@ -556,7 +562,7 @@ def test_a_hundred_refused_rows_cost_no_waits(broker: LocalBroker) -> None:
 def test_a_compacted_topic_refuses_rows_without_a_key_by_name(broker: LocalBroker) -> None:
     """INVALID_RECORD names the rows of a batch; the others of the same batch are written, in order."""
     broker.create_topic("compacted", config={"cleanup.policy": "compact"})
-    broker.create_topic("compacted-letters", 1)
+    broker.create_topic("compacted-dead-letters", 1)
     plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], "compacted")
     keys = [None if number % 1000 == 500 else b"%d" % number for number in range(5000)]
     table = pa.table(
@@ -567,7 +573,7 @@ def test_a_compacted_topic_refuses_rows_without_a_key_by_name(broker: LocalBroke
         "topic": "compacted",
         "kafka.batch.size": "8192",
         "errors.tolerance": "all",
-        "errors.deadletterqueue.topic.name": "compacted-letters",
+        "errors.deadletterqueue.topic.name": "compacted-dead-letters",
     }
     with task_producer(parse(raw).options, plan) as producer:
         for start in range(0, 5000, 250):
@@ -577,11 +583,17 @@ def test_a_compacted_topic_refuses_rows_without_a_key_by_name(broker: LocalBroke
     assert [int(row.value or b"") for row in read_topic(broker, "compacted")] == [
         number for number in range(5000) if number % 1000 != 500
     ]
-    letters = read_topic(broker, "compacted-letters")
-    assert sorted(int(letter.value or b"") for letter in letters) == [500, 1500, 2500, 3500, 4500]
-    assert {dict(letter.headers)["__connect.errors.exception.class.name"] for letter in letters} == {
-        b"INVALID_RECORD"
-    }
+    dead_letters = read_topic(broker, "compacted-dead-letters")
+    assert sorted(int(dead_letter.value or b"") for dead_letter in dead_letters) == [
+        500,
+        1500,
+        2500,
+        3500,
+        4500,
+    ]
+    assert {
+        dict(dead_letter.headers)["__connect.errors.exception.class.name"] for dead_letter in dead_letters
+    } == {b"INVALID_RECORD"}
 
 
 def rejected_rows_job(
@@ -589,11 +601,11 @@ def rejected_rows_job(
 ) -> dict[str, float]:
     """A task in a process of its own whose rows a compacted topic refuses."""
     broker.create_topic(name, 2, config={"cleanup.policy": "compact"})
-    broker.create_topic(f"{name}-letters", 2)
+    broker.create_topic(f"{name}-dead-letters", 2)
     options = [f"{option.replace('_', '.')}={value}" for option, value in given.items()]
     command = [sys.executable, "-m", "tests.support.rejected_rows_job", broker.bootstrap_servers]
     done = subprocess.run(
-        [*command, name, f"{name}-letters", str(rows), str(size), *options],
+        [*command, name, f"{name}-dead-letters", str(rows), str(size), *options],
         capture_output=True,
         text=True,
         timeout=600,
@@ -610,10 +622,10 @@ def test_refused_rows_take_little_memory_beyond_buffer_memory(broker: LocalBroke
     plain = rejected_rows_job(broker, "taken", 100_000, 67, keyed=1, **options)
     found = rejected_rows_job(broker, "untaken", 100_000, 67, **options)
     assert (plain["skipped"], found["skipped"]) == (0, 100_000)
-    assert found["peak_mib"] - plain["peak_mib"] <= 64, "5 kB a letter are 500 MiB"
-    letters = read_topic(broker, "untaken-letters")
-    assert sorted(int((letter.value or b"")[:9]) for letter in letters) == list(range(100_000))
-    assert {len(letter.value or b"") for letter in letters} == {67}
+    assert found["peak_mib"] - plain["peak_mib"] <= 64, "5 kB a dead letter are 500 MiB"
+    dead_letters = read_topic(broker, "untaken-dead-letters")
+    assert sorted(int((dead_letter.value or b"")[:9]) for dead_letter in dead_letters) == list(range(100_000))
+    assert {len(dead_letter.value or b"") for dead_letter in dead_letters} == {67}
 
 
 def test_brokers_may_refuse_every_row_of_large_batches_by_name(broker: LocalBroker) -> None:
@@ -626,10 +638,10 @@ def test_brokers_may_refuse_every_row_of_large_batches_by_name(broker: LocalBrok
 
 
 @pytest.mark.parametrize("strategy", ["full", "incremental"])
-def test_letters_are_written_while_rows_wait_for_memory_that_refused_rows_hold(
+def test_dead_letters_are_written_while_rows_wait_for_memory_that_refused_rows_hold(
     broker: LocalBroker, strategy: str
 ) -> None:
-    """The task's thread writes letters, and it waits for the memory of the rows of which they are."""
+    """The task's thread writes dead letters, and it waits for the memory of the rows of which they are."""
     name = f"small-pool-{strategy}"
     options = {
         "kafka_buffer_memory": 2 * MIB,
@@ -642,7 +654,7 @@ def test_letters_are_written_while_rows_wait_for_memory_that_refused_rows_hold(
     assert (found["records"], found["skipped"]) == (20_000, 80_000)
     numbers = {
         topic: sorted(int((row.value or b"")[:9]) for row in read_topic(broker, topic))
-        for topic in (name, f"{name}-letters")
+        for topic in (name, f"{name}-dead-letters")
     }
     assert numbers[name] == list(range(0, 100_000, 5))
-    assert numbers[f"{name}-letters"] == [number for number in range(100_000) if number % 5]
+    assert numbers[f"{name}-dead-letters"] == [number for number in range(100_000) if number % 5]

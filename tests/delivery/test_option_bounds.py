@@ -16,7 +16,7 @@ from kafka_sink.options import parse
 from kafka_sink.options.table import SPECS, OptionSpec
 from kafka_sink.options.values import INT_MAX, KAFKA_PREFIX, LONG_MAX
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark.writer import PlannedWrite
+from kafka_sink.spark.write import PlannedWrite
 from tests.support.fake_broker import FakeCluster
 from tests.support.scripted_cluster import TOPIC, rows, task_options
 

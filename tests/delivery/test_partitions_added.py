@@ -22,7 +22,7 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.ordering import partitions_needed
-from kafka_sink.spark.writer import PlannedWrite
+from kafka_sink.spark.write import PlannedWrite
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker

@@ -263,18 +263,18 @@ def test_memory_full_of_batches_that_are_too_large_does_not_stall(
     assert_once_and_in_order(numbers_in(broker.bootstrap_servers, topic, 8), 400_000)
 
 
-def test_one_refused_record_of_a_large_batch_costs_one_letter(broker: LocalBroker) -> None:
+def test_one_refused_record_of_a_large_batch_costs_one_dead_letter(broker: LocalBroker) -> None:
     """Its batch of 4 MiB holds more raw bytes than the pool has."""
     topic = "one-refused"
     broker.create_topic(
         topic, 1, config={"max.message.bytes": 8 << 20, "message.timestamp.after.max.ms": 3_600_000}
     )
-    broker.create_topic(f"{topic}-letters", 1)
+    broker.create_topic(f"{topic}-dead-letters", 1)
     raw = {
         "kafka.bootstrap.servers": broker.bootstrap_servers,
         "topic": topic,
         "errors.tolerance": "all",
-        "errors.deadletterqueue.topic.name": f"{topic}-letters",
+        "errors.deadletterqueue.topic.name": f"{topic}-dead-letters",
         "kafka.buffer.memory": str(16 << 20),
         "kafka.batch.size": str(4 << 20),
         "kafka.max.request.size": str(8 << 20),

@@ -1,13 +1,24 @@
-"""How many tasks run at once, from Spark's settings."""
+"""How many tasks run at once, and which secret options Spark would show, from Spark's settings."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from kafka_sink.driver.driver_conf import UNKNOWN, spark_conf, tasks_of
+from kafka_sink.driver.driver_conf import (
+    REDACTION_DEFAULTS,
+    REDACTION_SETTING,
+    UNKNOWN,
+    redaction_regex,
+    redaction_warning,
+    shown_by_spark,
+    spark_conf,
+    tasks_of,
+)
+from kafka_sink.options.table import SPECS
 
 
 @pytest.mark.parametrize(
@@ -50,3 +61,54 @@ def test_sparks_configuration_is_read_as_spark_reads_it(tmp_path: Path) -> None:
     given = ["java", "-Dspark.driver.host=a", "-Dother=b", "X", "--conf", "spark.driver.host=c", "--conf=x=y"]
     assert spark_conf(given, environ) == {**of_file, "spark.driver.host": "c"}
     assert spark_conf([], {"SPARK_HOME": "/nowhere"}) == {}
+
+
+KEY = "-----BEGIN PRIVATE KEY-----"
+NAMES = [name for spec in SPECS if spec.secret for name in (spec.name, *spec.aliases)]
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "security.md"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_expression_covers_every_secret_option_by_its_name(name: str) -> None:
+    """Catches: a private key in a StreamingQueryException in spite of the documented expression."""
+    assert re.search(redaction_regex(), name)
+    assert re.search(redaction_regex(), name.lower())
+
+
+def test_the_expression_covers_what_sparks_own_does_and_nothing_that_is_not_secret() -> None:
+    assert redaction_regex().startswith(REDACTION_DEFAULTS[REDACTION_SETTING] + "|")
+    hidden = [spec.name for spec in SPECS if not spec.secret and re.search(redaction_regex(), spec.name)]
+    default = re.compile(REDACTION_DEFAULTS[REDACTION_SETTING])
+    assert [name for name in hidden if not default.search(name)] == []
+
+
+def test_the_documentation_names_the_expression() -> None:
+    assert f"\nspark.redaction.regex={redaction_regex()}\n" in DOCUMENTED.read_text(encoding="utf-8")
+
+
+def test_what_spark_would_show_is_found_by_name_and_value() -> None:
+    given = {
+        "kafka.ssl.Keystore.Key": KEY,
+        "kafka.ssl.key.pem": KEY,
+        "kafka.sasl.password": "p",
+        "kafka.ssl.truststore.certificates": "-----BEGIN CERTIFICATE-----",
+        "topic": "t",
+        # Spark looks at values, too: it hides this one for the word in it.
+        "kafka.sasl.jaas.config": 'PlainLoginModule required username="u" password="p";',
+    }
+    assert shown_by_spark(given, {}) == ["kafka.ssl.key.pem", "kafka.ssl.keystore.key"]
+    assert shown_by_spark(given, {REDACTION_SETTING: redaction_regex()}) == []
+    narrower = shown_by_spark(given, {REDACTION_SETTING: "secret"})
+    assert "kafka.sasl.password" in narrower
+    assert shown_by_spark(given, {"spark.sql.redaction.options.regex": "(?i)key"}) == []
+    assert shown_by_spark(given, {REDACTION_SETTING: "(?<n>Java"}) == [], "nothing is known"
+
+
+def test_the_warning_names_the_option_the_setting_and_files() -> None:
+    line = redaction_warning(["kafka.ssl.keystore.key"])
+    for part in (
+        "'kafka.ssl.keystore.key'",
+        "kafka.ssl.keystore.location",
+        f"spark.redaction.regex={redaction_regex()}",
+    ):
+        assert part in line

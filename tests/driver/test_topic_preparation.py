@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from kafka_sink import spark_application
-from kafka_sink.activity import WAIT_LISTENER
+from kafka_sink.clock import WAIT_LISTENER
 from kafka_sink.driver import planning_client
 from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
@@ -435,24 +435,26 @@ def test_options_at_their_bounds_can_be_sent(version: int) -> None:
 
 def test_a_missing_dead_letter_topic_is_found_at_planning() -> None:
     with FakeCluster({"there": 1}) as cluster:
-        wanted = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "letters"}
+        wanted = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead-letters"}
         more = {"kafka.allow.auto.create.topics": "false", "kafka.max.block.ms": "1500"}
         given = options(cluster.bootstrap_servers, "there", **wanted, **more)
-        text = r"Option 'errors\.deadletterqueue\.topic\.name': there is no topic 'letters'"
+        text = r"Option 'errors\.deadletterqueue\.topic\.name': there is no topic 'dead-letters'"
         with pytest.raises(ConfigurationError, match=text):
             prepare_topic(given)
-        cluster.create_topic("letters", 1)
+        cluster.create_topic("dead-letters", 1)
         prepare_topic(given)
 
 
 def test_the_dead_letter_topic_shares_the_wait_of_the_topic(topic: str) -> None:
     """Brokers create both at once, and are asked once for a producer id."""
-    letters = f"{topic}-letters"
-    more = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": letters}
+    dead_letters = f"{topic}-dead-letters"
+    more = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead_letters}
     with FakeCluster({}) as cluster:
-        threading.Timer(1.0, lambda: [cluster.create_topic(name, 1) for name in (topic, letters)]).start()
+        threading.Timer(
+            1.0, lambda: [cluster.create_topic(name, 1) for name in (topic, dead_letters)]
+        ).start()
         prepare_topic(options(cluster.bootstrap_servers, topic, **more))
         asked = [{one.name for one in request.body.topics} for request in cluster.received(METADATA)]
         assert len(asked) > 1
-        assert all(names == {topic, letters} for names in asked)
+        assert all(names == {topic, dead_letters} for names in asked)
         assert len(cluster.received(INIT_PRODUCER_ID)) == 1

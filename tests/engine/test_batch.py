@@ -9,7 +9,6 @@ from kafka_sink.engine.batch import (
     TERMINAL,
     TRANSITIONS,
     BatchState,
-    IllegalTransitionError,
     ProducerBatch,
 )
 from kafka_sink.memory.pool import BufferPool

@@ -25,7 +25,7 @@ from kafka_sink.engine.deliveries import (
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TopicPartition
-from kafka_sink.transactions.attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
+from kafka_sink.transactions.task_attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
 from tests.support.allocators import incremental_allocator
 from tests.support.forked import in_a_fork
 from tests.support.written_batches import written_batch

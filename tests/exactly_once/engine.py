@@ -28,9 +28,9 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import planning, proof
-from kafka_sink.transactions.attempt import TaskAttempt
-from kafka_sink.transactions.batch import Duty
+from kafka_sink.transactions.batch import TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, Decision
+from kafka_sink.transactions.task_attempt import TaskAttempt
 from tests.exactly_once import dying, history
 
 DONE, FAILED, INCOMPLETE, OTHER_DRIVER, CHANGED, UNKNOWN = 0, 1, 3, 4, 5, 6
@@ -316,7 +316,7 @@ def _task(
             plan.parts,
             options.max_block_ms,
         )
-        if ours.duty is not Duty.WRITE:
+        if ours.role is not TaskRole.WRITE:
             ours.drain(batches)
             return ours.finish()
         try:

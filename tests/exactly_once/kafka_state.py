@@ -14,8 +14,7 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import __main__ as command
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.operations import describe
-from kafka_sink.transactions.scope import Scope
+from kafka_sink.transactions.operations import Scope, describe
 from local_kafka import LocalBroker
 from tests.support.last_epochs import LAST_EPOCH, set_epochs, settled_ids
 

@@ -1,4 +1,4 @@
-"""The example that shows rows and dead letters in the terminal, and writes mended letters back."""
+"""The example that shows rows and dead letters in the terminal, and writes mended dead letters back."""
 
 from __future__ import annotations
 
@@ -59,18 +59,25 @@ def test_the_last_rows_are_shown_on_a_line_each(broker: LocalBroker, peeked: Any
     assert any("key=k3" in line for line in peeked("peek-rows", "--from", "3"))
 
 
-def test_letters_are_shown_mended_and_written_back(broker: LocalBroker, tmp_path: Path, peeked: Any) -> None:
-    letter = {"key": "a", "value": "too large", "headers": [("own", b"\xff"), *CONTEXT], "timestamp": 5000}
-    produce(broker, "peek-letters", letter)
+def test_dead_letters_are_shown_mended_and_written_back(
+    broker: LocalBroker, tmp_path: Path, peeked: Any
+) -> None:
+    dead_letter = {
+        "key": "a",
+        "value": "too large",
+        "headers": [("own", b"\xff"), *CONTEXT],
+        "timestamp": 5000,
+    }
+    produce(broker, "peek-dead-letters", dead_letter)
     broker.create_topic("peek-orders", 1)
-    (shown,) = peeked("peek-letters")
+    (shown,) = peeked("peek-dead-letters")
     assert "rejected by peek-orders: the record is larger [2J than 1000" in shown
-    (whole,) = peeked("peek-letters", "--json")
-    file = tmp_path / "letters.jsonl"
+    (whole,) = peeked("peek-dead-letters", "--json")
+    file = tmp_path / "dead_letters.jsonl"
     mended = {**json.loads(whole), "value": "small"}
     file.write_text("".join(json.dumps(one) + "\n" for one in (mended, {**mended, "origin": "peek-rows"})))
     (told,) = peeked("peek-orders", "--write-back", str(file))
-    assert told == "1 letters written back to peek-orders; 1 that other topics rejected were left out"
+    assert told == "1 dead letters written back to peek-orders; 1 that other topics rejected were left out"
     (back,) = peeked("peek-orders", "--json")
     found = json.loads(back)
     assert (found["key"], found["value"], found["timestamp"]) == ("a", "small", 5000)
@@ -92,7 +99,7 @@ def test_what_is_missing_is_named(peeked: Any) -> None:
         peeked("nowhere")
 
 
-def test_letters_that_fail_do_not_hide_those_that_are_written(peek: Any) -> None:
+def test_dead_letters_that_fail_do_not_hide_those_that_are_written(peek: Any) -> None:
     class Sent:
         def __init__(self, number: int) -> None:
             self.number = number
@@ -108,9 +115,9 @@ def test_letters_that_fail_do_not_hide_those_that_are_written(peek: Any) -> None
             self.sent += 1
             return Sent(self.sent)
 
-    letter = json.dumps({"key": None, "value": "v", "headers": [], "origin": "t"})
-    with pytest.raises(RuntimeError, match=r"^1 of 3 letters .*others are written.*line 2: .*no broker"):
-        peek["write_back"](Writes(), "t", [letter] * 3)
+    dead_letter = json.dumps({"key": None, "value": "v", "headers": [], "origin": "t"})
+    with pytest.raises(RuntimeError, match=r"^1 of 3 dead letters .*others are written.*line 2: .*no broker"):
+        peek["write_back"](Writes(), "t", [dead_letter] * 3)
 
 
 class Refuses:
@@ -134,7 +141,7 @@ class Refuses:
         ([], "attribute"),
     ],
 )
-def test_a_letter_that_cannot_be_written_keeps_all_from_being_written(
+def test_a_dead_letter_that_cannot_be_written_keeps_all_from_being_written(
     peek: Any, row: Any, problem: str
 ) -> None:
     good: dict[str, Any] = {"key": None, "value": "v", "headers": [], "origin": "t"}
@@ -144,9 +151,9 @@ def test_a_letter_that_cannot_be_written_keeps_all_from_being_written(
 
 @pytest.mark.parametrize("origin", ["other", None, 7, ["t"]])
 def test_a_row_does_not_say_where_it_goes(peek: Any, origin: object) -> None:
-    """Catches: whoever writes to the topic of letters chooses what is written, and where."""
-    letter = {"key": None, "value": "v", "headers": [], "origin": origin}
-    assert peek["write_back"](Refuses(), "t", [json.dumps(letter)]) == (0, 1)
+    """Catches: whoever writes to the topic of dead letters chooses what is written, and where."""
+    dead_letter = {"key": None, "value": "v", "headers": [], "origin": origin}
+    assert peek["write_back"](Refuses(), "t", [json.dumps(dead_letter)]) == (0, 1)
 
 
 def test_a_line_holds_no_control_characters(peek: Any) -> None:

@@ -170,7 +170,7 @@ def test_a_field_that_does_not_fit_the_registered_schema_is_named_at_planning(
 def test_a_row_that_does_not_fit_becomes_a_dead_letter(
     spark: SparkSession, broker: LocalBroker, client: SchemaRegistryClient, topic: str, options: Options
 ) -> None:
-    """In a transaction, whose first row does not fit: Catches letters before a transaction has begun."""
+    """In a transaction, whose first row does not fit: Catches dead letters before a transaction has begun."""
     symbols = {"type": "enum", "name": "Size", "symbols": ["S", "M"]}
     schema = {"type": "record", "name": "Row", "fields": [{"name": "size", "type": symbols}]}
     client.register_schema(f"{topic}-value", Schema(json.dumps(schema), "AVRO"))
@@ -178,14 +178,14 @@ def test_a_row_that_does_not_fit_becomes_a_dead_letter(
     given = options(value__format="avro", use__latest__version="true")
     said = failure(lambda: save(frame, given))
     assert "field 'size' is null, and the schema takes no null there, in 1 of 4 rows" in said
-    letters = f"{topic}-letters"
-    broker.create_topic(letters, 1)
-    more = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": letters}
+    dead_letters = f"{topic}-dead-letters"
+    broker.create_topic(dead_letters, 1)
+    more = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": dead_letters}
     save(frame, given | more | {"delivery.guarantee": "exactly-once"})
     found = [message.value() for message in first_messages(broker, topic, 2)]
     deserialize, context = AvroDeserializer(client), SerializationContext(topic, MessageField.VALUE)
     assert [deserialize(value, context) for value in found] == [{"size": "S"}, {"size": "M"}]
-    messages = first_messages(broker, letters, 2)
+    messages = first_messages(broker, dead_letters, 2)
     assert sorted(message.value() or b"" for message in messages) == [b'{"size":"XL"}', b'{"size":null}']
     reasons = {dict(message.headers() or ())["__connect.errors.exception.message"] for message in messages}
     assert b"field 'size' is no symbol of the schema's enum" in reasons

@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import byte_columns, json_schema, json_values
 from kafka_sink.formats.columns import UnfitRowsError
-from kafka_sink.formats.row_encoder import letter_values
+from kafka_sink.formats.row_encoder import dead_letter_values
 from tests.support.avro_cases import tables
 
 
@@ -111,9 +111,9 @@ def test_dates_that_the_formats_have_not(kind: pa.DataType) -> None:
         with pytest.raises(UnfitRowsError, match="of the years 1 to 9999") as caught:
             _encoded("true", pa.array([wrong * unit, 0], width).cast(kind))
         assert caught.value.rows.tolist() == [True, False]
-        # Its letter has what there is.
+        # Its dead letter has what there is.
         row = pa.StructArray.from_arrays([pa.array([wrong * unit], width).cast(kind)], ["x"])
-        assert letter_values(row)[0].as_py()
+        assert dead_letter_values(row)[0].as_py()
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])

@@ -164,13 +164,13 @@ class Checks:
 
     def dead_letters(self) -> None:
         """A row for a partition that is not there goes to the dead letter topic, the others are written."""
-        topic, letters = self._topic("tolerant"), self._topic("letters")
+        topic, dead_letters = self._topic("tolerant"), self._topic("dead-letters")
         self._create(topic, 2)
-        self._create(letters, 1)
+        self._create(dead_letters, 1)
         rows = self._numbers().selectExpr("*", "if(value = '7', 99, null) AS partition")
-        more = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": letters}
+        more = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": dead_letters}
         self._write(rows, topic, **more, **{"kafka.max.block.ms": "5000"})
-        if self._read(letters) != Counter([b"7"]):
+        if self._read(dead_letters) != Counter([b"7"]):
             raise AssertionError("the dead letter topic has other rows than the refused one")
         if self._read(topic).total() != _ROWS - 1:
             raise AssertionError("the other rows are not there once")

@@ -260,11 +260,11 @@ def test_an_unencrypted_token_endpoint_is_warned_about(scheme: str, count: int) 
 
 def test_dead_letters_need_tolerance_and_a_topic_of_their_own() -> None:
     base = {"kafka.bootstrap.servers": "h:1", "topic": "t"}
-    letters = {"errors.deadletterqueue.topic.name": "dead"}
+    dead_letters = {"errors.deadletterqueue.topic.name": "dead"}
     with pytest.raises(ConfigurationError, match=r"no effect without errors\.tolerance=all"):
-        parse(base | letters)
+        parse(base | dead_letters)
     with pytest.raises(ConfigurationError, match=r"'errors\.max' has no effect"):
         parse(base | {"errors.max": "5"})
     with pytest.raises(ConfigurationError, match="a topic of their own"):
         parse(base | {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "t"})
-    assert parse(base | letters | {"errors.tolerance": "all"}).options.errors_max == 10_000
+    assert parse(base | dead_letters | {"errors.tolerance": "all"}).options.errors_max == 10_000

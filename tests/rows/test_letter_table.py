@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.dead_letters.letter_writer import letter_plan, letter_table, slices
+from kafka_sink.dead_letters.dead_letter_writer import dead_letter_plan, dead_letter_table, slices
 from kafka_sink.dead_letters.rejected_rows import (
     Header,
     RejectedRecords,
@@ -43,23 +43,23 @@ def rejected(*rows: Content, max_bytes: int = MEGABYTE) -> RejectedRows:
     return rows_of_records(records, max_bytes)
 
 
-def letters(rows: RejectedRows, max_bytes: int = 10_000) -> list[dict[str, Any]]:
-    found = letter_table(rows, max_bytes, "7").to_pylist()
+def dead_letters(rows: RejectedRows, max_bytes: int = 10_000) -> list[dict[str, Any]]:
+    found = dead_letter_table(rows, max_bytes, "7").to_pylist()
     return [{**one, "headers": [(entry["key"], entry["value"]) for entry in one["headers"]]} for one in found]
 
 
-def letter(
+def dead_letter(
     key: bytes | None = b"k",
     value: bytes | None = b"v",
     headers: tuple[Header, ...] = OWN,
     max_bytes: int = 10_000,
 ) -> dict[str, Any]:
-    [found] = letters(rejected((key, value, headers), max_bytes=max_bytes), max_bytes)
+    [found] = dead_letters(rejected((key, value, headers), max_bytes=max_bytes), max_bytes)
     return found
 
 
-def test_a_letter_has_its_content_and_the_headers_of_kafka_connect() -> None:
-    found = letter()
+def test_a_dead_letter_has_its_content_and_the_headers_of_kafka_connect() -> None:
+    found = dead_letter()
     assert (found["key"], found["value"]) == (b"k", b"v")
     assert found["headers"] == [
         (b"own", b"1"),
@@ -77,7 +77,7 @@ def test_a_letter_has_its_content_and_the_headers_of_kafka_connect() -> None:
 
 def test_what_a_row_lacks_is_left_out() -> None:
     rows = replace(rejected((None, None, ())), topic=None, partition=-1, timestamps_ms=np.array([-1]))
-    [found] = letters(rows)
+    [found] = dead_letters(rows)
     assert (found["key"], found["value"]) == (None, None)
     names = [name for name, _ in found["headers"]]
     assert len(names) == 6
@@ -100,14 +100,14 @@ def contents() -> st.SearchStrategy[bytes | None]:
     st.integers(1_500, 60_000),
     st.integers(0, 10),
 )
-def test_each_letter_fits_and_is_what_one_row_alone_makes(
+def test_each_dead_letter_fits_and_is_what_one_row_alone_makes(
     given_rows: list[tuple[bytes | None, bytes | None, list[Header]]], limit: int, skip: int
 ) -> None:
     """Columns of many rows, sliced or not, mean the same as each row alone."""
     contents = [(key, value, tuple(headers)) for key, value, headers in given_rows]
     skip = min(skip, len(contents) - 1)
     rows = rejected(*contents, max_bytes=limit).slice(skip, len(contents))
-    for found, (key, value, headers) in zip(letters(rows, limit), contents[skip:], strict=True):
+    for found, (key, value, headers) in zip(dead_letters(rows, limit), contents[skip:], strict=True):
         said = dict(found["headers"][-12:])
         size = sum(len(name) + len(content or b"") for name, content in found["headers"])
         assert size + len(found["key"] or b"") + len(found["value"] or b"") <= limit
@@ -124,27 +124,27 @@ def test_each_letter_fits_and_is_what_one_row_alone_makes(
             assert found["headers"][0][0] == b"__connect.errors.topic"
 
 
-def test_letters_have_the_present_time() -> None:
-    """The row's own may be why it was rejected, or so old that brokers delete the letter at once."""
-    table = letter_table(rejected((b"k", b"v", OWN), (None, b"w", ())), 10_000, "7")
-    rows = extract(letter_plan("dead"), table, 1_700_000_000_000)
+def test_dead_letters_have_the_present_time() -> None:
+    """The row's own may be why it was rejected, or so old that brokers delete the dead letter at once."""
+    table = dead_letter_table(rejected((b"k", b"v", OWN), (None, b"w", ())), 10_000, "7")
+    rows = extract(dead_letter_plan("dead"), table, 1_700_000_000_000)
     assert rows.topics == ("dead",)
     assert rows.timestamps_ms is None, "all rows get the present time then"
 
 
-def test_the_context_of_a_letter_is_bounded() -> None:
+def test_the_context_of_a_dead_letter_is_bounded() -> None:
     rows = replace(rejected((None, None, ())), reason="r" * 10_000)
-    [only] = letters(rows)
+    [only] = dead_letters(rows)
     assert sum(len(content) for _, content in only["headers"]) < 1_000
 
 
-def test_headers_that_are_too_many_for_any_letter_are_counted_and_not_decoded() -> None:
-    found = letter(headers=((b"", None),) * 300_000, max_bytes=MEGABYTE)
+def test_headers_that_are_too_many_for_any_dead_letter_are_counted_and_not_decoded() -> None:
+    found = dead_letter(headers=((b"", None),) * 300_000, max_bytes=MEGABYTE)
     assert dict(found["headers"])[b"kafka-chunked.errors.headers.dropped"] == b"300000"
     assert len(found["headers"]) == 10
 
 
-def test_letters_are_made_a_megabyte_at_once() -> None:
+def test_dead_letters_are_made_a_megabyte_at_once() -> None:
     rows = rejected(
         *[(b"%d" % number, b"v" * 1000, ()) for number in range(5000)], (None, b"x" * 3_000_000, ())
     )

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.rows.hand_over import LARGE_ROW_BYTES
 from kafka_sink.rows.rebatching import (
     HELD_BATCH_BYTES,
     ROW_BYTES,
@@ -18,6 +17,7 @@ from kafka_sink.rows.rebatching import (
     WIDE_TARGET_TABLE_BYTES,
     Rebatcher,
 )
+from kafka_sink.spark_application import LARGE_ROW_BYTES
 
 LINGER_MS = 20
 

@@ -17,7 +17,7 @@ import pytest
 from kafka_sink.errors import ExecutorDisconnectedError
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
-from kafka_sink.spark.writer import checked_batches, rows_of_spark
+from kafka_sink.spark.reading import checked_batches, rows_of_spark
 from tests.support.forked import in_a_fork
 
 PATIENCE_S = 60

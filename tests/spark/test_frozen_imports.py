@@ -28,7 +28,7 @@ def test_what_comes_later_is_still_collected() -> None:
     code = """
         import gc, sys, weakref
         sys.modules["pyspark.daemon"] = object()
-        from kafka_sink.spark.worker_imports import freeze_when_reused
+        from kafka_sink.spark.worker import freeze_when_reused
         class Node: pass
         freeze_when_reused()
         freeze_when_reused()
@@ -46,7 +46,7 @@ def test_what_comes_later_is_still_collected() -> None:
 def test_only_workers_of_the_daemon_do_it() -> None:
     code = """
         import gc
-        from kafka_sink.spark.worker_imports import freeze_when_reused
+        from kafka_sink.spark.worker import freeze_when_reused
         freeze_when_reused()
         freeze_when_reused()
         print(gc.get_freeze_count())

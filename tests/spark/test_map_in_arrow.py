@@ -206,7 +206,7 @@ def test_a_pyspark_without_data_sources_is_enough() -> None:
         import pickle
         import kafka_sink.spark.map_in_arrow
         from kafka_sink.model import TaskResult
-        from kafka_sink.spark.writer import TaskCommitted
+        from kafka_sink.spark.write import TaskCommitted
         print(pickle.loads(pickle.dumps(TaskCommitted(TaskResult(records=3)))).result.records)
     """
     assert printed_by(code) == "3"

@@ -8,14 +8,14 @@ import textwrap
 import pytest
 
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.spark.worker_imports import explained
+from kafka_sink.spark.worker import explained
 from tests.support.commands import run
 
 _TASK = """
     import resource
     from kafka_sink.options import parse
     from kafka_sink.rows.column_plan import ColumnPlan
-    from kafka_sink.spark.writer import PlannedWrite
+    from kafka_sink.spark.write import PlannedWrite
     options = parse({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}).options
     planned = PlannedWrite(options, ColumnPlan.of([("value", "string")], "t"))
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

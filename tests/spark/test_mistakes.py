@@ -61,7 +61,7 @@ MISTAKES: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
     "acks without its prefix": (VALUE, {"acks": "all"}, r"write 'kafka\.acks'"),
     "batch size without its prefix": (VALUE, {"batch.size": "1MiB"}, r"write 'kafka\.batch\.size'"),
     "codec without its prefix": (VALUE, {"compression.type": "lz4"}, r"write 'kafka\.compression\.type'"),
-    "number with letters": (VALUE, {"kafka.linger.ms": "soon"}, r"'kafka\.linger\.ms' is not a whole number"),
+    "number in words": (VALUE, {"kafka.linger.ms": "soon"}, r"'kafka\.linger\.ms' is not a whole number"),
     "unit of another kind": (VALUE, {"kafka.linger.ms": "1MiB"}, r"unit of ms, s, min, h, d"),
     "ambiguous unit": (
         VALUE,

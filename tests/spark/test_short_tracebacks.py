@@ -25,7 +25,7 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.datasource import BatchWriter, KafkaChunkedDataSource
 from kafka_sink.spark.short_tracebacks import short_tracebacks
-from kafka_sink.spark.writer import PlannedWrite
+from kafka_sink.spark.write import PlannedWrite
 
 
 @pytest.fixture(autouse=True)

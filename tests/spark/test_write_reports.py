@@ -35,7 +35,7 @@ from kafka_sink.reports import delivery_report, write_report
 from kafka_sink.reports.delivery_report import EndedWrite
 from kafka_sink.reports.write_report import write_ended
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark.writer import PlannedWrite, TaskCommitted
+from kafka_sink.spark.write import PlannedWrite, TaskCommitted
 from kafka_sink.transactions.batch import BatchOutcome
 from tests.support.coordinator_harness import Serving, serving
 
@@ -167,7 +167,7 @@ def test_a_micro_batch_has_one_name_in_all_its_reports(
     location = replace(LOCATION, has_view=True)
     write = replace(planned(PlannedCoordinator(location), delivery_report_path=str(path)), is_streaming=True)
     with monkeypatch.context() as in_task:
-        in_task.setattr("kafka_sink.spark.writer.TaskContext.get", Context)
+        in_task.setattr("kafka_sink.spark.write.TaskContext.get", Context)
         identity = write._identity_in_task()
         in_task.setattr(PlannedWrite, "_send", lambda *_, **__: TaskResult())
         of_task = write.write(iter([]))

@@ -13,12 +13,11 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.transactions import batch, driver
-from kafka_sink.transactions.attempt import OpenTime, TaskAttempt
-from kafka_sink.transactions.batch import Handover, TaskReport
+from kafka_sink.transactions.batch import TaskHandover, TaskReport
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, next_decision
-from kafka_sink.transactions.operations import EndTransaction, ListOpen, Steps
-from kafka_sink.transactions.scope import Scope
+from kafka_sink.transactions.operations import EndTransaction, ListOpen, Scope, Steps
+from kafka_sink.transactions.task_attempt import OpenTime, TaskAttempt
 from tests.support.topics import read_to_end
 
 PARTITIONS = 2
@@ -40,17 +39,17 @@ class Job:
     def run(self, steps: Steps[Any]) -> Any:
         return self.client.run(steps, _PATIENCE_MS)
 
-    def take_over(self) -> Handover:
-        return Handover.of(self.scope, self.run(driver.take_over(self.scope, wall_ms())), wall_ms())
+    def take_over(self) -> TaskHandover:
+        return TaskHandover.of(self.scope, self.run(driver.take_over(self.scope, wall_ms())), wall_ms())
 
-    def attempt(self, handover: Handover, number: int, index: int, slot: int = 0) -> TaskAttempt:
+    def attempt(self, handover: TaskHandover, number: int, index: int, slot: int = 0) -> TaskAttempt:
         identity = BatchIdentity("query", number)
         # As if it had been planned long ago, so that it looks for transactions that have long been open.
         age = OpenTime(self.options.transaction_timeout_ms, self.options.transaction_timeout_ms)
         return TaskAttempt(self.client, self.scope, handover, identity, index, slot, [0], _PATIENCE_MS, age)
 
     def write(
-        self, handover: Handover, number: int, index: int, rows: list[str], slot: int = 0
+        self, handover: TaskHandover, number: int, index: int, rows: list[str], slot: int = 0
     ) -> TaskReport:
         """A task, as the writer runs it."""
         attempt = self.attempt(handover, number, index, slot)
@@ -65,7 +64,7 @@ class Job:
     def commit(self, *reports: TaskReport) -> Any:
         return self.run(batch.commit(reports, records_empty=False))
 
-    def record_only(self, handover: Handover, *reports: TaskReport) -> None:
+    def record_only(self, handover: TaskHandover, *reports: TaskReport) -> None:
         """What a driver has done that dies before its decision counts."""
 
         def steps() -> Steps[None]:
@@ -73,15 +72,15 @@ class Job:
             parts = [report.part for report in reports if report.part is not None]
             decision = next_decision(self.scope, previous, reports[0].run.batch, len(reports), parts)
             timed = replace(decision, began_ms=round(wall_ms()))
-            yield from driver._record(self.scope, handover.claim, timed)
+            yield from driver._record(self.scope, handover.driver_epoch, timed)
 
         self.run(steps())
 
-    def decide_only(self, handover: Handover, *reports: TaskReport) -> None:
+    def decide_only(self, handover: TaskHandover, *reports: TaskReport) -> None:
         """What a driver has done that dies between its decision and the first transaction's end."""
 
         def steps() -> Steps[None]:
-            yield (EndTransaction(self.scope.driver_id, handover.claim, commit=True),)
+            yield (EndTransaction(self.scope.driver_id, handover.driver_epoch, commit=True),)
 
         self.record_only(handover, *reports)
         self.run(steps())

@@ -36,7 +36,7 @@ def values(start: int, count: int, size: int) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
-def main(bootstrap: str, topic: str, letters: str, rows: str, size: str, *given: str) -> None:
+def main(bootstrap: str, topic: str, dead_letters: str, rows: str, size: str, *given: str) -> None:
     """One task; see above."""
     options = dict(text.split("=", 1) for text in given)
     keyed = int(options.pop("keyed", "0"))
@@ -45,7 +45,7 @@ def main(bootstrap: str, topic: str, letters: str, rows: str, size: str, *given:
         "topic": topic,
         "errors.tolerance": "all",
         "errors.max": "-1",
-        "errors.deadletterqueue.topic.name": letters,
+        "errors.deadletterqueue.topic.name": dead_letters,
     } | options
     plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], topic)
     before, started = peak_mib(), time.monotonic()

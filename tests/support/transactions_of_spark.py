@@ -15,8 +15,8 @@ from typing import Any
 from kafka_sink.errors import IncompleteBatchError, TransactionError
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import decision as decisions
-from kafka_sink.transactions import driver, task
-from kafka_sink.transactions.batch import Duty, Handover, TaskReport
+from kafka_sink.transactions import driver, task_attempt
+from kafka_sink.transactions.batch import TaskHandover, TaskReport, TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import (
     NO_TRANSACTION,
@@ -26,8 +26,8 @@ from kafka_sink.transactions.operations import (
     ListOpen,
     ProducerEpoch,
     RecordOffsets,
+    Scope,
 )
-from kafka_sink.transactions.scope import Scope
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce, Row
 
 # More versions of one writer than this there are not.
@@ -86,7 +86,7 @@ class Actor:
     # As it found brokers when it started.
     protocol: int = 2
     # Of a driver: the one that it has taken last.
-    claim: tuple[Scope, ProducerEpoch] | None = None
+    driver_epoch: tuple[Scope, ProducerEpoch] | None = None
 
 
 @dataclass
@@ -105,11 +105,11 @@ class Settings:
     writers: int = 0
     delays_offsets: bool = False
     take_over: Callable[..., Any] = driver.take_over
-    begin: Callable[..., Any] = task.begin
-    finish: Callable[..., Any] = task.finish
+    begin: Callable[..., Any] = task_attempt.begin_steps
+    finish: Callable[..., Any] = task_attempt.finish_steps
     commit: Callable[..., Any] = batches.commit
     abort: Callable[..., Any] = driver.abort
-    handover: Callable[..., Handover] = Handover.of
+    handover: Callable[..., TaskHandover] = TaskHandover.of
     slot_of: Callable[[int], int] = lambda attempt: attempt
     scope_of: Callable[[int], Scope] = lambda writer: Scope(f"q{writer}", "t", 2)
 
@@ -181,7 +181,7 @@ class World:
     def _batch(self, me: Actor, writer: int, number: int) -> Body:
         scope, rows = self.scopes[writer], self.settings.layouts[self.layout]
         ownership = yield from self.settings.take_over(scope, self.kafka.now_ms)
-        me.claim = scope, ownership.claim
+        me.driver_epoch = scope, ownership.driver_epoch
         self._look_for_escaped(me, scope)
         handover = self.settings.handover(scope, ownership, self.kafka.now_ms)
         try:
@@ -193,7 +193,7 @@ class World:
             self._look_for_escaped(me, scope)
         except (TransactionError, IncompleteBatchError):
             with contextlib.suppress(TransactionError):
-                yield from self.settings.abort(scope, ownership.claim, self.kafka.now_ms)
+                yield from self.settings.abort(scope, ownership.driver_epoch, self.kafka.now_ms)
             raise
         # Spark's own commit log refuses what another driver of the checkpoint has written.
         if (writer, number) in self.told and not self.settings.writers:
@@ -209,7 +209,7 @@ class World:
             return
         key = next(key for key in self._keys() if decision.batch == self._identity(*divmod(key, _KEYS)))
         (self.may_double if action == "rewrite" else self.may_lack).add(key)
-        yield from driver.resolve(scope, ownership.claim, decision, rewrite=action == "rewrite")
+        yield from driver.resolve(scope, ownership.driver_epoch, decision, rewrite=action == "rewrite")
 
     def _keys(self) -> list[int]:
         writers = range(max(1, self.settings.writers))
@@ -240,7 +240,7 @@ class World:
     def _spawn(
         self,
         parent: Actor,
-        handover: Handover,
+        handover: TaskHandover,
         batch: tuple[int, int],
         index: int,
         attempt: int,
@@ -253,22 +253,22 @@ class World:
         return actor
 
     def _task(
-        self, handover: Handover, of: tuple[int, int], index: int, attempt: int, rows: tuple[int, ...]
+        self, handover: TaskHandover, of: tuple[int, int], index: int, attempt: int, rows: tuple[int, ...]
     ) -> Body:
         batch, scope, key = self._identity(*of), self.scopes[of[0]], of[0] * _KEYS + of[1]
-        duty = handover.duty(batch, index)
+        role = handover.role(batch, index)
         digest = RowsDigest(len(rows), len(rows), sum(hash((row,)) & 0xFFFF for row in rows))
         part = None
         slot = self.settings.slot_of(attempt)
-        if duty is Duty.WRITE and rows:
-            slot, producer = yield from self.settings.begin(scope, handover.claim, index, slot)
+        if role is TaskRole.WRITE and rows:
+            slot, producer = yield from self.settings.begin(scope, handover.driver_epoch, index, slot)
             name = scope.task_id(index, slot)
             (taken,) = yield (Produce(name, producer, tuple((key, row) for row in rows)),)
             if not taken:
                 raise TransactionError("fenced")
-            yield from self.settings.finish(scope, handover.claim, batch, index, slot, producer)
+            yield from self.settings.finish(scope, handover.driver_epoch, batch, index, slot, producer)
             part = Part(index, slot, producer, digest)
-        return TaskReport(handover.run(scope, batch), index, duty, digest, part)
+        return TaskReport(handover.run(scope, batch), index, role, digest, part)
 
     def _advance(self, actor: Actor, sent: Any) -> None:
         """Runs an actor's code to its next operations; an exception is raised there."""
@@ -378,8 +378,11 @@ class World:
                 for action in ("complete", "rewrite", "abandon")
             ]
         if faults.coordinator_aborts:
-            claims = {one.claim: None for one in self.actors if one.claim is not None}
-            found += [("coordinator aborts", claim, lambda c=claim: self._abort_for(*c)) for claim in claims]
+            driver_epochs = {one.driver_epoch: None for one in self.actors if one.driver_epoch is not None}
+            found += [
+                ("coordinator aborts", driver_epoch, lambda c=driver_epoch: self._abort_for(*c))
+                for driver_epoch in driver_epochs
+            ]
         if faults.upgrades:
             found.append(("upgrades", "brokers", self._upgrade))
         return found
@@ -428,9 +431,9 @@ class World:
         self.faults.operators -= 1
         self._start(Actor(action, self._operator(writer, action)))
 
-    def _abort_for(self, scope: Scope, claim: ProducerEpoch) -> None:
+    def _abort_for(self, scope: Scope, driver_epoch: ProducerEpoch) -> None:
         self.faults.coordinator_aborts -= 1
-        self._start(Actor("coordinator", self.settings.abort(scope, claim, self.kafka.now_ms)))
+        self._start(Actor("coordinator", self.settings.abort(scope, driver_epoch, self.kafka.now_ms)))
 
     def _upgrade(self) -> None:
         self.faults.upgrades -= 1

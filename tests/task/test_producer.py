@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import kafka_sink
-from kafka_sink.activity import BROKER, MEMORY, METADATA
+from kafka_sink.clock import BROKER, MEMORY, METADATA
 from kafka_sink.dead_letters.rejected_rows import RejectedRows
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.responses import ResponseHandler
@@ -25,7 +25,7 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import executor_connection
 from kafka_sink.spark.executor_connection import watched
-from kafka_sink.spark.writer import PlannedWrite
+from kafka_sink.spark.write import PlannedWrite
 from kafka_sink.task.producer import LIVE_PRODUCERS, Producer
 from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster

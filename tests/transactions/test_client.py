@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from kafka_sink import kafka_errors
-from kafka_sink.activity import WAIT_LISTENER
+from kafka_sink.clock import WAIT_LISTENER
 from kafka_sink.errors import BrokerVersionError, DeliveryError
 from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
 from kafka_sink.network import apis

@@ -27,12 +27,11 @@ from kafka_sink.network import transaction_requests as responses
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.options import parse
 from kafka_sink.transactions import batch as batches
-from kafka_sink.transactions import driver, task
-from kafka_sink.transactions.batch import Duty, Handover, TaskReport
+from kafka_sink.transactions import driver, task_attempt
+from kafka_sink.transactions.batch import TaskHandover, TaskReport, TaskRole
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
-from kafka_sink.transactions.operations import Failed, OffsetKey, ProducerEpoch
-from kafka_sink.transactions.scope import Scope
+from kafka_sink.transactions.operations import Failed, OffsetKey, ProducerEpoch, Scope
 from tests.support.effort import EFFORT
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce
 
@@ -275,23 +274,27 @@ class Brokers:
 def write(client: TransactionClient, brokers: Brokers, number: int) -> None:
     """A micro-batch, as a driver and its tasks write it."""
     batch = BatchIdentity.of_query("one", number)
-    handover = Handover.of(SCOPE, client.run(driver.take_over(SCOPE, 0), 60_000), 0)
+    handover = TaskHandover.of(SCOPE, client.run(driver.take_over(SCOPE, 0), 60_000), 0)
     reports = []
     for index in range(TASKS):
-        duty, part = handover.duty(batch, index), None
+        role, part = handover.role(batch, index), None
         digest = RowsDigest(1, 1, index)
-        if duty is Duty.WRITE:
-            slot, producer = client.run(task.begin(SCOPE, handover.claim, index, 0), 60_000)
+        if role is TaskRole.WRITE:
+            slot, producer = client.run(
+                task_attempt.begin_steps(SCOPE, handover.driver_epoch, index, 0), 60_000
+            )
             row = Produce(SCOPE.task_id(index, slot), producer, ((number, index),))
             if not brokers.kafka.execute(row):
                 raise DeliveryError("fenced")
-            client.run(task.finish(SCOPE, handover.claim, batch, index, slot, producer), 60_000)
+            client.run(
+                task_attempt.finish_steps(SCOPE, handover.driver_epoch, batch, index, slot, producer), 60_000
+            )
             part = Part(index, slot, producer, digest)
-        reports.append(TaskReport(handover.run(SCOPE, batch), index, duty, digest, part))
+        reports.append(TaskReport(handover.run(SCOPE, batch), index, role, digest, part))
     try:
         client.run(batches.commit(reports, records_empty=False), 60_000)
     except DeliveryError:
-        client.run(driver.abort(SCOPE, handover.claim, 0), 60_000)
+        client.run(driver.abort(SCOPE, handover.driver_epoch, 0), 60_000)
         raise
 
 

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, ProtocolError
-from kafka_sink.transactions.batch import Duty, Handover
+from kafka_sink.transactions.batch import TaskHandover, TaskRole
 from kafka_sink.transactions.decision import (
     BatchIdentity,
     Decision,
-    Fate,
+    Outcome,
     Part,
     RowsDigest,
-    Written,
+    WrittenNumbers,
     decode,
     encode,
     newest_head,
@@ -25,8 +25,7 @@ from kafka_sink.transactions.decision import (
     repaired,
 )
 from kafka_sink.transactions.driver import Ownership
-from kafka_sink.transactions.operations import ProducerEpoch
-from kafka_sink.transactions.scope import Scope, task_id_pattern
+from kafka_sink.transactions.operations import ProducerEpoch, Scope, task_id_pattern
 
 # A broker refuses 4,096 bytes and more (offset.metadata.max.bytes).
 _REFUSED_BYTES = 4096
@@ -42,12 +41,12 @@ def part(task: int) -> Part:
 def decision(number: int, tasks: int, batch: int = 5) -> Decision:
     identity = BatchIdentity("query", batch)
     parts = tuple(map(part, range(tasks)))
-    before = Written(batch - 1, RowsDigest(4, 5, 6), ((0, batch - 1),), -1)
+    before = WrittenNumbers(batch - 1, RowsDigest(4, 5, 6), ((0, batch - 1),), -1)
     return Decision(number, identity, tasks, parts, "t", 4, before)
 
 
 def lost(decided: Decision, *tasks: int) -> Decision:
-    return recorded(decided, dict.fromkeys(tasks, Fate.LOST))
+    return recorded(decided, dict.fromkeys(tasks, Outcome.LOST))
 
 
 @pytest.mark.parametrize("tasks", [0, 1, 50, 3000])
@@ -124,38 +123,42 @@ def test_a_repair_replaces_the_missing_parts_and_no_others() -> None:
 
 
 def test_what_tasks_do_follows_from_what_planning_found() -> None:
-    claim = ProducerEpoch(1, 1)
+    driver_epoch = ProducerEpoch(1, 1)
     fresh, done, later = (BatchIdentity("query", number) for number in (6, 5, 7))
-    whole = Handover.of(SCOPE, Ownership(claim, decision(1, 3)), 0)
-    assert [whole.duty(batch, 0) for batch in (fresh, done)] == [Duty.WRITE, Duty.SKIP]
-    broken = Handover.of(SCOPE, Ownership(claim, lost(decision(1, 3), 1)), 0)
-    assert [broken.duty(done, task) for task in range(3)] == [Duty.COMPARE, Duty.WRITE, Duty.COMPARE]
+    whole = TaskHandover.of(SCOPE, Ownership(driver_epoch, decision(1, 3)), 0)
+    assert [whole.role(batch, 0) for batch in (fresh, done)] == [TaskRole.WRITE, TaskRole.SKIP]
+    broken = TaskHandover.of(SCOPE, Ownership(driver_epoch, lost(decision(1, 3), 1)), 0)
+    assert [broken.role(done, task) for task in range(3)] == [
+        TaskRole.COMPARE,
+        TaskRole.WRITE,
+        TaskRole.COMPARE,
+    ]
     with pytest.raises(IncompleteBatchError, match=r"task 1 .* rewrite .* --prefix p --topic t'"):
-        broken.duty(later, 0)
-    empty = Handover.of(SCOPE, Ownership(claim, decision(1, 0)), 0)
-    assert empty.duty(done, 0) is Duty.SKIP
-    unseen = Handover.of(SCOPE, Ownership(claim, lost(decision(1, 3), 0, 1, 2)), 0)
-    assert unseen.duty(done, 0) is Duty.WRITE
-    assert unseen.duty(BatchIdentity("query", 4), 0) is Duty.SKIP
+        broken.role(later, 0)
+    empty = TaskHandover.of(SCOPE, Ownership(driver_epoch, decision(1, 0)), 0)
+    assert empty.role(done, 0) is TaskRole.SKIP
+    unseen = TaskHandover.of(SCOPE, Ownership(driver_epoch, lost(decision(1, 3), 0, 1, 2)), 0)
+    assert unseen.role(done, 0) is TaskRole.WRITE
+    assert unseen.role(BatchIdentity("query", 4), 0) is TaskRole.SKIP
 
 
 def app(version: int) -> BatchIdentity:
     return BatchIdentity.of_application("nightly", "t", version)
 
 
-def handover(last: Decision | None) -> Handover:
-    return Handover.of(SCOPE, Ownership(ProducerEpoch(1, 1), last), 0)
+def handover(last: Decision | None) -> TaskHandover:
+    return TaskHandover.of(SCOPE, Ownership(ProducerEpoch(1, 1), last), 0)
 
 
 def test_a_lower_version_that_was_never_written_is_written() -> None:
     """Catches: a backfill was skipped as "written before", and its rows were lost."""
     last = next_decision(SCOPE, None, app(20260131), 1, [part(1)])
-    assert handover(last).duty(app(20260130), 0) is Duty.WRITE
+    assert handover(last).role(app(20260130), 0) is TaskRole.WRITE
     last = next_decision(SCOPE, last, app(20260130), 1, [part(2)])
     found = decode(encode(last, 4))
     assert found == last
-    assert [handover(found).duty(app(20260100 + day), 0) for day in (29, 30, 31, 32)] == [
-        *(Duty.WRITE, Duty.SKIP, Duty.SKIP, Duty.WRITE)
+    assert [handover(found).role(app(20260100 + day), 0) for day in (29, 30, 31, 32)] == [
+        *(TaskRole.WRITE, TaskRole.SKIP, TaskRole.SKIP, TaskRole.WRITE)
     ]
 
 
@@ -164,11 +167,11 @@ def test_a_version_of_which_nobody_knows_whether_it_was_written_is_refused() -> 
     for version in range(0, 400, 2):
         last = next_decision(SCOPE, last, app(version), 1, [part(1)])
     given = handover(last)
-    assert given.duty(app(200), 0) is Duty.SKIP, "one of the last hundred"
-    assert given.duty(app(201), 0) is Duty.WRITE
+    assert given.role(app(200), 0) is TaskRole.SKIP, "one of the last hundred"
+    assert given.role(app(201), 0) is TaskRole.WRITE
     for version in (198, 197):
         with pytest.raises(ChangedBatchError, match=r"is not known.*another txnAppId"):
-            given.duty(app(version), 0)
+            given.role(app(version), 0)
     assert last is not None
     assert next_decision(SCOPE, last, app(197), 1, ()).covers(app(197)), "it will be asked for again"
 
@@ -180,14 +183,14 @@ def test_a_query_that_goes_back_before_its_last_batch_is_refused() -> None:
         last = next_decision(SCOPE, last, BatchIdentity.of_query("one", number), 1, [part(1)])
         ours = next_decision(SCOPE, ours, app(number), 1, [part(1)])
     given = handover(last)
-    assert given.duty(BatchIdentity.of_query("one", 6), 0) is Duty.SKIP
+    assert given.role(BatchIdentity.of_query("one", 6), 0) is TaskRole.SKIP
     for number in (5, 4):
         with pytest.raises(ChangedBatchError, match="Spark does not go back"):
-            given.duty(BatchIdentity.of_query("one", number), 0)
+            given.role(BatchIdentity.of_query("one", number), 0)
         with pytest.raises(ChangedBatchError, match="another txnAppId"):
-            handover(ours).duty(app(number), 0, in_query=True)
-    assert handover(ours).duty(app(5), 0) is Duty.SKIP, "a job may run an earlier version again"
-    assert handover(ours).duty(app(6), 0, in_query=True) is Duty.SKIP
+            handover(ours).role(app(number), 0, in_query=True)
+    assert handover(ours).role(app(5), 0) is TaskRole.SKIP, "a job may run an earlier version again"
+    assert handover(ours).role(app(6), 0, in_query=True) is TaskRole.SKIP
 
 
 def test_a_checkpoint_may_be_deleted_any_number_of_times_and_an_old_copy_is_not_taken_for_new() -> None:
@@ -196,7 +199,7 @@ def test_a_checkpoint_may_be_deleted_any_number_of_times_and_an_old_copy_is_not_
     last = None
     for name in range(200):
         query = BatchIdentity.of_query(f"id-{name}", 0)
-        assert handover(last).duty(query, 0) is Duty.WRITE
+        assert handover(last).role(query, 0) is TaskRole.WRITE
         last = next_decision(SCOPE, last, query, 1, [part(1)])
         last = next_decision(SCOPE, last, replace(query, number=1), 1, [part(1)])
     assert last is not None
@@ -205,14 +208,16 @@ def test_a_checkpoint_may_be_deleted_any_number_of_times_and_an_old_copy_is_not_
     with pytest.raises(
         ChangedBatchError, match=r"query id-199 has written under the same name.*prefix of its"
     ):
-        handover(last).duty(BatchIdentity.of_query("id-0", 1), 0)
-    assert handover(None).duty(BatchIdentity.of_query("id-0", 1), 0) is Duty.WRITE, "nobody has written yet"
+        handover(last).role(BatchIdentity.of_query("id-0", 1), 0)
+    assert handover(None).role(BatchIdentity.of_query("id-0", 1), 0) is TaskRole.WRITE, (
+        "nobody has written yet"
+    )
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 12), max_size=30))
 def test_written_numbers_are_those_of_a_set(added: list[int]) -> None:
-    written, numbers = Written(), set[int]()
+    written, numbers = WrittenNumbers(), set[int]()
     for number in added:
         written, numbers = written.plus(number, RowsDigest(number)), numbers | {number}
         assert (written.last, written.digest.rows) == (number, number)

@@ -15,8 +15,7 @@ from kafka_sink.model import Node
 from kafka_sink.options import parse
 from kafka_sink.transactions import batch, driver
 from kafka_sink.transactions.client import TransactionClient
-from kafka_sink.transactions.operations import EndTransaction, Failed, Steps, describe
-from kafka_sink.transactions.scope import Scope
+from kafka_sink.transactions.operations import EndTransaction, Failed, Scope, Steps, describe
 from local_kafka import LocalBroker
 from tests.support.batches_by_hand import Job
 from tests.support.effort import EFFORT

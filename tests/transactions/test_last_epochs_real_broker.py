@@ -13,12 +13,11 @@ import pytest
 from kafka_sink.clock import wall_ms
 from kafka_sink.errors import TransactionError
 from kafka_sink.options import parse
-from kafka_sink.transactions import driver, task
-from kafka_sink.transactions.batch import Handover
+from kafka_sink.transactions import driver, task_attempt
+from kafka_sink.transactions.batch import TaskHandover
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity
-from kafka_sink.transactions.operations import describe, init_producer
-from kafka_sink.transactions.scope import Scope
+from kafka_sink.transactions.operations import Scope, describe, init_producer
 from local_kafka import LocalBroker
 from tests.support.batches_by_hand import Job
 from tests.support.effort import EFFORT
@@ -44,14 +43,14 @@ def killed_before_the_decision(run: Job, number: int) -> None:
 def killed_after_the_decision(run: Job, number: int) -> None:
     handover = run.take_over()
     run.decide_only(handover, *_written(run, handover, number))
-    assert run.take_over().duty(BatchIdentity("query", number), 0).value == "skip"
+    assert run.take_over().role(BatchIdentity("query", number), 0).value == "skip"
 
 
 def aborted_before_the_decision(run: Job, number: int) -> None:
-    """As Spark calls it for a batch that failed, with the claim that planning got."""
+    """As Spark calls it for a batch that failed, with the driver epoch that planning got."""
     handover = run.take_over()
     _written(run, handover, number)
-    ended = run.run(driver.abort(run.scope, handover.claim, wall_ms()))
+    ended = run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms()))
     assert ended is not None
     assert len(ended.aborted) == _TASKS
     complete(run, number)
@@ -61,8 +60,8 @@ def aborted_after_the_decision(run: Job, number: int) -> None:
     """The commit failed behind its decision, and Spark calls the abort: it completes the batch."""
     handover = run.take_over()
     run.decide_only(handover, *_written(run, handover, number))
-    ended = run.run(driver.abort(run.scope, handover.claim, wall_ms()))
-    if run.client.protocol == PROTOCOL_1 and handover.claim.epoch == LAST_EPOCH - 1:
+    ended = run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms()))
+    if run.client.protocol == PROTOCOL_1 and handover.driver_epoch.epoch == LAST_EPOCH - 1:
         # Brokers cannot tell who has raised an epoch to the last one, so the next run completes it.
         assert ended is None
         run.take_over()
@@ -77,7 +76,7 @@ def replaced(run: Job, number: int) -> None:
     former = run.take_over()
     handover = run.take_over()
     reports = _written(run, handover, number)
-    assert run.run(driver.abort(run.scope, former.claim, wall_ms())) is None
+    assert run.run(driver.abort(run.scope, former.driver_epoch, wall_ms())) is None
     with pytest.raises(TransactionError, match="too late"):
         run.write(former, number, 0, ["of another driver"], slot=1)
     run.commit(*reports)
@@ -97,7 +96,7 @@ def lost_after_the_decision(run: Job, number: int) -> None:
     reports = _written(run, handover, number)
     run.decide_only(handover, *reports)
     assert reports[1].part is not None
-    run.run(task.abort(run.scope, 1, 0, reports[1].part.producer))
+    run.run(task_attempt.abort_steps(run.scope, 1, 0, reports[1].part.producer))
     broken = run.take_over()
     assert broken.incomplete is not None
     assert broken.incomplete.missing == {1}
@@ -147,7 +146,7 @@ def _rows(number: int, index: int) -> pa.RecordBatch:
     return pa.record_batch({"value": pa.array([f"{number}-{index}".encode()], pa.binary())})
 
 
-def _written(run: Job, handover: Handover, number: int) -> list[Any]:
+def _written(run: Job, handover: TaskHandover, number: int) -> list[Any]:
     return [run.write(handover, number, index, [f"{number}-{index}"]) for index in range(_TASKS)]
 
 

@@ -18,11 +18,17 @@ from kafka_sink.errors import ConfigurationError, ProtocolError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.transactions import planning
-from kafka_sink.transactions.batch import BatchOutcome, Handover
+from kafka_sink.transactions.batch import BatchOutcome, TaskHandover
 from kafka_sink.transactions.driver import Ownership
-from kafka_sink.transactions.operations import EndTransaction, FetchOffsets, OffsetKey, ProducerEpoch, Steps
+from kafka_sink.transactions.operations import (
+    EndTransaction,
+    FetchOffsets,
+    OffsetKey,
+    ProducerEpoch,
+    Scope,
+    Steps,
+)
 from kafka_sink.transactions.planning import PlannedTransactions
-from kafka_sink.transactions.scope import Scope
 
 BASE = {"kafka.bootstrap.servers": "a:1", "topic": "t", "delivery.guarantee": "exactly-once"}
 MINE = {"transactional.id.prefix": "mine"}
@@ -218,17 +224,17 @@ def test_rows_that_name_their_topics_need_a_topic_for_progress() -> None:
 
 
 def aborted_under(use: Use) -> list[ProducerEpoch]:
-    """The claims with which a process that did not plan the write begins to abort it."""
-    claims: list[ProducerEpoch] = []
+    """The driver epochs with which a process that did not plan the write begins to abort it."""
+    driver_epochs: list[ProducerEpoch] = []
 
     def run(steps: Steps[Any]) -> None:
         (first,) = next(steps)
         assert isinstance(first, EndTransaction)
-        claims.append(first.producer)
+        driver_epochs.append(first.producer)
 
     use(run)
     planning.abort(parse(BASE).options, PlannedTransactions(Scope("p-query", "t", 1)))
-    return claims
+    return driver_epochs
 
 
 def test_an_abort_in_another_process_knows_what_planning_took(use: Use) -> None:
@@ -290,7 +296,7 @@ def test_a_batch_that_took_half_the_time_that_brokers_allow_is_warned_of(
     """Catches: no word before brokers abort a slow query's batches, one after the other."""
     use(lambda _: BatchOutcome(committed=(7_000_000, 7_000_000 + open_ms - 1)))
     monkeypatch.setattr(planning, "wall_ms", lambda: 7_000_000.0 + open_ms)
-    planned = PlannedTransactions(Scope("p", "t", 1), None, Handover(ProducerEpoch(1, 0)))
+    planned = PlannedTransactions(Scope("p", "t", 1), None, TaskHandover(ProducerEpoch(1, 0)))
     planning.commit(parse({**BASE, "kafka.transaction.timeout.ms": "60000"}).options, planned, [])
     lines = warnings_in(caplog)
     assert len(lines) == warnings

@@ -11,20 +11,20 @@ import pytest
 
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import decision as decisions
-from kafka_sink.transactions import driver, proof, task
-from kafka_sink.transactions.batch import Handover
+from kafka_sink.transactions import driver, proof, task_attempt
+from kafka_sink.transactions.batch import TaskHandover
 from kafka_sink.transactions.operations import (
     OPEN,
     EndTransaction,
     FetchOffsets,
     FetchStableOffsets,
     ListOpen,
+    Scope,
     Steps,
     describe,
     fetch_offsets,
     init_producer,
 )
-from kafka_sink.transactions.scope import Scope
 from tests.support.effort import EFFORT
 from tests.support.transactions_of_spark import Faults, Settings, World
 
@@ -152,26 +152,26 @@ def test_the_model_reaches_what_it_is_for() -> None:
 # -- wrong protocols, which the model must tell from the right one ---------------------------------
 
 
-def abort_all(scope: Any, claim: Any) -> Steps[Any]:
+def abort_all(scope: Any, driver_epoch: Any) -> Steps[Any]:
     (names,) = yield (ListOpen(scope.prefix),)
-    left = yield from proof.look_at(scope, claim, names)
+    left = yield from proof.look_at(scope, driver_epoch, names)
     yield from proof.abort_others(left, scope, ())
-    return left.claim
+    return left.driver_epoch
 
 
-def with_fates(
-    decision: decisions.Decision, fate: decisions.Fate, parts: Iterable[Any]
+def with_outcomes(
+    decision: decisions.Decision, outcome: decisions.Outcome, parts: Iterable[Any]
 ) -> decisions.Decision:
     """As if this had become of these parts, without a record of it."""
-    fates = {part.task: fate for part in parts}
-    return replace(decisions.recorded(decision, fates), number=decision.number)
+    outcomes = {part.task: outcome for part in parts}
+    return replace(decisions.recorded(decision, outcomes), number=decision.number)
 
 
 def without_completing(scope: Any, _: float) -> Steps[Any]:
     """Planning aborts what an earlier driver has decided."""
-    claim = yield from init_producer(scope.driver_id)
+    driver_epoch = yield from init_producer(scope.driver_id)
     decision = yield from driver.read_decision(scope)
-    return driver.Ownership((yield from abort_all(scope, claim)), decision)
+    return driver.Ownership((yield from abort_all(scope, driver_epoch)), decision)
 
 
 def without_taking_over(scope: Any, now_ms: float) -> Steps[Any]:
@@ -194,15 +194,15 @@ def seen(scope: Any) -> Steps[Any]:
 
 def takes_pending_marks_for_missing(scope: Any, _: float) -> Steps[Any]:
     """The marks are read without waiting for transactions that are committed and not visible yet."""
-    claim = yield from init_producer(scope.driver_id)
+    driver_epoch = yield from init_producer(scope.driver_id)
     decision = yield from driver.read_decision(scope)
     if decision is not None:
         undone = yield from proof.not_visible(scope, decision, (yield from seen(scope)))
         yield proof.ends_of(scope, undone)
-        claim = yield from abort_all(scope, claim)
+        driver_epoch = yield from abort_all(scope, driver_epoch)
         missing = yield from proof.not_visible(scope, decision, (yield from seen(scope)))
-        decision = with_fates(decision, decisions.Fate.LOST, missing)
-    return driver.Ownership(claim, decision)
+        decision = with_outcomes(decision, decisions.Outcome.LOST, missing)
+    return driver.Ownership(driver_epoch, decision)
 
 
 def commits_without_deciding(reports: Any, **_: Any) -> Steps[Any]:
@@ -213,17 +213,17 @@ def commits_without_deciding(reports: Any, **_: Any) -> Steps[Any]:
             yield (EndTransaction(name, report.part.producer, commit=True),)
 
 
-def forgets_progress(scope: Scope, ownership: Any, now_ms: float) -> Handover:
+def forgets_progress(scope: Scope, ownership: Any, now_ms: float) -> TaskHandover:
     """Tasks write a batch that was decided once more."""
-    return replace(Handover.of(scope, ownership, now_ms), writer="", incomplete=None)
+    return replace(TaskHandover.of(scope, ownership, now_ms), writer="", incomplete=None)
 
 
-def forgets_what_is_missing(scope: Scope, ownership: Any, now_ms: float) -> Handover:
+def forgets_what_is_missing(scope: Scope, ownership: Any, now_ms: float) -> TaskHandover:
     """Tasks believe that what was decided is written."""
     decision = ownership.decision
     if decision is not None:
-        decision = with_fates(decision, decisions.Fate.COMMITTED, decision.parts)
-    return Handover.of(scope, replace(ownership, decision=decision), now_ms)
+        decision = with_outcomes(decision, decisions.Outcome.COMMITTED, decision.parts)
+    return TaskHandover.of(scope, replace(ownership, decision=decision), now_ms)
 
 
 def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
@@ -233,7 +233,11 @@ def repairs_whatever_the_tasks_are(reports: Any, **named: Any) -> Steps[Any]:
         previous, found = yield from driver.look(reports[0].run.scope, parts)
         assert previous is not None
         decision = decisions.repaired(previous, parts)
-        return (yield from driver.decide(reports[0].run.scope, reports[0].run.claim, decision, parts, found))
+        return (
+            yield from driver.decide(
+                reports[0].run.scope, reports[0].run.driver_epoch, decision, parts, found
+            )
+        )
     return (yield from batches.commit(reports, **named))
 
 
@@ -244,11 +248,11 @@ def aborts_what_was_refused(reports: Any, **_: Any) -> Steps[Any]:
     previous, found = yield from driver.look(one.scope, parts)
     yield from driver._require_open(one.scope, one.batch, parts, found)
     decision = decisions.next_decision(one.scope, previous, one.batch, len(reports), parts)
-    claim = yield from driver._decided(one.scope, one.claim, decision)
+    driver_epoch = yield from driver._decided(one.scope, one.driver_epoch, decision)
     names, *results = yield (ListOpen(one.scope.prefix), *proof.ends_of(one.scope, parts))
     failed = proof.failed_of(parts, results)
     accepted = {one.scope.task_id(part.task, part.slot) for part in parts if part not in failed}
-    left = yield from proof.look_at(one.scope, claim, [name for name in names if name not in accepted])
+    left = yield from proof.look_at(one.scope, driver_epoch, [name for name in names if name not in accepted])
     yield from proof.abort_others(left, one.scope, ())
 
 
@@ -257,10 +261,10 @@ def takes_expired_marks_for_missing(scope: Any, now_ms: float) -> Steps[Any]:
     found = yield from driver.take_over(scope, now_ms)
     if found.decision is None:
         return found
-    parts = tuple(replace(part, fate=decisions.Fate.UNRECORDED) for part in found.decision.parts)
+    parts = tuple(replace(part, outcome=decisions.Outcome.UNRECORDED) for part in found.decision.parts)
     decision = replace(found.decision, parts=parts)
     absent = yield from proof.not_visible(scope, decision, (yield from seen(scope)))
-    return replace(found, decision=with_fates(decision, decisions.Fate.LOST, absent))
+    return replace(found, decision=with_outcomes(decision, decisions.Outcome.LOST, absent))
 
 
 def ends_only_what_is_open(reports: Any, **named: Any) -> Steps[Any]:
@@ -286,9 +290,9 @@ def counts_what_is_lost(reports: Any, **named: Any) -> Steps[Any]:
         return (yield from batches.commit(reports, **named))
     previous, found = yield from driver.look(one.scope, parts)
     if previous is not None:
-        previous = with_fates(previous, decisions.Fate.COMMITTED, previous.parts)
+        previous = with_outcomes(previous, decisions.Outcome.COMMITTED, previous.parts)
     decision = decisions.next_decision(one.scope, previous, one.batch, len(reports), parts)
-    return (yield from driver.decide(one.scope, one.claim, decision, parts, found))
+    return (yield from driver.decide(one.scope, one.driver_epoch, decision, parts, found))
 
 
 def takes_what_is_told_by_now(scope: Scope, now_ms: float) -> Steps[Any]:
@@ -307,9 +311,9 @@ def takes_what_is_told_by_now(scope: Scope, now_ms: float) -> Steps[Any]:
             answers.append(next(one for one in answers if isinstance(one, dict)))
 
 
-def leaves_no_mark(scope: Any, claim: Any, *_: Any) -> Steps[None]:
+def leaves_no_mark(scope: Any, driver_epoch: Any, *_: Any) -> Steps[None]:
     """A transaction that was committed looks like one that timed out."""
-    yield from task.require_owner(scope, claim)
+    yield from task_attempt.require_owner(scope, driver_epoch)
 
 
 _CRASHES, _DRIVERS, _TIMEOUTS, _OTHER_TASKS = (

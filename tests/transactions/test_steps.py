@@ -15,8 +15,8 @@ from kafka_sink.errors import ChangedBatchError, DeliveryError, IncompleteBatchE
 from kafka_sink.model import EndedTransactions
 from kafka_sink.transactions import __main__ as command
 from kafka_sink.transactions import batch as batches
-from kafka_sink.transactions import driver, proof, task
-from kafka_sink.transactions.batch import Duty, Handover, TaskReport
+from kafka_sink.transactions import driver, proof, task_attempt
+from kafka_sink.transactions.batch import TaskHandover, TaskReport, TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import (
     LAST_EPOCH,
@@ -26,9 +26,9 @@ from kafka_sink.transactions.operations import (
     InitProducer,
     Operation,
     ProducerEpoch,
+    Scope,
     Steps,
 )
-from kafka_sink.transactions.scope import Scope
 from tests.support.transactions_of_kafka import Kafka, NotYet, Produce
 
 SCOPE = Scope("q", "t", 2)
@@ -73,12 +73,12 @@ class Cluster:
         for name in self.kafka.pending_markers():
             self.kafka.write_markers(name)
 
-    def plan(self, scope: Scope = SCOPE) -> Handover:
-        return Handover.of(scope, self.run(driver.take_over(scope, self.kafka.now_ms)), self.kafka.now_ms)
+    def plan(self, scope: Scope = SCOPE) -> TaskHandover:
+        return TaskHandover.of(scope, self.run(driver.take_over(scope, self.kafka.now_ms)), self.kafka.now_ms)
 
     def write(
         self,
-        handover: Handover,
+        handover: TaskHandover,
         number: int,
         index: int,
         *rows: int,
@@ -92,15 +92,15 @@ class Cluster:
         if app is not None:
             batch = BatchIdentity.of_application(app, scope.topic, number)
         digest = digest_of(*rows)
-        duty = handover.duty(batch, index)
-        slot, producer = self.run(task.begin(scope, handover.claim, index, attempt))
+        role = handover.role(batch, index)
+        slot, producer = self.run(task_attempt.begin_steps(scope, handover.driver_epoch, index, attempt))
         taken = self.kafka.execute(
             Produce(scope.task_id(index, slot), producer, tuple((number, r) for r in rows))
         )
         assert taken
-        self.run(task.finish(scope, handover.claim, batch, index, slot, producer))
+        self.run(task_attempt.finish_steps(scope, handover.driver_epoch, batch, index, slot, producer))
         part = Part(index, slot, producer, digest)
-        return TaskReport(handover.run(scope, batch), index, duty, digest, part)
+        return TaskReport(handover.run(scope, batch), index, role, digest, part)
 
     def commit(self, *reports: TaskReport, die_before: Callable[[Operation], bool] | None = None) -> Any:
         return self.run(batches.commit(reports, records_empty=False), die_before)
@@ -131,7 +131,7 @@ def test_marks_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
     broken = cluster.run(driver.take_over(SCOPE, 0))
     assert broken.missing == {1}
     assert broken.completed == (), "what the first run committed was not left open, and the rest is lost"
-    cluster.run(driver.resolve(SCOPE, broken.claim, broken.decision, rewrite=True))
+    cluster.run(driver.resolve(SCOPE, broken.driver_epoch, broken.decision, rewrite=True))
 
     run = cluster.plan()
     reports = [cluster.write(run, 0, 0, 2), cluster.write(run, 0, 1, 0, 1)]
@@ -260,7 +260,7 @@ def test_an_abort_of_a_replaced_driver_leaves_its_successor_alone(protocol: int)
     cluster.write(replaced, 0, 0, 0)
     successor = cluster.plan()
     report = cluster.write(successor, 0, 0, 0)
-    assert cluster.run(driver.abort(SCOPE, replaced.claim, 0)) is None
+    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0)) is None
     cluster.commit(report)
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
@@ -274,7 +274,7 @@ def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_is_decidi
     report = cluster.write(successor, 0, 0, 0)
     with pytest.raises(Died):
         cluster.commit(report, die_before=ends_driver)
-    assert cluster.run(driver.abort(SCOPE, replaced.claim, 0)) is None
+    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0)) is None
     # As if it had only been slow.
     cluster.commit(report)
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
@@ -283,8 +283,9 @@ def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_is_decidi
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_has_decided(protocol: int) -> None:
     """Catches: with protocol 1 a successor's decision has the next epoch, until the successor raises that.
-    The replaced driver took it for its own, and wrote offsets under the successor's claim, which a repeated
-    EndTxn of the successor committed: they stood where the decision was, and no run could read it."""
+    The replaced driver took it for its own, and wrote offsets under the successor's driver epoch, which a
+    repeated EndTxn of the successor committed: they stood where the decision was, and no run could read
+    it."""
     cluster = Cluster(protocol)
     replaced = cluster.plan()
     successor = cluster.plan()
@@ -296,15 +297,15 @@ def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_has_decid
     def commits_again(one: Operation) -> bool:
         nonlocal began
         if began and isinstance(one, EndTransaction):
-            cluster.kafka._end_txn(SCOPE.driver_id, successor.claim, commit=True)
+            cluster.kafka._end_txn(SCOPE.driver_id, successor.driver_epoch, commit=True)
             cluster.settle()
         began = True
         return False
 
-    cluster.kafka._end_txn(SCOPE.driver_id, successor.claim, commit=True)
+    cluster.kafka._end_txn(SCOPE.driver_id, successor.driver_epoch, commit=True)
     cluster.settle()
-    assert cluster.run(driver.abort(SCOPE, replaced.claim, 0), commits_again) is None
-    assert cluster.plan().duty(report.run.batch, 0) is Duty.SKIP
+    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0), commits_again) is None
+    assert cluster.plan().role(report.run.batch, 0) is TaskRole.SKIP
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
 
@@ -315,7 +316,7 @@ def test_an_abort_after_the_decision_completes_it(protocol: int) -> None:
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
     with pytest.raises(Died):
         cluster.commit(*reports, die_before=ends_task(1))
-    assert len(cluster.run(driver.abort(SCOPE, run.claim, 0)).completed) == 1
+    assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).completed) == 1
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
 
 
@@ -327,24 +328,24 @@ def test_an_abort_of_a_decision_whose_response_was_lost_completes_it(protocol: i
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
     with pytest.raises(Died):
         cluster.commit(*reports, die_before=ends_driver)
-    cluster.kafka._end_txn(SCOPE.driver_id, run.claim, commit=True)
+    cluster.kafka._end_txn(SCOPE.driver_id, run.driver_epoch, commit=True)
     cluster.settle()
-    assert len(cluster.run(driver.abort(SCOPE, run.claim, 0)).completed) == 2
+    assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).completed) == 2
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
 
 
 def test_an_abort_does_not_ask_who_has_raised_an_epoch_to_the_last_one() -> None:
     """Catches: with protocol 1 brokers fail there with UNKNOWN_SERVER_ERROR, and so did the abort."""
     cluster = Cluster(1)
-    first = cluster.plan().claim
+    first = cluster.plan().driver_epoch
     cluster.kafka.transactions[SCOPE.driver_id].producer = first._replace(epoch=LAST_EPOCH - 2)
     run = cluster.plan()
     report = cluster.write(run, 0, 0, 0)
     with pytest.raises(Died):
         cluster.commit(report, die_before=ends_task(0))
-    asks = cluster.run(driver.abort(SCOPE, run.claim, 0), lambda one: isinstance(one, InitProducer))
+    asks = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0), lambda one: isinstance(one, InitProducer))
     assert asks is None
-    assert cluster.plan().duty(report.run.batch, 0) is Duty.SKIP
+    assert cluster.plan().role(report.run.batch, 0) is TaskRole.SKIP
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
 
@@ -353,15 +354,15 @@ def test_an_abort_leaves_alone_a_driver_that_took_over_behind_the_look_at_the_id
     id over then, whoever had it by now, and so ended a query that was well."""
     cluster = Cluster(1)
     replaced = cluster.plan()
-    successor: list[Handover] = []
+    successor: list[TaskHandover] = []
 
     def takes_over(one: Operation) -> bool:
         if isinstance(one, InitProducer) and not successor:
-            successor.append(Handover(ProducerEpoch(-1, -1)))
+            successor.append(TaskHandover(ProducerEpoch(-1, -1)))
             successor[0] = cluster.plan()
         return False
 
-    assert cluster.run(driver.abort(SCOPE, replaced.claim, 0), takes_over) is None
+    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0), takes_over) is None
     cluster.commit(cluster.write(successor[0], 0, 0, 0))
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
@@ -376,7 +377,7 @@ def test_an_abort_that_a_former_coordinator_refuses_is_sent_to_the_present_one(p
     with pytest.raises(Died):
         cluster.commit(report, die_before=ends_driver)
     cluster.kafka.former_ids.update(former)
-    assert len(cluster.run(driver.abort(SCOPE, run.claim, 0)).aborted) == 1
+    assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).aborted) == 1
     assert cluster.kafka.open() == []
 
 
@@ -391,7 +392,7 @@ def test_an_abort_of_what_was_recorded_and_not_decided_aborts_all_of_it(protocol
             cluster.commit(*reports, die_before=ends_driver)
         if times_out:
             cluster.kafka.time_out(SCOPE.driver_id)
-        ended = cluster.run(driver.abort(SCOPE, run.claim, 0))
+        ended = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0))
         if times_out and protocol == 1:
             # A later driver's abort looks the same. The tasks' transactions are older, so they time out, too.
             assert ended is None
@@ -414,11 +415,11 @@ def test_a_version_is_written_once_whether_its_first_job_was_aborted_before_or_a
         if decided:
             with pytest.raises(Died):
                 cluster.commit(*reports, die_before=ends_task(0))
-        ended = cluster.run(driver.abort(SCOPE, first.claim, 0))
+        ended = cluster.run(driver.abort(SCOPE, first.driver_epoch, 0))
         assert (len(ended.completed), len(ended.aborted)) == ((2, 0) if decided else (0, 2))
         again = cluster.plan()
         batch = BatchIdentity.of_application("nightly", "t", 7)
-        assert again.duty(batch, 0) is (Duty.SKIP if decided else Duty.WRITE)
+        assert again.role(batch, 0) is (TaskRole.SKIP if decided else TaskRole.WRITE)
         if not decided:
             cluster.commit(*(cluster.write(again, 7, index, index, app="nightly") for index in range(2)))
         assert dict(cluster.kafka.visible) == {(7, 0): 1, (7, 1): 1}
@@ -462,8 +463,8 @@ def times_out(cluster: Cluster, *tasks: int) -> Callable[[Operation], bool]:
 
 def decided_by(cluster: Cluster, batch: BatchIdentity) -> list[TaskReport]:
     reports = [cluster.write(cluster.plan(), 0, 0, 0)]
-    # The same claim, as of one planning.
-    handover = Handover(reports[0].run.claim)
+    # The same driver epoch, as of one planning.
+    handover = TaskHandover(reports[0].run.driver_epoch)
     reports.append(cluster.write(handover, 0, 1, 1))
     run = replace(reports[0].run, batch=batch)
     return [replace(one, run=run) for one in reports]
@@ -516,7 +517,7 @@ def test_the_command_leaves_a_batch_alone_that_is_lost_as_a_whole(*, rewrite: bo
     client: Any = SimpleNamespace(run=lambda steps, *_: cluster.run(steps))
     assert command._resolve(client, SCOPE, out, rewrite=rewrite) == 0
     assert "counts as not written" in out.getvalue()
-    assert cluster.plan().duty(reports[0].run.batch, 0) is Duty.WRITE
+    assert cluster.plan().role(reports[0].run.batch, 0) is TaskRole.WRITE
 
 
 def test_all_chunks_of_a_decision_are_waited_for() -> None:
@@ -539,14 +540,14 @@ def test_all_chunks_of_a_decision_are_waited_for() -> None:
     assert len(late) > 1
     # The first group's coordinator tells it, and the others not yet.
     cluster.kafka.offsets[first] = late.pop(first)
-    assert cluster.plan(scope).duty(reports[0].run.batch, 0) is Duty.SKIP
+    assert cluster.plan(scope).role(reports[0].run.batch, 0) is TaskRole.SKIP
 
 
 def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
     """Catches: it expired by offsets.retention.minutes however often its job was started."""
     cluster = Cluster()
     run, batch = cluster.plan(), BatchIdentity.of_application("nightly", "t", 1)
-    empty = TaskReport(run.run(SCOPE, batch), 0, Duty.WRITE, RowsDigest(), None)
+    empty = TaskReport(run.run(SCOPE, batch), 0, TaskRole.WRITE, RowsDigest(), None)
     cluster.run(batches.commit([empty], records_empty=True, now_ms=1_000.4))
     cluster.kafka.now_ms = 2_000
     for _ in range(2):
@@ -556,7 +557,7 @@ def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
     for _ in range(2):
         found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms)).decision
         assert (found.number, found.began_ms) == (2, cluster.kafka.now_ms)
-    assert cluster.plan().duty(batch, 0) is Duty.SKIP
+    assert cluster.plan().role(batch, 0) is TaskRole.SKIP
 
 
 def test_of_two_queries_under_one_name_no_batch_is_doubled_without_a_warning() -> None:
@@ -620,9 +621,9 @@ def test_a_decision_that_planning_did_not_see_is_not_made_again(*, learns: bool)
     with pytest.raises(TransactionError, match="decision 1 was decided"):
         cluster.commit(report)
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
-    ended = cluster.run(driver.abort(SCOPE, misled.claim, 0))
+    ended = cluster.run(driver.abort(SCOPE, misled.driver_epoch, 0))
     assert len(ended.aborted) == 1
-    assert cluster.plan().duty(report.run.batch, 0) is Duty.SKIP
+    assert cluster.plan().role(report.run.batch, 0) is TaskRole.SKIP
 
 
 def again(cluster: Cluster, *rows: RowsDigest, compare: str = "content", app: str | None = None) -> Any:
@@ -631,8 +632,10 @@ def again(cluster: Cluster, *rows: RowsDigest, compare: str = "content", app: st
     batch = BatchIdentity.of_query("one", 1)
     if app is not None:
         batch = BatchIdentity.of_application(app, SCOPE.topic, 1)
-    assert run.duty(batch, 0) is Duty.SKIP
-    reports = [TaskReport(run.run(SCOPE, batch), task, Duty.SKIP, one, None) for task, one in enumerate(rows)]
+    assert run.role(batch, 0) is TaskRole.SKIP
+    reports = [
+        TaskReport(run.run(SCOPE, batch), task, TaskRole.SKIP, one, None) for task, one in enumerate(rows)
+    ]
     return cluster.run(batches.commit(reports, records_empty=False, compare=compare))
 
 
@@ -680,7 +683,7 @@ def test_an_abandoned_batch_is_compared_when_it_is_run_again() -> None:
         cluster.commit(*reports, die_before=ends_task(0))
     cluster.kafka.time_out(SCOPE.task_id(0, 0))
     found = cluster.run(driver.take_over(SCOPE, 0))
-    cluster.run(driver.resolve(SCOPE, found.claim, found.decision, rewrite=False))
+    cluster.run(driver.resolve(SCOPE, found.driver_epoch, found.decision, rewrite=False))
     assert again(cluster, RowsDigest.total([digest_of(0), digest_of(1)])).compared
     with pytest.raises(ChangedBatchError):
         again(cluster, RowsDigest(7, 7, 7))
@@ -713,7 +716,7 @@ def test_marks_that_only_a_former_coordinator_does_not_have_are_not_missing() ->
     cluster.commit(report)
     cluster.kafka.former.update(former)
     again = cluster.plan()
-    assert again.duty(report.run.batch, 0) is Duty.SKIP
+    assert again.role(report.run.batch, 0) is TaskRole.SKIP
     later = cluster.write(again, 1, 0, 0)
     assert len(cluster.commit(later).committed) == 1
 
@@ -773,7 +776,7 @@ def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_
     successor = cluster.plan()
     report = cluster.write(successor, 0, 0, 0)
     cluster.kafka.former_ids.update(former)
-    assert cluster.run(driver.abort(SCOPE, replaced.claim, 0)) is None
+    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0)) is None
     cluster.commit(report)
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
@@ -803,9 +806,9 @@ def test_an_abort_adds_nothing_to_a_decision_that_is_being_committed() -> None:
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
     with pytest.raises(Died):
         cluster.commit(*reports, die_before=ends_driver)
-    cluster.kafka.execute(EndTransaction(SCOPE.driver_id, run.claim, commit=True))
+    cluster.kafka.execute(EndTransaction(SCOPE.driver_id, run.driver_epoch, commit=True))
     assert cluster.kafka.pending_markers() == [SCOPE.driver_id]
-    ended = cluster.run(driver.abort(SCOPE, run.claim, 0))
+    ended = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0))
     assert len(ended.completed) == 2
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
 
@@ -822,5 +825,5 @@ def test_a_version_that_was_decided_and_lost_is_not_taken_for_written_behind_ano
         cluster.kafka.time_out(SCOPE.task_id(index, 0))
     cluster.commit(cluster.write(cluster.plan(), 2, 0, 7, app="nightly"))
     again = cluster.plan()
-    assert again.duty(BatchIdentity.of_application("nightly", "t", 1), 0) is Duty.WRITE
-    assert again.duty(BatchIdentity.of_application("nightly", "t", 2), 0) is Duty.SKIP
+    assert again.role(BatchIdentity.of_application("nightly", "t", 1), 0) is TaskRole.WRITE
+    assert again.role(BatchIdentity.of_application("nightly", "t", 2), 0) is TaskRole.SKIP

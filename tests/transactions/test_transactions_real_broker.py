@@ -27,19 +27,19 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.transactions import __main__ as command
-from kafka_sink.transactions import batch, driver, task
-from kafka_sink.transactions.batch import Handover
+from kafka_sink.transactions import batch, driver, task_attempt
+from kafka_sink.transactions.batch import TaskHandover
 from kafka_sink.transactions.client import PROTOCOL_2, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import (
     ABORTED,
     EndTransaction,
+    Scope,
     Steps,
     describe,
     fetch_stable_offsets,
     init_producer,
 )
-from kafka_sink.transactions.scope import Scope
 from local_kafka import LocalBroker
 from tests.support.batches_by_hand import PARTITIONS, Job
 from tests.support.raw_producer import RawProducer
@@ -99,8 +99,8 @@ def test_what_a_dead_driver_had_decided_is_completed_by_the_next(job: Callable[.
     assert (len(found.completed), found.aborted, found.missing) == (3, (), frozenset())
     assert all(0 <= wall_ms() - began < 60_000 for began in found.completed), "brokers say when they began"
     later.await_rows(["0-0", "0-1", "0-2"])
-    again = Handover.of(run.scope, found, wall_ms())
-    assert again.duty(BatchIdentity("query", 0), 0).value == "skip"
+    again = TaskHandover.of(run.scope, found, wall_ms())
+    assert again.role(BatchIdentity("query", 0), 0).value == "skip"
 
 
 @pytest.mark.parametrize("kafka", ["old_broker"], indirect=True)
@@ -113,9 +113,9 @@ def test_an_abort_completes_a_decision_behind_which_the_epoch_was_not_raised(
     reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
     run.record_only(handover, *reports)
     raw = RawProducer(run.servers, run.scope.driver_id)
-    assert raw.end(handover.claim, commit=True) == "NONE"
+    assert raw.end(handover.driver_epoch, commit=True) == "NONE"
     raw.close()
-    assert len(run.run(driver.abort(run.scope, handover.claim, wall_ms())).completed) == 2
+    assert len(run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms())).completed) == 2
     run.await_rows(["0-0", "0-1"])
 
 
@@ -131,11 +131,11 @@ def test_an_abort_of_a_replaced_driver_leaves_alone_a_decision_behind_which_the_
     reports = [run.write(successor, 0, index, [f"0-{index}"]) for index in range(2)]
     run.record_only(successor, *reports)
     raw = RawProducer(run.servers, run.scope.driver_id)
-    assert raw.end(successor.claim, commit=True) == "NONE"
-    assert run.run(driver.abort(run.scope, replaced.claim, wall_ms())) is None
-    assert raw.end(successor.claim, commit=True) == "NONE"
+    assert raw.end(successor.driver_epoch, commit=True) == "NONE"
+    assert run.run(driver.abort(run.scope, replaced.driver_epoch, wall_ms())) is None
+    assert raw.end(successor.driver_epoch, commit=True) == "NONE"
     raw.close()
-    assert run.take_over().duty(BatchIdentity("query", 0), 0).value == "skip"
+    assert run.take_over().role(BatchIdentity("query", 0), 0).value == "skip"
     run.await_rows(["0-0", "0-1"])
 
 
@@ -195,7 +195,7 @@ def test_a_task_warns_of_transactions_that_ran_before_and_near_their_time(
     reports = [run.write(handover, 0, 0, ["0-0"])]
     assert not caplog.records
     deadline = time.monotonic() + 60
-    while not run.run(task.open_longer_than(run.scope, 4000)):
+    while not run.run(task_attempt.open_longer_than(run.scope, 4000)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     reports.append(run.write(handover, 0, 1, ["0-1"]))
@@ -215,14 +215,14 @@ def test_what_timed_out_after_the_decision_is_written_again_and_only_that(job: C
     # As a broker's timeout does.
     lost = reports[1].part
     assert lost is not None
-    run.run(task.abort(run.scope, 1, 0, lost.producer))
+    run.run(task_attempt.abort_steps(run.scope, 1, 0, lost.producer))
 
     broken = run.take_over()
     assert broken.incomplete is not None
     assert broken.incomplete.missing == {1}
     run.await_rows(["0-0", "0-2"])
     with pytest.raises(IncompleteBatchError, match="task 1"):
-        broken.duty(BatchIdentity("query", 1), 0)
+        broken.role(BatchIdentity("query", 1), 0)
     mended = [run.write(broken, 0, 1, ["0-1"])]
     for index in (0, 2):
         attempt = run.attempt(broken, 0, index)
@@ -230,7 +230,7 @@ def test_what_timed_out_after_the_decision_is_written_again_and_only_that(job: C
         mended.append(attempt.finish())
     assert run.commit(*mended).repaired
     run.await_rows(["0-0", "0-1", "0-2"])
-    assert run.take_over().duty(BatchIdentity("query", 0), 1).value == "skip"
+    assert run.take_over().role(BatchIdentity("query", 0), 1).value == "skip"
 
 
 def test_a_version_that_was_lost_entirely_is_written_when_it_is_run_again_behind_another(
@@ -243,10 +243,10 @@ def test_a_version_that_was_lost_entirely_is_written_when_it_is_run_again_behind
     run.decide_only(handover, *reports)
     for report in reports:
         assert report.part is not None
-        run.run(task.abort(run.scope, report.task, 0, report.part.producer))
+        run.run(task_attempt.abort_steps(run.scope, report.task, 0, report.part.producer))
     run.commit(run.write(run.take_over(), 2, 0, ["2-0"]))
     again = run.take_over()
-    assert again.duty(BatchIdentity("query", 2), 0).value == "skip"
+    assert again.role(BatchIdentity("query", 2), 0).value == "skip"
     run.commit(*(run.write(again, 1, index, [f"1-{index}"]) for index in range(2)))
     run.await_rows(["1-0", "1-1", "2-0"])
 
@@ -260,7 +260,7 @@ def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
     run.decide_only(handover, *reports)
     part = reports[1].part
     assert part is not None
-    run.run(task.abort(run.scope, 1, 0, part.producer))
+    run.run(task_attempt.abort_steps(run.scope, 1, 0, part.producer))
     broken = run.take_over()
     other = run.attempt(broken, 0, 0)
     other.drain(iter([pa.record_batch({"value": pa.array([b"other", b"rows"], pa.binary())})]))
@@ -281,7 +281,7 @@ def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
     assert command.main(["rewrite", *arguments], out) == 0
     assert "is forgotten" in out.getvalue()
     assert run.open() == []
-    assert run.take_over().duty(BatchIdentity("query", 0), 0).value == "write"
+    assert run.take_over().role(BatchIdentity("query", 0), 0).value == "write"
 
 
 def test_an_incomplete_batch_can_be_abandoned_without_doubling(
@@ -294,7 +294,7 @@ def test_an_incomplete_batch_can_be_abandoned_without_doubling(
     run.decide_only(handover, *reports)
     part = reports[1].part
     assert part is not None
-    run.run(task.abort(run.scope, 1, 0, part.producer))
+    run.run(task_attempt.abort_steps(run.scope, 1, 0, part.producer))
     out = io.StringIO()
     arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", run.scope.prefix]
     assert command.main(["abandon", *arguments], out) == 0
@@ -302,7 +302,7 @@ def test_an_incomplete_batch_can_be_abandoned_without_doubling(
     assert command.main(["abandon", *arguments], out) == 0
     assert "nothing is changed" in out.getvalue()
     again = run.take_over()
-    assert again.duty(BatchIdentity("query", 0), 1).value == "skip"
+    assert again.role(BatchIdentity("query", 0), 1).value == "skip"
     run.commit(run.write(again, 1, 0, ["1-0"]))
     run.await_rows(["0-0", "1-0"])
 
@@ -409,7 +409,7 @@ def test_an_attempt_that_has_sent_nothing_yet_is_ended_too(job: Callable[..., Jo
         if ends == "commit":
             assert run.commit(report).aborted == (), "it was no transaction"
         elif ends == "abort":
-            assert len(run.run(driver.abort(run.scope, handover.claim, wall_ms())).aborted) == 1
+            assert len(run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms())).aborted) == 1
         else:
             run.take_over()
         assert run.run(describe(name))[name].state in ABORTED
@@ -456,7 +456,7 @@ def test_a_complete_batch_stays_complete_when_its_marks_have_expired(
     found = run.run(driver.take_over(run.scope, wall_ms() + _WEEK_MS))
     assert (found.missing, found.unknown, found.completed) == (frozenset(), frozenset(), ())
     # The run that follows takes the ids over, and dies. Then no id tells of the batch any more.
-    run.write(Handover.of(run.scope, found, wall_ms()), 1, 0, ["lost"])
+    run.write(TaskHandover.of(run.scope, found, wall_ms()), 1, 0, ["lost"])
     found = run.run(driver.take_over(run.scope, wall_ms() + _WEEK_MS))
     assert (found.missing, found.unknown, len(found.aborted)) == (frozenset(), frozenset(), 1)
     run.await_rows(["0-0", "0-1"])
@@ -473,14 +473,14 @@ def test_what_brokers_have_forgotten_is_called_unknown_and_not_missing(
     run.run(init_producer(run.scope.task_id(1, 0)))
     found = run.run(driver.take_over(run.scope, wall_ms() + _WEEK_MS))
     assert (found.missing, found.unknown) == (frozenset(), {1})
-    told = Handover.of(run.scope, found, wall_ms())
+    told = TaskHandover.of(run.scope, found, wall_ms())
     with pytest.raises(IncompleteBatchError, match=r"cannot be known any more.*Only if they are not"):
-        told.duty(BatchIdentity("query", 0), 1)
+        told.role(BatchIdentity("query", 0), 1)
     out = io.StringIO()
     where = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", run.scope.prefix]
-    run.run(driver.resolve(run.scope, found.claim, found.decision, rewrite=False))
+    run.run(driver.resolve(run.scope, found.driver_epoch, found.decision, rewrite=False))
     assert command.main(["complete", *where], out) == 0
-    assert run.take_over().duty(BatchIdentity("query", 0), 1).value == "skip"
+    assert run.take_over().role(BatchIdentity("query", 0), 1).value == "skip"
 
 
 def test_a_driver_that_was_replaced_calls_no_batch_incomplete(job: Callable[..., Job]) -> None:
@@ -505,7 +505,7 @@ def test_a_driver_that_was_replaced_calls_no_batch_incomplete(job: Callable[...,
 
     with pytest.raises(TransactionError, match="another driver has taken the transactional ids over"):
         first.run(frozen_after_the_decision())
-    assert first.run(driver.abort(first.scope, handover.claim, wall_ms())) is None
+    assert first.run(driver.abort(first.scope, handover.driver_epoch, wall_ms())) is None
     second.await_rows(["0-0", "0-1", "1-0", "1-1"])
 
 
@@ -521,7 +521,7 @@ def test_a_driver_that_was_replaced_before_its_decision_leaves_its_successor_alo
     second.commit(second.write(newer, 0, 0, ["newer"]))
     with pytest.raises(TransactionError, match="leave it alone"):
         first.commit(report)
-    assert first.run(driver.abort(first.scope, older.claim, wall_ms())) is None
+    assert first.run(driver.abort(first.scope, older.driver_epoch, wall_ms())) is None
     second.await_rows(["newer"])
 
 
@@ -535,7 +535,7 @@ def test_a_task_of_a_replaced_driver_advises_nothing(job: Callable[..., Job]) ->
     first.decide_only(handover, report, other)
     part = other.part
     assert part is not None
-    first.run(task.abort(first.scope, 1, 0, part.producer))
+    first.run(task_attempt.abort_steps(first.scope, 1, 0, part.producer))
     broken = first.take_over()
     with pytest.raises(IncompleteBatchError):
         first.attempt(broken, 1, 0)
@@ -609,11 +609,11 @@ def test_progress_goes_with_a_topic_that_is_deleted(job: Callable[..., Job], kaf
     run, later = job(), job()
     handover = run.take_over()
     run.commit(run.write(handover, 0, 0, ["old"]))
-    assert run.take_over().duty(BatchIdentity("query", 0), 0).value == "skip"
+    assert run.take_over().role(BatchIdentity("query", 0), 0).value == "skip"
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.delete_topics([run.scope.topic])[run.scope.topic].result(30)
     deadline = time.monotonic() + 60
-    while later.take_over().duty(BatchIdentity("query", 0), 0).value == "skip":
+    while later.take_over().role(BatchIdentity("query", 0), 0).value == "skip":
         assert time.monotonic() < deadline
         time.sleep(0.1)
     kafka.create_topic(run.scope.topic, PARTITIONS)
@@ -632,7 +632,7 @@ def test_a_zombie_of_an_attempt_that_this_sink_has_aborted_writes_nothing_more(
     zombie = report.part.producer
     raw = RawProducer(run.servers, run.scope.task_id(0, 0))
     handover = run.take_over()
-    slot, producer = run.run(task.begin(run.scope, handover.claim, 0, 0))
+    slot, producer = run.run(task_attempt.begin_steps(run.scope, handover.driver_epoch, 0, 0))
     assert (slot, producer.producer_id) == (0, zombie.producer_id)
     try:
         for partition in (TopicPartition(run.scope.topic, number) for number in range(2)):
@@ -658,6 +658,6 @@ def test_the_epoch_moves_on_with_each_end_of_a_transaction(job: Callable[..., Jo
     run.commit(report)
     described = run.run(describe(run.scope.driver_id, run.scope.task_id(0, 0)))
     assert report.part is not None
-    assert described[run.scope.driver_id].producer.epoch == handover.claim.epoch + 1
+    assert described[run.scope.driver_id].producer.epoch == handover.driver_epoch.epoch + 1
     raised = int(run.client.protocol == PROTOCOL_2)
     assert described[run.scope.task_id(0, 0)].producer.epoch == report.part.producer.epoch + raised

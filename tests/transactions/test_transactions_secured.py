@@ -21,8 +21,8 @@ from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.transactions import planning
-from kafka_sink.transactions.attempt import TaskAttempt
 from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.task_attempt import TaskAttempt
 from tests.support.security.secured_broker import PASSWORD, Secured, secured_broker
 
 _PATIENCE_MS = 60_000.0

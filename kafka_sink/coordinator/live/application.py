@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from kafka_sink.activity import STARTING, STATES, STEPS
+from kafka_sink.clock import STARTING, STATES, STEPS
 from kafka_sink.coordinator.live.messages import (
     MIN_INTERVAL_MS,
     OUTCOMES,

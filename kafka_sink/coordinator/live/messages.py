@@ -17,8 +17,7 @@ from itertools import islice, zip_longest
 from typing import Annotated, NamedTuple
 
 from kafka_sink import spark_application
-from kafka_sink.activity import STATES, WAIT_LISTENER
-from kafka_sink.clock import RANDOM, Clock, monotonic_ms
+from kafka_sink.clock import RANDOM, STATES, WAIT_LISTENER, Clock, monotonic_ms
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import ask, tell
 from kafka_sink.coordinator.schema import (

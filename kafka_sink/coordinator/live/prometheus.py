@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from kafka_sink.activity import STATES, STEPS
+from kafka_sink.clock import STATES, STEPS
 from kafka_sink.coordinator.live.application import TRANSACTION_OUTCOMES
 from kafka_sink.coordinator.live.messages import OUTCOMES
 from kafka_sink.counts import GAUGES, LATENCY_BOUNDS_MS, SPECS

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any
 
-from kafka_sink.activity import STATES
+from kafka_sink.clock import STATES
 from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, MuteReport, TaskReport
 from kafka_sink.counts import Number
 

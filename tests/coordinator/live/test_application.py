@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.activity import STARTING
+from kafka_sink.clock import STARTING
 from kafka_sink.coordinator.live import application
 from kafka_sink.coordinator.live.application import (
     MAX_EVENTS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.activity import STARTING, WAIT_LISTENER
+from kafka_sink.clock import STARTING, WAIT_LISTENER
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
 from kafka_sink.coordinator.live import messages
 from kafka_sink.coordinator.live.application import ReportService

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kafka_sink.options import redaction
+from kafka_sink.driver import driver_conf
 from tests.support.lent_spark import lent
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def main() -> int:
         .config("spark.log.level", "INFO")
         .config("spark.eventLog.enabled", "true")
         .config("spark.eventLog.dir", f"file://{folder}")
-        .config("spark.redaction.regex", redaction.regex())
+        .config("spark.redaction.regex", driver_conf.redaction_regex())
         .getOrCreate()
     )
     failed = 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import platform
+import resource
+import subprocess
 import sys
 import zipfile
 import zipimport
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.spark import worker_imports
+from kafka_sink.spark import worker
 
 
 @pytest.fixture
@@ -50,8 +53,8 @@ def test_only_sparks_archives_lose_their_finders_folders_in_them_too(
 ) -> None:
     before = zip_finders()
     assert {"pyspark", "users"} <= before
-    monkeypatch.setattr(worker_imports, "_READS_AT_ONCE", True)
-    worker_imports.forget_spark_archives()
+    monkeypatch.setattr(worker, "_READS_AT_ONCE", True)
+    worker.forget_spark_archives()
     assert zip_finders() == before - {"pyspark", "py4j-0.10.9.9-src", "spark-core_2.13-4.1.1"}
     assert importlib.reload(sys.modules["found_in_pyspa.inner"]).VALUE == 7, "imports from them go on"
 
@@ -59,6 +62,38 @@ def test_only_sparks_archives_lose_their_finders_folders_in_them_too(
 @pytest.mark.usefixtures("on_path")
 def test_from_python_3_12_on_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(sys.path_importer_cache)
-    monkeypatch.setattr(worker_imports, "_READS_AT_ONCE", False)
-    worker_imports.forget_spark_archives()
+    monkeypatch.setattr(worker, "_READS_AT_ONCE", False)
+    worker.forget_spark_archives()
     assert sys.path_importer_cache == before
+
+
+_BATCH = 8 * 1024 * 1024
+_PROGRAM = f"""
+import resource
+from kafka_sink.spark.worker import memory_kept
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        bytes(bytearray({_BATCH}))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def resident():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+before = resident()
+with memory_kept():
+    faults()
+    print(faults())
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
+def test_large_batches_reuse_memory_and_a_task_leaves_none() -> None:
+    run = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
+    faults, left = map(int, run.stdout.split())
+    pages = 20 * _BATCH // resource.getpagesize()
+    assert faults < pages / 10
+    assert left < _BATCH

@@ -1,4 +1,4 @@
-"""Writes the letters of rows that can never be written, while other rows go on."""
+"""Writes the dead letters of rows that can never be written, while other rows go on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
 
 
-class LetterWriter:
+class DeadLetterWriter:
     """Used by the task's thread, also while it waits with other rows.
 
     ``append`` may block, but not for the memory for which those rows wait.
@@ -47,38 +47,42 @@ class LetterWriter:
 
     def __init__(
         self,
-        letters: DeadLetters,
+        dead_letters: DeadLetters,
         order: Callable[[ColumnPlan, pa.Table], OrderedRows],
         append: Callable[[OrderedRows], None],
     ) -> None:
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._order = order
         self._append = append
         self._is_writing = False
 
     def write(self) -> bool:
-        """Append the letters of all rows that wait, about 1 MiB at once; return whether there were any.
+        """Append the dead letters of all rows that wait, about 1 MiB at once; return whether there were any.
 
         Raises DeliveryError where they cannot be written, BufferExhaustedError where there is no memory for
         them within max.block.ms.
         """
-        letters = self._letters
-        if letters.topic is None or self._is_writing or not letters.is_waiting:
+        dead_letters = self._dead_letters
+        if dead_letters.topic is None or self._is_writing or not dead_letters.is_waiting:
             return False
         # Appending them waits, too, and whatever waits looks here.
         self._is_writing = True
         try:
-            plan = letter_plan(letters.topic)
+            plan = dead_letter_plan(dead_letters.topic)
             for rows in self._waiting():
-                self._write(plan, letter_table(rows, letters.max_bytes, letters.task), letters.topic)
+                self._write(
+                    plan,
+                    dead_letter_table(rows, dead_letters.max_bytes, dead_letters.task),
+                    dead_letters.topic,
+                )
         finally:
             self._is_writing = False
         return True
 
     def _waiting(self) -> Iterator[RejectedRows]:
-        while (rejected := self._letters.take()) is not None:
+        while (rejected := self._dead_letters.take()) is not None:
             if isinstance(rejected, RejectedRecords):
-                rejected = rows_of_records(rejected, self._letters.max_bytes)
+                rejected = rows_of_records(rejected, self._dead_letters.max_bytes)
             yield from slices(rejected)
 
     def _write(self, plan: ColumnPlan, table: pa.Table, topic: str) -> None:
@@ -92,23 +96,23 @@ class LetterWriter:
         try:
             self._append(ordered)
         except BufferExhaustedError:
-            # Its text is about kafka.buffer.memory, which letters do not use.
+            # Its text is about kafka.buffer.memory, which dead letters do not use.
             raise BufferExhaustedError(
                 f"no memory for {table.num_rows} dead letters for errors.deadletterqueue.topic.name = "
-                f"{topic!r} within kafka.max.block.ms. They have memory of their own, which letters hold "
-                "until brokers acknowledge them: the brokers of that topic take letters more slowly than "
-                "rows are rejected, or do not respond"
+                f"{topic!r} within kafka.max.block.ms. They have memory of their own, which they hold until "
+                "brokers acknowledge them: the brokers of that topic take dead letters more slowly than rows "
+                "are rejected, or do not respond"
             ) from None
 
 
-# A table of letters. Their context headers are those of Kafka Connect's sink connectors (KIP-298), as far as
-# a row of a DataFrame has them.
+# A table of dead letters. Their context headers are those of Kafka Connect's sink connectors (KIP-298), as
+# far as a row of a DataFrame has them.
 _MAX_REASON = 500
 # A batch has a header, a record has lengths and deltas, and a header of a record has two lengths.
 _OVERHEAD = 256
-# About the context headers of a letter.
+# About the context headers of a dead letter.
 _CONTEXT_BYTES = 600
-# Bytes of the letters that are made at once, and have several copies until they are in their batches.
+# Bytes of the dead letters that are made at once, and have several copies until they are in their batches.
 _TABLE_BYTES = 1 << 20
 _COLUMNS = (("key", "binary"), ("value", "binary"), ("headers", HEADERS_TYPE))
 _NO_BINARY = binary_of(())
@@ -116,30 +120,31 @@ _NO_BINARY = binary_of(())
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """A context header of all letters: one value for all, or one each, where null leaves the header out."""
+    """A context header of all dead letters: one value for all, or one each, where null leaves the header
+    out."""
 
     name: bytes
     value: bytes | pa.Array
 
     def sizes(self) -> Int64s | int:
-        """The bytes that it takes in each letter."""
+        """The bytes that it takes in each dead letter."""
         if isinstance(self.value, bytes):
             return len(self.name) + len(self.value) + HEADER_OVERHEAD
         present = ~null_mask(self.value)
         return present * (len(self.name) + HEADER_OVERHEAD) + lengths(self.value).astype(np.int64)
 
 
-def letter_plan(topic: str) -> ColumnPlan:
-    """The plan of the tables that ``letter_table`` makes.
+def dead_letter_plan(topic: str) -> ColumnPlan:
+    """The plan of the tables that ``dead_letter_table`` makes.
 
-    Letters have the present time. The row's own may be why it was rejected, or so old that the letter is soon
-    deleted.
+    Dead letters have the present time. The row's own may be why it was rejected, or so old that the dead
+    letter is soon deleted.
     """
     return ColumnPlan.of(_COLUMNS, topic)
 
 
 def slices(rows: RejectedRows) -> Iterator[RejectedRows]:
-    """The rows in slices whose letters take about 1 MiB, or one row."""
+    """The rows in slices whose dead letters take about 1 MiB, or one row."""
     before = np.concatenate(([0], np.cumsum(rows.sizes + _CONTEXT_BYTES)))
     start = 0
     while start < rows.count:
@@ -149,8 +154,8 @@ def slices(rows: RejectedRows) -> Iterator[RejectedRows]:
         start = stop
 
 
-def letter_table(rows: RejectedRows, max_bytes: int, task: str) -> pa.Table:
-    """One letter per row. A letter of more than ``max_bytes`` is cut, and headers say so.
+def dead_letter_table(rows: RejectedRows, max_bytes: int, task: str) -> pa.Table:
+    """One dead letter per row. A dead letter of more than ``max_bytes`` is cut, and headers say so.
 
     ``task`` identifies the Spark task.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kafka_sink.transactions.attempt import OpenTime
+from kafka_sink.transactions.task_attempt import OpenTime
 
 
 def test_a_task_warns_once_when_half_of_its_transactions_time_is_over() -> None:

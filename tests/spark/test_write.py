@@ -1,15 +1,12 @@
-"""The task loop and the commit, without Spark: a fake producer stands in for the real one."""
+"""A write's tasks and its commit, without Spark: a fake producer stands in for the real one."""
 
 from __future__ import annotations
 
 import logging
-import math
 import pickle
 import re
 import socket
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,43 +23,18 @@ from kafka_sink.errors import ConfigurationError, DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.rebatching import ROW_BYTES, TARGET_TABLE_BYTES
 from kafka_sink.spark import datasource, executor_connection, planning
 from kafka_sink.spark.datasource import BatchWriter, KafkaChunkedDataSource, StreamWriter
-from kafka_sink.spark.writer import (
-    Late,
-    PlannedWrite,
-    TaskCommitted,
-    TimedReader,
-    job_name,
-    send_tables,
-)
+from kafka_sink.spark.write import PlannedWrite, TaskCommitted, job_name
 from kafka_sink.task import producer_cache
 from kafka_sink.task.producer_cache import ProducerCache
 from tests.support.forked import in_a_fork
+from tests.support.table_sink import FakeProducer, batch
 
 PLAN = ColumnPlan(value=1, topic="t")
+
+
 OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
-
-
-class FakeProducer:
-    """Keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.units: list[pa.Table] = []
-        self.came = threading.Event()
-
-    def write_letters(self) -> bool:
-        return False
-
-    def send(self, unit: pa.Table) -> int:
-        self.units.append(unit)
-        self.came.set()
-        return 1
-
-    @property
-    def values(self) -> list[str]:
-        return [value for unit in self.units for value in unit.column(0).to_pylist()]
 
 
 class WholeProducer(FakeProducer):
@@ -77,72 +49,10 @@ class WholeProducer(FakeProducer):
         return TaskResult(records=len(self.values))
 
 
-def batch(*values: str) -> pa.RecordBatch:
-    return pa.record_batch([pa.array([0] * len(values)), pa.array(values)], names=["extra", "value"])
-
-
-def feeder_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "kafka-chunked-reader"]
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    yield
-    for thread in feeder_threads():
-        thread.join(5)
-    assert feeder_threads() == []
-
-
 @pytest.fixture(autouse=True)
 def _bare_logging(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in Spark's workers, which set up no handler (pytest adds its own to every logger)."""
     monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
-
-
-def test_all_rows_arrive_in_order_without_the_columns_nobody_reads() -> None:
-    producer = FakeProducer()
-    largest = send_tables(iter([batch("a", "b"), batch(), batch("c")]), producer, PLAN, linger_ms=1e9)
-    assert producer.values == ["a", "b", "c"]
-    assert largest == 2 * ROW_BYTES + len("ab")
-    assert [unit.schema.names for unit in producer.units] == [["value"], ["value"]]
-
-
-def test_no_batches_send_nothing() -> None:
-    producer = FakeProducer()
-    send_tables(iter([]), producer, PLAN, linger_ms=20)
-    assert producer.units == []
-
-
-def test_held_rows_go_while_spark_has_no_next_batch() -> None:
-    producer = FakeProducer()
-
-    def slow() -> Iterator[pa.RecordBatch]:
-        yield batch("first")
-        producer.came.clear()
-        yield batch("a")
-        # Spark's iterator blocks here; only once the row is out does it go on.
-        assert producer.came.wait(30), "the row waited for the next batch"
-        yield batch("b")
-
-    send_tables(slow(), producer, PLAN, linger_ms=5)
-    assert producer.values == ["first", "a", "b"]
-    assert len(producer.units) == 3
-
-
-@pytest.mark.parametrize("before", [[], [batch()]], ids=["", "after an empty batch"])
-def test_a_micro_batch_of_one_batch_is_read_by_the_task_alone(before: list[pa.RecordBatch]) -> None:
-    """Catches: each task of a stream started a thread to wait for a second batch."""
-    producer = FakeProducer()
-    readers: list[threading.Thread] = []
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        yield from before
-        yield batch("a")
-        readers.append(threading.current_thread())
-        assert producer.values == ["a"]
-
-    send_tables(batches(), producer, PLAN, linger_ms=1e9)
-    assert readers == [threading.current_thread()]
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="an option of Linux")
@@ -174,91 +84,6 @@ def test_a_fork_has_producers_of_its_own() -> None:
     cache = ProducerCache()
     with cache._lock:
         assert in_a_fork(lambda: cache.take(OPTIONS.for_tasks()).is_reusable)
-
-
-def test_large_batches_are_read_by_the_task_alone() -> None:
-    producer = FakeProducer()
-    readers = set()
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for _ in range(3):
-            readers.add(threading.current_thread())
-            yield batch("x" * TARGET_TABLE_BYTES)
-
-    send_tables(batches(), producer, PLAN, linger_ms=20)
-    assert readers == {threading.current_thread()}
-    assert len(producer.units) == 3
-
-
-@pytest.mark.parametrize("before", [[], [batch("a")], [batch("x" * TARGET_TABLE_BYTES)]])
-def test_what_the_iterator_raises_surfaces_in_the_task(before: list[pa.RecordBatch]) -> None:
-    def broken() -> Iterator[pa.RecordBatch]:
-        yield from before
-        raise EOFError("the JVM is gone")
-
-    with pytest.raises(EOFError, match="the JVM is gone"):
-        send_tables(broken(), FakeProducer(), PLAN, linger_ms=1e9)
-
-
-def test_a_failing_producer_ends_the_loop_and_the_thread() -> None:
-    class Failing(FakeProducer):
-        def send(self, unit: pa.Table) -> int:
-            raise DeliveryError("no")
-
-    with pytest.raises(DeliveryError):
-        # The first batch is held, so the thread reads the second, at which sending begins and fails.
-        send_tables(
-            iter([batch("a"), batch("x" * TARGET_TABLE_BYTES), batch("b")]), Failing(), PLAN, linger_ms=1e9
-        )
-
-
-def test_feeder_reads_only_when_asked() -> None:
-    read = []
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for index in range(3):
-            read.append(index)
-            yield batch(str(index))
-
-    feeder = TimedReader(batches())
-    assert feeder.read(60_000) is not None
-    assert read == [0]
-    assert feeder.read(math.inf) is not None
-    assert read == [0, 1]
-    feeder.close()
-
-
-def test_feeder_keeps_a_late_batch_for_the_next_call() -> None:
-    gate = threading.Event()
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        gate.wait(30)
-        yield batch("late")
-
-    feeder = TimedReader(batches())
-    assert feeder.read(0) is Late.LATE
-    assert feeder.read(-5) is Late.LATE
-    gate.set()
-    found = feeder.read(math.inf)
-    assert isinstance(found, pa.RecordBatch)
-    assert found.column(1).to_pylist() == ["late"]
-    assert feeder.read(60_000) is None
-
-
-def test_closing_does_not_wait_for_a_read_that_hangs() -> None:
-    gate = threading.Event()
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        gate.wait(30)
-        yield batch("never looked at")
-
-    feeder = TimedReader(batches())
-    assert feeder.read(0) is Late.LATE
-    started = time.monotonic()
-    feeder.close()
-    assert time.monotonic() - started < 20
-    assert all(thread.daemon for thread in feeder_threads())
-    gate.set()
 
 
 RESULT = TaskResult(
@@ -443,7 +268,7 @@ def test_tasks_find_the_coordinator_of_any_driver_host(
         def getLocalProperty(name: str) -> str | None:
             return {"spark.driver.host": of_driver}.get(name)
 
-    monkeypatch.setattr("kafka_sink.spark.writer.TaskContext.get", Context)
+    monkeypatch.setattr("kafka_sink.spark.write.TaskContext.get", Context)
     options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
     planned = PlannedCoordinator(CoordinatorLocation(7, b"f", "n", b"t", "group", of_location))
     found = PlannedWrite(options, ColumnPlan.of([("value", "string")], "t"), planned)._coordinator()

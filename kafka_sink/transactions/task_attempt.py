@@ -6,22 +6,32 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
 from kafka_sink.clock import monotonic_ms
-from kafka_sink.errors import IncompleteBatchError, KafkaSinkError
+from kafka_sink.errors import IncompleteBatchError, KafkaSinkError, TransactionError
 from kafka_sink.printable import one_line
-from kafka_sink.transactions import task
-from kafka_sink.transactions.batch import LONG_OPEN, Handover, TaskReport
+from kafka_sink.transactions.batch import LONG_OPEN, TaskHandover, TaskReport, TaskRole
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, Part
 from kafka_sink.transactions.digest import RunningDigest
-from kafka_sink.transactions.operations import ProducerEpoch
-from kafka_sink.transactions.scope import Scope
-from kafka_sink.transactions.task import require_owner
+from kafka_sink.transactions.operations import (
+    OPEN,
+    Describe,
+    Described,
+    EndTransaction,
+    Failed,
+    ListOpen,
+    ProducerEpoch,
+    RecordOffsets,
+    Scope,
+    Steps,
+    describe,
+    init_producer,
+)
 
 _log = logging.getLogger(__name__)
 # For an attempt that failed. The driver ends transactions that stay open after that time.
@@ -46,7 +56,7 @@ class TaskAttempt:
         self,
         client: TransactionClient,
         scope: Scope,
-        handover: Handover,
+        handover: TaskHandover,
         batch: BatchIdentity,
         task: int,
         attempt: int,
@@ -57,10 +67,10 @@ class TaskAttempt:
         in_query: bool = False,
     ) -> None:
         try:
-            self.duty = handover.duty(batch, task, in_query=in_query)
+            self.role = handover.role(batch, task, in_query=in_query)
         except IncompleteBatchError:
             # A driver that was replaced may be behind, and its advice would do harm.
-            client.run(require_owner(scope, handover.claim), timeout_ms)
+            client.run(require_owner(scope, handover.driver_epoch), timeout_ms)
             raise
         # The thread that reads may be about to begin while the task's thread gives up.
         self._lock = threading.Lock()  # guards the client and the producer
@@ -76,6 +86,11 @@ class TaskAttempt:
         self._producer: ProducerEpoch | None = None
         # Kafka's names; they add to the producer's.
         self.metrics: dict[str, float] = {}
+
+    @property
+    def writes(self) -> bool:
+        """Whether rows are to be written."""
+        return self.role is TaskRole.WRITE
 
     def rows(
         self, batches: Iterator[pa.RecordBatch], writes: WritesInTransaction
@@ -98,7 +113,7 @@ class TaskAttempt:
         with self._lock:
             if self._producer is None:
                 self._look_at_others()
-                steps = task.begin(self._scope, self._handover.claim, self._task, self._slot)
+                steps = begin_steps(self._scope, self._handover.driver_epoch, self._task, self._slot)
                 began = time.monotonic_ns()
                 groups = (self._scope.mark_key(self._task).group,)
                 self._slot, self._producer = self._client.run(steps, self._timeout_ms, groups=groups)
@@ -112,7 +127,7 @@ class TaskAttempt:
         """Warn of transactions that are open for long. Only in a batch that was planned long ago, as it costs
         a request to each broker."""
         if self._open_time.earlier_may_be_long:
-            steps = task.open_longer_than(self._scope, self._open_time.long_ms)
+            steps = open_longer_than(self._scope, self._open_time.long_ms)
             self._warn(self._open_time.of_others(self._client.run(steps, self._timeout_ms)))
 
     @staticmethod
@@ -126,15 +141,15 @@ class TaskAttempt:
         part = None
         digest = self._digest.result()
         if self._producer is not None:
-            steps = task.finish(
-                self._scope, self._handover.claim, self._batch, self._task, self._slot, self._producer
+            steps = finish_steps(
+                self._scope, self._handover.driver_epoch, self._batch, self._task, self._slot, self._producer
             )
             began = time.monotonic_ns()
             self._client.run(steps, self._timeout_ms)
             self.metrics[SEND_OFFSETS_TIME_METRIC] = time.monotonic_ns() - began
             part = Part(self._task, self._slot, self._producer, digest)
         run = self._handover.run(self._scope, self._batch)
-        return TaskReport(run, self._task, self.duty, digest, part)
+        return TaskReport(run, self._task, self.role, digest, part)
 
     def abort(self) -> None:
         """Abort after a failure, so that readers do not wait. Never raises KafkaSinkError."""
@@ -142,7 +157,7 @@ class TaskAttempt:
             if self._producer is None:
                 return
             try:
-                self._client.run(task.abort(self._scope, self._task, self._slot, self._producer), _ABORT_MS)
+                self._client.run(abort_steps(self._scope, self._task, self._slot, self._producer), _ABORT_MS)
             except KafkaSinkError:
                 pass  # the driver's abort, the next run or the broker's timeout ends it
 
@@ -191,3 +206,81 @@ class OpenTime:
             "before that. Raise it, up to the brokers' transaction.max.timeout.ms, or cut the job into "
             "several writes: see 'Jobs longer than a transaction' in docs/exactly-once.md"
         )
+
+
+# How many further slots an attempt tries whose first one is taken.
+_NEXT_SLOT = 1000
+_MAX_SLOTS = 16
+
+
+def begin_steps(
+    scope: Scope, driver_epoch: ProducerEpoch, task: int, attempt: int
+) -> Steps[tuple[int, ProducerEpoch]]:
+    """The slot, and the producer id and epoch to write with.
+
+    Each attempt has a slot of its own, its number, so a late one ends no transaction of another attempt of
+    its batch. A stage that Spark runs again counts its attempts from 0 once more, while tasks of its first
+    run may go on, or have succeeded: an attempt that finds an open transaction in its slot takes another
+    slot. Planning left none open. Raises TransactionError for an attempt of an older batch, which finds that
+    the driver's id has moved on.
+    """
+    for slot in range(attempt, attempt + _MAX_SLOTS * _NEXT_SLOT, _NEXT_SLOT):
+        name = scope.task_id(task, slot)
+        found = yield from describe(scope.driver_id, name)
+        yield from require_owner(scope, driver_epoch, found)
+        if name not in found or found[name].state != OPEN:
+            return slot, (yield from init_producer(name))
+    raise TransactionError(f"attempt {attempt} of task {task} has {_MAX_SLOTS} transactions open already")
+
+
+def finish_steps(
+    scope: Scope,
+    driver_epoch: ProducerEpoch,
+    batch: BatchIdentity,
+    task: int,
+    slot: int,
+    producer: ProducerEpoch,
+) -> Steps[None]:
+    """Put the mark into the transaction, once all rows are acknowledged. Raises TransactionError.
+
+    An attempt that had begun, and not written yet, when its batch was committed is told so here; nobody else
+    would end its transaction.
+    """
+    key = scope.mark_key(task)
+    name = scope.task_id(task, slot)
+    mark = RecordOffsets(name, producer, key.group, ((key.partition, batch.mark(task, producer)),))
+    failed, driver = yield (mark, Describe((scope.driver_id,)))
+    if isinstance(failed, Failed):
+        raise TransactionError(
+            f"the transaction '{name}' is no longer this task's ({failed.error}): it was open for longer "
+            "than kafka.transaction.timeout.ms, or another attempt or run took its place"
+        )
+    yield from require_owner(scope, driver_epoch, driver)
+
+
+def open_longer_than(scope: Scope, age_ms: float) -> Steps[int]:
+    """How many transactions of the prefix's tasks have been open for so long, by brokers' clocks."""
+    (names,) = yield (ListOpen(scope.prefix, round(age_ms)),)
+    return len(names)
+
+
+def abort_steps(scope: Scope, task: int, slot: int, producer: ProducerEpoch) -> Steps[None]:
+    yield (EndTransaction(scope.task_id(task, slot), producer, commit=False),)
+
+
+def require_owner(
+    scope: Scope, driver_epoch: ProducerEpoch, described: Mapping[str, Described] | None = None
+) -> Steps[None]:
+    """Raise TransactionError if the driver epoch is not the driver's any more. ``described``: by what is
+    known."""
+    driver = (described or {}).get(scope.driver_id)
+    if driver is not None and driver.producer == driver_epoch:
+        return
+    # A former coordinator may have said so.
+    driver = (yield from describe(scope.driver_id, afresh=True)).get(scope.driver_id)
+    if driver is not None and driver.producer == driver_epoch:
+        return
+    raise TransactionError(
+        f"this attempt comes too late: its batch was decided without it, or another driver uses "
+        f"transactional.id.prefix '{scope.prefix}'"
+    )

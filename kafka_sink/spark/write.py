@@ -6,22 +6,17 @@ Spark may pickle a planned write at any time, so it contains no socket, thread o
 
 from __future__ import annotations
 
-import math
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from queue import Empty, SimpleQueue
-from threading import TIMEOUT_MAX, Thread
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
 from kafka_sink import spark_application
-from kafka_sink.activity import ABORTING, COMMITTING, ROWS, TaskActivity
-from kafka_sink.clock import monotonic_ms
+from kafka_sink.clock import ABORTING, COMMITTING
 from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator, without_brackets
 from kafka_sink.coordinator.live.messages import DriverWaiting
@@ -33,8 +28,8 @@ from kafka_sink.printable import printable
 from kafka_sink.reports import write_report
 from kafka_sink.reports.delivery_report import EndedWrite
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import worker_imports
-from kafka_sink.spark.pyspark_classes import WriterCommitMessage
+from kafka_sink.spark import worker
+from kafka_sink.spark.reading import SPARK_FAILED, checked_batches, rows_of_spark, send_tables
 from kafka_sink.spark.short_tracebacks import log_failure, told
 
 # Planning and commit import this module, too, and few writes use transactions.
@@ -45,10 +40,19 @@ if TYPE_CHECKING:
     from kafka_sink.dead_letters.rejected_rows import RejectedRows
     from kafka_sink.formats.row_encoding import RowEncoding
     from kafka_sink.task.producer import Producer
-    from kafka_sink.transactions.attempt import TaskAttempt
     from kafka_sink.transactions.batch import TaskReport
     from kafka_sink.transactions.decision import BatchIdentity
     from kafka_sink.transactions.planning import PlannedTransactions
+    from kafka_sink.transactions.task_attempt import TaskAttempt
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import WriterCommitMessage
+else:
+    try:
+        from pyspark.sql.datasource import WriterCommitMessage
+    except ImportError:
+        # Spark 3.5 calls no data source, and so asks for no class of its own.
+        WriterCommitMessage = object
 
 # The local properties that Spark sets for tasks of a micro-batch.
 _BATCH_ID = "streaming.sql.batchId"
@@ -58,19 +62,8 @@ _EXECUTION_ID = "spark.sql.execution.id"
 _DESCRIPTION = "spark.job.description"
 # Spark calls ``abort`` within moments of a commit that failed.
 _COMMIT_FAILED_S = 60.0
-_SPARK_FAILED = "Spark failed while it computed the rows: its error stands above"
 # Neither Spark nor Python tells ``abort`` which of them it was.
-_NO_CAUSE = f"No task reported an error of the sink. {_SPARK_FAILED}, or the job was stopped"
-# How often a task that waits for rows looks for dead letters, while rows may still be rejected.
-_LETTERS_MS = 100.0
-
-
-class Sends(Protocol):
-    """The part of a producer that takes rows."""
-
-    def send(self, table: pa.Table) -> int: ...
-
-    def write_letters(self) -> bool: ...
+_NO_CAUSE = f"No task reported an error of the sink. {SPARK_FAILED}, or the job was stopped"
 
 
 @dataclass(frozen=True)
@@ -125,12 +118,12 @@ class PlannedWrite:
             raise
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
-        worker_imports.freeze_when_reused()
+        worker.freeze_when_reused()
         if self.transactions is None:
             written = TaskCommitted(self._send(batches))
         else:
             written = self._write_in_transaction(batches, self.transactions)
-        worker_imports.forget_spark_archives()
+        worker.forget_spark_archives()
         context = TaskContext.get()
         if context is None:
             return written
@@ -155,9 +148,9 @@ class PlannedWrite:
 
     def _send(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt | None = None) -> TaskResult:
         # Imported here because the driver imports this module for every commit and needs none of these.
-        with worker_imports.explained():
+        with worker.explained():
             from kafka_sink.spark.executor_connection import acknowledged, executor_socket, watched
-            from kafka_sink.spark.kept_memory import memory_kept
+            from kafka_sink.spark.worker import memory_kept
             from kafka_sink.task.producer_cache import task_producer
 
         executor = executor_socket()
@@ -197,16 +190,15 @@ class PlannedWrite:
 
         from kafka_sink.formats.row_encoder import encoded
 
-        takes_letters = self.options.errors_tolerance == "all"
-        return encoded(self.encoding, batches, self.plan, reject if takes_letters else None)
+        takes_dead_letters = self.options.errors_tolerance == "all"
+        return encoded(self.encoding, batches, self.plan, reject if takes_dead_letters else None)
 
     def _write_in_transaction(
         self, batches: Iterator[pa.RecordBatch], planned: PlannedTransactions
     ) -> TaskCommitted:
         """As ``write``, but the rows stay in an open transaction until the batch is committed or aborted."""
         from kafka_sink.transactions import planning as transactions
-        from kafka_sink.transactions.attempt import OpenTime, TaskAttempt
-        from kafka_sink.transactions.batch import Duty
+        from kafka_sink.transactions.task_attempt import OpenTime, TaskAttempt
 
         context = TaskContext.get()
         if context is None or planned.handover is None:
@@ -224,7 +216,7 @@ class PlannedWrite:
                 OpenTime(self.options.transaction_timeout_ms, (time.time() - self.planned_at_s) * 1000),
                 in_query=_is_micro_batch(context, planned.batch),
             )
-            if attempt.duty is not Duty.WRITE:
+            if not attempt.writes:
                 attempt.drain(self._encoded(batches, None, None))
                 return TaskCommitted(TaskResult(), attempt.finish())
             try:
@@ -381,7 +373,7 @@ class PlannedWrite:
             outcome, note, in_transactions = committed.outcome, committed.note, committed.transactions
         ended = self._ended(outcome, messages, batch_id, in_transactions, note)
         write_report.report(self.options, self.coordinator, ended)
-        worker_imports.forget_spark_archives()
+        worker.forget_spark_archives()
         return ended
 
     def abort(
@@ -467,139 +459,3 @@ def _micro_batch(context: TaskContext) -> BatchIdentity:
 def _is_micro_batch(context: TaskContext, batch: BatchIdentity | None) -> bool:
     """Whether it is a query's micro-batch, or in foreachBatch a version that is the micro-batch's number."""
     return batch is None or context.getLocalProperty(_BATCH_ID) == str(batch.number)
-
-
-def rows_of_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches. Raises ExecutorDisconnectedError where Spark broke its stream of rows off.
-
-    It does so when an expression, a UDF or a source of the user's fails. Arrow's error would hide that one.
-    """
-    from pyarrow import ArrowInvalid
-
-    try:
-        yield from batches
-    except (ArrowInvalid, OSError) as error:
-        raise ExecutorDisconnectedError(_SPARK_FAILED) from error
-
-
-def checked_batches(
-    batches: Iterator[pa.RecordBatch], check_executor: Callable[[], None]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, then check for a hang-up, which PyArrow takes for the end of the rows.
-
-    Raises ExecutorDisconnectedError.
-    """
-    yield from batches
-    check_executor()
-
-
-def send_tables(
-    batches: Iterator[pa.RecordBatch],
-    producer: Sends,
-    plan: ColumnPlan,
-    linger_ms: float,
-    activity: TaskActivity | None = None,
-) -> int:
-    """Pass the rows of all batches to the producer, in order, as tables of about 2 MiB.
-
-    Returns the bytes of the largest batch, by its keys, values and headers.
-
-    ``plan`` describes the batches as Spark sends them. The tables contain only the columns that it uses. Rows
-    wait for ``linger_ms`` at most, even if Spark sends no next batch. The first batch does not wait: a
-    micro-batch mostly has no other, and waiting for one takes a thread.
-    """
-    from kafka_sink.rows.rebatching import Rebatcher
-
-    used = list(plan.used)
-    builder = Rebatcher(plan.narrowed().sized, linger_ms=linger_ms)
-    reader = TimedReader(batches)
-    activity = TaskActivity(monotonic_ms) if activity is None else activity
-    is_first = True
-    try:
-        while True:
-            # Rejected rows would expire while Spark computes the next batch.
-            longest_ms = _LETTERS_MS if producer.write_letters() else math.inf
-            with activity.waiting(ROWS):
-                batch = reader.read(min(longest_ms, builder.deadline_ms() - monotonic_ms()))
-            if batch is None:
-                break
-            if isinstance(batch, Late):
-                tables = builder.take(monotonic_ms())
-            else:
-                narrow = batch if batch.num_columns == len(used) else batch.select(used)
-                tables = builder.offer(narrow, monotonic_ms())
-                if is_first:
-                    tables += builder.drain()
-                    is_first = not tables
-            for table in tables:
-                builder.adapt(producer.send(table))
-        for table in builder.drain():
-            producer.send(table)
-        return builder.batch_bytes_max
-    finally:
-        reader.close()
-
-
-class Late(Enum):
-    """Returned if no batch arrived in time."""
-
-    LATE = "late"
-
-
-class TimedReader:
-    """Reads an iterator with a timeout, on its own thread.
-
-    Without a timeout the caller's thread reads, which saves switching threads. The two never read at the same
-    time. The thread does not read ahead, because a batch may have 64 MiB. It is a daemon. It ends with the
-    iterator, or after ``close`` once the current read has returned.
-    """
-
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self._asks: SimpleQueue[bool] = SimpleQueue()
-        self._reads: SimpleQueue[tuple[pa.RecordBatch | None, BaseException | None]] = SimpleQueue()
-        self._thread: Thread | None = None
-        self._is_asked = False
-
-    def read(self, timeout_ms: float) -> pa.RecordBatch | Late | None:
-        """The next batch, None at the end, or LATE after ``timeout_ms``.
-
-        After LATE the read continues, and a later call returns its batch. Raises what the iterator raises.
-        """
-        if not self._is_asked:
-            if timeout_ms == math.inf:
-                return next(self._batches, None)
-            self._ask()
-        try:
-            timeout_s = None
-            if timeout_ms != math.inf:
-                timeout_s = min(max(0.0, timeout_ms / 1000), TIMEOUT_MAX)
-            batch, failure = self._reads.get(timeout=timeout_s)
-        except Empty:
-            return Late.LATE
-        self._is_asked = False
-        if failure is not None:
-            raise failure
-        return batch
-
-    def close(self) -> None:
-        """Ask the thread to end."""
-        self._asks.put(False)
-
-    def _ask(self) -> None:
-        if self._thread is None:
-            self._thread = Thread(target=self._serve, name="kafka-chunked-reader", daemon=True)
-            self._thread.start()
-        self._is_asked = True
-        self._asks.put(True)
-
-    def _serve(self) -> None:
-        while self._asks.get():
-            try:
-                batch = next(self._batches, None)
-            except BaseException as failure:  # noqa: BLE001 - raised again on the task's thread
-                self._reads.put((None, failure))
-                return
-            self._reads.put((batch, None))
-            if batch is None:
-                return

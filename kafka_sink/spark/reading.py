@@ -1,0 +1,165 @@
+"""Spark's Arrow batches of one task, read and sent as larger tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from enum import Enum
+from queue import Empty, SimpleQueue
+from threading import TIMEOUT_MAX, Thread
+from typing import TYPE_CHECKING, Protocol
+
+from kafka_sink.clock import ROWS, TaskActivity, monotonic_ms
+from kafka_sink.errors import ExecutorDisconnectedError
+from kafka_sink.rows.column_plan import ColumnPlan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SPARK_FAILED = "Spark failed while it computed the rows: its error stands above"
+# How often a task that waits for rows looks for dead letters, while rows may still be rejected.
+_DEAD_LETTERS_MS = 100.0
+
+
+class Sends(Protocol):
+    """The part of a producer that takes rows."""
+
+    def send(self, table: pa.Table) -> int: ...
+
+    def write_letters(self) -> bool: ...
+
+
+def rows_of_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches. Raises ExecutorDisconnectedError where Spark broke its stream of rows off.
+
+    It does so when an expression, a UDF or a source of the user's fails. Arrow's error would hide that one.
+    """
+    from pyarrow import ArrowInvalid
+
+    try:
+        yield from batches
+    except (ArrowInvalid, OSError) as error:
+        raise ExecutorDisconnectedError(SPARK_FAILED) from error
+
+
+def checked_batches(
+    batches: Iterator[pa.RecordBatch], check_executor: Callable[[], None]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, then check for a hang-up, which PyArrow takes for the end of the rows.
+
+    Raises ExecutorDisconnectedError.
+    """
+    yield from batches
+    check_executor()
+
+
+def send_tables(
+    batches: Iterator[pa.RecordBatch],
+    producer: Sends,
+    plan: ColumnPlan,
+    linger_ms: float,
+    activity: TaskActivity | None = None,
+) -> int:
+    """Pass the rows of all batches to the producer, in order, as tables of about 2 MiB.
+
+    Returns the bytes of the largest batch, by its keys, values and headers.
+
+    ``plan`` describes the batches as Spark sends them. The tables contain only the columns that it uses. Rows
+    wait for ``linger_ms`` at most, even if Spark sends no next batch. The first batch does not wait: a
+    micro-batch mostly has no other, and waiting for one takes a thread.
+    """
+    from kafka_sink.rows.rebatching import Rebatcher
+
+    used = list(plan.used)
+    builder = Rebatcher(plan.narrowed().sized, linger_ms=linger_ms)
+    reader = TimedReader(batches)
+    activity = TaskActivity(monotonic_ms) if activity is None else activity
+    is_first = True
+    try:
+        while True:
+            # Rejected rows would expire while Spark computes the next batch.
+            longest_ms = _DEAD_LETTERS_MS if producer.write_letters() else math.inf
+            with activity.waiting(ROWS):
+                batch = reader.read(min(longest_ms, builder.deadline_ms() - monotonic_ms()))
+            if batch is None:
+                break
+            if isinstance(batch, Late):
+                tables = builder.take(monotonic_ms())
+            else:
+                narrow = batch if batch.num_columns == len(used) else batch.select(used)
+                tables = builder.offer(narrow, monotonic_ms())
+                if is_first:
+                    tables += builder.drain()
+                    is_first = not tables
+            for table in tables:
+                builder.adapt(producer.send(table))
+        for table in builder.drain():
+            producer.send(table)
+        return builder.batch_bytes_max
+    finally:
+        reader.close()
+
+
+class Late(Enum):
+    """Returned if no batch arrived in time."""
+
+    LATE = "late"
+
+
+class TimedReader:
+    """Reads an iterator with a timeout, on its own thread.
+
+    Without a timeout the caller's thread reads, which saves switching threads. The two never read at the same
+    time. The thread does not read ahead, because a batch may have 64 MiB. It is a daemon. It ends with the
+    iterator, or after ``close`` once the current read has returned.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._asks: SimpleQueue[bool] = SimpleQueue()
+        self._reads: SimpleQueue[tuple[pa.RecordBatch | None, BaseException | None]] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._is_asked = False
+
+    def read(self, timeout_ms: float) -> pa.RecordBatch | Late | None:
+        """The next batch, None at the end, or LATE after ``timeout_ms``.
+
+        After LATE the read continues, and a later call returns its batch. Raises what the iterator raises.
+        """
+        if not self._is_asked:
+            if timeout_ms == math.inf:
+                return next(self._batches, None)
+            self._ask()
+        try:
+            timeout_s = None
+            if timeout_ms != math.inf:
+                timeout_s = min(max(0.0, timeout_ms / 1000), TIMEOUT_MAX)
+            batch, failure = self._reads.get(timeout=timeout_s)
+        except Empty:
+            return Late.LATE
+        self._is_asked = False
+        if failure is not None:
+            raise failure
+        return batch
+
+    def close(self) -> None:
+        """Ask the thread to end."""
+        self._asks.put(False)
+
+    def _ask(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._serve, name="kafka-chunked-reader", daemon=True)
+            self._thread.start()
+        self._is_asked = True
+        self._asks.put(True)
+
+    def _serve(self) -> None:
+        while self._asks.get():
+            try:
+                batch = next(self._batches, None)
+            except BaseException as failure:  # noqa: BLE001 - raised again on the task's thread
+                self._reads.put((None, failure))
+                return
+            self._reads.put((batch, None))
+            if batch is None:
+                return
