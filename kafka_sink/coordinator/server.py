@@ -475,7 +475,8 @@ class CoordinatorServer:
         self._connections.sweep(now_ms, self._watch.stalled_ms(now_ms))
         line = self._connections.log.line(now_ms)
         if line is not None:
-            _log.warning("%s; connections: %s", line, self.state()["connections"])
+            kinds = self.state()["connections"]
+            _log.warning("%s; now open: %s", line, ", ".join(f"{kinds[kind]} {kind}" for kind in kinds))
         for one in list(self._instances.values()):
             if not one.tasks and now_ms - one.unused_ms >= _IDLE_MS.get(one.service.scope, math.inf):
                 self._close_instance(one)

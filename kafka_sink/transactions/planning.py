@@ -243,8 +243,8 @@ def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: TaskHa
     elif ownership.decision is not None and ownership.missing:
         driver_log.warn(
             f"kafka-chunked: {ownership.decision.batch} was decided and counts as not written, as all its "
-            "transactions had ended by kafka.transaction.timeout.ms or it was given up by 'rewrite'; it is "
-            "written when it is run again"
+            "transactions had ended by kafka.transaction.timeout.ms, or somebody gave it up with "
+            "'kafka-chunked-transactions rewrite'; it is written when it is run again"
         )
 
 
@@ -300,7 +300,7 @@ def require_verified_writes(client: TransactionClient, bootstrap_servers: str, t
     """Raise ConfigurationError where a broker accepts late writes of a transaction that has ended.
 
     Exactly once depends on it with transaction protocol 1: see docs/exactly-once-proof.md.
-    It asks once in a while in an application, and warns where brokers do not let the principal know.
+    It asks once in a while in an application, and says so where brokers do not let the principal know.
     """
     # Here for the reason that client_of has.
     from kafka_sink.transactions.client import PROTOCOL_1
@@ -322,8 +322,8 @@ def require_verified_writes(client: TransactionClient, bootstrap_servers: str, t
     spark_application.remember(key)
     unknown = sorted(node for node, value in found.items() if value is None)
     if unknown and spark_application.only_once(f"{key} is not known"):
-        driver_log.warn(
-            f"kafka-chunked: whether {VERIFICATION_SETTING} is on could not be read from {len(unknown)} of "
-            f"{len(found)} brokers, as this needs DescribeConfigs on the cluster. It is on by default. "
-            "With it off, a late write of an aborted transaction can become part of a committed one"
+        driver_log.report(
+            f"kafka-chunked: this login may not read from {len(unknown)} of {len(found)} brokers whether "
+            f"{VERIFICATION_SETTING} is on, as it is by default (it lacks DescribeConfigs on the cluster). "
+            "Where it is off, a late write of an aborted transaction can become part of a committed one"
         )

@@ -19,6 +19,7 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.batch import BatchOutcome, TaskHandover
+from kafka_sink.transactions.client import PROTOCOL_1
 from kafka_sink.transactions.driver import Ownership
 from kafka_sink.transactions.operations import (
     EndTransaction,
@@ -215,6 +216,18 @@ def test_the_log_names_a_prefix_once_in_an_application(
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     take_over("other")
     assert len(caplog.messages) == 2, "it would be named in every micro-batch"
+
+
+def test_a_login_without_describe_configs_is_no_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Catches: every job whose login has no more rights than it needs began with a warning."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    client: Any = SimpleNamespace(protocol=PROTOCOL_1, broker_settings=lambda *_: {0: None, 1: "true"})
+    planning.require_verified_writes(client, "a:1", 1000.0)
+    [record] = caplog.records
+    assert record.levelno == logging.INFO
+    assert "from 1 of 2 brokers" in record.message
 
 
 def test_rows_that_name_their_topics_need_a_topic_for_progress() -> None:
