@@ -12,8 +12,7 @@ from copy import copy
 
 import numpy as np
 
-from kafka_sink.clock import BROKER, MEMORY, TaskActivity
-from kafka_sink.clock import Clock
+from kafka_sink.clock import BROKER, MEMORY, Clock, TaskActivity
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.engine.accumulator import RecordAccumulator

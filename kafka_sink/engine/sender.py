@@ -39,7 +39,6 @@ from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.produce import ProduceResponse
 from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.options import SinkOptions
-from kafka_sink.clock import MAX_POLL_MS
 
 if TYPE_CHECKING:
     from kafka_sink.engine.transaction_partitions import TransactionPartitions

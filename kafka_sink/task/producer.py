@@ -8,7 +8,6 @@ import os
 
 import pyarrow as pa
 
-from kafka_sink.clock import BROKER, METADATA, TaskActivity
 from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.clock import (

@@ -28,7 +28,6 @@ from kafka_sink.engine.deliveries import Deliveries, Metrics, RowMetrics, task_m
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 
 if TYPE_CHECKING:
-    from kafka_sink.clock import TaskActivity
     from kafka_sink.breaker.breaker import Breaker
     from kafka_sink.breaker.mutes import Target
     from kafka_sink.clock import TaskActivity
