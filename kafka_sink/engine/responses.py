@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from kafka_sink import clock
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.cluster.broker import Broker, SentRequest

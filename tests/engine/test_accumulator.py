@@ -11,7 +11,8 @@ import pytest
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.accumulator import LEASE_MS, RecordAccumulator
-from kafka_sink.engine.batch import BatchState, IllegalTransitionError, ProducerBatch
+from kafka_sink.engine.batch import BatchState, ProducerBatch
+from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import SinkOptions

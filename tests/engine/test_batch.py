@@ -11,6 +11,7 @@ from kafka_sink.engine.batch import (
     BatchState,
     ProducerBatch,
 )
+from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from tests.support.allocators import incremental_allocator

@@ -26,10 +26,10 @@ from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine import batch as batch_module
 from kafka_sink.engine import response_classifier
 from kafka_sink.engine.accumulator import LEASE_MS, RecordAccumulator
-from kafka_sink.engine.batch import BatchState, IllegalTransitionError, ProducerBatch
+from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.responses import ResponseHandler
-from kafka_sink.errors import DeliveryError
+from kafka_sink.errors import DeliveryError, IllegalTransitionError
 from kafka_sink.memory.pool import LentChunks
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header
