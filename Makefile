@@ -121,7 +121,7 @@ format: $(STAMP)  ## let ruff rewrite what it can
 faults: $(STAMP)  ## ROUNDS of tasks whose coordinator is killed, frozen, flooded (ROUNDS, SEED)
 	@$(BIN)/python -m tests.support.fault_rounds $(ROUNDS) $(SEED)
 
-matrix: $(STAMP) java  ## try Python 3.10 to 3.14, PySpark 3.5 to the newest, brokers from 2.1 on (ARGS="--only brokers")
+matrix: $(STAMP) java  ## try Python 3.10 to 3.14, PySpark 3.5 to the newest, brokers from 2.1 on and others' (ARGS="--only others")
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
 engines: $(ENGINES_STAMP)  ## run the examples for Ray Data and Daft with the real libraries, on scripted brokers

@@ -21,9 +21,9 @@ from kafka_sink.kafka_errors import (
     error_of,
 )
 from kafka_sink.model import MetadataUpdate
-from kafka_sink.network import apis, requests, topic_requests
+from kafka_sink.network import admin_requests, apis, requests
+from kafka_sink.network.admin_requests import BrokerConfigs, CreateTopicResponse
 from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
-from kafka_sink.network.topic_requests import BrokerConfigs, CreateTopicResponse
 from kafka_sink.options import SinkOptions
 
 _RETRY_PAUSE_S = 0.1
@@ -151,7 +151,7 @@ class TopicPreparation:
         response: CreateTopicResponse | None = self._client.ask(
             node,
             apis.CREATE_TOPICS,
-            lambda version: topic_requests.encode_create_topic(
+            lambda version: admin_requests.encode_create_topic(
                 version, topic, partitions, replication_factor, milliseconds, self._options.topic_config
             ),
             milliseconds,
@@ -171,11 +171,11 @@ class TopicPreparation:
         }
         unset = [name for name, number in numbers.items() if number == -1]
         version = self._client.api_version(node, apis.CREATE_TOPICS)
-        if unset and version < topic_requests.CREATE_TOPICS_BY_DEFAULTS:
+        if unset and version < admin_requests.CREATE_TOPICS_BY_DEFAULTS:
             found: BrokerConfigs | None = self._client.ask(
                 node,
                 apis.DESCRIBE_CONFIGS,
-                lambda version: topic_requests.encode_describe_broker(version, node, unset),
+                lambda version: admin_requests.encode_describe_broker(version, node, unset),
                 self._request_timeout_ms(),
             )
             if found is None:

@@ -33,7 +33,7 @@ from kafka_sink.records.compression import BlockCodec, codec_for
 if TYPE_CHECKING:
     from kafka_sink.cluster.metadata import ClusterMetadata
     from kafka_sink.engine.otlp import Metric
-    from kafka_sink.network.telemetry_requests import Subscription
+    from kafka_sink.network.admin_requests import Subscription
 
 _log = logging.getLogger(__name__)
 # Where a broker says no interval, or a wrong one. Kafka's brokers allow no shorter one than the other.
@@ -146,7 +146,7 @@ class ClientTelemetry:
         return self._connection
 
     def _ask(self, connection: BrokerConnection, now_ms: float) -> None:
-        from kafka_sink.network.telemetry_requests import encode_get_subscription
+        from kafka_sink.network.admin_requests import encode_get_subscription
 
         body = encode_get_subscription(self._instance_id)
         self._send(connection, GET_TELEMETRY_SUBSCRIPTIONS, body, now_ms)
@@ -154,7 +154,7 @@ class ClientTelemetry:
     def _push(
         self, connection: BrokerConnection, wanted: Subscription, now_ms: float, *, terminating: bool = False
     ) -> None:
-        from kafka_sink.network.telemetry_requests import encode_push
+        from kafka_sink.network.admin_requests import encode_push
 
         codec, data = self._payload(wanted)
         if len(data) > wanted.max_bytes:

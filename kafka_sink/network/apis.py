@@ -83,23 +83,21 @@ APIS: Mapping[int, Api] = {
     # Version 0, for brokers before 1.0, is followed by bytes without frames.
     SASL_HANDSHAKE: Api("SaslHandshake", "authentication", (1, 1), 64 * _KIB, 0, _NEVER),
     API_VERSIONS: Api("ApiVersions", "requests", (0, 4), 64 * _KIB, 2, 3),
-    CREATE_TOPICS: Api("CreateTopics", "topic_requests", (2, 7), 256 * _KIB, 3, 5),
+    CREATE_TOPICS: Api("CreateTopics", "admin_requests", (2, 7), 256 * _KIB, 3, 5),
     INIT_PRODUCER_ID: Api("InitProducerId", "requests", (0, 6), 64 * _KIB, 1, 2),
     # From version 4 on it is for brokers.
     ADD_PARTITIONS_TO_TXN: Api("AddPartitionsToTxn", "transaction_requests", (3, 3), _MIB, 1, 3),
     ADD_OFFSETS_TO_TXN: Api("AddOffsetsToTxn", "transaction_requests", (3, 4), 64 * _KIB, 1, 3),
     END_TXN: Api("EndTxn", "transaction_requests", (3, 5), 64 * _KIB, 1, 3),
     TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", "transaction_requests", (3, 5), _MIB, 1, 3),
-    DESCRIBE_CONFIGS: Api("DescribeConfigs", "topic_requests", (0, 4), 256 * _KIB, 2, 4),
+    DESCRIBE_CONFIGS: Api("DescribeConfigs", "admin_requests", (0, 4), 256 * _KIB, 2, 4),
     # Kerberos' tickets may be some 64 KiB.
     SASL_AUTHENTICATE: Api("SaslAuthenticate", "authentication", (0, 2), 256 * _KIB, 0, 2),
     DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", "transaction_requests", (0, 0), 16 * _MIB, 0, 0),
     # Version 2 filters ids by an RE2 pattern (KIP-1152).
     LIST_TRANSACTIONS: Api("ListTransactions", "transaction_requests", (0, 2), 64 * _MIB, 0, 0),
-    GET_TELEMETRY_SUBSCRIPTIONS: Api(
-        "GetTelemetrySubscriptions", "telemetry_requests", (0, 0), 256 * _KIB, 0, 0
-    ),
-    PUSH_TELEMETRY: Api("PushTelemetry", "telemetry_requests", (0, 0), 64 * _KIB, 0, 0),
+    GET_TELEMETRY_SUBSCRIPTIONS: Api("GetTelemetrySubscriptions", "admin_requests", (0, 0), 256 * _KIB, 0, 0),
+    PUSH_TELEMETRY: Api("PushTelemetry", "admin_requests", (0, 0), 64 * _KIB, 0, 0),
 }
 
 

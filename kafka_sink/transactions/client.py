@@ -16,7 +16,7 @@ from kafka_sink import kafka_errors
 from kafka_sink.clock import RANDOM, TOPIC_PROPAGATION_MS, ExponentialBackoff, monotonic_ms
 from kafka_sink.errors import BrokerVersionError, ConfigurationError, DeliveryError, is_final
 from kafka_sink.model import Node, TopicPartition
-from kafka_sink.network import apis, requests, topic_requests, transaction_requests
+from kafka_sink.network import admin_requests, apis, requests, transaction_requests
 from kafka_sink.network.blocking import BlockingCalls, Call, awaited
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import OnResponse, Request
@@ -254,13 +254,13 @@ class TransactionClient(BlockingCalls):
         found: dict[int, str | None] = {}
 
         def call(node: int) -> Call:
-            def take(_: Call, response: topic_requests.BrokerConfigs) -> bool:
+            def take(_: Call, response: admin_requests.BrokerConfigs) -> bool:
                 found[node] = None if response.error_code else response.configs.get(name)
                 return True
 
             return Call(
                 apis.DESCRIBE_CONFIGS,
-                lambda version: topic_requests.encode_describe_broker(version, node, (name,)),
+                lambda version: admin_requests.encode_describe_broker(version, node, (name,)),
                 take,
                 node=node,
                 timeout_ms=_NODE_TIMEOUT_MS,

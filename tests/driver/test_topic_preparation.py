@@ -19,7 +19,7 @@ from kafka_sink.driver import planning_client
 from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
 from kafka_sink.model import Node
-from kafka_sink.network import apis, topic_requests
+from kafka_sink.network import admin_requests, apis
 from kafka_sink.options import SinkOptions, parse
 from local_kafka import LocalBroker
 from tests.support.fake_broker import (
@@ -429,7 +429,7 @@ def test_where_nothing_can_be_remembered_nothing_is(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("version", every_version(apis.CREATE_TOPICS))
 def test_options_at_their_bounds_can_be_sent(version: int) -> None:
-    body = topic_requests.encode_create_topic(version, "t" * 249, 100_000, 10_000, 2**31 - 1)
+    body = admin_requests.encode_create_topic(version, "t" * 249, 100_000, 10_000, 2**31 - 1)
     assert (100_000).to_bytes(4, "big") + (10_000).to_bytes(2, "big") in body
 
 

@@ -20,9 +20,9 @@ from kafka_sink.kafka_errors import (
     UNSUPPORTED_VERSION,
 )
 from kafka_sink.model import CompressionType
+from kafka_sink.network.admin_requests import PushResponse, Subscription
 from kafka_sink.network.apis import METADATA, PRODUCE
 from kafka_sink.network.broker_protocol import Request
-from kafka_sink.network.telemetry_requests import PushResponse, Subscription
 from kafka_sink.records.compression import decompressed
 from tests.support.brokers import Brokers
 from tests.support.telemetry import Pushed, read

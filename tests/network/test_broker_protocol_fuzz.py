@@ -17,7 +17,7 @@ from kafka.protocol.producer import InitProducerIdResponse, ProduceResponse
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from kafka_sink.errors import ProtocolError
-from kafka_sink.network import authentication, produce, requests, topic_requests
+from kafka_sink.network import admin_requests, authentication, produce, requests
 from tests.support.effort import tries
 from tests.support.fake_state import framed
 
@@ -26,7 +26,7 @@ DECODERS: dict[str, tuple[Callable[[int, bytes], Any], range, type]] = {
     "metadata": (requests.decode_metadata, range(4, 14), requests.MetadataResponse),
     "api_versions": (requests.decode_api_versions, range(5), requests.ApiVersionsResponse),
     "init_producer_id": (requests.decode_init_producer_id, range(7), requests.ProducerIdResponse),
-    "create_topics": (topic_requests.decode_create_topic, range(2, 8), topic_requests.CreateTopicResponse),
+    "create_topics": (admin_requests.decode_create_topic, range(2, 8), admin_requests.CreateTopicResponse),
     "sasl_handshake": (authentication.decode_handshake, range(1, 2), authentication.HandshakeResponse),
     "sasl_authenticate": (authentication.decode_authenticate, range(3), authentication.AuthenticateResponse),
 }

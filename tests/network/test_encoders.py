@@ -26,6 +26,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis
+from kafka_sink.network.admin_requests import encode_create_topic, encode_describe_broker
 from kafka_sink.network.apis import APIS
 from kafka_sink.network.authentication import Login
 from kafka_sink.network.requests import (
@@ -34,7 +35,6 @@ from kafka_sink.network.requests import (
     encode_init_producer_id,
     encode_metadata,
 )
-from kafka_sink.network.topic_requests import encode_create_topic, encode_describe_broker
 from kafka_sink.network.transaction_requests import (
     encode_add_offsets,
     encode_add_partitions,

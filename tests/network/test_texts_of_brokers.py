@@ -13,7 +13,7 @@ from kafka.protocol.producer import ProduceResponse
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from kafka_sink.errors import AuthenticationError, ProtocolError
-from kafka_sink.network import authentication, produce, requests, topic_requests, transaction_requests
+from kafka_sink.network import admin_requests, authentication, produce, requests, transaction_requests
 from kafka_sink.network.wire import address_of
 from kafka_sink.printable import MAX_CHARACTERS, printable, printable_list
 from tests.support.fake_state import framed
@@ -58,7 +58,7 @@ def test_explanations_of_every_response_are_bounded_and_printable() -> None:
 
     topic = CreateTopicsResponse.CreatableTopicResult(name="t", error_code=38, error_message=FORGED)
     created = CreateTopicsResponse(version=4, topics=[topic], throttle_time_ms=0)
-    assert is_safe(topic_requests.decode_create_topic(4, framed(created, 4)[4:]).error_message)
+    assert is_safe(admin_requests.decode_create_topic(4, framed(created, 4)[4:]).error_message)
 
     one = FindCoordinatorResponse.Coordinator(
         key="k", node_id=-1, host="", port=-1, error_code=15, error_message=FORGED

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kafka_sink.network import apis, authentication, produce, requests, telemetry_requests, topic_requests
+from kafka_sink.network import admin_requests, apis, authentication, produce, requests
 from kafka_sink.network import transaction_requests as transactions
 
 Values = dict[str, Any]
@@ -155,12 +155,12 @@ def of_end(response: Any, values: Values, version: int) -> None:
         assert response.producer_epoch == values.get("ProducerEpoch", -1)
 
 
-def of_created(response: topic_requests.CreateTopicResponse, values: Values, version: int) -> None:
+def of_created(response: admin_requests.CreateTopicResponse, values: Values, version: int) -> None:
     (topic,) = values["Topics"]
     assert (response.error_code, response.error_message) == (topic["ErrorCode"], topic["ErrorMessage"] or "")
 
 
-def of_configs(response: topic_requests.BrokerConfigs, values: Values, version: int) -> None:
+def of_configs(response: admin_requests.BrokerConfigs, values: Values, version: int) -> None:
     (broker,) = values["Results"]
     assert response.error_code == broker["ErrorCode"]
     given = [one for one in broker["Configs"] if one["Value"] is not None]
@@ -177,8 +177,8 @@ def of_login(response: authentication.AuthenticateResponse, values: Values, vers
     assert response.session_ms == max(0, values.get("SessionLifetimeMs", 0))
 
 
-def of_subscription(response: telemetry_requests.Subscription, values: Values, version: int) -> None:
-    assert response == telemetry_requests.Subscription(
+def of_subscription(response: admin_requests.Subscription, values: Values, version: int) -> None:
+    assert response == admin_requests.Subscription(
         values["ErrorCode"],
         values["ClientInstanceId"],
         values["SubscriptionId"],

@@ -1,12 +1,19 @@
-"""CreateTopics, and DescribeConfigs of a broker, whose defaults it needs before Kafka 2.4 (KIP-464)."""
+"""The requests beside rows: CreateTopics, DescribeConfigs of a broker, whose defaults CreateTopics needs
+before Kafka 2.4 (KIP-464), and client metrics (KIP-714)."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kafka_sink.network.apis import CREATE_TOPICS, DESCRIBE_CONFIGS
-from kafka_sink.network.wire import Reader, Writer, decoder, text_of
+from kafka_sink.network.apis import (
+    CREATE_TOPICS,
+    DESCRIBE_CONFIGS,
+    GET_TELEMETRY_SUBSCRIPTIONS,
+    PUSH_TELEMETRY,
+)
+from kafka_sink.network.wire import Reader, Writer, decoder, text_of, uvarint
 from kafka_sink.printable import printable
 
 # The first version in which brokers can choose the numbers of partitions and replicas (KIP-464).
@@ -20,6 +27,12 @@ _ID_BYTES, _COUNTS_BYTES = 16, 6
 # where they come from, and whether they are secret.
 _FIRST_WITH_SYNONYMS, _FIRST_WITH_DOCUMENTATION = 1, 3
 _KIND_BYTES = 3
+# Of client metrics.
+NO_INSTANCE = bytes(16)
+# Prefixes of metrics' names, and codecs, that a broker may name.
+_MOST = 1_000
+_NO_TAGS = b"\0"
+_PUSH = struct.Struct(">16si?b")
 
 
 # -- CreateTopics -----------------------------------------------------------------------------------
@@ -137,3 +150,63 @@ def _skip_synonyms(reader: Reader) -> None:
         reader.skip_text()
         reader.skip(1)
         reader.skip_tags()
+
+
+# -- client metrics ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a broker wants to know. ``instance_id`` is NO_INSTANCE where the request had one.
+
+    ``requested``: prefixes of metrics' names. ``compression_types``: codec ids, the preferred one first.
+    """
+
+    error_code: int
+    instance_id: bytes
+    subscription_id: int
+    compression_types: tuple[int, ...]
+    push_interval_ms: int
+    max_bytes: int
+    delta: bool
+    requested: tuple[str, ...]
+    throttle_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PushResponse:
+    error_code: int
+    throttle_time_ms: int = 0
+
+
+def encode_get_subscription(instance_id: bytes) -> bytes:
+    """``instance_id``: 16 bytes, NO_INSTANCE at first."""
+    return instance_id + _NO_TAGS
+
+
+def encode_push(
+    instance_id: bytes, subscription_id: int, codec: int, metrics: bytes, *, terminating: bool = False
+) -> bytes:
+    """``metrics``: OpenTelemetry's MetricsData, compressed with the codec of this id."""
+    head = _PUSH.pack(instance_id, subscription_id, terminating, codec)
+    return head + uvarint(len(metrics) + 1) + metrics + _NO_TAGS
+
+
+@decoder(GET_TELEMETRY_SUBSCRIPTIONS, asked=0)
+def decode_subscription(reader: Reader) -> Subscription:
+    throttle, error = reader.integer(), reader.short()
+    instance_id, subscription_id = reader.take(len(NO_INSTANCE)), reader.integer()
+    codecs = tuple(reader.byte() for _ in reader.elements_up_to(_MOST, "compression types"))
+    interval, most, delta = reader.integer(), reader.integer(), bool(reader.byte())
+    requested = tuple(reader.name_text() for _ in reader.elements_up_to(_MOST, "metrics"))
+    reader.skip_tags()
+    return Subscription(
+        error, instance_id, subscription_id, codecs, interval, most, delta, requested, throttle
+    )
+
+
+@decoder(PUSH_TELEMETRY, asked=0)
+def decode_push(reader: Reader) -> PushResponse:
+    throttle, error = reader.integer(), reader.short()
+    reader.skip_tags()
+    return PushResponse(error, throttle)
