@@ -85,8 +85,6 @@ class CircuitBreakManager:
         # Brokers that keyless rows avoid for the moment, see mute_congested. Any thread may read it.
         self.congested: Set[int] = frozenset()
         self._cluster = cluster
-        # The muted brokers of partitions, from when a leader was last known.
-        self._muted_leaders: dict[TopicPartition, int] = {}
         # The versions of mutes and metadata that the view shows.
         self.seen = (-1, -1)
         self._open: Set[Target] = frozenset()
@@ -217,7 +215,8 @@ class CircuitBreakManager:
         """
         info = self._cluster.leader(partition)
         if info is None or info.leader == NO_LEADER:
-            return self._muted_leaders.get(partition, NO_LEADER)
+            found = (node for node, mute in list(self.local.mutes.items()) if partition in mute.led)
+            return next((node for node in found if isinstance(node, int)), NO_LEADER)
         return info.leader
 
     def _of_node(self, node_id: int, *, muted: bool) -> dict[str, list[PartitionInfo]]:
@@ -256,7 +255,7 @@ class CircuitBreakManager:
         seen = (local.version, self._cluster.version)
         if seen != self.seen or open_to_new != self._open:
             self.seen, self._open = seen, open_to_new
-            self._muted_leaders = dict(self._find_muted_leaders()) if local.mutes else {}
+            self._note_led()
             self.muted_count, known, available = self._count() if local.mutes else (0, 0, 0)
             # Mutes hold before any metadata has come.
             self.view = self._build() if local.mutes and (available or not known) else NOTHING_MUTED
@@ -274,15 +273,16 @@ class CircuitBreakManager:
             self._cluster.leader,
         )
 
-    def _find_muted_leaders(self) -> Iterator[tuple[TopicPartition, int]]:
-        for partition, info in self._all():
-            leader = self._muted_leaders.get(partition, NO_LEADER) if info.leader < 0 else info.leader
-            if leader in self.local.mutes:
-                yield partition, leader
+    def _note_led(self) -> None:
+        led: dict[Target, set[TopicPartition]] = {}
+        for partition, _ in self._all() if self.local.mutes else ():
+            led.setdefault(self._leader_id(partition), set()).add(partition)
+        for target, mute in self.local.mutes.items():
+            mute.led = led.get(target, frozenset())
 
     def _leaderless(self) -> Iterator[TopicPartition]:
         """Partitions without a leader that a muted broker led last."""
-        for partition in self._muted_leaders:
+        for partition in [one for mute in self.local.mutes.values() for one in mute.led]:
             info = self._cluster.leader(partition)
             if info is not None and info.leader == NO_LEADER:
                 yield partition

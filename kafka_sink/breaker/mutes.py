@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import SupportsIndex
@@ -128,7 +128,8 @@ class Mute:
     A task keeps more than the coordinator: ``own`` is why its own breaker class muted the target, None where
     another task did; ``is_shared``, whether the coordinator has muted it for all, so that a probe needs a
     permit, which lasts until ``permit_ends_ms`` and may be for new rows; ``probe``, the partition whose batch
-    is the probe, whose response may come late; ``held_ms``, when a batch was last seen to wait for it.
+    is the probe, whose response may come late; ``led``, a broker's partitions, as of when a leader was
+    last known; ``held_ms``, when a batch was last seen to wait for it.
     """
 
     target: Target
@@ -143,6 +144,7 @@ class Mute:
     permit_ends_ms: float = -math.inf
     permits_new_rows: bool = False
     probe: TopicPartition | None = None
+    led: Set[TopicPartition] = frozenset()
     held_ms: float = -math.inf
 
     def is_due(self, now_ms: float) -> bool:

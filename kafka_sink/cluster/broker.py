@@ -20,7 +20,7 @@ from kafka_sink.counts import LATENCY_BOUNDS_MS, BrokerMetrics, LatencyWindow
 
 if TYPE_CHECKING:
     from kafka_sink.engine.batch import ProducerBatch
-    from kafka_sink.model import Node, TopicPartition
+    from kafka_sink.model import Node
     from kafka_sink.network.broker_connection import BrokerConnection
     from kafka_sink.network.broker_protocol import Request
     from kafka_sink.network.client import NetworkClient
@@ -40,7 +40,7 @@ class SentRequest:
     on)."""
 
     request: Request
-    batches: dict[TopicPartition, ProducerBatch]
+    batches: list[ProducerBatch]
     names: dict[bytes, str]
 
 
@@ -169,7 +169,7 @@ class Broker:
         self.unreachable_since_ms = None
         counts = self.counts
         counts.requests += 1
-        counts.sent_bytes += sum([batch.buffer.size for batch in sent.batches.values()])
+        counts.sent_bytes += sum([batch.buffer.size for batch in sent.batches])
 
     def responded(self, now_ms: float, prompt_ms: float) -> SentRequest:
         """The oldest request has its response; with acks=0, it is written to the socket.
@@ -229,7 +229,7 @@ class Broker:
     def batches(self) -> Iterator[ProducerBatch]:
         """Those in flight."""
         for sent in self.sent:
-            yield from sent.batches.values()
+            yield from sent.batches
 
     # -- slow start: see SlowStart --------------------------------------------------------------------
 

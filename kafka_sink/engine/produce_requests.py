@@ -120,7 +120,7 @@ def produce_request(
         asked=len(topics) + len(taken),
         records=sum([batch.record_count for batch in taken]),
     )
-    return SentRequest(request, {batch.partition: batch for batch in taken}, names)
+    return SentRequest(request, list(taken), names)
 
 
 def probe_brokers(

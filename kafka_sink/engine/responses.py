@@ -88,7 +88,7 @@ class ResponseHandler:
 
     def send(self, broker: Broker, sent: SentRequest, now_ms: float) -> None:
         """A Produce request goes out. Raises as ``Broker.send``."""
-        batches = sent.batches.values()
+        batches = sent.batches
         broker.send(sent, now_ms)
         if _log.isEnabledFor(logging.DEBUG):
             size = sum(batch.size for batch in batches)
@@ -104,7 +104,7 @@ class ResponseHandler:
 
     def on_failure(self, broker: Broker, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
         """A broker's oldest request will get no response."""
-        for batch in broker.failed().batches.values():
+        for batch in broker.failed().batches:
             self._cluster.mark_stale(batch.partition.topic, now_ms)
             verdict = response_classifier.classify_failure(cause, possibly_sent=possibly_sent)
             self._apply(batch, broker, verdict, now_ms)
@@ -117,11 +117,11 @@ class ResponseHandler:
         if now_ms - broker.request_sent_ms > prompt_ms:
             self._breaker.is_busy = True
         if answered is None:
-            unconfirmed = [(batch, -1, -1) for batch in sent.batches.values()]
+            unconfirmed = [(batch, -1, -1) for batch in sent.batches]
             self._succeed(unconfirmed, broker, now_ms, confirmed=False)
             return True
         # By topic and number: equal to a TopicPartition, and made in a tenth of the time.
-        pending: dict[tuple[str, int], ProducerBatch] = dict(sent.batches.items())
+        pending: dict[tuple[str, int], ProducerBatch] = {batch.partition: batch for batch in sent.batches}
         succeeded: list[WrittenBatch] = []
         unknown: list[TopicPartition] = []
         for response in answered.partitions:

@@ -142,7 +142,7 @@ class Limits:
 
     def _end(self, one: ProducerBatch) -> None:
         for sent in list(self.broker.sent):
-            if one in sent.batches.values():
+            if one in sent.batches:
                 self.broker.sent.remove(sent)
 
 

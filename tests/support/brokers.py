@@ -100,8 +100,8 @@ class Brokers(dict[int, Broker]):
 
     def send_batches(self, node_id: int, batches: Iterable[ProducerBatch], now_ms: float) -> SentRequest:
         """A Produce request with these."""
-        found = {one.partition: one for one in batches}
-        rows = sum(one.record_count for one in found.values())
+        found = list(batches)
+        rows = sum(one.record_count for one in found)
         request = Request(0, 12, [], 30_000, _nothing, _nothing, records=rows)
         sent = SentRequest(request, found, {})
         self.of(node_id).send(sent, now_ms)
