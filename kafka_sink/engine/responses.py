@@ -77,13 +77,14 @@ class ResponseHandler:
         self._dead_letters = dead_letters
         self._telemetry = telemetry
         # Partitions with queued rows that are missing from their topic.
-        self._missing: set[Partition] = set()
-        # With thousands of partitions, a look at every batch would be most of a pass's cost.
-        self._none_expires_before_ms = 0.0
+        self.missing: set[Partition] = set()
+        # No batch expires before then. With thousands of partitions, a look at every batch would be most of a
+        # pass's cost.
+        self.expires_ms = 0.0
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
         # Rejected batches that wait in their queues until there is room for their dead letters.
-        self._waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
+        self.waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
         self.splitter = BatchSplitter(deliveries, accumulator)
 
     def send(self, broker: Broker, sent: SentRequest, now_ms: float) -> None:
@@ -211,7 +212,8 @@ class ResponseHandler:
             self._breaker.on_complete(broker, taken, None, now_ms)
         for batch in taken:
             batch.home.took(broker.request_sent_ms, now_ms)
-        broker.took(taken)
+        if broker.slow_starts:
+            broker.took(taken)
         if self._unauthorized_topics:
             for batch in taken:
                 self._unauthorized_topics.pop(batch.partition.topic, None)
@@ -384,24 +386,19 @@ class ResponseHandler:
             f"{cause}; its dead letters waited for those of others in errors.deadletterqueue.topic.name = "
             f"{letters.topic!r}"
         )
-        self._waiting[batch] = positions, cause
+        self.waiting[batch] = positions, cause
         self._accumulator.reenqueue(batch, 0.0)
-
-    @property
-    def any_awaits_letters(self) -> bool:
-        """Whether ``awaits_letters`` is true of any batch."""
-        return bool(self._waiting)
 
     def awaits_letters(self, batch: ProducerBatch) -> bool:
         """Whether brokers have rejected the batch, and it waits for its dead letters. It must not be sent."""
-        return batch in self._waiting
+        return batch in self.waiting
 
     def skip_waiting(self) -> None:
         """Make dead letters of the batches that wait, while there is room for them."""
         letters = self._dead_letters
-        while self._waiting and letters is not None and letters.has_room:
-            batch = next(iter(self._waiting))
-            positions, cause = self._waiting.pop(batch)
+        while self.waiting and letters is not None and letters.has_room:
+            batch = next(iter(self.waiting))
+            positions, cause = self.waiting.pop(batch)
             # It may have failed meanwhile.
             if self._accumulator.take(batch):
                 self._skip_records(batch, positions, cause)
@@ -459,10 +456,8 @@ class ResponseHandler:
     def _record_failure(self, batch: ProducerBatch, cause: Exception) -> Callable[[], None]:
         return partial(self._deliveries.failed, batch.partition, _rows(batch), cause)
 
-    def expire(self, now_ms: float) -> float:
-        """Fail batches older than delivery.timeout.ms; return the milliseconds until the next may be."""
-        if now_ms < self._none_expires_before_ms:
-            return self._none_expires_before_ms - now_ms
+    def expire(self, now_ms: float) -> None:
+        """Fail batches older than delivery.timeout.ms, and set ``expires_ms`` anew."""
         expired, delay = self._accumulator.expired(now_ms)
         timeout = self._accumulator.options.delivery_timeout_ms
         for batch in self._in_flight():
@@ -477,8 +472,7 @@ class ResponseHandler:
                 delay = min(delay, LEASE_MS)
         # A batch that is opened from now on expires later than every batch seen here.
         delay = min(delay, timeout)
-        self._none_expires_before_ms = now_ms + delay
-        return delay
+        self.expires_ms = now_ms + delay
 
     def _expire(self, batch: ProducerBatch, now_ms: float) -> bool:
         last = batch.last_error or self._obstacle(batch.partition)
@@ -504,18 +498,16 @@ class ResponseHandler:
         A topic that is recreated with fewer partitions leaves such rows behind. The partition may come back,
         but a task that fails soon is run again, and its rows then go to the partitions that exist.
         """
-        if not topics and not self._missing:
-            return
         snapshot = self._accumulator.queued_batches_snapshot() if topics else []
         queued = [batch for batch in snapshot if batch.partition.topic in topics]
         partitions = {batch.home for batch in queued}
         missing = {one for one in partitions if self._partitions_without(one.id) is not None}
-        for partition in self._missing - missing:
+        for partition in self.missing - missing:
             partition.missing_since_ms = None
         for partition in missing:
             if partition.missing_since_ms is None:
                 partition.missing_since_ms = now_ms
-        self._missing = missing
+        self.missing = missing
         max_block_ms = self._accumulator.options.max_block_ms
         for batch in queued:
             since_ms = batch.home.missing_since_ms

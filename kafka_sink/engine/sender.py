@@ -152,22 +152,22 @@ class Sender(threading.Thread):
     def run_once(self, now_ms: float) -> None:
         """One pass. Blocks in the network poll until there may be something to do."""
         self._sent_all = False
-        delay = min(MAX_POLL_MS, self._responses.expire(now_ms))
-        self._responses.skip_waiting()
+        responses = self._responses
+        if now_ms >= responses.expires_ms:
+            responses.expire(now_ms)
+        delay = min(MAX_POLL_MS, responses.expires_ms - now_ms)
+        if responses.waiting:
+            responses.skip_waiting()
         identity = self._identity
         if identity is not None and identity.to_mend:
-            self._responses.restart_sequences()
-            self._responses.close_sequence_gaps()
-        self._refresh_nodes()
+            responses.restart_sequences()
+            responses.close_sequence_gaps()
+        if self._cluster.version != self._known_version:
+            self._refresh_nodes()
         # Needed before there is a producer id: a task's first rows wait for the coordinator's mutes.
         breaker = self._breaker
         if breaker.is_busy or now_ms >= breaker.due_ms:
-            breaker.run(now_ms)
-            self._network.avoided = breaker.manager.view.nodes
-            if breaker.is_busy:
-                delay = min(
-                    delay, probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
-                )
+            delay = min(delay, self._run_breaker(now_ms))
         delay = min(delay, self._breaker_delay(now_ms))
         delay = min(delay, self._metadata.refresh(now_ms))
         if identity is not None and not identity.ready:
@@ -249,17 +249,16 @@ class Sender(threading.Thread):
         )
 
     def _refresh_nodes(self) -> None:
-        if self._cluster.version != self._known_version:
-            self._known_version = self._cluster.version
-            nodes = self._cluster.nodes()
-            self._network.set_addresses(nodes.values())
-            for node in nodes.values():
-                self._broker(node.id).node = node
-            # Those listed all have connections. A peer may name others each time.
-            kept = {*self._network.connections, *self._breaker.manager.view.nodes}
-            for broker in list(self._cluster.brokers.values()):
-                if broker.id not in kept and not broker.sent and not broker.counts.requests:
-                    del self._cluster.brokers[broker.id]
+        self._known_version = self._cluster.version
+        nodes = self._cluster.nodes()
+        self._network.set_addresses(nodes.values())
+        for node in nodes.values():
+            self._broker(node.id).node = node
+        # Those listed all have connections. A peer may name others each time.
+        kept = {*self._network.connections, *self._breaker.manager.view.nodes}
+        for broker in list(self._cluster.brokers.values()):
+            if broker.id not in kept and not broker.sent and not broker.counts.requests:
+                del self._cluster.brokers[broker.id]
 
     def _leader(self, partition: TopicPartition) -> Broker | None:
         info = self._cluster.leader(partition)
@@ -281,7 +280,8 @@ class Sender(threading.Thread):
         self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
         if not (ready or held_back or unknown or self._waited):
             return min(delay, self._pause_ms(now_ms))
-        self._responses.expire_missing(unknown, now_ms)
+        if unknown or self._responses.missing:
+            self._responses.expire_missing(unknown, now_ms)
         stale = unknown | _topics_of_gone(ready) | _topics_of_gone(held_back)
         for topic in stale:
             self._cluster.mark_stale(topic, now_ms)
@@ -372,6 +372,15 @@ class Sender(threading.Thread):
         # circuit breaker may have a new deadline, as it now waits for a response.
         return self._breaker_delay(now_ms)
 
+    def _run_breaker(self, now_ms: float) -> float:
+        """Return the milliseconds until another broker can be probed."""
+        breaker = self._breaker
+        breaker.run(now_ms)
+        self._network.avoided = breaker.manager.view.nodes
+        if not breaker.is_busy:
+            return math.inf
+        return probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
+
     def _breaker_delay(self, now_ms: float) -> float:
         breaker = self._breaker
         return breaker.next_change_ms(now_ms) if breaker.is_busy else breaker.due_ms - now_ms
@@ -403,7 +412,9 @@ class Sender(threading.Thread):
         if self._aborting or connection is None:
             return False
         max_bytes = self._options.max_request_size
-        may_send = broker.limited(self._sending_rule(now_ms), now_ms)
+        may_send = self._sending_rule(now_ms)
+        if broker.slow_starts:
+            may_send = broker.limited(may_send, now_ms)
         split = self._responses.splitter.split_if_too_large if self._accumulator.any_learnt else None
         taken = fill_request(self._accumulator, broker, queues, max_bytes, may_send, split)
         if not taken:
@@ -426,7 +437,7 @@ class Sender(threading.Thread):
         identity, awaits_letters = self._identity, self._responses.awaits_letters
         if identity is None:
             return lambda batch: not awaits_letters(batch)
-        if not self._responses.any_awaits_letters:
+        if not self._responses.waiting:
             return partial(identity.may_send, now_ms=now_ms)
         return lambda batch: not awaits_letters(batch) and identity.may_send(batch, now_ms)
 
