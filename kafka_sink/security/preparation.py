@@ -61,7 +61,7 @@ class Security:
             self._contexts.current()
         tokens = None if self.settings.sasl is None else self.settings.sasl.tokens
         if tokens is not None and tokens.assertion is not None:
-            from kafka_sink.security.assertion import assertion_of
+            from kafka_sink.security.token import assertion_of
 
             assertion_of(tokens.assertion, time.time())
 

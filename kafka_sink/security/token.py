@@ -1,6 +1,8 @@
 """OAUTHBEARER's tokens: provided, or fetched once per worker, kept, and renewed before they run out.
 
-An endpoint grants them for client credentials (RFC 6749, 4.4; KIP-768), or for an assertion (RFC 7523).
+An endpoint grants them for client credentials (RFC 6749, 4.4; KIP-768), or for an assertion: a JWT by which
+this client proves itself without a secret (RFC 7523). Assertions are made, or read, anew for each token:
+files that were replaced are used from then on.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import ssl
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,8 +26,8 @@ from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.printable import printable
 from kafka_sink.secret import HiddenValues, Secret
 from kafka_sink.security.http import HttpClient
-from kafka_sink.security.key_material import content_of
-from kafka_sink.security.settings import Store, TokenSettings
+from kafka_sink.security.key_material import content_of, named, read_private_key
+from kafka_sink.security.settings import AssertionSettings, Store, TokenSettings
 from kafka_sink.security.tls_context import TlsContexts, explain
 
 _MAX_TOKEN_CHARACTERS = 256 * 1024
@@ -130,9 +133,6 @@ class TokenEndpoint:
         settings = self._settings
         proof = settings.client_secret or Secret("")
         if settings.assertion is not None:
-            # Only those who use it load it.
-            from kafka_sink.security.assertion import assertion_of
-
             proof = assertion_of(settings.assertion, time.time())
         try:
             status, body = self._ask(proof)
@@ -350,3 +350,77 @@ def _read_file(path: str) -> str:
         raise TokenUnavailableError(f"{error}") from None
     # What is not ASCII is no token, which is an error.
     return content.decode("latin-1").strip()
+
+
+# -- assertions -------------------------------------------------------------------------------------
+
+
+def assertion_of(settings: AssertionSettings, now_s: float) -> Secret:
+    """A JWT. ``now_s``: seconds since 1970. Raises ConfigurationError, naming option and file, where one is
+    of no use."""
+    if settings.file is not None:
+        return _ready_made(settings.file)
+    assert settings.key is not None
+    template = {} if settings.template is None else _template(settings.template)
+    header = template.get("header", {}) | {"alg": settings.algorithm, "typ": "JWT"}
+    # What is computed wins over the template, and that over the options, as in Java.
+    claims = dict(settings.claims) | template.get("payload", {})
+    claims |= {"iat": int(now_s), "exp": int(now_s) + settings.exp_s, "nbf": int(now_s) - settings.nbf_s}
+    if settings.jti:
+        claims["jti"] = str(uuid.uuid4())
+    signed = ".".join(_base64(json.dumps(part).encode()) for part in (header, claims))
+    return Secret.known(f"{signed}.{_base64(_signature(settings.key, settings.algorithm, signed.encode()))}")
+
+
+def _ready_made(store: Store) -> Secret:
+    found = Secret.known(content_of(store).decode("utf-8", "replace").strip())
+    text = found.reveal()
+    is_jwt = text.count(".") == 2 and text.isascii() and text.isprintable()
+    text = ""
+    if not is_jwt:
+        raise ConfigurationError(f"{named(store)} holds no JWT: three parts with dots between them")
+    return found
+
+
+def _template(store: Store) -> dict[str, dict[str, Any]]:
+    try:
+        # NaN is no JSON, and its endpoint would say no more than that.
+        found = json.loads(content_of(store), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        found = None
+    parts = found.values() if isinstance(found, dict) and found.keys() <= {"header", "payload"} else [None]
+    if not all(isinstance(part, dict) for part in parts):
+        raise ConfigurationError(
+            f'{named(store)} is not of the form {{"header": {{...}}, "payload": {{...}}}}'
+        )
+    return dict(found)
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(text)
+
+
+def _signature(store: Store, algorithm: str, signed: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    key = read_private_key(store)
+    if algorithm == "RS256" and isinstance(key, rsa.RSAPrivateKey):
+        return key.sign(signed, padding.PKCS1v15(), SHA256())
+    # Other curves have keys of 256 bits, too.
+    if (
+        algorithm == "ES256"
+        and isinstance(key, ec.EllipticCurvePrivateKey)
+        and isinstance(key.curve, ec.SECP256R1)
+    ):
+        # JWTs have the two numbers as they are, not in DER (RFC 7518, 3.4).
+        pair = utils.decode_dss_signature(key.sign(signed, ec.ECDSA(SHA256())))
+        return b"".join(number.to_bytes(32, "big") for number in pair)
+    wanted = "an RSA key" if algorithm == "RS256" else "a key of the curve P-256"
+    raise ConfigurationError(
+        f"{named(store)}: kafka.sasl.oauthbearer.assertion.algorithm={algorithm} needs {wanted}"
+    )
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")

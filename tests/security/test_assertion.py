@@ -26,10 +26,9 @@ from joserfc.jwk import ECKey, RSAKey
 from kafka_sink.errors import AuthenticationError, ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.secret import Secret
-from kafka_sink.security.assertion import assertion_of
 from kafka_sink.security.preparation import Security
 from kafka_sink.security.settings import AssertionSettings, SecuritySettings, TokenSettings
-from kafka_sink.security.token import TokenEndpoint
+from kafka_sink.security.token import TokenEndpoint, assertion_of
 from tests.support.security.token_server import TokenServer
 
 PASSPHRASE = "hunter2"
