@@ -31,7 +31,7 @@ topic, partitions, rows_per_second = f"frozen-{int(time.time())}", 6, 2_000
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
-def figures() -> dict[str, Any]:
+def metrics() -> dict[str, Any]:
     """What the page shows, as JSON; nothing until the job serves it."""
     try:
         with urllib.request.urlopen(f"{page}/metrics.json", timeout=5) as response:
@@ -43,7 +43,7 @@ def figures() -> dict[str, Any]:
 
 def written() -> int:
     """Rows of this topic that brokers have acknowledged."""
-    jobs = (job for job in figures()["jobs"] if topic in job["topics"])
+    jobs = (job for job in metrics()["jobs"] if topic in job["topics"])
     return sum(int(job["counters"]["records"]) for job in jobs)
 
 
@@ -56,7 +56,7 @@ def freeze_and_thaw(kafka: LocalBroker) -> None:
     frozen_at, before = time.monotonic(), written()
     muted: set[int] = set()
     while time.monotonic() < frozen_at + (seconds / 3 if muted else max(60, seconds / 3)):
-        now_muted = {broker["broker"] for broker in figures()["brokers"] if broker["muted"] is not None}
+        now_muted = {broker["broker"] for broker in metrics()["brokers"] if broker["muted"] is not None}
         for broker in sorted(now_muted - muted):
             after = time.monotonic() - frozen_at
             print(f"Broker {broker} is muted {after:.1f} s later. Rows go to the others.", flush=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.breaker.interface import load_breaker
-from kafka_sink.clock import STARTING, monotonic_ms
+from kafka_sink.clock import COMMITTING, STARTING, monotonic_ms
 from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
@@ -188,9 +188,10 @@ class WriteTransaction:
         from kafka_sink.transactions import planning
 
         attempt = self._begun(())
-        report = attempt.finish()
-        self._resources.close()
-        return planning.commit(self._options, self._planned, [report]), attempt.metrics
+        with DriverWaiting(self._options, "", COMMITTING, "a write"):
+            report = attempt.finish()
+            self._resources.close()
+            return planning.commit(self._options, self._planned, [report]), attempt.metrics
 
     def abort(self, error: BaseException) -> Mapping[str, EndedTransactions]:
         """After a failure, also one of ``commit``. Returns what became of the transactions.
