@@ -132,7 +132,7 @@ def application(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
-    application: Path, cluster: FakeCluster, browser: webdriver.Chrome, pictures: Path
+    application: Path, cluster: FakeCluster, browser: webdriver.Chrome, pictures: Path, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
         job = Job(cluster, "nightly", 4, kafka_compression_type="lz4", kafka_linger_ms="50")
@@ -152,9 +152,9 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
         addresses = cluster.bootstrap_servers.split(",")
         page.eventually(lambda: all(address in page.text("brokers") for address in addresses))
         page.picture(pictures / "live-view.png")
-        page.picture(pictures / "live-view-dark.png", dark=True)
-        page.picture(pictures / "live-view-phone.png", 390)
-        page.picture(pictures / "live-view-phone-dark.png", 390, dark=True)
+        page.picture(tmp_path / "live-view-dark.png", dark=True)
+        page.picture(tmp_path / "live-view-phone.png", 390)
+        page.picture(tmp_path / "live-view-phone-dark.png", 390, dark=True)
         page.look(1200, dark=False)
 
         # A broker freezes: it is named with the cause, and later no more.
@@ -194,7 +194,7 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
         page.eventually(lambda: "buffer memory" in page.text("tasks"))
         time.sleep(6 if DRAWS else 0)
         page.eventually(lambda: re.search(r"Waited for memory\n(?!0 ms)", page.text("retries")))
-        page.picture(pictures / "live-view-memory.png")
+        page.picture(tmp_path / "live-view-memory.png")
         for broker in range(3):
             cluster.thaw(broker)
         starved.end(recovered=EndedTransactions(3), committed=EndedTransactions(4, 2_000, 4_800))
