@@ -6,7 +6,7 @@
     python examples/peek.py localhost:9092 orders --write-back file
 
 Of a dead letter it shows which topic rejected it, and why. Only committed rows are shown, and groups of
-readers notice nothing. The third line writes dead letters back, once their cause is mended in the file or in
+readers notice nothing. The third line writes dead letters back, once their cause is fixed in the file or in
 the topic: those that the named topic rejected, with key, value, timestamp and their own headers. Others are
 left out. To write one to another topic, change its "origin" in the file. A second run writes them again.
 
@@ -121,8 +121,7 @@ def shown(value: Any) -> str:
 
 def write_back(producer: Any, topic: str, lines: Sequence[str]) -> tuple[int, int]:
     """Write the dead letters that ``topic`` rejected, and wait for them. Returns how many, and how many
-    others
-    were left out. Raises ValueError where one cannot be read or was cut, and then writes nothing;
+    others were left out. Raises ValueError where one cannot be read or was cut, and then writes nothing;
     RuntimeError where brokers did not acknowledge all."""
     records = {}
     for number, line in enumerate(lines, 1):
@@ -140,10 +139,10 @@ def write_back(producer: Any, topic: str, lines: Sequence[str]) -> tuple[int, in
         except KafkaError as error:
             failed[number] = error
     if failed:
-        told = "; ".join(f"line {number}: {error!r}" for number, error in failed.items())
+        errors = "; ".join(f"line {number}: {error!r}" for number, error in failed.items())
         raise RuntimeError(
             f"{len(failed)} of {len(sent)} dead letters were not acknowledged. The others are written: "
-            f"delete their lines before a second run. {told}"
+            f"delete their lines before a second run. {errors}"
         )
     return len(sent), len(lines) - len(sent)
 

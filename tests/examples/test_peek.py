@@ -1,4 +1,4 @@
-"""The example that shows rows and dead letters in the terminal, and writes mended dead letters back."""
+"""The example that shows rows and dead letters in the terminal, and writes fixed ones back."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def test_the_last_rows_are_shown_on_a_line_each(broker: LocalBroker, peeked: Any
     assert any("key=k3" in line for line in peeked("peek-rows", "--from", "3"))
 
 
-def test_dead_letters_are_shown_mended_and_written_back(
-    broker: LocalBroker, tmp_path: Path, peeked: Any
-) -> None:
+def test_dead_letters_are_shown_and_written_back(broker: LocalBroker, tmp_path: Path, peeked: Any) -> None:
     dead_letter = {
         "key": "a",
         "value": "too large",
@@ -73,11 +71,11 @@ def test_dead_letters_are_shown_mended_and_written_back(
     (shown,) = peeked("peek-dead-letters")
     assert "rejected by peek-orders: the record is larger [2J than 1000" in shown
     (whole,) = peeked("peek-dead-letters", "--json")
-    file = tmp_path / "dead_letters.jsonl"
+    file = tmp_path / "dead-letters.jsonl"
     mended = {**json.loads(whole), "value": "small"}
     file.write_text("".join(json.dumps(one) + "\n" for one in (mended, {**mended, "origin": "peek-rows"})))
-    (told,) = peeked("peek-orders", "--write-back", str(file))
-    assert told == "1 dead letters written back to peek-orders; 1 that other topics rejected were left out"
+    (line,) = peeked("peek-orders", "--write-back", str(file))
+    assert line == "1 dead letters written back to peek-orders; 1 that other topics rejected were left out"
     (back,) = peeked("peek-orders", "--json")
     found = json.loads(back)
     assert (found["key"], found["value"], found["timestamp"]) == ("a", "small", 5000)
