@@ -68,7 +68,7 @@ _MAX_WATCHED, _MAX_HOLDERS = 20_000, 16
 _MAX_REASON_BYTES = 1_000_000
 # Tasks are told together after so long for each of them, those that come everything after so long for each
 # mute: that takes a part of the time only.
-_TELL_MS, _WELCOME_MS = 0.1, 0.05
+_TELL_MS, _MAX_TELL_MS, _WELCOME_MS = 0.3, 1_000.0, 0.05
 # About what is kept of a partition or broker in question, and of a mute.
 _WATCHED_BYTES, _MUTE_BYTES = 2_500, 3_000
 # After a mute on one task's word, no such word counts for so many times as long, or so many intervals.
@@ -503,7 +503,7 @@ class BreakerService(Service):
     # -- time ---------------------------------------------------------------------------------------------
 
     def _tell_ms(self) -> float:
-        pause_ms = max(GATHER_MUTES_MS, _TELL_MS * len(self._tasks))
+        pause_ms = min(max(GATHER_MUTES_MS, _TELL_MS * len(self._tasks)), _MAX_TELL_MS)
         return self._told_ms + pause_ms if self._added or self._removed else math.inf
 
     def _welcome_ms(self) -> float:

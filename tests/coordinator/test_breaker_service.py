@@ -395,7 +395,7 @@ def test_tasks_are_told_how_many_they_are() -> None:
         bench = Bench(tasks)
         muted_broker(bench)
         bench.say(0, unmuted(SICK))
-        bench.run(100)
+        bench.run(400)
         _, _, told = bench.told[-1]
         assert isinstance(told, Mutes)
         assert apart(told.removed, 1) == [SICK]
