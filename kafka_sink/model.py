@@ -52,7 +52,7 @@ class Node:
         return f"{self.host}:{self.port} (id {self.id})"
 
 
-class PartitionInfo(NamedTuple):
+class PartitionMetadata(NamedTuple):
     """A partition's metadata; ``leader`` is NO_LEADER during an election."""
 
     topic: str
@@ -61,8 +61,8 @@ class PartitionInfo(NamedTuple):
     leader_epoch: int = UNKNOWN_EPOCH
 
 
-class Partitions(Sequence[PartitionInfo]):
-    """The partitions 0, 1 ... of a topic, in 8 bytes each; a PartitionInfo is made when it is asked for.
+class Partitions(Sequence[PartitionMetadata]):
+    """The partitions 0, 1 ... of a topic, in 8 bytes each; a PartitionMetadata is made when it is asked for.
 
     ``leaders`` and ``epochs`` are arrays of int32, and must not be changed.
     """
@@ -84,19 +84,19 @@ class Partitions(Sequence[PartitionInfo]):
         return len(self.leaders)
 
     @overload
-    def __getitem__(self, index: int) -> PartitionInfo: ...
+    def __getitem__(self, index: int) -> PartitionMetadata: ...
 
     @overload
-    def __getitem__(self, index: slice) -> tuple[PartitionInfo, ...]: ...
+    def __getitem__(self, index: slice) -> tuple[PartitionMetadata, ...]: ...
 
-    def __getitem__(self, index: int | slice) -> PartitionInfo | tuple[PartitionInfo, ...]:
+    def __getitem__(self, index: int | slice) -> PartitionMetadata | tuple[PartitionMetadata, ...]:
         if isinstance(index, slice):
             return tuple(self[at] for at in range(*index.indices(len(self))))
         at = index if index >= 0 else len(self) + index
-        return PartitionInfo(self.topic, at, self.leaders[at], self.epochs[at])
+        return PartitionMetadata(self.topic, at, self.leaders[at], self.epochs[at])
 
-    def __iter__(self) -> Iterator[PartitionInfo]:
-        return map(PartitionInfo, repeat(self.topic), count(), self.leaders, self.epochs)
+    def __iter__(self) -> Iterator[PartitionMetadata]:
+        return map(PartitionMetadata, repeat(self.topic), count(), self.leaders, self.epochs)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Partitions):
@@ -120,7 +120,7 @@ class TopicMetadata:
     partitions: Partitions
 
     @classmethod
-    def of(cls, name: str, topic_id: bytes | None, infos: Iterable[PartitionInfo]) -> TopicMetadata:
+    def of(cls, name: str, topic_id: bytes | None, infos: Iterable[PartitionMetadata]) -> TopicMetadata:
         pairs = [(one.leader, one.leader_epoch) for one in infos]
         partitions = Partitions(name, (leader for leader, _ in pairs), (epoch for _, epoch in pairs))
         return cls(name, topic_id, partitions)

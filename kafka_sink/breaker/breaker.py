@@ -21,7 +21,7 @@ from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatus
 from kafka_sink.breaker.mutes import NO_EVIDENCE, Evidence, Mute, MuteChange, MuteTable, Target, target_of
 from kafka_sink.breaker.probes import ProbePolicy
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.model import NO_LEADER, PartitionInfo, TopicPartition
+from kafka_sink.model import NO_LEADER, PartitionMetadata, TopicPartition
 from kafka_sink.printable import one_line
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class MutedPartitions:
 
     nodes: Set[int] = frozenset()
     partitions: Set[TopicPartition] = frozenset()
-    leader: Callable[[TopicPartition], PartitionInfo | None] = lambda _: None
+    leader: Callable[[TopicPartition], PartitionMetadata | None] = lambda _: None
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.partitions)
@@ -124,19 +124,19 @@ class CircuitBreakManager:
             self.local.unmute(target, one_line(str(reason)), own=True)
         self.on_call()
 
-    def available_partitions_for_topic(self, topic: str) -> list[PartitionInfo]:
+    def available_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
         """Partitions that have a leader and are not muted."""
         return [info for info in self._infos(topic) if info.leader >= 0 and not self.is_muted(info)]
 
-    def muted_partitions_for_topic(self, topic: str) -> list[PartitionInfo]:
+    def muted_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
         """Partitions that are muted, by themselves or with the broker that leads them, or led them last."""
         return [info for info in self._infos(topic) if self.is_muted(TopicPartition(topic, info.partition))]
 
-    def available_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionInfo]]:
+    def available_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionMetadata]]:
         """By topic, the partitions that a broker leads and that are not muted."""
         return self._of_node(node_id, muted=False)
 
-    def muted_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionInfo]]:
+    def muted_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionMetadata]]:
         """By topic, the muted partitions that a broker leads, or led last."""
         return self._of_node(node_id, muted=True)
 
@@ -148,10 +148,10 @@ class CircuitBreakManager:
 
     # -- beyond the KIP -----------------------------------------------------------------------------
 
-    def is_muted(self, what: int | TopicPartition | PartitionInfo) -> bool:
+    def is_muted(self, what: int | TopicPartition | PartitionMetadata) -> bool:
         """Whether a broker is muted, or a partition by itself or with its leader."""
         muted = self.local.mutes
-        if isinstance(what, PartitionInfo):
+        if isinstance(what, PartitionMetadata):
             return what.leader in muted or TopicPartition(what.topic, what.partition) in muted
         return bool(self.covering(what)) if isinstance(what, TopicPartition) else what in muted
 
@@ -160,7 +160,7 @@ class CircuitBreakManager:
         """Rows whose attempts have ended."""
         return sum(broker.rows for broker in self.brokers.values())
 
-    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
+    def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
         return self._cluster.leader(partition)
 
     @property
@@ -219,18 +219,18 @@ class CircuitBreakManager:
             return next((node for node in found if isinstance(node, int)), NO_LEADER)
         return info.leader
 
-    def _of_node(self, node_id: int, *, muted: bool) -> dict[str, list[PartitionInfo]]:
-        found: dict[str, list[PartitionInfo]] = {}
+    def _of_node(self, node_id: int, *, muted: bool) -> dict[str, list[PartitionMetadata]]:
+        found: dict[str, list[PartitionMetadata]] = {}
         for partition, info in self._all():
             if self._leader_id(partition) == node_id and self.is_muted(partition) is muted:
                 found.setdefault(partition.topic, []).append(info)
         return found
 
-    def _infos(self, topic: str) -> Sequence[PartitionInfo]:
+    def _infos(self, topic: str) -> Sequence[PartitionMetadata]:
         found = self._cluster.topic(topic)
         return () if found is None else found.partitions
 
-    def _all(self) -> Iterator[tuple[TopicPartition, PartitionInfo]]:
+    def _all(self) -> Iterator[tuple[TopicPartition, PartitionMetadata]]:
         for name in self._cluster.names():
             for info in self._infos(name):
                 yield TopicPartition(name, info.partition), info
@@ -412,7 +412,7 @@ class Breaker:
 
     def _name(self, target: Target) -> str:
         if isinstance(target, TopicPartition):
-            info: PartitionInfo | None = self.manager.leader(target)
+            info: PartitionMetadata | None = self.manager.leader(target)
             return f"{target}" + (
                 f", led by {self._broker(info.leader)}" if info and info.leader >= 0 else ""
             )

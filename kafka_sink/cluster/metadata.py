@@ -43,7 +43,7 @@ from kafka_sink.model import (
     NO_LEADER,
     MetadataUpdate,
     Node,
-    PartitionInfo,
+    PartitionMetadata,
     TopicMetadata,
     TopicPartition,
 )
@@ -149,7 +149,7 @@ class ClusterMetadata:
         found = self._topics.get(name)
         return None if found is None or not found.error else _describe(found.error)
 
-    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
+    def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
         """The partition as last observed; None for an unknown topic or partition.
 
         Its leader is NO_LEADER also while that broker is not in ``nodes``: nothing can be sent to it.

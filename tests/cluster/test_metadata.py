@@ -20,7 +20,14 @@ from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.errors import ClusterChangedError
 from kafka_sink.kafka_errors import error_of
-from kafka_sink.model import MAX_BROKERS, MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import (
+    MAX_BROKERS,
+    MetadataUpdate,
+    Node,
+    PartitionMetadata,
+    TopicMetadata,
+    TopicPartition,
+)
 from kafka_sink.options import parse
 from kafka_sink.task.producer import Producer
 from tests.support.metadata_model import ANSWERS, NAMES, OK, Pair
@@ -42,7 +49,7 @@ def metadata(max_age_ms: float = MAX_AGE) -> ClusterMetadata:
 
 
 def topic(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes | None = b"i" * 16) -> TopicMetadata:
-    return TopicMetadata.of(name, topic_id, (PartitionInfo(name, 0, leader, epoch),))
+    return TopicMetadata.of(name, topic_id, (PartitionMetadata(name, 0, leader, epoch),))
 
 
 def response(*topics: TopicMetadata, **errors: int) -> MetadataUpdate:
@@ -637,7 +644,7 @@ def test_a_snapshot_is_the_same_after_pickling_and_small(partitions: int) -> Non
     """Catches: half a megabyte of leaders in every task of a write to a topic of 10,000 partitions."""
     chance = random.Random(1)
     found = tuple(
-        PartitionInfo("t", index, chance.randrange(-1, 60), chance.choice((-1, 7)))
+        PartitionMetadata("t", index, chance.randrange(-1, 60), chance.choice((-1, 7)))
         for index in range(partitions)
     )
     topic = TopicSnapshot(TopicMetadata.of("t", b"i" * 16, found), 5.0)
@@ -650,7 +657,9 @@ def test_a_snapshot_is_the_same_after_pickling_and_small(partitions: int) -> Non
 LIES = [
     topic("t00", 2, 2**31 - 1),
     topic("t00", 2, 0, b"x" * 16),
-    TopicMetadata.of("t00", b"i" * 16, tuple(PartitionInfo("t00", number, 2, 9) for number in range(100))),
+    TopicMetadata.of(
+        "t00", b"i" * 16, tuple(PartitionMetadata("t00", number, 2, 9) for number in range(100))
+    ),
 ]
 
 
@@ -690,7 +699,7 @@ def test_a_hint_that_was_on_its_way_when_the_topic_was_marked_does_not_mend_it()
 # -- which addresses are taken -----------------------------------------------------------------------------
 
 FORGED, REAL = Node(1, "evil.example", 9093), Node(1, "broker.example", 9093)
-REAL_TOPIC = TopicMetadata.of("t", bytes([7] * 16), (PartitionInfo("t", 0, 1, 3),))
+REAL_TOPIC = TopicMetadata.of("t", bytes([7] * 16), (PartitionMetadata("t", 0, 1, 3),))
 
 
 def cluster(*, confirmed_only: bool) -> ClusterMetadata:

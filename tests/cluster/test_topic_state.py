@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.cluster.topic_state import TopicIdentity, TopicIdHistory, TopicState, merge
-from kafka_sink.model import UNKNOWN_EPOCH, PartitionInfo, TopicMetadata
+from kafka_sink.model import UNKNOWN_EPOCH, PartitionMetadata, TopicMetadata
 
 OLD, NEW = b"o" * 16, b"n" * 16
 
 
 def topic(*leaders: tuple[int, int], topic_id: bytes | None = OLD) -> TopicMetadata:
-    infos = (PartitionInfo("t", number, leader, epoch) for number, (leader, epoch) in enumerate(leaders))
+    infos = (PartitionMetadata("t", number, leader, epoch) for number, (leader, epoch) in enumerate(leaders))
     return TopicMetadata.of("t", topic_id, tuple(infos))
 
 

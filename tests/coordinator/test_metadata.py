@@ -34,7 +34,7 @@ from kafka_sink.coordinator.metadata import (
 )
 from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.errors import MetadataTimeoutError, ProtocolError
-from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
 from tests.support.fake_outbox import FakeOutbox
 
@@ -53,7 +53,7 @@ Told = list[tuple[int, Topics]]
 
 
 def metadata(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes = ID) -> TopicMetadata:
-    return TopicMetadata.of(name, topic_id, (PartitionInfo(name, 0, leader, epoch),))
+    return TopicMetadata.of(name, topic_id, (PartitionMetadata(name, 0, leader, epoch),))
 
 
 def options(**given: object) -> Any:
@@ -384,7 +384,7 @@ def test_a_response_that_came_while_a_clock_was_read_has_no_negative_age() -> No
 # -- tasks that err ---------------------------------------------------------------------------------------
 
 
-MANY = TopicMetadata.of("a", ID, tuple(PartitionInfo("a", number, 1, 4) for number in range(100)))
+MANY = TopicMetadata.of("a", ID, tuple(PartitionMetadata("a", number, 1, 4) for number in range(100)))
 
 
 def lied_to(lie: TopicMetadata) -> Coordinator:
@@ -535,7 +535,7 @@ def test_a_snapshot_survives_the_wire() -> None:
     topics = tuple(
         TopicMetadata.of(f"t{number}", ID if number % 2 else None, infos)
         for number, infos in enumerate(
-            [(), (PartitionInfo("t1", 0, -1, -1), PartitionInfo("t1", 1, 2**31 - 1, 7))]
+            [(), (PartitionMetadata("t1", 0, -1, -1), PartitionMetadata("t1", 1, 2**31 - 1, 7))]
         )
     )
     sent = MetadataSnapshot(tuple(TopicSnapshot(one, 5.0) for one in topics), NODES, 7.0, "c")
@@ -550,7 +550,7 @@ def test_a_snapshot_names_no_bootstrap_address() -> None:
 
 
 def test_a_large_snapshot_is_several_messages() -> None:
-    wide = TopicMetadata.of("wide", ID, [PartitionInfo("wide", one, 1, one) for one in range(100_000)])
+    wide = TopicMetadata.of("wide", ID, [PartitionMetadata("wide", one, 1, one) for one in range(100_000)])
     topics = (wide, *(metadata(f"{number:06}".ljust(249, "x")) for number in range(9_000)))
     sent = MetadataSnapshot(tuple(TopicSnapshot(one, 0.0) for one in topics), NODES, 0.0, "c")
     messages = [decode(encode(Topics(part))) for part in parts_of(sent)]

@@ -16,7 +16,7 @@ from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError, MissingPartitionError
-from kafka_sink.model import PartitionInfo, TopicMetadata
+from kafka_sink.model import PartitionMetadata, TopicMetadata
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 
@@ -168,7 +168,7 @@ def test_metadata_from_before_a_row_proves_nothing_however_slowly_the_thread_run
     """The age and the time since the row were of two looks at the clock. A thread that had to wait between
     them took what it had known for news, and skipped the row."""
     clock_ms = count(50.0, 50.0)
-    topic = TopicMetadata.of("t", None, (PartitionInfo("t", 0, 0),))
+    topic = TopicMetadata.of("t", None, (PartitionMetadata("t", 0, 0),))
 
     def await_topics(*asked: object, **_: float) -> dict[str, TopicMetadata]:
         if len(asked) > 3:

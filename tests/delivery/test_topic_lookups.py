@@ -12,7 +12,7 @@ import pytest
 
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError
-from kafka_sink.model import Node, PartitionInfo, TopicMetadata
+from kafka_sink.model import Node, PartitionMetadata, TopicMetadata
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
@@ -326,7 +326,9 @@ def test_a_producer_that_was_hinted_the_former_cluster_starts_over_with_the_one_
         options = parse({"kafka.bootstrap.servers": new.bootstrap_servers, "kafka.linger.ms": "0"}).options
         plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
         nodes = tuple(Node(number, "127.0.0.1", old.port(number)) for number in (0, 1))
-        known = TopicMetadata.of("t", b"i" * 16, (PartitionInfo("t", 0, 0, 7), PartitionInfo("t", 1, 1, 7)))
+        known = TopicMetadata.of(
+            "t", b"i" * 16, (PartitionMetadata("t", 0, 0, 7), PartitionMetadata("t", 1, 1, 7))
+        )
         hints = MetadataSnapshot((TopicSnapshot(known, 0.0),), nodes, 0.0, "old")
         old.stop(0)
         old.stop(1)
@@ -349,7 +351,7 @@ def test_no_producer_id_comes_from_a_cluster_whose_metadata_is_not_known() -> No
     ):
         options = parse({"kafka.bootstrap.servers": new.bootstrap_servers, "kafka.linger.ms": "0"}).options
         plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
-        known = TopicMetadata.of("t", b"i" * 16, (PartitionInfo("t", 0, 0, 7),))
+        known = TopicMetadata.of("t", b"i" * 16, (PartitionMetadata("t", 0, 0, 7),))
         nodes = (Node(0, "127.0.0.1", old.port(0)),)
         hints = MetadataSnapshot((TopicSnapshot(known, 0.0),), nodes, 0.0, "old")
         old.stop(0)
@@ -372,7 +374,9 @@ def test_mutes_of_the_former_cluster_end_when_another_one_answers() -> None:
         given = {"kafka.bootstrap.servers": new.bootstrap_servers, "kafka.linger.ms": "0"}
         given["kafka.producer.circuit.breaker.mute.retry.interval"] = "60000"
         plan = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
-        known = TopicMetadata.of("t", b"i" * 16, (PartitionInfo("t", 0, 0, 7), PartitionInfo("t", 1, 1, 7)))
+        known = TopicMetadata.of(
+            "t", b"i" * 16, (PartitionMetadata("t", 0, 0, 7), PartitionMetadata("t", 1, 1, 7))
+        )
         nodes = tuple(Node(number, "127.0.0.1", old.port(number)) for number in (0, 1))
         hints = MetadataSnapshot((TopicSnapshot(known, 0.0),), nodes, 0.0, "old")
         old.stop(0)

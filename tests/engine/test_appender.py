@@ -20,7 +20,7 @@ from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.memory.allocator import BufferAllocator
 from kafka_sink.memory.buffer import Memory
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import decompressed
@@ -36,7 +36,7 @@ from tests.support.strategy import forced
 pytestmark = pytest.mark.both_strategies
 
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
-TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", index, 0, 0) for index in range(4)))}
+TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", index, 0, 0) for index in range(4)))}
 PARTITIONER = Partitioner(
     room=lambda *_: BatchCapacity(None, 100),
     loads=lambda topic, count: [0] * count,

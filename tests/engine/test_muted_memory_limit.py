@@ -13,7 +13,7 @@ from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.errors import DeliveryError
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import NO_LEADER, CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import NO_LEADER, CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -24,7 +24,7 @@ from tests.support.allocators import incremental_allocator
 
 PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("partition", "int")], "t")
 COUNT = 6
-TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", i, 0, 0) for i in range(COUNT)))}
+TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", i, 0, 0) for i in range(COUNT)))}
 P = [TopicPartition("t", index) for index in range(COUNT)]
 LIMIT = 10_000
 
@@ -196,7 +196,7 @@ def test_keys_keep_their_partition_unless_they_are_spread() -> None:
 
 
 def test_keys_of_a_muted_partition_without_a_leader_are_spread() -> None:
-    infos = [PartitionInfo("t", partition, 1 if partition else NO_LEADER) for partition in range(2)]
+    infos = [PartitionMetadata("t", partition, 1 if partition else NO_LEADER) for partition in range(2)]
     topic = TopicMetadata.of("t", None, tuple(infos))
     found = choices_of(topic, (), {P[0]}, ())
     assert (found.available, found.muted) == ((1,), (0,))

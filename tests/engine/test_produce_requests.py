@@ -13,7 +13,7 @@ from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.produce_requests import fill_request
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import encoder
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.both_strategies
 
 PARTITIONS = 400
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
-TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", p, 0, 0) for p in range(PARTITIONS)))}
+TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", p, 0, 0) for p in range(PARTITIONS)))}
 PARTITIONER = Partitioner(
     room=lambda *_: BatchCapacity(None, 100),
     loads=lambda topic, count: [0] * count,

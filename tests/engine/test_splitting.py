@@ -15,7 +15,7 @@ from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.splitting import _records, split_batch, take_out
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import varint
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -27,7 +27,7 @@ from tests.support.taken_records import values_of
 pytestmark = pytest.mark.both_strategies
 
 BATCH_SIZE = 1_000
-TOPICS = {"t": TopicMetadata.of("t", None, (PartitionInfo("t", 0, 0, 0),))}
+TOPICS = {"t": TopicMetadata.of("t", None, (PartitionMetadata("t", 0, 0, 0),))}
 PARTITIONER = Partitioner(
     room=lambda *_: BatchCapacity(None, 100),
     loads=lambda topic, count: [0] * count,

@@ -13,7 +13,7 @@ from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdRespons
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED
-from kafka_sink.model import NO_LEADER, Node, PartitionInfo, TopicMetadata
+from kafka_sink.model import NO_LEADER, Node, PartitionMetadata, TopicMetadata
 from kafka_sink.network import apis, requests
 from tests.support.fake_state import framed
 from tests.support.response_checks import every_version
@@ -122,7 +122,7 @@ def test_metadata_as_our_own_values(version: int) -> None:
         TopicMetadata.of(
             "t",
             topic_id.bytes if version >= 10 else None,
-            (PartitionInfo("t", 0, 1, epoch), PartitionInfo("t", 1, 2, epoch)),
+            (PartitionMetadata("t", 0, 1, epoch), PartitionMetadata("t", 1, 2, epoch)),
         ),
     )
 

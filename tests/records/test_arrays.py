@@ -55,7 +55,7 @@ import sys
 import pyarrow as pa
 from kafka_sink.records.ordered_rows import OrderedRows
 import kafka_sink.task.producer
-from kafka_sink.model import PartitionInfo, TopicMetadata
+from kafka_sink.model import PartitionMetadata, TopicMetadata
 from kafka_sink.records import encoder
 from kafka_sink.records.encoder import RowRange
 from kafka_sink.rows import columns, rebatching
@@ -85,7 +85,7 @@ partitioner = Partitioner(
 for batch in reader:
     for unit_rows in [*builder.offer(batch, 0.0), *builder.drain()]:
         rows = columns.extract(plan, unit_rows, 5)
-        parts = [(n, (PartitionInfo(n, 0, 0), PartitionInfo(n, 1, 0))) for n in rows.topics]
+        parts = [(n, (PartitionMetadata(n, 0, 0), PartitionMetadata(n, 1, 0))) for n in rows.topics]
         topics = {n: TopicMetadata.of(n, None, found) for n, found in parts}
         unit = partitioner.order(rows, topics, 5)
         encoder.encode(unit.columns, unit.timestamps(0, len(unit)), [RowRange(0, len(unit), 0, 5)])

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.errors import InvalidRowError
-from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
@@ -61,7 +61,7 @@ def partitioner(
 
 
 def topic(count: int = 4) -> TopicMetadata:
-    return TopicMetadata.of("t", None, tuple(PartitionInfo("t", number, 0, 0) for number in range(count)))
+    return TopicMetadata.of("t", None, tuple(PartitionMetadata("t", number, 0, 0) for number in range(count)))
 
 
 def idle(_topic: str, count: int) -> list[int]:
@@ -205,7 +205,7 @@ def test_thousands_of_topics_hash_their_keys_at_once(monkeypatch: pytest.MonkeyP
     """Hashing topic by topic was a third of what a task takes for batches of a few rows."""
     names = [f"t{number}" for number in range(300)]
     topics = {
-        name: TopicMetadata.of(name, None, tuple(PartitionInfo(name, p, 0, 0) for p in range(2)))
+        name: TopicMetadata.of(name, None, tuple(PartitionMetadata(name, p, 0, 0) for p in range(2)))
         for name in names
     }
     plan = ColumnPlan.of([("topic", "string"), ("key", "binary"), ("value", "binary")], None)

@@ -10,7 +10,7 @@ import pytest
 
 from kafka_sink.cluster.metadata import ClientRack
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.model import Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import Node, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
@@ -20,7 +20,7 @@ from local_kafka import LocalBroker
 
 PLAN = ColumnPlan.of([("value", "binary")], "t")
 # Partitions 0 to 5, led by brokers 0, 1, 2, 0, 1, 2.
-TOPIC = TopicMetadata.of("t", None, tuple(PartitionInfo("t", number, number % 3) for number in range(6)))
+TOPIC = TopicMetadata.of("t", None, tuple(PartitionMetadata("t", number, number % 3) for number in range(6)))
 VALUES = pa.record_batch({"value": pa.array([b"x" * 100] * 2000, pa.binary())})
 
 

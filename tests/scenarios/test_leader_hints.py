@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kafka_sink.cluster.metadata import ClusterMetadata
-from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicPartition
+from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata, TopicPartition
 from tests.support.lifecycle_model import NODES, NOT_LEADER, TOPIC, Metadata, Model
 
 P = TopicPartition(TOPIC, 0)
@@ -29,7 +29,7 @@ class Known(Metadata):
         )
         self.requests = 0
 
-    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
+    def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
         return self.cluster.leader(partition)
 
     def mark_stale(self, topic: str, now_ms: float) -> None:
@@ -62,7 +62,7 @@ class Scenario:
         self.known = Known()
         self.model = Model(metadata=self.known)
         self.known.refresh(self.model.now)
-        assert self.known.leader(P) == PartitionInfo(TOPIC, 0, 0, 0)
+        assert self.known.leader(P) == PartitionMetadata(TOPIC, 0, 0, 0)
         self.model.append([0], 5, lambda: None)
         self.model.flush()
         self.attempts = 0

@@ -22,7 +22,7 @@ from kafka_sink.engine.splitting import split_batch
 from kafka_sink.memory import allocator, arena
 from kafka_sink.memory.allocator import BufferAllocator, chunk_size
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.network.produce import produce_body
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.batch_header import ProducerSequence
@@ -36,7 +36,9 @@ from tests.support.effort import tries
 PARTITIONS = 7
 POOL_BYTES = 1 << 30  # mapped lazily; nothing presses
 NOW = 1_700_000_000_000
-TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", p, p % 2, 0) for p in range(PARTITIONS)))}
+TOPICS = {
+    "t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", p, p % 2, 0) for p in range(PARTITIONS)))
+}
 PLAN = ColumnPlan.of(
     [
         ("key", "binary"),

@@ -25,7 +25,7 @@ from kafka_sink.engine.produce_requests import fill_request
 from kafka_sink.engine.splitting import BatchSplitter, take_out
 from kafka_sink.memory.allocator import chunk_size
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import CompressionType, PartitionInfo, TopicMetadata
+from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -37,7 +37,9 @@ from tests.support.effort import tries
 from tests.support.taken_records import values_of
 
 PARTITIONS = 5
-TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionInfo("t", p, p % 2, 0) for p in range(PARTITIONS)))}
+TOPICS = {
+    "t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", p, p % 2, 0) for p in range(PARTITIONS)))
+}
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 PARTITIONER = Partitioner(
     room=lambda *_: BatchCapacity(None, 100),

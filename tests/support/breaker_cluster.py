@@ -9,14 +9,14 @@ from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.breaker.failure_rate import has_response
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
-from kafka_sink.model import PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import PartitionMetadata, TopicMetadata, TopicPartition
 from tests.support.brokers import Brokers, batch_of
 
 A0, A1, A2 = (TopicPartition("a", number) for number in range(3))
 B0 = TopicPartition("b", 0)
 
 
-def numbers(infos: Iterable[PartitionInfo]) -> list[int]:
+def numbers(infos: Iterable[PartitionMetadata]) -> list[int]:
     """The partitions' numbers."""
     return [info.partition for info in infos]
 
@@ -87,10 +87,10 @@ class Cluster:
         found = self.leaders.get(name)
         if found is None:
             return None
-        return TopicMetadata.of(name, None, tuple(PartitionInfo(name, i, n) for i, n in enumerate(found)))
+        return TopicMetadata.of(name, None, tuple(PartitionMetadata(name, i, n) for i, n in enumerate(found)))
 
-    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
+    def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
         found = self.leaders.get(partition.topic, [])
         if partition.partition >= len(found):
             return None
-        return PartitionInfo(partition.topic, partition.partition, found[partition.partition])
+        return PartitionMetadata(partition.topic, partition.partition, found[partition.partition])

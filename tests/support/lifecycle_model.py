@@ -33,7 +33,7 @@ from kafka_sink.model import (
     NO_RECORD_ERRORS,
     CompressionType,
     Node,
-    PartitionInfo,
+    PartitionMetadata,
     TopicMetadata,
     TopicPartition,
 )
@@ -66,8 +66,8 @@ class Metadata:
         self.brokers = Brokers()
         self.version = 0
 
-    def leader(self, partition: TopicPartition) -> PartitionInfo | None:
-        return PartitionInfo(TOPIC, partition.partition, self.leaders[partition.partition], 0)
+    def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
+        return PartitionMetadata(TOPIC, partition.partition, self.leaders[partition.partition], 0)
 
     def topic(self, name: str) -> TopicMetadata | None:
         return None
@@ -79,7 +79,7 @@ class Metadata:
         return TopicMetadata.of(
             TOPIC,
             None,
-            tuple(PartitionInfo(TOPIC, index, node, 0) for index, node in enumerate(self.leaders)),
+            tuple(PartitionMetadata(TOPIC, index, node, 0) for index, node in enumerate(self.leaders)),
         )
 
     def mark_stale(self, topic: str, now_ms: float) -> None: ...

@@ -11,7 +11,7 @@ import pytest
 from kafka_sink import kafka_errors
 from kafka_sink.clock import WAIT_LISTENER
 from kafka_sink.errors import BrokerVersionError, DeliveryError
-from kafka_sink.model import MetadataUpdate, Node, PartitionInfo, TopicMetadata, TopicPartition
+from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.network import apis
 from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.network.transaction_requests import (
@@ -106,7 +106,7 @@ class Network:
             self._waiting.append((now_ms + request.timeout_ms, request, node))
         elif request.api_key == apis.METADATA:
             alive = tuple(one for one in NODES if one.id not in self.dead)
-            partitions = tuple(PartitionInfo("t", number) for number in range(self.partitions))
+            partitions = tuple(PartitionMetadata("t", number) for number in range(self.partitions))
             update = MetadataUpdate(alive, (TopicMetadata.of("t", None, partitions),))
             if self.now_ms < self.unknown_until_ms:
                 update = MetadataUpdate(alive, (), {"t": kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
