@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kafka_sink.dead_letters.rejected_rows import RejectedRows
     from kafka_sink.formats.row_encoding import RowEncoding
     from kafka_sink.task.producer import Producer
-    from kafka_sink.transactions.batch import TaskReport
+    from kafka_sink.transactions.batch import AttemptReport
     from kafka_sink.transactions.decision import BatchIdentity
     from kafka_sink.transactions.planning import PlannedTransactions
     from kafka_sink.transactions.task_attempt import TaskAttempt
@@ -74,7 +74,7 @@ class TaskCommitted(WriterCommitMessage):
     """
 
     result: TaskResult
-    report: TaskReport | None = None
+    report: AttemptReport | None = None
     # Spark does not tell a commit which query it is for.
     query: str = ""
     # The write's name in reports: without the option checkpointLocation, commits have another one.

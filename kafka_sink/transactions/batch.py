@@ -118,7 +118,7 @@ class TaskHandover:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskReport:
+class AttemptReport:
     """What a finished task reports to the commit. ``part`` is None if it began no transaction."""
 
     run: BatchRun
@@ -197,7 +197,7 @@ def described(transactions: EndedTransactions, what: str) -> str:
 
 
 def commit(
-    reports: Sequence[TaskReport], *, records_empty: bool, compare: str = "content", now_ms: float = -1
+    reports: Sequence[AttemptReport], *, records_empty: bool, compare: str = "content", now_ms: float = -1
 ) -> Steps[BatchOutcome]:
     """Decide and complete the batch that these tasks have written.
 
@@ -237,7 +237,7 @@ def commit(
 
 
 def _skipped(
-    batch: BatchIdentity, previous: Decision | None, reports: Sequence[TaskReport], compare: str
+    batch: BatchIdentity, previous: Decision | None, reports: Sequence[AttemptReport], compare: str
 ) -> BatchOutcome:
     """Raise ChangedBatchError where these are other rows than the batch had."""
     if previous is None or not previous.covers(batch):
@@ -249,7 +249,7 @@ def _skipped(
     return BatchOutcome(skipped=given.rows, batch=batch, compared=written is not None)
 
 
-def _agreed(reports: Sequence[TaskReport]) -> BatchRun:
+def _agreed(reports: Sequence[AttemptReport]) -> BatchRun:
     tasks = {report.task for report in reports}
     if len(tasks) != len(reports):
         raise TransactionError("two tasks report the same partition of the job")
@@ -259,7 +259,9 @@ def _agreed(reports: Sequence[TaskReport]) -> BatchRun:
     return agreed.pop()
 
 
-def _repairable(batch: BatchIdentity, previous: Decision | None, reports: Sequence[TaskReport]) -> Decision:
+def _repairable(
+    batch: BatchIdentity, previous: Decision | None, reports: Sequence[AttemptReport]
+) -> Decision:
     """The decision to repair. Raises IncompleteBatchError where these tasks are not those of the decision."""
     if previous is None or previous.batch != batch:
         raise TransactionError(f"the decision of {batch} is gone")

@@ -20,7 +20,7 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import SinkOptions
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
-from kafka_sink.transactions.batch import LONG_OPEN, BatchOutcome, TaskHandover, TaskReport
+from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, BatchOutcome, TaskHandover
 from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.operations import Location, ProducerEpoch, Scope, query_id
 
@@ -93,7 +93,9 @@ def plan(
     return PlannedTransactions(scope, batch, handover)
 
 
-def commit(options: SinkOptions, planned: PlannedTransactions, reports: Sequence[TaskReport]) -> BatchOutcome:
+def commit(
+    options: SinkOptions, planned: PlannedTransactions, reports: Sequence[AttemptReport]
+) -> BatchOutcome:
     """Decide and complete a batch. Raises TransactionError, IncompleteBatchError, DeliveryError."""
     records_empty = planned.batch is not None and bool(options.txn_app_id)
     with client_of(options) as client:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import IncompleteBatchError, KafkaSinkError, TransactionError
 from kafka_sink.printable import one_line
-from kafka_sink.transactions.batch import LONG_OPEN, TaskHandover, TaskReport, TaskRole
+from kafka_sink.transactions.batch import LONG_OPEN, AttemptReport, TaskHandover, TaskRole
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, Part
 from kafka_sink.transactions.digest import RunningDigest
@@ -136,7 +136,7 @@ class TaskAttempt:
             # It names transactions of others.
             _log.warning("%s", one_line(problem, 1000))
 
-    def finish(self) -> TaskReport:
+    def finish(self) -> AttemptReport:
         """Once all rows are acknowledged. Raises TransactionError."""
         part = None
         digest = self._digest.result()
@@ -149,7 +149,7 @@ class TaskAttempt:
             self.metrics[SEND_OFFSETS_TIME_METRIC] = time.monotonic_ns() - began
             part = Part(self._task, self._slot, self._producer, digest)
         run = self._handover.run(self._scope, self._batch)
-        return TaskReport(run, self._task, self.role, digest, part)
+        return AttemptReport(run, self._task, self.role, digest, part)
 
     def abort(self) -> None:
         """Abort after a failure, so that readers do not wait. Never raises KafkaSinkError."""

@@ -13,7 +13,7 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.transactions import batch, driver
-from kafka_sink.transactions.batch import TaskHandover, TaskReport
+from kafka_sink.transactions.batch import AttemptReport, TaskHandover
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, next_decision
 from kafka_sink.transactions.operations import EndTransaction, ListOpen, Scope, Steps
@@ -50,7 +50,7 @@ class Job:
 
     def write(
         self, handover: TaskHandover, number: int, index: int, rows: list[str], slot: int = 0
-    ) -> TaskReport:
+    ) -> AttemptReport:
         """A task, as the writer runs it."""
         attempt = self.attempt(handover, number, index, slot)
         batches = iter([pa.record_batch({"value": pa.array([row.encode() for row in rows], pa.binary())})])
@@ -61,10 +61,10 @@ class Job:
             producer.finish()
         return attempt.finish()
 
-    def commit(self, *reports: TaskReport) -> Any:
+    def commit(self, *reports: AttemptReport) -> Any:
         return self.run(batch.commit(reports, records_empty=False))
 
-    def record_only(self, handover: TaskHandover, *reports: TaskReport) -> None:
+    def record_only(self, handover: TaskHandover, *reports: AttemptReport) -> None:
         """What a driver has done that dies before its decision counts."""
 
         def steps() -> Steps[None]:
@@ -76,7 +76,7 @@ class Job:
 
         self.run(steps())
 
-    def decide_only(self, handover: TaskHandover, *reports: TaskReport) -> None:
+    def decide_only(self, handover: TaskHandover, *reports: AttemptReport) -> None:
         """What a driver has done that dies between its decision and the first transaction's end."""
 
         def steps() -> Steps[None]:

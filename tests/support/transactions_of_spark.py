@@ -16,7 +16,7 @@ from kafka_sink.errors import IncompleteBatchError, TransactionError
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import decision as decisions
 from kafka_sink.transactions import driver, task_attempt
-from kafka_sink.transactions.batch import TaskHandover, TaskReport, TaskRole
+from kafka_sink.transactions.batch import AttemptReport, TaskHandover, TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import (
     NO_TRANSACTION,
@@ -268,7 +268,7 @@ class World:
                 raise TransactionError("fenced")
             yield from self.settings.finish(scope, handover.driver_epoch, batch, index, slot, producer)
             part = Part(index, slot, producer, digest)
-        return TaskReport(handover.run(scope, batch), index, role, digest, part)
+        return AttemptReport(handover.run(scope, batch), index, role, digest, part)
 
     def _advance(self, actor: Actor, sent: Any) -> None:
         """Runs an actor's code to its next operations; an exception is raised there."""
@@ -472,7 +472,7 @@ class World:
         return bool(lost) or done == partitions
 
     def _collect(self, actor: Actor) -> None:
-        won: dict[int, TaskReport] = {}
+        won: dict[int, AttemptReport] = {}
         attempts = actor.awaits_tasks or []
         for child in attempts:
             if child.done and child.error is None:

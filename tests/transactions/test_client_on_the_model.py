@@ -28,7 +28,7 @@ from kafka_sink.network.requests import MetadataResponse, ProducerIdResponse
 from kafka_sink.options import parse
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task_attempt
-from kafka_sink.transactions.batch import TaskHandover, TaskReport, TaskRole
+from kafka_sink.transactions.batch import AttemptReport, TaskHandover, TaskRole
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import Failed, OffsetKey, ProducerEpoch, Scope
@@ -290,7 +290,7 @@ def write(client: TransactionClient, brokers: Brokers, number: int) -> None:
                 task_attempt.finish_steps(SCOPE, handover.driver_epoch, batch, index, slot, producer), 60_000
             )
             part = Part(index, slot, producer, digest)
-        reports.append(TaskReport(handover.run(SCOPE, batch), index, role, digest, part))
+        reports.append(AttemptReport(handover.run(SCOPE, batch), index, role, digest, part))
     try:
         client.run(batches.commit(reports, records_empty=False), 60_000)
     except DeliveryError:

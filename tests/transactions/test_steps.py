@@ -16,7 +16,7 @@ from kafka_sink.model import EndedTransactions
 from kafka_sink.transactions import __main__ as command
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, proof, task_attempt
-from kafka_sink.transactions.batch import TaskHandover, TaskReport, TaskRole
+from kafka_sink.transactions.batch import AttemptReport, TaskHandover, TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
 from kafka_sink.transactions.operations import (
     LAST_EPOCH,
@@ -86,7 +86,7 @@ class Cluster:
         scope: Scope = SCOPE,
         app: str | None = None,
         query: str = "one",
-    ) -> TaskReport:
+    ) -> AttemptReport:
         """One attempt of a task, with these rows; of a query's batch, or of an application's job."""
         batch = BatchIdentity.of_query(query, number)
         if app is not None:
@@ -100,9 +100,9 @@ class Cluster:
         assert taken
         self.run(task_attempt.finish_steps(scope, handover.driver_epoch, batch, index, slot, producer))
         part = Part(index, slot, producer, digest)
-        return TaskReport(handover.run(scope, batch), index, role, digest, part)
+        return AttemptReport(handover.run(scope, batch), index, role, digest, part)
 
-    def commit(self, *reports: TaskReport, die_before: Callable[[Operation], bool] | None = None) -> Any:
+    def commit(self, *reports: AttemptReport, die_before: Callable[[Operation], bool] | None = None) -> Any:
         return self.run(batches.commit(reports, records_empty=False), die_before)
 
 
@@ -461,7 +461,7 @@ def times_out(cluster: Cluster, *tasks: int) -> Callable[[Operation], bool]:
     return before
 
 
-def decided_by(cluster: Cluster, batch: BatchIdentity) -> list[TaskReport]:
+def decided_by(cluster: Cluster, batch: BatchIdentity) -> list[AttemptReport]:
     reports = [cluster.write(cluster.plan(), 0, 0, 0)]
     # The same driver epoch, as of one planning.
     handover = TaskHandover(reports[0].run.driver_epoch)
@@ -547,7 +547,7 @@ def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
     """Catches: it expired by offsets.retention.minutes however often its job was started."""
     cluster = Cluster()
     run, batch = cluster.plan(), BatchIdentity.of_application("nightly", "t", 1)
-    empty = TaskReport(run.run(SCOPE, batch), 0, TaskRole.WRITE, RowsDigest(), None)
+    empty = AttemptReport(run.run(SCOPE, batch), 0, TaskRole.WRITE, RowsDigest(), None)
     cluster.run(batches.commit([empty], records_empty=True, now_ms=1_000.4))
     cluster.kafka.now_ms = 2_000
     for _ in range(2):
@@ -634,7 +634,7 @@ def again(cluster: Cluster, *rows: RowsDigest, compare: str = "content", app: st
         batch = BatchIdentity.of_application(app, SCOPE.topic, 1)
     assert run.role(batch, 0) is TaskRole.SKIP
     reports = [
-        TaskReport(run.run(SCOPE, batch), task, TaskRole.SKIP, one, None) for task, one in enumerate(rows)
+        AttemptReport(run.run(SCOPE, batch), task, TaskRole.SKIP, one, None) for task, one in enumerate(rows)
     ]
     return cluster.run(batches.commit(reports, records_empty=False, compare=compare))
 
