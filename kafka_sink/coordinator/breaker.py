@@ -24,7 +24,7 @@ from kafka_sink.coordinator.schema import (
     Message,
     Ms,
     NodeId,
-    Scope,
+    ServiceScope,
     Text,
     Topic,
     cut,
@@ -201,7 +201,7 @@ class BreakerChannel(Channel):
     None until it is known: broker ids mean nothing in another one. ``random`` returns a number in [0, 1).
     """
 
-    scope = Scope.CLUSTER
+    scope = ServiceScope.CLUSTER
 
     def __init__(
         self,

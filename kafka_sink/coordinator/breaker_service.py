@@ -42,7 +42,7 @@ from kafka_sink.coordinator.breaker import (
     with_reasons,
 )
 from kafka_sink.coordinator.metadata import MemoryBudget
-from kafka_sink.coordinator.schema import Outbox, Scope, Service, receives
+from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, receives
 from kafka_sink.errors import ProtocolError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
@@ -244,7 +244,7 @@ class BreakerService(Service):
     it, so the times here are those of a clock that stands still with it. ``budget`` is shared by all
     clusters; what exceeds it is not shared."""
 
-    scope = Scope.CLUSTER
+    scope = ServiceScope.CLUSTER
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kafka_sink.clock import COORDINATOR_SILENCE_MS, RANDOM, Clock, ExponentialBackoff, monotonic_ms
 from kafka_sink.coordinator.address import CoordinatorAddress, warn_once
-from kafka_sink.coordinator.schema import Alive, Channel, Full, Hello, Message, Scope, deliver
+from kafka_sink.coordinator.schema import Alive, Channel, Full, Hello, Message, ServiceScope, deliver
 from kafka_sink.errors import ProtocolError
 
 # TLS is imported when a connection is made, by the client's thread.
@@ -167,7 +167,7 @@ class CoordinatorClient(threading.Thread):
             connection.send(hello)
             self._greeted = hello
             for channel in self._channels:
-                if first or channel.scope is Scope.CLUSTER:
+                if first or channel.scope is ServiceScope.CLUSTER:
                     channel.on_connected(now_ms)
         for channel in self._channels:
             if leaving:

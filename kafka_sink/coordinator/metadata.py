@@ -37,8 +37,8 @@ from kafka_sink.coordinator.schema import (
     Ms,
     NodeId,
     Outbox,
-    Scope,
     Service,
+    ServiceScope,
     Topic,
     Within,
     cut,
@@ -279,7 +279,7 @@ class _Fetch:
 class MetadataService(Service):
     """Of the tasks of one group. ``budget`` is shared by all groups."""
 
-    scope = Scope.GROUP
+    scope = ServiceScope.GROUP
 
     def __init__(
         self,
@@ -610,7 +610,7 @@ class MetadataChannel(Channel):
     ``HINT_WAIT_MS``. After ``on_lost`` it accepts none until there is a connection again.
     """
 
-    scope = Scope.GROUP
+    scope = ServiceScope.GROUP
 
     def __init__(
         self, view: ClusterMetadata, clock_ms: Clock, report_interval_ms: float, idle_ms: float

@@ -21,8 +21,8 @@ from kafka_sink.coordinator.schema import (
     Count,
     Name,
     Outbox,
-    Scope,
     Service,
+    ServiceScope,
     Within,
     message,
     receives,
@@ -117,7 +117,7 @@ def _part_of(asked: RowsWanted, rows: int, name: str) -> float:
 class RateService(Service):
     """The rate limits of all jobs."""
 
-    scope = Scope.APPLICATION
+    scope = ServiceScope.APPLICATION
 
     def __init__(self, out: Outbox) -> None:
         super().__init__(out)
@@ -198,7 +198,7 @@ class RateService(Service):
 class RateChannel(Channel):
     """``ask`` and ``await_grant`` are called by the task's thread."""
 
-    scope = Scope.APPLICATION
+    scope = ServiceScope.APPLICATION
 
     def __init__(self) -> None:
         super().__init__()

@@ -312,7 +312,7 @@ def receives(kind: type) -> Callable[[_Method], _Method]:
     return mark
 
 
-class Scope(Enum):
+class ServiceScope(Enum):
     """Whose tasks share one instance of a service.
 
     ``GROUP``: tasks with the same brokers, principal and settings; ``CLUSTER``: of these, those that also
@@ -325,7 +325,7 @@ class Scope(Enum):
 
 
 class _Receiver:
-    scope: ClassVar[Scope] = Scope.GROUP
+    scope: ClassVar[ServiceScope] = ServiceScope.GROUP
     # The name of the method for each class of messages.
     takes: ClassVar[Mapping[type, str]] = {}
 

@@ -25,8 +25,8 @@ from kafka_sink.coordinator.schema import (
     Full,
     Hello,
     Message,
-    Scope,
     Service,
+    ServiceScope,
     decompressed,
     deliver,
     parsed,
@@ -56,7 +56,7 @@ _PEER_AT_ONCE = 256 * 1024
 _BYTES_OF_ONE = 16 * 1024
 _MAX_INSTANCES = 500
 # How long an instance is kept after its last task. Clusters are named by tasks, perhaps ever new ones.
-_IDLE_MS: Mapping[Scope, float] = {Scope.GROUP: 600_000.0, Scope.CLUSTER: 5_000.0}
+_IDLE_MS: Mapping[ServiceScope, float] = {ServiceScope.GROUP: 600_000.0, ServiceScope.CLUSTER: 5_000.0}
 _DEFAULT_BOUNDS = ServerBounds()
 # Of the application, whatever the group, so that a service that needs none may be asked by planning.
 _Key = tuple[object, ...]
@@ -315,7 +315,7 @@ class CoordinatorServer:
             task = self._tasks[peer.number]
             instance = task.joined.get(kind)
             if instance is None:
-                if kind.scope is not Scope.APPLICATION:
+                if kind.scope is not ServiceScope.APPLICATION:
                     raise ProtocolError("a task must say Hello first")
                 instance = self._join(peer.number, task, kind, (kind,), ())
             deliver(instance.service, peer.number, message, self._clock_ms())
@@ -326,11 +326,11 @@ class CoordinatorServer:
         options = self._options_of(settings)
         task = self._tasks[number]
         for kind in self._services:
-            if kind.scope is Scope.APPLICATION:
+            if kind.scope is ServiceScope.APPLICATION:
                 continue
             # The first task's hold for all others, of those that only say how long it waits.
             key: _Key = (kind, hello.group, tuple(one for one in settings if one[0] in SHARED_OPTIONS))
-            if kind.scope is Scope.CLUSTER:
+            if kind.scope is ServiceScope.CLUSTER:
                 key += (hello.cluster_id,)
             if kind not in task.joined or task.joined[kind].key != key:
                 self._leave(number, task, kind)

@@ -22,8 +22,8 @@ from kafka_sink.coordinator.schema import (
     Count,
     Name,
     Outbox,
-    Scope,
     Service,
+    ServiceScope,
     message,
     receives,
 )
@@ -98,7 +98,7 @@ class WriteService(Service):
     """``jobs`` watches the jobs of stages. ``listener`` hears of failed tasks, and that the driver ends a
     write."""
 
-    scope = Scope.APPLICATION
+    scope = ServiceScope.APPLICATION
 
     def __init__(
         self, out: Outbox, jobs: SparkJobs | None = None, listener: ApplicationMetrics | None = None
@@ -184,7 +184,7 @@ def _keys(writing: Writing) -> tuple[str | int, ...]:
 class WriteChannel(Channel):
     """Calls ``abort``, on the client's thread, when the current write is over."""
 
-    scope = Scope.APPLICATION
+    scope = ServiceScope.APPLICATION
 
     def __init__(self, abort: Callable[[Exception], None]) -> None:
         super().__init__()

@@ -26,8 +26,8 @@ from kafka_sink.coordinator.schema import (
     Hello,
     Message,
     Outbox,
-    Scope,
     Service,
+    ServiceScope,
     encode,
     receives,
 )
@@ -312,7 +312,7 @@ def test_messages_that_make_no_sense_end_the_connection(data: bytes) -> None:
 
 def test_a_bug_in_a_service_ends_one_connection(caplog: pytest.LogCaptureFixture) -> None:
     class Faulty(Service):
-        scope = Scope.APPLICATION
+        scope = ServiceScope.APPLICATION
 
         @receives(Shout)
         def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
@@ -415,7 +415,7 @@ def test_a_long_message_counts_as_several(text: str) -> None:
 class Costly(Service):
     """Takes longer for a message than an iteration may."""
 
-    scope = Scope.APPLICATION
+    scope = ServiceScope.APPLICATION
 
     def __init__(self, out: Outbox) -> None:
         super().__init__(out)
@@ -550,7 +550,7 @@ def test_groups_are_bounded_and_the_longest_unused_goes(monkeypatch: pytest.Monk
 
 
 def test_a_group_that_nobody_uses_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_sink.coordinator.server._IDLE_MS", {Scope.CLUSTER: 100.0})
+    monkeypatch.setattr("kafka_sink.coordinator.server._IDLE_MS", {ServiceScope.CLUSTER: 100.0})
     with serving(replace(PATIENT, frame_ms=400)) as found:
         assert works(found)
         eventually(lambda: found.echoes[0].closed == 1)
@@ -559,7 +559,7 @@ def test_a_group_that_nobody_uses_is_forgotten(monkeypatch: pytest.MonkeyPatch) 
 
 
 class OfGroup(Echo):
-    scope = Scope.GROUP
+    scope = ServiceScope.GROUP
 
 
 def test_what_is_kept_of_a_cluster_goes_soon_after_its_last_task() -> None:
@@ -589,7 +589,7 @@ def test_what_is_kept_of_a_cluster_goes_soon_after_its_last_task() -> None:
 class Timed(Service):
     """Counts its times; the first one fails."""
 
-    scope = Scope.APPLICATION
+    scope = ServiceScope.APPLICATION
 
     def __init__(self, out: Outbox) -> None:
         super().__init__(out)
@@ -626,7 +626,7 @@ def test_a_service_that_fails_at_its_time_gets_it_again_later(caplog: pytest.Log
 class Punctual(Service):
     """Due with each message. ``heard_before``: messages before its first time."""
 
-    scope = Scope.APPLICATION
+    scope = ServiceScope.APPLICATION
 
     def __init__(self, out: Outbox) -> None:
         super().__init__(out)

@@ -19,8 +19,8 @@ from kafka_sink.coordinator.schema import (
     Hello,
     Message,
     Outbox,
-    Scope,
     Service,
+    ServiceScope,
     message,
     receives,
 )
@@ -63,7 +63,7 @@ def eventually(condition: Callable[[], object], within_s: float = 20.0) -> None:
 class Echo(Service):
     """Says back what it hears."""
 
-    scope = Scope.CLUSTER
+    scope = ServiceScope.CLUSTER
 
     def __init__(self, options: SinkOptions, out: Outbox) -> None:
         super().__init__(out)
@@ -97,7 +97,7 @@ class Echo(Service):
 class RecordingChannel(Channel):
     """Sends what is in ``to_tell``, and records what comes."""
 
-    scope = Scope.CLUSTER
+    scope = ServiceScope.CLUSTER
 
     def __init__(self) -> None:
         super().__init__()

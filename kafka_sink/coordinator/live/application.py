@@ -31,7 +31,7 @@ from kafka_sink.coordinator.live.messages import (
     WriteNoted,
 )
 from kafka_sink.coordinator.live.running_tasks import RunningTask, RunningTasks
-from kafka_sink.coordinator.schema import Outbox, Scope, Service, receives
+from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, receives
 from kafka_sink.counts import NAMES, Number, RateWindow, TopicMetrics
 from kafka_sink.errors import ProtocolError
 from kafka_sink.printable import printable
@@ -731,7 +731,7 @@ class EventLog:
 class ReportService(Service):
     """Takes the reports of tasks and of the driver, and tells tasks how often to report."""
 
-    scope = Scope.APPLICATION
+    scope = ServiceScope.APPLICATION
 
     def __init__(self, out: Outbox, metrics: ApplicationMetrics) -> None:
         super().__init__(out)

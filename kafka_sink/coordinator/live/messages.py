@@ -27,7 +27,7 @@ from kafka_sink.coordinator.schema import (
     Ms,
     Name,
     NodeId,
-    Scope,
+    ServiceScope,
     Text,
     Topic,
     Within,
@@ -262,7 +262,7 @@ def cluster_name(options: SinkOptions) -> str:
 class ReportChannel(Channel):
     """``read`` makes a report of the present task; any thread may call it."""
 
-    scope = Scope.APPLICATION
+    scope = ServiceScope.APPLICATION
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.address import ANY_ADDRESSES
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.live.http_server import HttpServer, Response
-from kafka_sink.coordinator.schema import Outbox, Scope, Service, Text, Within, cut, message, receives
+from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, Text, Within, cut, message, receives
 from kafka_sink.version import __version__
 
 # How long a snapshot and what is made of it serve all clients, unless a write ends, and even then.
@@ -48,7 +48,7 @@ class ViewOpened:
 class ViewService(Service):
     """Opens the live view once, for whoever asks first, and says where it is. Belongs to a running loop."""
 
-    scope = Scope.APPLICATION
+    scope = ServiceScope.APPLICATION
 
     def __init__(self, out: Outbox, metrics: ApplicationMetrics) -> None:
         super().__init__(out)
