@@ -57,14 +57,14 @@ _T = TypeVar("_T")
 _Counts = Annotated[tuple[Count, ...], AtMost(MAX_MUTES)]
 
 
-class Partitions(NamedTuple):
+class TopicPartitions(NamedTuple):
     topic: Topic
     numbers: _Counts
 
 
 class Targets(NamedTuple):
     brokers: _Counts = ()
-    topics: Annotated[tuple[Partitions, ...], AtMost(MAX_MUTES)] = ()
+    topics: Annotated[tuple[TopicPartitions, ...], AtMost(MAX_MUTES)] = ()
 
 
 class Reasoned(NamedTuple):
@@ -166,7 +166,9 @@ def together(targets: Iterable[Target]) -> Targets:
             brokers.append(target)
         else:
             topics.setdefault(target.topic, []).append(target.partition)
-    return Targets(tuple(brokers), tuple(Partitions(name, tuple(found)) for name, found in topics.items()))
+    return Targets(
+        tuple(brokers), tuple(TopicPartitions(name, tuple(found)) for name, found in topics.items())
+    )
 
 
 def apart(targets: Targets, most: int) -> list[Target]:

@@ -19,11 +19,11 @@ from kafka_sink.coordinator.breaker import (
     MuteChanges,
     Mutes,
     Outcomes,
-    Partitions,
     Probe,
     Question,
     Targets,
     TopicOutcomes,
+    TopicPartitions,
     Waiting,
     Watch,
     apart,
@@ -139,7 +139,7 @@ class Bench:
         muted(dict.fromkeys(range(401), "x")),
         unmuted(*(TopicPartition("ab"[number % 2], number) for number in range(401))),
         failed(*(TopicPartition("t", number) for number in range(401))),
-        Waiting(Targets((), (Partitions("t", tuple(range(101))),)), NOTHING),
+        Waiting(Targets((), (TopicPartitions("t", tuple(range(101))),)), NOTHING),
     ],
 )
 def test_a_message_about_too_much_changes_nothing(message: Message) -> None:
