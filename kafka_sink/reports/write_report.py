@@ -297,7 +297,7 @@ def _size(count: int) -> str:
 
 
 @dataclass(slots=True)
-class _Sums:
+class _UnreportedWrites:
     """Since the last line: of micro-batches that no line was about. Times are of the wall clock."""
 
     since_s: float
@@ -335,7 +335,7 @@ def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
     key = f"digest of {ended.query}"
     sums = _noted(key)
     if sums is None:
-        spark_application.note(key, json.dumps(asdict(_Sums(now_s))))
+        spark_application.note(key, json.dumps(asdict(_UnreportedWrites(now_s))))
         return True, ""
     own = _has_trouble(ended)
     if not own:
@@ -343,7 +343,7 @@ def _is_due(ended: EndedWrite, now_s: float) -> tuple[bool, str]:
     digest = ""
     # A clock that was set back begins a new minute.
     if sums.writes and not 0 <= now_s - sums.since_s < _INTERVAL_S:
-        digest, sums = sums.line(ended, now_s), _Sums(now_s)
+        digest, sums = sums.line(ended, now_s), _UnreportedWrites(now_s)
     spark_application.note(key, json.dumps(asdict(sums)))
     return own, digest
 
@@ -356,7 +356,7 @@ def _has_trouble(ended: EndedWrite) -> bool:
     return bool(counts.skipped or counts.retries or counts.breaker_trips or others)
 
 
-def _noted(key: str) -> _Sums | None:
+def _noted(key: str) -> _UnreportedWrites | None:
     with suppress(ValueError, TypeError):
-        return _Sums(**json.loads(spark_application.noted_within(key, math.inf) or "null"))
+        return _UnreportedWrites(**json.loads(spark_application.noted_within(key, math.inf) or "null"))
     return None
