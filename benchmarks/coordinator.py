@@ -47,7 +47,7 @@ from benchmarks.surroundings import RESULTS, ROOT, environment
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
 from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.live.view import OpenView, ViewOpened
-from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator
+from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator
 from kafka_sink.driver import driver_process
 
 OWN_EVIDENCE, FEW, MANY = 0.4, 12, 5_000
@@ -58,7 +58,7 @@ class Server:
     """The process as planning starts it, seen from outside."""
 
     def __init__(self, folder: str) -> None:
-        self._place = Rendezvous.make(folder)
+        self._place = LocationFolder.make(folder)
         self.start()
 
     def start(self) -> None:

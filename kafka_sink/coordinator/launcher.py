@@ -26,7 +26,7 @@ from kafka_sink.coordinator.address import (
     warn_of_no_coordinator,
 )
 from kafka_sink.coordinator.placement import Placement, is_enabled, placement, ui_placement
-from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator
+from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator
 from kafka_sink.driver import driver_log, driver_process
 from kafka_sink.driver.driver_conf import conf_of
 from kafka_sink.driver.driver_process import DriverProcess
@@ -84,7 +84,7 @@ def plan_coordinator(
 def live_view_address() -> CoordinatorAddress | None:
     """That of the application's coordinator, where it runs and has a live view. Raises OSError."""
     local_dirs = spark_application.local_dirs()
-    place = Rendezvous.of(local_dirs) if local_dirs else None
+    place = LocationFolder.of(local_dirs) if local_dirs else None
     found = _serving(place) if place is not None and os.path.lexists(place.folder) else None
     return _driver_address(found, _location(found)) if found is not None and found.view else None
 
@@ -110,7 +110,7 @@ def _driver_address(found: RunningCoordinator, location: CoordinatorLocation) ->
 def _find_or_start(
     options: SinkOptions, local_dirs: str, environ: Mapping[str, str]
 ) -> RunningCoordinator | None:
-    place = Rendezvous.of(local_dirs)
+    place = LocationFolder.of(local_dirs)
     found = _serving(place) if os.path.lexists(place.folder) else None
     if found is not None and _has_view(found, ui_placement(options, environ)):
         return found
@@ -124,7 +124,7 @@ def _find_or_start(
         return None
     where = placement(options, environ, conf)
     view = ui_placement(options, environ, conf)
-    place = Rendezvous.make(local_dirs)
+    place = LocationFolder.make(local_dirs)
     with place.lock(_LOCK_MS):
         found = _serving(place)
         if found is None:
@@ -140,14 +140,14 @@ def _find_or_start(
     return found
 
 
-def _count_restart(place: Rendezvous) -> None:
+def _count_restart(place: LocationFolder) -> None:
     """Raise TimeoutError where the process keeps ending: not every micro-batch starts another."""
     if spark_application.happened_within(_RESTARTED, _AGAIN_S):
         raise TimeoutError(f"its process keeps ending, see {place.folder / 'log'}; it is started again later")
     spark_application.remember(_RESTARTED)
 
 
-def _serving(place: Rendezvous) -> RunningCoordinator | None:
+def _serving(place: LocationFolder) -> RunningCoordinator | None:
     found = place.found()
     return found if found is not None and place.is_alive() else None
 
@@ -156,7 +156,7 @@ def _has_view(found: RunningCoordinator, wanted: Placement | None) -> bool:
     return wanted is None or bool(found.view or found.view_error)
 
 
-def _open_live_view(place: Rendezvous, found: RunningCoordinator, view: Placement) -> RunningCoordinator:
+def _open_live_view(place: LocationFolder, found: RunningCoordinator, view: Placement) -> RunningCoordinator:
     """Open the live view, wait until it serves, and log where. Only under the lock."""
     from kafka_sink.coordinator.client import ask
     from kafka_sink.coordinator.live.view import OpenView, ViewOpened
@@ -178,7 +178,7 @@ def _open_live_view(place: Rendezvous, found: RunningCoordinator, view: Placemen
 
 
 def _start(
-    where: Placement, place: Rendezvous, driver: DriverProcess, environ: Mapping[str, str]
+    where: Placement, place: LocationFolder, driver: DriverProcess, environ: Mapping[str, str]
 ) -> RunningCoordinator:
     """Bind the port here, where an error can be told, and wait until the process serves. Only under the lock;
     raises OSError, TimeoutError among them."""
@@ -203,7 +203,7 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 def _spawn(
-    place: Rendezvous,
+    place: LocationFolder,
     driver: DriverProcess,
     address: str,
     descriptors: tuple[int, int],

@@ -58,7 +58,7 @@ class RunningCoordinator:
         return hmac.digest(bytes.fromhex(self.token), text.encode(), "sha256").hex()[:32]
 
 
-class Rendezvous:
+class LocationFolder:
     """A folder in one of Spark's local folders. All methods raise OSError if the folder is gone."""
 
     def __init__(self, parent: str) -> None:
@@ -67,13 +67,13 @@ class Rendezvous:
         self._found = self.folder / "found"
 
     @classmethod
-    def of(cls, local_dirs: str) -> Rendezvous:
+    def of(cls, local_dirs: str) -> LocationFolder:
         """The existing folder in SPARK_LOCAL_DIRS, else one in the first of these folders."""
         places = [cls(parent) for parent in local_dirs.split(",")]
         return next((place for place in places if os.path.lexists(place.folder)), places[0])
 
     @classmethod
-    def make(cls, local_dirs: str) -> Rendezvous:
+    def make(cls, local_dirs: str) -> LocationFolder:
         """The existing folder, else a new one in the first writable one.
 
         Raises OSError if none is writable.

@@ -25,7 +25,7 @@ from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportSe
 from kafka_sink.coordinator.live.view import ViewService
 from kafka_sink.coordinator.metadata import MemoryBudget, MetadataService
 from kafka_sink.coordinator.rates import RateService
-from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator, read_found
+from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found
 from kafka_sink.coordinator.server import CoordinatorServer, LoopWatch, Services
 from kafka_sink.coordinator.spark_jobs import SparkJobs, find_ui
 from kafka_sink.coordinator.transport import ServerBounds, ServerIdentity, new_identity
@@ -44,7 +44,7 @@ class ServerProcess:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
-        self._place = Rendezvous(settings["folder"])
+        self._place = LocationFolder(settings["folder"])
         self._driver = DriverProcess(int(settings["driver"][0]), str(settings["driver"][1]))
         self._watch = LoopWatch(monotonic_ms)
         self._identity = new_identity()

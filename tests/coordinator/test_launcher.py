@@ -23,7 +23,7 @@ from kafka_sink.coordinator import launcher
 from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.coordinator.client import ask
 from kafka_sink.coordinator.launcher import plan_coordinator
-from kafka_sink.coordinator.rendezvous import FOLDER, Rendezvous, read_found
+from kafka_sink.coordinator.rendezvous import FOLDER, LocationFolder, read_found
 from kafka_sink.coordinator.schema import Alive
 from kafka_sink.coordinator.writes import WriteOver, Writing, end_attempts
 from kafka_sink.driver import driver_process
@@ -137,7 +137,7 @@ def test_a_dead_one_is_replaced_by_one_with_secrets_of_its_own(application: Appl
 
 def test_one_whose_place_another_has_taken_goes(application: Application) -> None:
     planned()
-    place = Rendezvous(str(application.folder))
+    place = LocationFolder(str(application.folder))
     found = found_in(application)
     (place.folder / "found").unlink()
     assert application.processes[0].wait(30) == 0
@@ -279,7 +279,7 @@ def test_no_frame_of_an_error_holds_a_secret(
     if place == "spawn":
         monkeypatch.setattr(subprocess, "Popen", fails)
     else:
-        monkeypatch.setattr(Rendezvous, place, fails)
+        monkeypatch.setattr(LocationFolder, place, fails)
     with pytest.raises(RuntimeError) as caught:
         planned(ui_port="0", kafka_producer_circuit_breaker_token=PASSWORD)
     frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]

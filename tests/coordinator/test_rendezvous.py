@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from kafka_sink.coordinator.rendezvous import Rendezvous, RunningCoordinator, read_found
+from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found
 from kafka_sink.options import parse
 
 FOUND = RunningCoordinator(1, "::1", "ab" * 32, "name.invalid", "cd" * 32)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Rendezvous:
-    return Rendezvous.make(str(tmp_path))
+def place(tmp_path: Path) -> LocationFolder:
+    return LocationFolder.make(str(tmp_path))
 
 
-def test_what_is_published_is_found(place: Rendezvous) -> None:
+def test_what_is_published_is_found(place: LocationFolder) -> None:
     assert place.found() is None
     place.publish(FOUND)
     assert place.found() == FOUND
@@ -29,14 +29,14 @@ def test_what_is_published_is_found(place: Rendezvous) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{}", b'{"port": 1}', b'{"token": 1, "fingerprint": ""}', b"\xff"]
 )
-def test_what_is_no_coordinator_is_none(place: Rendezvous, content: bytes) -> None:
+def test_what_is_no_coordinator_is_none(place: LocationFolder, content: bytes) -> None:
     """Catches: a file of another version of the package that ends every write."""
     path = place.folder / "found"
     path.write_bytes(content)
     assert read_found(path) is None
 
 
-def test_who_holds_the_lock_is_alive_until_it_ends(place: Rendezvous) -> None:
+def test_who_holds_the_lock_is_alive_until_it_ends(place: LocationFolder) -> None:
     assert not place.is_alive()
     place.publish(FOUND)
     with place.life() as handle:
@@ -51,7 +51,7 @@ def test_who_holds_the_lock_is_alive_until_it_ends(place: Rendezvous) -> None:
     assert not place.is_alive()
 
 
-def test_the_lock_is_waited_for(place: Rendezvous) -> None:
+def test_the_lock_is_waited_for(place: LocationFolder) -> None:
     with place.lock(1_000.0), pytest.raises(TimeoutError, match="held by another"), place.lock(20.0):
         pass
     with place.lock(0.0):

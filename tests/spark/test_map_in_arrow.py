@@ -20,7 +20,7 @@ import pytest
 
 import kafka_sink
 from kafka_sink import spark_application
-from kafka_sink.coordinator.rendezvous import Rendezvous
+from kafka_sink.coordinator.rendezvous import LocationFolder
 from kafka_sink.driver import driver_process
 from kafka_sink.errors import ChangedBatchError, ConfigurationError, SchemaError
 from kafka_sink.options import texts
@@ -102,7 +102,7 @@ def test_it_shares_the_application_with_the_data_source(
     frame = numbers(spark, 10)
     frame.write.format("kafka-chunked").mode("append").options(**options()).save()
     application = map_in_arrow._application(spark.sparkContext)
-    place = Rendezvous.of(application.local_dirs)
+    place = LocationFolder.of(application.local_dirs)
     before = place.found()
     assert before is not None
     kafka_sink.write(frame, options())
