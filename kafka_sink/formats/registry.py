@@ -90,7 +90,7 @@ class Registry:
             found = self._looked_up(f"look up a schema under the subject '{subject}'", subject, schema)
         return _registered(schema, found, subject)
 
-    def look_up(self, subject: str, schema: Schema) -> RegisteredSchema:
+    def lookup(self, subject: str, schema: Schema) -> RegisteredSchema:
         """The schema's id. A schema that is not registered is an error."""
         what = f"look up a schema under the subject '{subject}' (auto.register.schemas=false)"
         return _registered(schema, self._looked_up(what, subject, schema), subject)
@@ -342,7 +342,7 @@ class Wanted:
         row_encoder.encoder_of(self.format_name, schema, self.field.type, self.field.name, self.message)
         if self.options.auto_register_schemas:
             return registry.register(subject, schema)
-        return registry.look_up(subject, schema)
+        return registry.lookup(subject, schema)
 
     @property
     def message(self) -> str:
