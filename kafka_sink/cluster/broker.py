@@ -64,7 +64,7 @@ class Broker:
     """``node_id`` is below zero for a bootstrap address, which gets no Produce requests."""
 
     __slots__ = (
-        *("_network", "awaits_probe", "counts", "first_ms", "forgiven_ms", "id"),
+        *("_network", "awaits_probe", "counts", "first_ms", "extended_ms", "id"),
         *("is_asked", "is_failing", "is_silent", "is_to_be_asked", "last_response_ms", "latencies"),
         *("node", "partitions_text", "probed_ms", "request_sent_ms", "responses", "rotation", "rows"),
         *("sent", "setup_ms", "slow_starts", "suspect_since_ms", "unreachable_since_ms", "usual_ms"),
@@ -118,7 +118,7 @@ class Broker:
         # Whether a request without rows is wanted of it, or is under way for one that wanted it; and whether
         # any is under way.
         self.is_to_be_asked = self.is_asked = self.awaits_probe = False
-        self.forgiven_ms = -math.inf
+        self.extended_ms = -math.inf
 
     # -- its connection -----------------------------------------------------------------------------
 
