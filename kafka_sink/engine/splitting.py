@@ -88,7 +88,7 @@ def split_batch(batch: ProducerBatch, size_limit: int) -> list[ProducerBatch]:
     if batch.compression is not CompressionType.NONE:
         shrinks = batch.observed_ratio * SAFETY
     limit = max(1, int((size_limit - batch_header.SIZE) / shrinks))
-    pieces = _Pieces(batch, limit)
+    pieces = BatchSplit(batch, limit)
     for record in _records_of(batch):
         pieces.add(record)
     return pieces.placed()
@@ -105,7 +105,7 @@ def take_out(
     """
     wanted = frozenset(positions)
     taken = _Taken(max_bytes)
-    pieces = _Pieces(batch, None)
+    pieces = BatchSplit(batch, None)
     for position, record in enumerate(_records_of(batch)):
         if position not in wanted or not taken.add(record):
             pieces.add(record)
@@ -183,7 +183,7 @@ def _extended(rest: memoryview, supply: Iterator[bytes | memoryview], lacking: i
 # -- writing ------------------------------------------------------------------------------------------
 
 
-class _Pieces:
+class BatchSplit:
     """Shares records out to new batches. ``limit`` is raw bytes of a piece; None makes one piece of all."""
 
     def __init__(self, parent: ProducerBatch, limit: int | None) -> None:
