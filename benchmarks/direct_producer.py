@@ -102,7 +102,7 @@ class MemoryOverTime(Sampler):
         accumulator = self._producer.accumulator
         with accumulator.planning() as queues:
             live = list(queues.live)
-            writing = any(batch.leased for batch in live)
+            writing = any(batch.held for batch in live)
             buffered = sum(batch.size for batch in live)
             pool = pool_of(self._producer)
         at_s = time.monotonic() - self._origin

@@ -22,7 +22,7 @@ from kafka_sink.records.compression import codec_for
 
 # A batch that a broker has, its base offset and its log append time; -1 where the broker did not say.
 WrittenBatch = tuple[ProducerBatch, int, int]
-# How long a lease usually lasts: a leased batch that has expired is looked at again after it.
+# How long a lease usually lasts: a held batch that has expired is looked at again after it.
 LEASE_MS = 5.0
 
 
@@ -64,7 +64,7 @@ class RecordAccumulator:
         self.incomplete = 0
         # The task has no more rows: every batch may be sent at once.
         self.flushing = False
-        # The sender has passed over a leased batch, so the task must wake it afterwards.
+        # The sender has passed over a held batch, so the task must wake it afterwards.
         self.leased_batch_skipped = False
         # Of batches too large for their brokers that the task has not learnt from yet: their topic's limits,
         # and what they shrank to.
@@ -119,7 +119,7 @@ class RecordAccumulator:
         """The sender may have batches that their task has sealed."""
         with self._lock:
             for batch in batches:
-                batch.leased = False
+                batch.held = False
 
     def begin_task(self) -> None:
         """A task's rows follow: batches linger again."""
@@ -192,12 +192,12 @@ class RecordAccumulator:
                     head.created_ms > lingers_since
                     and head.state is BatchState.OPEN
                     and len(batches) == 1
-                    and not head.leased
+                    and not head.held
                 ):
                     if head.created_ms < oldest:
                         oldest = head.created_ms
                     continue
-                if not hurry or head.leased or head.attempts or guarantees_order:
+                if not hurry or head.held or head.attempts or guarantees_order:
                     wait = self._wait_ms_locked(partition, hurry, now_ms)
                     if wait > 0:
                         delay = min(delay, wait)
@@ -215,7 +215,7 @@ class RecordAccumulator:
     def _wait_ms_locked(self, partition: Partition, hurry: bool, now_ms: float) -> float:
         """Milliseconds until the first batch may go; infinite while something else must happen first."""
         head = partition.batches[0]
-        if head.leased:
+        if head.held:
             self.leased_batch_skipped = True
             return math.inf
         if self._guarantees_order and partition.in_flight:
@@ -250,7 +250,7 @@ class RecordAccumulator:
                 head = partition.batches[0] if partition.batches else None
                 if head is None:
                     continue
-                if head.leased:
+                if head.held:
                     # Leased since ready() looked: the task must wake the sender when the lease ends.
                     self.leased_batch_skipped = True
                     continue
@@ -325,7 +325,7 @@ class RecordAccumulator:
         moved: list[ProducerBatch] = []
         lengths: list[tuple[int, int]] | None = None
         for batch in source.batches:
-            if batch.may_move and not batch.leased:
+            if batch.may_move and not batch.held:
                 if lengths is None:
                     lengths = self._lengths_locked(targets)
                 if lengths:
@@ -342,11 +342,11 @@ class RecordAccumulator:
         return moved
 
     def _lengths_locked(self, targets: Sequence[TopicPartition]) -> list[tuple[int, int]]:
-        """A heap of queue lengths by place in ``targets``, without those whose open batch is leased."""
+        """A heap of queue lengths by place in ``targets``, without those whose open batch is held."""
         lengths = []
         for index, name in enumerate(targets):
             tail = self.open_batch(name)
-            if tail is None or not tail.leased:
+            if tail is None or not tail.held:
                 lengths.append((len(self.partition(name).batches), index))
         heapq.heapify(lengths)
         return lengths
@@ -445,13 +445,13 @@ class RecordAccumulator:
             return first
 
     def fail(self, batch: ProducerBatch, record: Callable[[], None]) -> bool:
-        """Fail a batch in any state; False if it is terminal or leased.
+        """Fail a batch in any state; False if it is terminal or held.
 
-        The task writes into a leased batch, so its memory must stay: the caller tries again later. Memory
+        The task writes into a held batch, so its memory must stay: the caller tries again later. Memory
         that a request refers to stays until the response.
         """
         with self._lock:
-            if batch.terminal or batch.leased:
+            if batch.terminal or batch.held:
                 return False
             batch.move_to(BatchState.FAILED)
             self._remove_locked(batch)
@@ -466,9 +466,9 @@ class RecordAccumulator:
         """
         with self._lock:
             for batch in list(self.live):
-                if batch.leased and not end_leases:
+                if batch.held and not end_leases:
                     continue
-                batch.leased = False
+                batch.held = False
                 batch.request_references = 0
                 if not batch.terminal:
                     batch.move_to(BatchState.FAILED)
@@ -518,7 +518,7 @@ class RecordAccumulator:
                     left = batch.created_ms + timeout - now_ms
                     if left > 0:
                         delay = min(delay, left)
-                    elif batch.leased:
+                    elif batch.held:
                         delay = min(delay, LEASE_MS)
                     else:
                         found.append(batch)

@@ -126,7 +126,7 @@ class MutedMemoryLimit:
 class AppendPass:
     """Rows ``start`` to ``stop`` of a table, the batches that they go to, and those that are full after it.
 
-    ``ranges[i]`` are the rows of ``batches[i]``, counted from ``start`` on. Each batch is leased from
+    ``ranges[i]`` are the rows of ``batches[i]``, counted from ``start`` on. Each batch is held from
     ``plan`` to ``end``, a closed one until it is sealed. Where memory is short, the pass ends, and
     ``missing`` is what the next one needs: bytes, the row up to which they are for, and the bytes of the
     first record alone.
@@ -217,7 +217,7 @@ class AppendPass:
                 return
 
     def _add(self, batch: ProducerBatch, limits: TopicLimits, start: int, stop: int) -> None:
-        batch.leased = True
+        batch.held = True
         batch.free &= self.ordered.free
         self.batches.append(batch)
         self._limits.append(limits)
@@ -225,8 +225,8 @@ class AppendPass:
         self.ranges.append(RowRange(start - first, stop - first, batch.record_count, batch.base_timestamp))
 
     def _close(self, batch: ProducerBatch) -> None:
-        """``batch`` takes no more rows. It is sealed after this pass's rows are in, and leased till then."""
-        batch.leased = True
+        """``batch`` takes no more rows. It is sealed after this pass's rows are in, and held till then."""
+        batch.held = True
         self._accumulator.close(batch)
         self.closed.append(batch)
 
@@ -368,7 +368,7 @@ class AppendPass:
         # One iteration per partition: for short runs, calls are most of the cost.
         for batch, limits in zip(self.batches, self._limits, strict=True):
             if batch.state is not BatchState.OPEN:
-                # A closed batch stays leased until it is sealed.
+                # A closed batch stays held until it is sealed.
                 continue
             # Most batches are far from full: runs are short where partitions are many.
             if batch.buffer.overflowed or (
@@ -378,9 +378,9 @@ class AppendPass:
                 # row that it does not take.
                 self._close(batch)
             else:
-                batch.leased = False
+                batch.held = False
         # The sender sleeps until a batch that it knows is due, so new batches and batches that it found
-        # leased must wake it.
+        # held must wake it.
         wake = self._opened or self._accumulator.leased_batch_skipped
         self._accumulator.leased_batch_skipped = False
         return wake
@@ -545,7 +545,7 @@ class RecordAppender:
                 found = (accumulator.open_batch(partition) for partition in partitions)
                 closed = [batch for batch in found if batch is not None]
             for batch in closed:
-                batch.leased = True
+                batch.held = True
                 accumulator.close(batch)
         started = self._clock_ms()
         self._seal(closed)

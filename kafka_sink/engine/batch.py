@@ -60,10 +60,10 @@ class ProducerBatch:
 
     Which attributes may go together:
 
-    - OPEN, CLOSED: leased or not. Under a lease only the task's thread uses the batch. Without one the task
+    - OPEN, CLOSED: held or not. Under a lease only the task's thread uses the batch. Without one the task
       may lease an open batch, and the sender may take or fail it. A pass that an exception ends leaves its
-      batches leased, as they may lack rows; only RecordAccumulator.abort_incomplete ends these leases.
-    - SEALED: leased until the task has ended its lease. From then on the sender may take it, with or without
+      batches held, as they may lack rows; only RecordAccumulator.abort_incomplete ends these leases.
+    - SEALED: held until the task has ended its lease. From then on the sender may take it, with or without
       a sequence.
     - IN_FLIGHT: with a header that has the batch's sequence, and one request that refers to its memory.
     - SUCCEEDED, FAILED, SPLIT: the memory is released once no request refers to it.
@@ -92,7 +92,7 @@ class ProducerBatch:
         "free",
         "home",
         "last_error",
-        "leased",
+        "held",
         "letters",
         "max_timestamp",
         "ordinal",
@@ -133,7 +133,7 @@ class ProducerBatch:
         self.ordinal: tuple[int, ...] = (next(_ordinals),)
         self.state = BatchState.OPEN
         # See above. Guarded by the accumulator's lock.
-        self.leased = False
+        self.held = False
         self.record_count = 0
         self.raw_bytes = 0
         self.attempts = 0
@@ -162,7 +162,7 @@ class ProducerBatch:
 
         Raises IllegalTransitionError without a lease.
         """
-        if not self.leased:
+        if not self.held:
             raise IllegalTransitionError(f"append to a batch of {self.partition} that is {self.state.value}")
         blocks = self._blocks
         if blocks is None:
@@ -335,7 +335,7 @@ class ProducerBatch:
 
         Raises IllegalTransitionError for a batch that may not move, or that its task writes into.
         """
-        if not self.may_move or self.leased or self.terminal:
+        if not self.may_move or self.held or self.terminal:
             raise IllegalTransitionError(
                 f"a batch of {self.partition} that is {self.state.value} cannot move"
             )

@@ -433,7 +433,7 @@ class ResponseHandler:
         self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, cause))
 
     def fail(self, batch: ProducerBatch, cause: Exception) -> bool:
-        """Fail a batch without a response, wherever it is; False where it is leased or has ended."""
+        """Fail a batch without a response, wherever it is; False where it is held or has ended."""
         return self._accumulator.fail(batch, self._record_failure(batch, cause))
 
     def fail_all(self, cause: Exception) -> None:
@@ -468,7 +468,7 @@ class ResponseHandler:
                 delay = min(delay, left)
         for batch in expired:
             if not self._expire(batch, now_ms) and not batch.terminal:
-                # The batch was leased. The lease may have ended since.
+                # The batch was held. The lease may have ended since.
                 delay = min(delay, LEASE_MS)
         # A batch that is opened from now on expires later than every batch seen here.
         delay = min(delay, timeout)

@@ -233,7 +233,7 @@ class Sender(threading.Thread):
         if self.is_alive():
             self.join(timeout_ms / 1000)
         if not self.is_alive():
-            # The thread may have ended by itself while batches were leased.
+            # The thread may have ended by itself while batches were held.
             self._responses.abort_incomplete(end_leases=True)
 
     @property

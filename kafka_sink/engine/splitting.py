@@ -252,7 +252,7 @@ class _Piece:
             parent.created_ms,
         )
         self.batch.letters = parent.letters
-        self.batch.leased = True
+        self.batch.held = True
 
     @property
     def raw_bytes(self) -> int:
@@ -280,4 +280,4 @@ class _Piece:
         self._flush()
         self.batch.move_to(BatchState.CLOSED)
         self.batch.seal()
-        self.batch.leased = False
+        self.batch.held = False

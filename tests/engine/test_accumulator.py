@@ -57,9 +57,9 @@ class Bench:
         with self.accumulator.planning() as queues:
             home = queues.partition(partition)
         batch = ProducerBatch(home, buffer, None, CompressionType.NONE, 1.0, 0, created)
-        batch.leased = True
+        batch.held = True
         batch.append(memoryview(b"x" * (size - 61)), 2, 0)
-        batch.leased = False
+        batch.held = False
         with self.accumulator.planning() as queues:
             queues.enqueue(home, batch)
         return batch
@@ -132,7 +132,7 @@ def test_somebody_who_waits_for_memory_makes_all_ready(monkeypatch: pytest.Monke
 
 def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -> None:
     bench = Bench()
-    bench.batch(P[0]).leased = True
+    bench.batch(P[0]).held = True
     assert not bench.accumulator.leased_batch_skipped
     assert bench.ready(10_000) == ({}, math.inf)
     assert bench.accumulator.leased_batch_skipped
@@ -142,7 +142,7 @@ def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() 
     bench = Bench()
     batch = bench.batch(P[0])
     queues = bench.accumulator.ready(bench.leader, 1_000)[0][bench.brokers.of(0)]
-    batch.leased = True
+    batch.held = True
     assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == []
     assert bench.accumulator.leased_batch_skipped
 
@@ -314,23 +314,23 @@ def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
 def test_a_batch_under_a_lease_is_not_failed() -> None:
     bench = Bench()
     batch = bench.batch(P[0])
-    batch.leased = True
+    batch.held = True
     assert not bench.accumulator.fail(batch, nothing)
     assert batch.state is BatchState.OPEN
-    batch.leased = False
+    batch.held = False
     assert bench.accumulator.fail(batch, nothing)
     assert (bench.used(), bench.ready(10_000)) == (0, ({}, math.inf))
 
 
 def test_expired_batches_and_the_time_until_the_next() -> None:
     bench = Bench()
-    old, leased = bench.batch(P[0], created=0), bench.batch(P[1], created=0)
+    old, held = bench.batch(P[0], created=0), bench.batch(P[1], created=0)
     bench.batch(P[0], created=400)
-    leased.leased = True
+    held.held = True
     assert bench.accumulator.expired(9_000) == ([], 1_000)
     assert bench.accumulator.expired(10_000) == ([old], LEASE_MS)
-    leased.leased = False
-    assert bench.accumulator.expired(10_000) == ([old, leased], 400)
+    held.held = False
+    assert bench.accumulator.expired(10_000) == ([old, held], 400)
 
 
 @pytest.mark.parametrize("end_leases", [False, True])
@@ -342,12 +342,12 @@ def test_closing_gives_all_back_wherever_it_is(end_leases: bool) -> None:
     (expired,) = bench.drain(0)
     bench.accumulator.fail(expired, nothing)
     bench.batch(P[1])
-    leased = bench.batch(P[2])
-    leased.leased = True
+    held = bench.batch(P[2])
+    held.held = True
     failed: list[ProducerBatch] = []
     bench.accumulator.abort_incomplete(failed.append, end_leases=end_leases)
     assert len(failed) == (3 if end_leases else 2)
-    assert (leased in failed) is end_leases
+    assert (held in failed) is end_leases
     assert (bench.used() == 0) is end_leases
     bench.accumulator.abort_incomplete(failed.append, end_leases=True)
     assert (len(failed), bench.used(), bench.accumulator.incomplete) == (3, 0, 0)
@@ -441,10 +441,10 @@ def test_a_leased_batch_neither_moves_nor_is_closed() -> None:
     """Its task writes into it. The sender is woken when that ends, and looks again."""
     bench = Bench()
     moving, open_there = free(bench.batch(P[0])), bench.batch(P[1])
-    moving.leased = True
+    moving.held = True
     assert move(bench, P[0], P[1]) == []
     assert bench.accumulator.leased_batch_skipped
-    moving.leased, open_there.leased = False, True
+    moving.held, open_there.held = False, True
     assert move(bench, P[0], P[1]) == []
     assert (moving.state, open_there.state) == (BatchState.OPEN, BatchState.OPEN)
     assert move(bench, P[0], P[1], P[2]) == [moving]

@@ -26,7 +26,7 @@ def test_each_run_gets_a_leased_batch_with_the_time_and_the_first_timestamp() ->
     assert (plan.stop, plan.missing, plan.closed) == (5, None, [])
     for batch in plan.batches:
         assert (batch.created_ms, batch.base_timestamp) == (3.0, 7)
-        assert batch.leased
+        assert batch.held
         assert batch.state is BatchState.OPEN
 
 
@@ -41,7 +41,7 @@ def test_a_long_run_goes_to_as_many_batches_as_it_needs_and_closes_all_but_the_l
     plan = bench.planned(rows(40))
     assert [(start, stop) for _, start, stop, _ in placed(plan)] == [(0, 16), (16, 32), (32, 40)]
     assert plan.closed == plan.batches[:2]
-    assert all(batch.state is BatchState.CLOSED and batch.leased for batch in plan.closed)
+    assert all(batch.state is BatchState.CLOSED and batch.held for batch in plan.closed)
 
 
 def test_refused_memory_ends_the_plan_at_the_row_that_has_no_place() -> None:
@@ -86,7 +86,7 @@ def test_the_rows_of_a_plan_are_written_and_its_leases_end() -> None:
     plan = bench.planned(rows(3, 2))
     bench.appender.carry_out(plan)
     assert [batch.record_count for batch in plan.batches] == [3, 2]
-    assert all(not batch.leased for batch in plan.batches)
+    assert all(not batch.held for batch in plan.batches)
     assert bench.wakes == 1
 
 
@@ -97,7 +97,7 @@ def test_full_batches_are_sealed_and_the_last_stays_open() -> None:
     states = [batch.state for batch in plan.batches]
     assert states == [BatchState.SEALED, BatchState.SEALED, BatchState.OPEN]
     assert [batch.record_count for batch in plan.batches] == [16, 16, 8]
-    assert not any(batch.leased for batch in plan.batches)
+    assert not any(batch.held for batch in plan.batches)
 
 
 def test_nobody_is_woken_for_more_rows_in_a_batch_that_the_sender_knows() -> None:
@@ -124,11 +124,11 @@ def test_thousands_of_small_batches_are_given_to_the_sender_in_groups(
     with bench.accumulator.planning() as queues:
         closed = queues.open_batches()
         for batch in closed:
-            batch.leased = True
+            batch.held = True
             queues.close(batch)
     bench.wakes = 0
     bench.appender._seal(closed)
-    assert not any(batch.leased for batch in closed)
+    assert not any(batch.held for batch in closed)
     assert {batch.state for batch in closed} == {BatchState.SEALED}
     assert sum(batch.raw_bytes for batch in closed) > 65_536
     assert bench.wakes == 2
@@ -145,6 +145,6 @@ def test_a_turn_that_fails_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("kafka_sink.engine.appender.encoder.encode", failing)
     with pytest.raises(KeyboardInterrupt):
         bench.appender.carry_out(plan)
-    assert plan.batches[0].leased
+    assert plan.batches[0].held
     bench.accumulator.abort_incomplete(lambda batch: None, end_leases=True)
     assert bench.pool.metrics().used_bytes == 0

@@ -147,7 +147,7 @@ def test_rows_keep_their_order_per_partition_over_batches_and_units() -> None:
         assert all(batch.size <= BATCH_SIZE for batch in batches)
         assert [batch.state for batch in batches[:-1]] == [BatchState.SEALED] * (len(batches) - 1)
         assert sum(batch.record_count for batch in batches) == len(numbers)
-    assert not any(batch.leased for batch in bench.accumulator.live)
+    assert not any(batch.held for batch in bench.accumulator.live)
 
 
 def test_a_row_larger_than_a_batch_gets_one_of_its_own() -> None:
@@ -336,7 +336,7 @@ def test_flush_closes_every_open_batch_on_the_tasks_thread() -> None:
     assert bench.wakes > 0
     for partition in range(3):
         (batch,) = bench.batches(partition)
-        assert (batch.state, batch.leased) == (BatchState.SEALED, False)
+        assert (batch.state, batch.held) == (BatchState.SEALED, False)
 
 
 def refuse(bench: Bench, partition: int = 0) -> int:
@@ -428,7 +428,7 @@ def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
     bench.append(PARTITIONER.order(extract(PLAN, noise, 0), TOPICS, 0))
     (batch,) = bench.batches(0)
     assert batch.buffer.heap_bytes > 0
-    assert (batch.state, batch.leased) == (BatchState.SEALED, False)
+    assert (batch.state, batch.held) == (BatchState.SEALED, False)
     assert bench.pool.metrics().heap_bytes == batch.buffer.heap_bytes
     bench.accumulator.fail(batch, lambda: None)
     assert (bench.pool.metrics().heap_bytes, bench.pool.metrics().used_bytes) == (0, 0)
@@ -521,7 +521,7 @@ def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition(
 
     def watched(projected: int, *others: Any) -> Memory:
         states = [batch.state for batch in bench.batches(0)]
-        blocked.append((states, any(b.leased for b in bench.accumulator.live), projected))
+        blocked.append((states, any(b.held for b in bench.accumulator.live), projected))
         for batch in bench.batches(0):
             bench.accumulator.fail(batch, lambda: None)  # as if the sender had been done with it
         return opened(projected, *others)
@@ -531,9 +531,9 @@ def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition(
     for start in range(1, 401, 100):
         bench.append(unit(start, [0] * 100))
     assert blocked
-    for states, leased, projected in blocked:
+    for states, held, projected in blocked:
         assert BatchState.OPEN not in states
-        assert not leased
+        assert not held
         # `full` takes batch.size whatever is asked for.
         assert projected <= (BATCH_SIZE if bench.allocator.full else 4_096 // 16 + 128)
     assert bench.unowned() == 0
@@ -546,7 +546,7 @@ def test_rows_that_get_no_memory_in_time_are_refused_and_nothing_is_held_for_the
     rows = bench.rows(0)
     assert rows == list(range(len(rows)))
     assert bench.unowned() == 0
-    assert not any(batch.leased for batch in bench.accumulator.live)
+    assert not any(batch.held for batch in bench.accumulator.live)
 
 
 def test_the_sender_is_woken_once_the_task_waits_for_memory() -> None:
@@ -629,5 +629,5 @@ def test_a_lost_task_stops_between_turns_with_its_leases_ended() -> None:
 
     with pytest.raises(DeliveryError):
         bench.append(unit(0, [0] * 200), check)
-    assert not any(batch.leased for batch in bench.accumulator.live)
+    assert not any(batch.held for batch in bench.accumulator.live)
     assert bench.unowned() == 0

@@ -72,7 +72,7 @@ def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
     assert between is not None
     assert buffer.grow(3_000)
     batch = ProducerBatch(Partition(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
-    batch.leased = True
+    batch.held = True
     batch.append(memoryview(b"r" * 2_500), 1, 0)
     first, again = (b"".join(batch.write_header()) for _ in range(2))
     assert len(batch.buffer.views()) > 1

@@ -35,7 +35,7 @@ def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.Monk
         batch = ProducerBatch(
             Partition(TopicPartition("t", partition)), buffer, codec, CompressionType.ZSTD, 1.0, 0, 0.0
         )
-        batch.leased = True
+        batch.held = True
         batch.append(memoryview(b"row" * 300), 1, 0)
         batch.move_to(BatchState.CLOSED)
         batches.append(batch)

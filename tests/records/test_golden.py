@@ -69,7 +69,7 @@ def encode_batch(
     if batch.producer_id >= 0:
         made.assign_sequence(ProducerSequence(batch.producer_id, batch.producer_epoch, batch.base_sequence))
     edges = np.linspace(0, len(batch.rows), pieces + 1).astype(int).tolist()
-    made.leased = True
+    made.held = True
     for start, stop in pairwise(edges):
         rows = batch.rows[start:stop]
         if not rows:

@@ -191,9 +191,9 @@ def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> 
     batch, fail = next(iter(model.accumulator.live)), model.accumulator.fail
 
     def leased_until_refused(batch: ProducerBatch, record: Callable[[], None]) -> bool:
-        batch.leased = True
+        batch.held = True
         failed = fail(batch, record)
-        batch.leased = False
+        batch.held = False
         return failed
 
     model.accumulator.fail = leased_until_refused  # type: ignore[method-assign]  # the task's turn, just then
@@ -342,7 +342,7 @@ def _leases_do_not_count(patch: pytest.MonkeyPatch) -> None:
     fail = RecordAccumulator.fail
 
     def failing(self: RecordAccumulator, batch: ProducerBatch, record: Callable[[], None]) -> bool:
-        batch.leased = False
+        batch.held = False
         return fail(self, batch, record)
 
     patch.setattr(RecordAccumulator, "fail", failing)

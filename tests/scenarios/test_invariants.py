@@ -228,7 +228,7 @@ def test_nobody_waits_for_memory_while_holding_a_batch(monkeypatch: pytest.Monke
     take = BufferPool.take
 
     def taking(pool: BufferPool, *arguments: object, **named: object) -> object:
-        held.append([batch for batch in model.accumulator.live if batch.leased])
+        held.append([batch for batch in model.accumulator.live if batch.held])
         return take(pool, *arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(BufferPool, "take", taking)

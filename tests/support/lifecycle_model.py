@@ -185,7 +185,7 @@ class Model:
     # -- the task -------------------------------------------------------------------------------------
 
     def append(self, partitions: list[int], size: int, meanwhile: Callable[[], None]) -> None:
-        """A unit with a row for each number; ``meanwhile`` runs while its batches are leased."""
+        """A unit with a row for each number; ``meanwhile`` runs while its batches are held."""
         numbers = range(self.next_row, self.next_row + len(partitions))
         self.next_row += len(partitions)
         batch = pa.record_batch(
