@@ -214,7 +214,7 @@ class Unsent:
         nothing = [0] * partitions
         self._topics = {"t": TopicMetadata("t", None, Partitions("t", nothing, nothing))}
         self._partitioner = Partitioner(
-            room=self._appender.batch_room,
+            capacity=self._appender.batch_capacity,
             loads=lambda topic, count: [0] * count,
             ignore_keys=False,
             adaptive=False,

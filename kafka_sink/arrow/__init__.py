@@ -1,4 +1,4 @@
 """Writing Arrow data to Kafka without Spark: ``kafka_sink.write_arrow`` and ``kafka_sink.producer``.
 
-No module of this room imports pyspark.
+No module of this package imports pyspark.
 """

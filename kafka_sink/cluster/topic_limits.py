@@ -240,7 +240,7 @@ class TopicLimits:
             or (self.raw_limit is not None and batch.raw_bytes >= self.raw_limit)
         )
 
-    def room(self, row_bytes: float, batch: ProducerBatch | None = None) -> float:
+    def remaining(self, row_bytes: float, batch: ProducerBatch | None = None) -> float:
         """Bytes of rows of about ``row_bytes`` that an open batch, or a new one, takes: see rows_that_fit."""
         factor = self._factor(self.ratio if batch is None else batch.ratio)
         limit = (self.write_limit - batch_header.SIZE - row_bytes) / factor + row_bytes
@@ -249,7 +249,8 @@ class TopicLimits:
         return max(0.0, limit - (0 if batch is None else batch.raw_bytes))
 
     def new_batch_bytes(self, ordered: OrderedRows, start: int, stop: int) -> int:
-        """Bytes that a new batch will hold with rows ``start`` to ``stop``, which it has room for. With a
+        """Bytes that a new batch will hold with rows ``start`` to ``stop``, which it has remaining for. With
+        a
         whole-batch codec they are held raw."""
         if self._codec is None:
             return ordered.exact_hold(start, stop, self.write_limit)

@@ -158,7 +158,7 @@ class ProducerBatch:
     # -- filling: the task's thread, outside the lock -------------------------------------------
 
     def append(self, records: Records, count: int, max_timestamp: int) -> None:
-        """Add ``count`` encoded records; room and memory were reserved under a lease.
+        """Add ``count`` encoded records; remaining and memory were reserved under a lease.
 
         Raises IllegalTransitionError without a lease.
         """
@@ -293,13 +293,13 @@ class ProducerBatch:
     def raw_bytes_within(self, limit: int) -> int:
         """More raw bytes for which ``projected_size_with`` surely stays within ``limit``; may be negative."""
         blocks, tail = self._blocks, self.raw_tail
-        room = limit - projected_size(blocks, self.ratio, self._tail_at, 0) - tail
+        remaining = limit - projected_size(blocks, self.ratio, self._tail_at, 0) - tail
         if blocks is None:
-            return room
+            return remaining
         # Full blocks shrink, while the last one stays raw.
         size = blocks.block_size
         packed = int(size * min(1.0, self.ratio * SAFETY)) + blocks.block_overhead
-        return max(room, (room + tail - size) // packed * size - tail)
+        return max(remaining, (remaining + tail - size) // packed * size - tail)
 
     @property
     def observed_ratio(self) -> float:

@@ -83,7 +83,7 @@ class ResponseHandler:
         self.expires_ms = 0.0
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
-        # Rejected batches that wait in their queues until there is room for their dead letters.
+        # Rejected batches that wait in their queues until there is remaining for their dead letters.
         self.waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
         self.splitter = BatchSplitter(deliveries, accumulator)
 
@@ -394,7 +394,7 @@ class ResponseHandler:
         return batch in self.waiting
 
     def skip_waiting(self) -> None:
-        """Make dead letters of the batches that wait, while there is room for them."""
+        """Make dead letters of the batches that wait, while there is remaining for them."""
         letters = self._dead_letters
         while self.waiting and letters is not None and letters.has_room:
             batch = next(iter(self.waiting))

@@ -72,7 +72,7 @@ QueueLoads = Callable[[str, int], Sequence[int]]
 
 
 # How many bytes of rows of a given average size a partition's batches still take.
-Room = Callable[[TopicPartition, float], BatchCapacity]
+CapacityOf = Callable[[TopicPartition, float], BatchCapacity]
 # A sticky partition changes at the end of a batch, after this many batches' worth of rows at least (estimates
 # are not exact to the row) and at most.
 _MIN_BATCHES = 0.9
@@ -91,7 +91,7 @@ class Partitioner:
     """Keeps each topic's sticky partition between tables. Used by one task thread.
 
     A partition gets a batch's worth of rows, by the estimate of what they compress to, and then up to that
-    batch's end, but never more than two batches' worth (Kafka's BuiltInPartitioner). ``room`` says
+    batch's end, but never more than two batches' worth (Kafka's BuiltInPartitioner). ``capacity`` says
     how much a batch still takes.
     ``spread_keys`` is partitioner.spread.keys.when.muted.
     """
@@ -99,14 +99,14 @@ class Partitioner:
     def __init__(
         self,
         *,
-        room: Room,
+        capacity: CapacityOf,
         loads: QueueLoads,
         ignore_keys: bool,
         adaptive: bool,
         random: Callable[[], float],
         spread_keys: bool = False,
     ) -> None:
-        self._room = room
+        self._capacity = capacity
         self._loads = loads
         self._spread_keys = spread_keys
         self._ignore_keys = ignore_keys
@@ -267,17 +267,17 @@ class Partitioner:
         ended: set[int] = set()
         at, before = 0, 0
         while at < len(sizes):
-            room = self._room(TopicPartition(topic, state.partition), row_bytes)
+            capacity = self._capacity(TopicPartition(topic, state.partition), row_bytes)
             if state.partition in ended:
                 # The rows before them in this table fill the batch that is open.
-                room = BatchCapacity(None, room.new)
-            limit = before + _bytes_before_switch(state.batches_given, room)
+                capacity = BatchCapacity(None, capacity.new)
+            limit = before + _bytes_before_switch(state.batches_given, capacity)
             end = int(np.searchsorted(cumulated, limit, side="right"))
             if end == at and not state.batches_given:
                 end = at + 1  # A row larger than a batch.
             if end > at:
                 result[at:end] = state.partition
-                state.batches_given += (int(cumulated[end - 1]) - before) / max(room.new, 1.0)
+                state.batches_given += (int(cumulated[end - 1]) - before) / max(capacity.new, 1.0)
                 before, at = int(cumulated[end - 1]), end
             if at < len(sizes):
                 ended.add(state.partition)
@@ -298,17 +298,17 @@ class Partitioner:
         return choices[bisect_right(weights, self._random() * weights[-1])]
 
 
-def _bytes_before_switch(batches_given: float, room: BatchCapacity) -> float:
+def _bytes_before_switch(batches_given: float, capacity: BatchCapacity) -> float:
     """How many more bytes the sticky partition gets before it changes; 0 if it changes now.
 
     They end where a batch ends: the open one or, if that would be less than ``_MIN_BATCHES``, the next.
     """
-    if room.open is None and batches_given >= _MIN_BATCHES:
+    if capacity.open is None and batches_given >= _MIN_BATCHES:
         return 0.0
-    to_end = room.new if room.open is None else room.open
-    if batches_given * room.new + to_end < _MIN_BATCHES * room.new:
-        to_end += room.new
-    return max(0.0, min(to_end, (_MAX_BATCHES - batches_given) * room.new))
+    to_end = capacity.new if capacity.open is None else capacity.open
+    if batches_given * capacity.new + to_end < _MIN_BATCHES * capacity.new:
+        to_end += capacity.new
+    return max(0.0, min(to_end, (_MAX_BATCHES - batches_given) * capacity.new))
 
 
 def _spread(result: Int32s, keyed: pa.Array, available: tuple[int, ...], muted: tuple[int, ...]) -> None:

@@ -610,7 +610,7 @@ def _partitioner(
     options: SinkOptions, accumulator: RecordAccumulator, appender: RecordAppender
 ) -> Partitioner:
     return Partitioner(
-        room=appender.batch_room,
+        capacity=appender.batch_capacity,
         loads=accumulator.queued_batches,
         ignore_keys=options.partitioner_ignore_keys,
         adaptive=options.partitioner_adaptive_partitioning_enable,

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.both_strategies
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", index, 0, 0) for index in range(4)))}
 PARTITIONER = Partitioner(
-    room=lambda *_: BatchCapacity(None, 100),
+    capacity=lambda *_: BatchCapacity(None, 100),
     loads=lambda topic, count: [0] * count,
     ignore_keys=False,
     adaptive=False,
@@ -189,7 +189,7 @@ def test_the_sender_is_woken_for_new_and_full_batches_and_for_leases_it_met() ->
 def test_uncompressed_rows_never_take_more_than_batch_size(
     strategy: Callable[[BufferPool, int], BufferAllocator],
 ) -> None:
-    """Records' upper bounds exceed what the batch has room for by their exact sizes."""
+    """Records' upper bounds exceed what the batch has remaining for by their exact sizes."""
     # A size that is no multiple of a chunk would be rounded up.
     bench = Bench(batch_size=8 * 128, strategy=lambda pool, size: strategy(pool, size))
     for start in range(0, 4_000, 100):
@@ -392,10 +392,10 @@ def test_what_sealed_batches_shrank_to_lets_more_rows_into_later_ones() -> None:
     assert 0.75 in [batch.ratio for batch in batches]
     assert bench.accumulator.limits_of("t").ratio < 0.5
     assert sorted((batch.ratio for batch in batches), reverse=True) == [batch.ratio for batch in batches]
-    room = 4_096 - batch_header.SIZE
+    remaining = 4_096 - batch_header.SIZE
     for batch in batches[:-1]:
         factor = batch.ratio * 1.05
-        assert batch.raw_bytes * factor <= room < batch.raw_bytes * factor + 2 * 120
+        assert batch.raw_bytes * factor <= remaining < batch.raw_bytes * factor + 2 * 120
     assert batches[-2].raw_bytes > batches[0].raw_bytes
 
 

@@ -38,7 +38,7 @@ def unit(
     size: int = 100,
 ) -> OrderedRows:
     partitioner = Partitioner(
-        room=lambda *_: BatchCapacity(None, 200),
+        capacity=lambda *_: BatchCapacity(None, 200),
         loads=lambda topic, count: [0] * count,
         ignore_keys=False,
         adaptive=False,

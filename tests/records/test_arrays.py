@@ -74,9 +74,9 @@ reader = pa.ipc.open_stream(sys.stdin.buffer)
 plan = ColumnPlan.of([(f.name, t) for f, t in zip(reader.schema, (
     'string', 'binary', 'string', 'array<struct<key:string,value:binary>>', 'timestamp'))], None)
 builder = rebatching.Rebatcher(plan.sized, linger_ms=0)
-room = BatchCapacity(None, 99)
+capacity = BatchCapacity(None, 99)
 partitioner = Partitioner(
-    room=lambda *_: room,
+    capacity=lambda *_: capacity,
     loads=lambda topic, count: [0] * count,
     ignore_keys=False,
     adaptive=True,

@@ -29,7 +29,7 @@ class Batches:
         self.size = size
         self.open: dict[int, float] = {}
 
-    def room(self, partition: TopicPartition, row_bytes: float) -> BatchCapacity:
+    def capacity(self, partition: TopicPartition, row_bytes: float) -> BatchCapacity:
         held = self.open.get(partition.partition)
         return BatchCapacity(None if held is None else self.size - held, self.size)
 
@@ -52,7 +52,7 @@ def partitioner(
     loads: QueueLoads | None = None,
 ) -> Partitioner:
     return Partitioner(
-        room=(batches or Batches()).room,
+        capacity=(batches or Batches()).capacity,
         loads=loads or idle,
         ignore_keys=ignore_keys,
         adaptive=adaptive,

@@ -29,7 +29,7 @@ def partitions(
 ) -> set[int]:
     chosen = iter(range(1_000_000))
     partitioner = Partitioner(
-        room=lambda *_: BatchCapacity(None, 5000),
+        capacity=lambda *_: BatchCapacity(None, 5000),
         loads=lambda topic, count: [0] * count,
         ignore_keys=False,
         adaptive=True,

@@ -172,7 +172,7 @@ class Run:
         )
         self.appender = RecordAppender(self.accumulator, lambda: 0.0, lambda: None)
         self.partitioner = Partitioner(
-            room=lambda *_: BatchCapacity(None, 1000),
+            capacity=lambda *_: BatchCapacity(None, 1000),
             loads=self.accumulator.queued_batches,
             ignore_keys=False,
             adaptive=True,

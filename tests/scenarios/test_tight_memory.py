@@ -42,7 +42,7 @@ TOPICS = {
 }
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 PARTITIONER = Partitioner(
-    room=lambda *_: BatchCapacity(None, 100),
+    capacity=lambda *_: BatchCapacity(None, 100),
     loads=lambda topic, count: [0] * count,
     ignore_keys=False,
     adaptive=False,

@@ -160,7 +160,7 @@ class Model:
         )
         self.options = options
         self.partitioner = Partitioner(
-            room=lambda *_: BatchCapacity(None, _BATCH_SIZE),
+            capacity=lambda *_: BatchCapacity(None, _BATCH_SIZE),
             loads=self.accumulator.queued_batches,
             ignore_keys=False,
             adaptive=False,
