@@ -82,7 +82,7 @@ def report_of(number: int) -> TaskReport:
 class Task:
     """``stage``: 0 not connected, 1 in TLS's handshake, 2 with proof. Times are seconds, 0 where there is
     none; ``alive_at``, ``said_at`` and ``since``, when it began to connect, are those of ``Crowd.clock``.
-    What it has been told is muted: the broker, and how many partitions."""
+    What it has been informed is muted: the broker, and how many partitions."""
 
     number: int
     source: str
@@ -118,8 +118,8 @@ class Crowd:
         self.responds, self.fails = True, False
         # Since the last mark.
         self.latencies: list[float] = []
-        self.told: dict[int, float] = {}
-        self.told_from = 0.0
+        self.informed: dict[int, float] = {}
+        self.informed_from = 0.0
         self.lost = self.gave_up = self.unconnected = self.reports = 0
         # What is muted, as the last message says; by message, what it changes, and what watchers answer.
         self._muted: set[TopicPartition] = set()
@@ -196,8 +196,8 @@ class Crowd:
         self.lost = self.gave_up = self.unconnected = self.reports = 0
 
     def begin_telling(self) -> None:
-        """From now on each task is to be told of a change."""
-        self.told, self.told_from = {}, time.monotonic()
+        """From now on each task is to be informed of a change."""
+        self.informed, self.informed_from = {}, time.monotonic()
 
     # -- connections ---------------------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class Crowd:
             self._write(task, b"".join(frames))
 
     def _decode(self, data: bytes) -> Message:
-        """Of what many are told, once for all."""
+        """Of what many are informed, once for all."""
         found = self._decoded.get(data)
         if found is None:
             found = self._decoded[data] = decode(data)
@@ -405,17 +405,17 @@ class Crowd:
 
     def freeze(self, share: float) -> None:
         """A broker freezes, of which this share of the tasks has evidence of its own within some seconds. All
-        are to be told from the moment on when the first of them says so."""
+        are to be informed from the moment on when the first of them says so."""
         self.responds = False
         self.begin_telling()
-        self.told_from = 0.0
+        self.informed_from = 0.0
         for task in self.tasks:
             if self.chance.random() < share:
                 self.after(SILENCE_S + self.chance.random() * NOTICE_S, partial(self._notice, task))
 
     def _notice(self, task: Task) -> None:
         if not self.responds and not task.has_muted_broker and task.stage == 2:
-            self.told_from = self.told_from or time.monotonic()
+            self.informed_from = self.informed_from or time.monotonic()
             self._say(task, self._wanted)
 
     def thaw(self) -> None:
@@ -473,7 +473,7 @@ class Crowd:
             self.after(PROBE_S, partial(self._say, task, framed(MuteChanges((), Targets(), failed, {}))))
 
     def _note(self, message: Mutes) -> None:
-        """What it adds and removes, for all who are told."""
+        """What it adds and removes, for all who are informed."""
         added = [target for one in message.added for target in apart(one.targets, 10_000)]
         removed = apart(message.removed, 10_000)
         broker = SICK in added if SICK in (*added, *removed) else None
@@ -493,7 +493,7 @@ class Crowd:
         task.muted_partitions = max(0, task.muted_partitions + partitions)
         all_muted = len(self.partitions) if self.fails else 0
         if task.muted_partitions == all_muted and task.has_muted_broker is not self.responds:
-            self.told.setdefault(task.number, time.monotonic())
+            self.informed.setdefault(task.number, time.monotonic())
         if partitions and len(task.named & self._muted) < MAX_WAITING // 2:
             self._wait_to_name(task)
         if task.is_waiting and not was_waiting:
@@ -519,13 +519,13 @@ class Crowd:
 
     @property
     def are_told(self) -> bool:
-        return len(self.told) == len(self.tasks)
+        return len(self.informed) == len(self.tasks)
 
     def told_s(self) -> float | None:
-        """Until the last task has been told of the last change, as far as all have."""
-        if len(self.told) < len(self.tasks):
+        """Until the last task has been informed of the last change, as far as all have."""
+        if len(self.informed) < len(self.tasks):
             return None
-        return max(self.told.values()) - self.told_from
+        return max(self.informed.values()) - self.informed_from
 
     def _on_message(self, task: Task, message: Message) -> None:
         act = self._on.get(type(message))

@@ -394,25 +394,25 @@ class BreakerChannel(Channel):
 
     def _take_mutes(
         self,
-        told: Mutes,
+        message: Mutes,
         added: Mapping[Target, str],
         removed: Iterable[Target],
         manager: CircuitBreakManager,
     ) -> None:
-        if told.whole:
+        if message.whole:
             self._muted.clear()
             self._release_ms.clear()
         self._muted |= added
         self._unreported.difference_update(added)
         for target in added:
             self._release_ms.pop(target, None)
-        self._tasks = max(1, told.tasks)
+        self._tasks = max(1, message.tasks)
         delay_ms = _RAMP_STEP_MS * math.log2(1.0 + self._random() * (self._tasks - 1))
         at_ms = manager.local.now_ms + min(delay_ms, manager.local.retry_interval_ms)
         self._release_ms |= dict.fromkeys((one for one in removed if one in self._muted), at_ms)
         self._release(manager)
         manager.local.apply_shared(self._muted, {})
-        self._is_told |= told.whole
+        self._is_told |= message.whole
 
     def _take_question(self, asked: Question, manager: CircuitBreakManager) -> None:
         broker = manager.brokers.get(asked.broker)
@@ -454,13 +454,13 @@ class BreakerChannel(Channel):
         self._put(partial(self._begin, False))
 
     @receives(Mutes)
-    def on_mutes(self, told: Mutes, now_ms: float) -> None:
-        added, removed = with_reasons(told.added, MAX_MUTES), apart(told.removed, MAX_MUTES)
-        self._put(partial(self._take_mutes, told, added, removed))
+    def on_mutes(self, message: Mutes, now_ms: float) -> None:
+        added, removed = with_reasons(message.added, MAX_MUTES), apart(message.removed, MAX_MUTES)
+        self._put(partial(self._take_mutes, message, added, removed))
 
     @receives(Watch)
-    def on_watch(self, told: Watch, now_ms: float) -> None:
-        partitions = [one for one in apart(told.partitions, MAX_MUTES) if isinstance(one, TopicPartition)]
+    def on_watch(self, message: Watch, now_ms: float) -> None:
+        partitions = [one for one in apart(message.partitions, MAX_MUTES) if isinstance(one, TopicPartition)]
         self._put(lambda _: self._watched.extend(partitions))
 
     @receives(Question)
@@ -468,8 +468,10 @@ class BreakerChannel(Channel):
         self._put(partial(self._take_question, asked))
 
     @receives(Probe)
-    def on_probe(self, told: Probe, now_ms: float) -> None:
-        permits = dict.fromkeys(apart(told.targets, MAX_MUTES), ProbePermit(told.left_ms, told.new_rows))
+    def on_probe(self, message: Probe, now_ms: float) -> None:
+        permits = dict.fromkeys(
+            apart(message.targets, MAX_MUTES), ProbePermit(message.left_ms, message.new_rows)
+        )
         self._put(lambda manager: manager.local.apply_shared(self._muted, permits))
 
     def _put(self, apply: Callable[[CircuitBreakManager], None]) -> None:

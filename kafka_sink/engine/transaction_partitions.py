@@ -164,8 +164,8 @@ class TransactionPartitions:
         if not failed:
             self._failures = 0
             return
-        told = [one for one in failed if response.errors[one] != _NOT_ATTEMPTED] or failed
-        self._judge(response.errors[told[0]], f"AddPartitionsToTxn of {told[0]}", now_ms)
+        answered = [one for one in failed if response.errors[one] != _NOT_ATTEMPTED] or failed
+        self._judge(response.errors[answered[0]], f"AddPartitionsToTxn of {answered[0]}", now_ms)
 
     def _judge(self, code: int, what: str, now_ms: float) -> None:
         error = f"{what} failed: {kafka_errors.error_of(code).label}"

@@ -51,7 +51,7 @@ def logged_on_driver(
             return shortened(self, *args, **kwargs)
         except Exception as error:
             stream = f", stream with checkpointLocation={self.subject}" if self.subject else ""
-            log_failure(self.subject, f"kafka-chunked{stream}: {told(error)}")
+            log_failure(self.subject, f"kafka-chunked{stream}: {message_of(error)}")
             raise
 
     return called_on_driver
@@ -64,7 +64,7 @@ def log_failure(subject: str, line: str) -> None:
     last_line.leave(subject, driver_log.formatted_error(line))
 
 
-def told(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """The error's message; with its type where it is not this package's, whose messages say all."""
     return str(error) if isinstance(error, KafkaSinkError) else f"{type(error).__name__}: {error}"
 

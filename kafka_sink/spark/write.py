@@ -30,7 +30,7 @@ from kafka_sink.reports.delivery_report import EndedWrite
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import worker
 from kafka_sink.spark.reading import SPARK_FAILED, checked_batches, rows_of_spark, send_tables
-from kafka_sink.spark.short_tracebacks import log_failure, told
+from kafka_sink.spark.short_tracebacks import log_failure, message_of
 
 # Planning and commit import this module, too, and few writes use transactions.
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class PlannedWrite:
         from kafka_sink.coordinator.writes import report_failure
 
         where = f"task {context.partitionId()} on {socket.gethostname()}"
-        report_failure(address, name, f"{where}: {told(error)}")
+        report_failure(address, name, f"{where}: {message_of(error)}")
 
     def _send(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt | None = None) -> TaskResult:
         # Imported here because the driver imports this module for every commit and needs none of these.
@@ -342,7 +342,7 @@ class PlannedWrite:
             ended = self._commit(messages, batch_id)
         except Exception as error:
             # Spark calls ``abort`` next, in another process.
-            spark_application.note(self._failed_commit(batch_id), told(error))
+            spark_application.note(self._failed_commit(batch_id), message_of(error))
             raise
         last_line.take_back(self.subject)
         return ended

@@ -81,8 +81,8 @@ class Bench:
         self.now, self.stalled = 100_000.0, 0.0
         self.service = service(self.out, lambda _: self.stalled, budget, **breaker)
         # How tasks answer.
-        self.answer: Callable[[int, Message], Iterable[Message]] = lambda peer, told: ()
-        self.told: list[tuple[float, int, Message]] = []
+        self.answer: Callable[[int, Message], Iterable[Message]] = lambda peer, message: ()
+        self.pushed: list[tuple[float, int, Message]] = []
         for peer in range(tasks):
             self.service.on_joined(peer, self.now)
         self.service.on_time(self.now)
@@ -93,7 +93,7 @@ class Bench:
 
     def take(self) -> list[tuple[int, Message]]:
         found = self.out.taken()
-        self.told += [(self.now, peer, message) for peer, message in found]
+        self.pushed += [(self.now, peer, message) for peer, message in found]
         return found
 
     def run(self, ms: float) -> None:
@@ -112,15 +112,15 @@ class Bench:
         return set(self.service.table.mutes)
 
     def of(self, kind: type[Message]) -> list[tuple[float, int]]:
-        """When who was told so."""
-        return [(at, peer) for at, peer, message in self.told if isinstance(message, kind)]
+        """When who was message so."""
+        return [(at, peer) for at, peer, message in self.pushed if isinstance(message, kind)]
 
     def writes(self, failing: Sequence[int], *, written: int = 5) -> None:
         """Tasks answer what they watch: it fails for these."""
 
-        def answer(peer: int, told: Message) -> Iterable[Message]:
-            if isinstance(told, Watch):
-                partitions = [one for one in apart(told.partitions, MAX_MUTES) if not isinstance(one, int)]
+        def answer(peer: int, message: Message) -> Iterable[Message]:
+            if isinstance(message, Watch):
+                partitions = [one for one in apart(message.partitions, MAX_MUTES) if not isinstance(one, int)]
                 failed = (0, 5) if peer in failing else (written, 0)
                 for start in range(0, len(partitions), MAX_TARGETS):
                     yield outcomes(*((one, *failed) for one in partitions[start : start + MAX_TARGETS]))
@@ -148,7 +148,7 @@ def test_a_message_about_too_much_changes_nothing(message: Message) -> None:
         bench.say(0, message)
     bench.run(1_000)
     assert not bench.muted()
-    assert not bench.told[2:]
+    assert not bench.pushed[2:]
 
 
 def test_targets_survive_their_grouping() -> None:
@@ -187,7 +187,9 @@ def test_each_task_counts_once_and_three_failures_are_needed() -> None:
     bench.run(200)
     assert bench.muted() == {P0}, "half of the tasks"
     bench = Bench(2)
-    bench.answer = lambda peer, told: [outcomes((P0, 0, 1), answered=peer == 0)] * isinstance(told, Watch)
+    bench.answer = lambda peer, message: (
+        [outcomes((P0, 0, 1), answered=peer == 0)] * isinstance(message, Watch)
+    )
     bench.say(0, outcomes((P0, 0, 1)))
     bench.run(1_000)
     assert not bench.muted(), "one error of a broker, and one lost connection, are no three failures"
@@ -211,8 +213,8 @@ def test_rows_of_all_tasks_count_and_go_on_counting() -> None:
     """trigger.message.count: of 1,000, with 400 of each task since its producer began."""
     bench = Bench(3, trigger_message_count="1000")
     few = 400
-    bench.answer = lambda peer, told: (
-        [outcomes((P0, 0, 5), rows=few)] * (isinstance(told, Watch) and peer < 2)
+    bench.answer = lambda peer, message: (
+        [outcomes((P0, 0, 5), rows=few)] * (isinstance(message, Watch) and peer < 2)
     )
     bench.say(0, outcomes((P0, 0, 5), rows=few))
     bench.run(1_000)
@@ -256,7 +258,7 @@ def test_a_partition_that_begins_to_fail_while_it_rests_is_muted_at_once() -> No
 @pytest.mark.parametrize(("age_ms", "muted"), [(350.0, False), (550.0, True)])
 def test_a_response_in_the_second_half_of_a_silence_rejects_it(age_ms: float, muted: bool) -> None:
     bench = Bench(30)
-    bench.answer = lambda peer, told: [Answer(SICK, age_ms)] * isinstance(told, Question)
+    bench.answer = lambda peer, message: [Answer(SICK, age_ms)] * isinstance(message, Question)
     bench.say(3, wanted(SICK, silence_ms=1_000.0))
     bench.run(240)
     assert not bench.muted()
@@ -352,13 +354,13 @@ def test_a_partition_needs_a_task_with_a_batch_and_after_another_interval_one_wi
     bench.run(INTERVAL)
     assert not bench.of(Probe), "no task has a batch"
     bench.run(INTERVAL)
-    ((_, peer, probe),) = [one for one in bench.told if isinstance(one[2], Probe)]
+    ((_, peer, probe),) = [one for one in bench.pushed if isinstance(one[2], Probe)]
     assert isinstance(probe, Probe)
     assert (peer, probe.new_rows) == (1, True)
     bench.say(1, failed(P0))
     bench.say(2, Waiting(together([P0]), NOTHING))
     bench.run(INTERVAL + 100)
-    _, peer, probe = bench.told[-1]
+    _, peer, probe = bench.pushed[-1]
     assert isinstance(probe, Probe)
     assert (peer, probe.new_rows) == (2, False)
 
@@ -368,7 +370,7 @@ def test_no_probe_goes_out_before_the_mute_that_it_is_for() -> None:
     muted_broker(bench)
     bench.say(2, unmuted(SICK))
     bench.run(300)
-    kinds = [type(message) for _, _, message in bench.told if isinstance(message, Mutes | Probe)]
+    kinds = [type(message) for _, _, message in bench.pushed if isinstance(message, Mutes | Probe)]
     assert kinds[3:7] == [Mutes, Mutes, Mutes, Probe]
 
 
@@ -396,10 +398,10 @@ def test_tasks_are_told_how_many_they_are() -> None:
         muted_broker(bench)
         bench.say(0, unmuted(SICK))
         bench.run(400)
-        _, _, told = bench.told[-1]
-        assert isinstance(told, Mutes)
-        assert apart(told.removed, 1) == [SICK]
-        assert told.tasks == tasks
+        _, _, message = bench.pushed[-1]
+        assert isinstance(message, Mutes)
+        assert apart(message.removed, 1) == [SICK]
+        assert message.tasks == tasks
 
 
 def test_what_nobody_writes_to_and_brokers_are_forgotten_after_ten_minutes() -> None:
@@ -431,13 +433,16 @@ def test_a_task_that_comes_is_told_everything_by_one_message_for_all() -> None:
         bench.service.on_joined(peer, bench.now)
     bench.service.on_gone(9, bench.now)
     bench.service.on_time(bench.now)
-    told = [message for _, message in bench.take()]
+    messages = [message for _, message in bench.take()]
     assert bench.out.encoded == encoded + 1
     bench.service.on_joined(10, bench.now)
     assert bench.service._welcome_ms() == bench.now + 15, "a tenth of the time at most goes to this"
-    assert [len(with_reasons(one.added, MAX_MUTES)) for one in told if isinstance(one, Mutes)] == [300, 300]
-    assert all(isinstance(one, Mutes) and one.whole for one in told)
-    assert told[0] == told[1]
+    assert [len(with_reasons(one.added, MAX_MUTES)) for one in messages if isinstance(one, Mutes)] == [
+        300,
+        300,
+    ]
+    assert all(isinstance(one, Mutes) and one.whole for one in messages)
+    assert messages[0] == messages[1]
 
 
 def test_mutes_take_no_more_bytes_than_a_message_has() -> None:
@@ -454,8 +459,8 @@ def test_mutes_take_no_more_bytes_than_a_message_has() -> None:
     assert 200 < len(bench.muted()) < 1_000
     bench.service.on_joined(99, bench.now)
     bench.service.on_time(bench.now)
-    ((_, told),) = bench.take()
-    assert len(encode(told)) < MAX_MESSAGE_BYTES
+    ((_, message),) = bench.take()
+    assert len(encode(message)) < MAX_MESSAGE_BYTES
 
 
 def test_a_stall_of_the_driver_decides_nothing() -> None:
@@ -498,18 +503,18 @@ class Share:
 def probing(bench: Bench, liar: int, *, rows: bool) -> None:
     """Honest tasks whose probes get through. They have batches for what is muted, or rows."""
 
-    def answer(peer: int, told: Message) -> Iterable[Message]:
+    def answer(peer: int, message: Message) -> Iterable[Message]:
         if peer == liar:
-            if isinstance(told, Probe):
-                yield failed(*apart(told.targets, MAX_MUTES))
+            if isinstance(message, Probe):
+                yield failed(*apart(message.targets, MAX_MUTES))
             return
-        if isinstance(told, Mutes):
-            added = together(list(with_reasons(told.added, MAX_MUTES))[:100])
+        if isinstance(message, Mutes):
+            added = together(list(with_reasons(message.added, MAX_MUTES))[:100])
             yield Waiting(NOTHING, added) if rows else Waiting(added, NOTHING)
-        elif isinstance(told, Question):
-            yield Answer(told.broker, 0.0)
-        elif isinstance(told, Probe):
-            yield unmuted(*apart(told.targets, MAX_MUTES))
+        elif isinstance(message, Question):
+            yield Answer(message.broker, 0.0)
+        elif isinstance(message, Probe):
+            yield unmuted(*apart(message.targets, MAX_MUTES))
 
     bench.answer = answer
 
@@ -535,11 +540,11 @@ def test_a_liar_mutes_nothing_that_others_write_to_or_get_responses_of() -> None
     bench = Bench(10)
     liar = 9
 
-    def answer(peer: int, told: Message) -> Iterable[Message]:
-        if peer != liar and isinstance(told, Watch):
+    def answer(peer: int, message: Message) -> Iterable[Message]:
+        if peer != liar and isinstance(message, Watch):
             yield outcomes((P0, 5, 0))
-        if peer != liar and isinstance(told, Question):
-            yield Answer(told.broker, 5.0)
+        if peer != liar and isinstance(message, Question):
+            yield Answer(message.broker, 5.0)
 
     bench.answer = answer
     share = Share(bench)
@@ -636,21 +641,21 @@ def test_thousands_of_partitions_that_fail_for_a_thousand_hosts_are_muted_in_abo
                 say(peer, rest)
             while bench.service.next_change_ms(bench.now) <= 0:
                 timed(lambda: bench.service.on_time(bench.now))
-            for peer, told in bench.take():
-                if isinstance(told, Watch):
-                    asked = [one for one in apart(told.partitions, MAX_MUTES) if not isinstance(one, int)]
+            for peer, message in bench.take():
+                if isinstance(message, Watch):
+                    asked = [one for one in apart(message.partitions, MAX_MUTES) if not isinstance(one, int)]
                     watched += len(asked)
                     for first in range(0, len(asked), MAX_TARGETS):
                         say(peer, asked[first : first + MAX_TARGETS])
-                elif isinstance(told, Mutes) and peer == 0:
-                    muted |= with_reasons(told.added, MAX_MUTES).keys()
+                elif isinstance(message, Mutes) and peer == 0:
+                    muted |= with_reasons(message.added, MAX_MUTES).keys()
     finally:
         gc.enable()
     assert watched <= 20 * partitions
     # 9 ms and 0.8 to 1.4 s where nothing else runs.
     assert longest < 0.1
     assert spent < 10.0
-    mutes = [message for _, _, message in bench.told if isinstance(message, Mutes)]
+    mutes = [message for _, _, message in bench.pushed if isinstance(message, Mutes)]
     assert sum(len(encode(one)) for one in {id(one): one for one in mutes}.values()) < 200 * 1024
 
 

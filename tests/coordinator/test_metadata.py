@@ -49,7 +49,7 @@ TIMES: dict[str, Any] = {
 }
 
 # Messages and the tasks that they went to.
-Told = list[tuple[int, Topics]]
+Pushed = list[tuple[int, Topics]]
 
 
 def metadata(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes = ID) -> TopicMetadata:
@@ -74,65 +74,65 @@ class Coordinator:
         for peer in range(1, tasks + 1):
             self.service.on_joined(peer, self.now_ms)
 
-    def receive(self, peer: int, message: Message) -> Told:
+    def receive(self, peer: int, message: Message) -> Pushed:
         deliver(self.service, peer, decode(encode(message)), self.now_ms)
-        return self.told()
+        return self.pushed()
 
-    def want(self, peer: int, *topics: str) -> Told:
+    def want(self, peer: int, *topics: str) -> Pushed:
         return self.receive(peer, TopicsWanted(topics, is_needed=True))
 
-    def told(self) -> Told:
-        """What tasks are told until nothing more is due at this moment."""
+    def pushed(self) -> Pushed:
+        """What tasks are pushed until nothing more is due at this moment."""
         while self.service.next_change_ms(self.now_ms) <= 0:
             self.service.on_time(self.now_ms)
-        told = []
+        pushed = []
         for peer, one in self.out.taken():
             if isinstance(one, Fetch):
                 self.asked.append((peer, one))
             else:
                 assert isinstance(one, Topics)
-                told.append((peer, one))
-        return told
+                pushed.append((peer, one))
+        return pushed
 
-    def after(self, ms: float) -> Told:
-        """What tasks are told within the next milliseconds, at the times at which it is due."""
-        told, end_ms = self.told(), self.now_ms + ms
+    def after(self, ms: float) -> Pushed:
+        """What tasks are pushed within the next milliseconds, at the times at which it is due."""
+        pushed, end_ms = self.pushed(), self.now_ms + ms
         while (delay_ms := self.service.next_change_ms(self.now_ms)) <= end_ms - self.now_ms:
             self.now_ms += delay_ms
-            told += self.told()
+            pushed += self.pushed()
         self.now_ms = end_ms
-        return told
+        return pushed
 
-    def respond(self, *topics: TopicMetadata, by: int | None = None, **errors: int) -> Told:
+    def respond(self, *topics: TopicMetadata, by: int | None = None, **errors: int) -> Pushed:
         """The task that was asked last answers."""
-        self.told()
+        self.pushed()
         peer, fetch = self.asked.pop()
         snapshot = MetadataSnapshot(tuple(TopicSnapshot(one, 0.0) for one in topics), NODES)
         (part,) = parts_of(snapshot)
         return self.receive(by or peer, TopicsKnown(fetch.number, part, dict(errors)))
 
-    def fail(self) -> Told:
-        self.told()
+    def fail(self) -> Pushed:
+        self.pushed()
         peer, fetch = self.asked.pop()
         return self.receive(peer, TopicsKnown(fetch.number, failed=True))
 
     def fetching(self) -> tuple[str, ...]:
         """What is being fetched for the tasks."""
-        self.told()
+        self.pushed()
         return self.asked[-1][1].topics if self.asked else ()
 
 
-def names(told: Told) -> list[tuple[int, list[str]]]:
-    return [(peer, sorted(topic.name for topic in one.part.topics)) for peer, one in told]
+def names(pushed: Pushed) -> list[tuple[int, list[str]]]:
+    return [(peer, sorted(topic.name for topic in one.part.topics)) for peer, one in pushed]
 
 
-def leaders(told: Told) -> set[tuple[int, int]]:
-    found = (one.metadata for _, message in told for one in snapshot_of(message.part).topics)
+def leaders(pushed: Pushed) -> set[tuple[int, int]]:
+    found = (one.metadata for _, message in pushed for one in snapshot_of(message.part).topics)
     return {(one.partitions[0].leader, one.partitions[0].leader_epoch) for one in found}
 
 
-def missing(told: Told) -> list[tuple[int, tuple[str, ...]]]:
-    return [(peer, one.missing) for peer, one in told]
+def missing(pushed: Pushed) -> list[tuple[int, tuple[str, ...]]]:
+    return [(peer, one.missing) for peer, one in pushed]
 
 
 # -- the coordinator's side -------------------------------------------------------------------------------
@@ -158,9 +158,9 @@ def test_a_change_is_pushed_to_those_who_use_the_topic_once() -> None:
     coordinator.now_ms += 1000
     coordinator.receive(1, TopicStale((StaleTopic("a", 0.0),)))
     coordinator.after(200)
-    told = coordinator.respond(metadata("a", leader=2, epoch=1))
-    assert names(told) == [(1, ["a"]), (2, ["a"])]
-    assert coordinator.told() == []
+    pushed = coordinator.respond(metadata("a", leader=2, epoch=1))
+    assert names(pushed) == [(1, ["a"]), (2, ["a"])]
+    assert coordinator.pushed() == []
     coordinator.service.on_gone(2, coordinator.now_ms)
     coordinator.receive(1, TopicStale((StaleTopic("a", 0.0),)))
     coordinator.after(2000)
@@ -185,9 +185,9 @@ def test_one_tasks_word_that_a_leader_moved_is_asked_for_and_not_passed_on() -> 
         assert coordinator.receive(1, TopicStale((StaleTopic("a", 0.0),))) == []
         coordinator.after(200)
         assert coordinator.fetching() == ("a",)
-        told = coordinator.respond(metadata("a", leader=leader, epoch=epoch))
-        assert names(told) == [(1, ["a"]), (2, ["a"])]
-        assert leaders(told) == {(leader, epoch)}
+        pushed = coordinator.respond(metadata("a", leader=leader, epoch=epoch))
+        assert names(pushed) == [(1, ["a"]), (2, ["a"])]
+        assert leaders(pushed) == {(leader, epoch)}
     coordinator.after(2000)
     assert not coordinator.asked
 
@@ -244,8 +244,8 @@ def test_another_task_is_asked_after_a_second_of_silence_and_the_others_wait_on(
     coordinator = Coordinator(tasks=5)
     coordinator.want(5, "a")
     assert coordinator.after(FETCH_SILENCE_MS - 1) == []
-    told = coordinator.after(1)
-    assert sorted(told) == [(peer, Topics(pending=True)) for peer in (1, 2, 3, 4, 5)]
+    pushed = coordinator.after(1)
+    assert sorted(pushed) == [(peer, Topics(pending=True)) for peer in (1, 2, 3, 4, 5)]
     assert [peer for peer, _ in coordinator.asked] == [1, 2]
     assert coordinator.asked[0][1] == coordinator.asked[1][1]
     # The first one responds after all.
@@ -257,9 +257,9 @@ def test_another_task_is_asked_after_a_second_of_silence_and_the_others_wait_on(
 def test_whoever_waits_is_told_that_nothing_comes_and_asks_by_itself_before() -> None:
     coordinator = Coordinator(tasks=5)
     coordinator.want(1, "a")
-    told = coordinator.after(3 * FETCH_SILENCE_MS)
-    assert missing(told)[-1] == (1, ("a",))
-    assert sum(one.pending for _, one in told) == 5, "once, so that nobody waits for the third task"
+    pushed = coordinator.after(3 * FETCH_SILENCE_MS)
+    assert missing(pushed)[-1] == (1, ("a",))
+    assert sum(one.pending for _, one in pushed) == 5, "once, so that nobody waits for the third task"
     coordinator.after(5_000)
     assert len({peer for peer, _ in coordinator.asked}) >= 3
 
@@ -276,13 +276,13 @@ def test_a_fetch_of_a_task_that_leaves_goes_to_another_at_once() -> None:
     coordinator = Coordinator(tasks=3)
     coordinator.want(3, "a")
     coordinator.service.on_gone(1, coordinator.now_ms)
-    coordinator.told()
+    coordinator.pushed()
     assert [peer for peer, _ in coordinator.asked] == [1, 2]
     assert names(coordinator.respond(metadata("a"))) == [(3, ["a"])]
 
 
 def test_the_last_task_that_leaves_does_not_make_brokers_look_unreachable() -> None:
-    """Catches: the next task was told at once that nothing comes."""
+    """Catches: the next task was pushed at once that nothing comes."""
     coordinator = Coordinator(tasks=1)
     coordinator.want(1, "a")
     coordinator.service.on_gone(1, coordinator.now_ms)
@@ -306,7 +306,7 @@ def test_a_failed_fetch_ends_the_wait_and_is_tried_by_another_after_the_backoff(
     assert (peer, set(fetch.topics)) == (2, {"a", "b"})
     assert names(coordinator.respond(metadata("a"), metadata("b"))) == [(3, ["a"]), (2, ["b"])]
     coordinator.want(1, "c")
-    assert coordinator.told() == [], "brokers are back"
+    assert coordinator.pushed() == [], "brokers are back"
 
 
 def test_many_topics_are_fetched_in_messages_that_one_frame_takes() -> None:
@@ -314,7 +314,7 @@ def test_many_topics_are_fetched_in_messages_that_one_frame_takes() -> None:
     wanted = [f"{number:06}".ljust(249, "x") for number in range(12_000)]
     for start in range(0, 12_000, 5_000):
         coordinator.want(1, *wanted[start : start + 5_000])
-    sizes, told = [], list[tuple[int, Topics]]()
+    sizes, pushed = [], list[tuple[int, Topics]]()
     for _ in range(3):
         peer, fetch = coordinator.asked.pop()
         sizes.append(len(fetch.topics))
@@ -323,11 +323,11 @@ def test_many_topics_are_fetched_in_messages_that_one_frame_takes() -> None:
         assert bool(parts) == (len(fetch.topics) == 5_000)
         for part in parts:
             assert coordinator.receive(peer, TopicsKnown(fetch.number, part, more=True)) == []
-        told += coordinator.receive(peer, TopicsKnown(fetch.number, last))
-        told += coordinator.after(1_000)
+        pushed += coordinator.receive(peer, TopicsKnown(fetch.number, last))
+        pushed += coordinator.after(1_000)
     # What was wanted first was asked for first.
     assert sizes == [5_000, 5_000, 2_000]
-    assert sum(len(one.part.topics) for _, one in told) == 12_000
+    assert sum(len(one.part.topics) for _, one in pushed) == 12_000
 
 
 def test_a_response_of_which_only_a_part_has_come_is_not_one() -> None:
@@ -358,7 +358,7 @@ def test_a_missing_topic_is_forgotten_whoever_left_while_it_waited() -> None:
     coordinator = Coordinator(allow_auto_create_topics="false")
     coordinator.want(1, "x")
     coordinator.service.on_gone(1, coordinator.now_ms)
-    coordinator.told()
+    coordinator.pushed()
     coordinator.respond(x=UNKNOWN)
     assert coordinator.view.names() == ()
 
@@ -377,8 +377,8 @@ def test_a_response_that_came_while_a_clock_was_read_has_no_negative_age() -> No
     coordinator.now_ms += 5
     coordinator.respond(metadata("a"))
     coordinator.now_ms -= 5
-    ((_, told),) = coordinator.want(2, "a")
-    assert told.part.topics[0].age_ms == 0
+    ((_, pushed),) = coordinator.want(2, "a")
+    assert pushed.part.topics[0].age_ms == 0
 
 
 # -- tasks that err ---------------------------------------------------------------------------------------
@@ -415,8 +415,8 @@ def test_a_fetch_that_lied_misleads_until_the_next_refresh(lie: TopicMetadata) -
         coordinator.now_ms += 500
         coordinator.receive(2, TopicStale((StaleTopic("a", 0.0),)))
         coordinator.after(150)
-        told = coordinator.respond(TRUTH)
-    assert leaders(told) == {(1, 4)}
+        pushed = coordinator.respond(TRUTH)
+    assert leaders(pushed) == {(1, 4)}
     assert coordinator.view.topic("a") == TRUTH
     coordinator.after(5_000)
     while coordinator.asked:
@@ -453,7 +453,7 @@ def test_a_task_of_another_cluster_convinces_nobody_by_one_response() -> None:
     coordinator = Coordinator(tasks=3, retry_backoff_ms=100)
 
     def respond(cluster_id: str) -> None:
-        coordinator.told()
+        coordinator.pushed()
         peer, fetch = coordinator.asked.pop()
         known = MetadataSnapshot(
             tuple(TopicSnapshot(metadata(one), 0.0) for one in fetch.topics), NODES, 0.0, cluster_id
@@ -591,7 +591,7 @@ def test_tasks_that_ask_for_ever_new_topics_do_not_fill_the_memory() -> None:
             coordinator.service.on_gone(peer, coordinator.now_ms)
         coordinator.service.on_joined(9, coordinator.now_ms)
         coordinator.now_ms += 600_000
-        coordinator.told()
+        coordinator.pushed()
         coordinator.want(9, "b")
         assert coordinator.view.names() == ("b",)
         coordinator.service.close()
@@ -603,9 +603,9 @@ def test_a_topic_for_which_there_is_no_capacity_is_asked_for_by_its_task() -> No
     assert coordinator.want(1, "a", "b", "c") == []
     coordinator.respond(metadata("a"), metadata("b"), metadata("c"))
     assert missing(coordinator.want(2, "d")) == [(2, ("d",))]
-    told = coordinator.want(2, "a", "e")
-    assert names(told)[-1] == (2, ["a"])
-    assert missing(told)[0] == (2, ("e",))
+    pushed = coordinator.want(2, "a", "e")
+    assert names(pushed)[-1] == (2, ["a"])
+    assert missing(pushed)[0] == (2, ("e",))
 
 
 def test_the_topics_of_a_task_are_bounded() -> None:
@@ -639,8 +639,8 @@ def test_a_response_for_many_tasks_is_encoded_once() -> None:
     for peer in range(1, 51):
         coordinator.want(peer, "a", "b")
     coordinator.out.encoded = 0
-    told = coordinator.respond(metadata("a"), metadata("b"))
-    assert names(told) == [(peer, ["a", "b"]) for peer in range(1, 51)]
+    pushed = coordinator.respond(metadata("a"), metadata("b"))
+    assert names(pushed) == [(peer, ["a", "b"]) for peer in range(1, 51)]
     assert coordinator.out.encoded == 1
 
 
@@ -662,7 +662,7 @@ def test_what_takes_long_is_told_in_parts() -> None:
     for peer in range(1, 2_001):
         coordinator.receive(peer, TopicsWanted(tuple(f"t{(peer + one) % 2_000}" for one in range(50))))
     coordinator.respond(*(metadata(f"t{number}") for number in range(2_000)))
-    coordinator.told()
+    coordinator.pushed()
     peer, fetch = coordinator.asked.pop()
     assert len(fetch.topics) > 1_000
     known = MetadataSnapshot(tuple(TopicSnapshot(metadata(one), 0.0) for one in fetch.topics), NODES)
@@ -680,7 +680,7 @@ def test_what_takes_long_is_told_in_parts() -> None:
 
 
 class View(ClusterMetadata):
-    """Notes what it is told."""
+    """Notes what it is pushed."""
 
     def __init__(self) -> None:
         super().__init__(lambda: 0.0, random=lambda: 0.5, **TIMES)
@@ -940,14 +940,14 @@ def test_a_topic_in_use_is_never_forgotten_by_the_coordinator(idle_ms: float, pa
         if said is not None:
             messages += 1
             coordinator.receive(1, said)
-        coordinator.told()
+        coordinator.pushed()
         if coordinator.asked:
             coordinator.respond(metadata("a"))
         assert coordinator.view.topic("a") is not None, f"forgotten at {task.now_ms} ms"
         task.now_ms += 50
     assert messages <= 5 * 15, "a task need not tell of each use"
     coordinator.now_ms += coordinator_idle_ms(idle_ms)
-    coordinator.told()
+    coordinator.pushed()
     assert coordinator.view.topic("a") is None
 
 
@@ -1108,7 +1108,7 @@ def test_topics_are_refreshed_no_more_often_than_by_a_producer_by_itself(
     while (passed_ms := coordinator.now_ms - begun) < 10 * max_age_ms:
         # Topics come one after the other over the first age.
         coordinator.view.note_use(known[: int(count * passed_ms / max_age_ms) + 1], coordinator.now_ms)
-        coordinator.told()
+        coordinator.pushed()
         if coordinator.asked:
             topics = coordinator.asked[-1][1].topics
             asked += len(topics) * (passed_ms > 2 * max_age_ms)

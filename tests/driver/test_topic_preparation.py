@@ -404,9 +404,9 @@ def test_an_answer_that_is_no_kafka_is_told_as_such(topic: str) -> None:
         cluster.script(API_VERSIONS, garbage(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
         with pytest.raises(
             BrokersUnreachableError, match=r"cannot use any broker: .*not a Kafka broker"
-        ) as told:
+        ) as reported:
             prepare_topic(options(cluster.bootstrap_servers, topic))
-    assert "within" not in str(told.value)
+    assert "within" not in str(reported.value)
 
 
 @pytest.mark.usefixtures("application")

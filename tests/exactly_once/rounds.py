@@ -373,7 +373,7 @@ class Round:
             (self._settings.commits / str(done - 1)).unlink()
 
     def _lose_batch(self) -> None:
-        """As after a power loss. What is planned under its number then has other rows, which must be told
+        """As after a power loss. What is planned under its number then has other rows, which must be reported
         loudly; the round does as the error says, and restores the checkpoint."""
         self._await_a_batch()
         self._end_drivers()

@@ -243,8 +243,8 @@ def test_the_coordinator_reads_no_option_that_tasks_do_not_tell_it() -> None:
         made = service(cast(SinkOptions, Recorder()), FakeOutbox())
         made.on_joined(1, 0.0)
         made.on_time(0.0)
-    told = {spec.attribute for spec in SPECS if spec.name in GROUP_OPTIONS}
-    assert read - told == {"breaker"}
+    reported = {spec.attribute for spec in SPECS if spec.name in GROUP_OPTIONS}
+    assert read - reported == {"breaker"}
 
 
 @pytest.mark.parametrize(("scheme", "count"), [("http", 1), ("HTTP", 1), ("https", 0)])

@@ -162,8 +162,8 @@ class Job:
                     self.say(task.number, said)
         if self.service.next_change_ms(self.now) <= 10:
             self.service.on_time(self.now)
-        for number, told in self.out.taken():
-            self.tell(number, told)
+        for number, reported in self.out.taken():
+            self.tell(number, reported)
 
     def run(self, ms: float) -> None:
         until = self.now + ms

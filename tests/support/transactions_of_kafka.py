@@ -65,7 +65,7 @@ class Transaction:
     written: set[Row] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
     offsets: dict[OffsetKey, str] = field(default_factory=dict)
-    # Committed, and not told yet by a group's coordinator that takes its time.
+    # Committed, and not reported yet by a group's coordinator that takes its time.
     late_offsets: dict[OffsetKey, str] = field(default_factory=dict)
     began_ms: int = -1
     # By Kafka.inits, when it was taken over last.
@@ -78,7 +78,7 @@ class Kafka:
     def __init__(self, last_epoch: int = 32_766, protocol: int = 2, *, delays_offsets: bool = False) -> None:
         # As the client that asks next speaks it.
         self.protocol = protocol
-        # Whether offsets are told some time after their transaction is over, as by brokers of Kafka 3.
+        # Whether offsets are reported some time after their transaction is over, as by brokers of Kafka 3.
         self._delays_offsets = delays_offsets
         # An id gets another producer id behind it.
         self._last_epoch = last_epoch
@@ -301,7 +301,7 @@ class Kafka:
             self.tell_offsets(name)
 
     def late_offsets(self) -> list[str]:
-        """Ids whose commit is over, and whose offsets are not told yet."""
+        """Ids whose commit is over, and whose offsets are not reported yet."""
         return [name for name, one in self.transactions.items() if one.late_offsets]
 
     def tell_offsets(self, name: str) -> None:

@@ -59,7 +59,7 @@ class Faults:
     former_coordinators_of_ids: int = 0
     weeks: int = 0
     expires_ids: bool = False
-    # A job that its user was told is written, and runs again.
+    # A job that its user was reported is written, and runs again.
     reruns: int = 0
     # The command, run by a person, and an abort by the coordinator, of a driver that may live.
     operators: int = 0
@@ -115,7 +115,8 @@ class Settings:
 
 
 class World:
-    """One run. ``told`` are the batches, by writer and number, whose run ended well: Spark does not run these
+    """One run. ``reported`` are the batches, by writer and number, whose run ended well: Spark does not run
+    these
     again, nor does the user of a job without need."""
 
     def __init__(self, settings: Settings, choose: Choose) -> None:
@@ -125,7 +126,7 @@ class World:
         self.kafka = Kafka(settings.last_epoch, settings.protocol, delays_offsets=settings.delays_offsets)
         self.protocol = settings.protocol
         self.scopes = [settings.scope_of(writer) for writer in range(max(1, settings.writers))]
-        self.told: set[tuple[int, int]] = set()
+        self.reported: set[tuple[int, int]] = set()
         # Batches whose rows a person has agreed to double, or to leave out.
         self.may_double: set[int] = set()
         self.may_lack: set[int] = set()
@@ -160,14 +161,14 @@ class World:
     def undone(self) -> list[tuple[int, int]]:
         """What has to be run now, or in any order. A query runs its micro-batches in turn."""
         count, writers = self.settings.count, self.settings.writers
-        left = [(w, n) for w in range(max(1, writers)) for n in range(count) if (w, n) not in self.told]
+        left = [(w, n) for w in range(max(1, writers)) for n in range(count) if (w, n) not in self.reported]
         return left if writers else left[:1]
 
     def _driver(self, me: Actor) -> Body:
         failures = 0
-        while todo := self.undone() + (sorted(self.told) if self.faults.reruns else []):
+        while todo := self.undone() + (sorted(self.reported) if self.faults.reruns else []):
             writer, number = todo[self.choose(len(todo)) if len(todo) > 1 else 0]
-            self.faults.reruns -= (writer, number) in self.told
+            self.faults.reruns -= (writer, number) in self.reported
             try:
                 yield from self._batch(me, writer, number)
             except (TransactionError, IncompleteBatchError) as error:
@@ -196,9 +197,9 @@ class World:
                 yield from self.settings.abort(scope, ownership.driver_epoch, self.kafka.now_ms)
             raise
         # Spark's own commit log refuses what another driver of the checkpoint has written.
-        if (writer, number) in self.told and not self.settings.writers:
+        if (writer, number) in self.reported and not self.settings.writers:
             raise TransactionError("the commit log has it already")
-        self.told.add((writer, number))
+        self.reported.add((writer, number))
 
     def _operator(self, writer: int, action: str) -> Body:
         """The command: ``complete``, ``rewrite`` or ``abandon``."""
@@ -573,7 +574,7 @@ class World:
     def expected(self) -> set[Row]:
         """The rows of the batches that nobody will run again."""
         rows = {row for layout in self.settings.layouts for one in layout for row in one}
-        keys = {writer * _KEYS + number for writer, number in self.told} - self.may_lack
+        keys = {writer * _KEYS + number for writer, number in self.reported} - self.may_lack
         return {(key, row) for key in keys for row in rows}
 
     def doubled(self) -> list[Row]:
@@ -583,5 +584,5 @@ class World:
         ]
 
     def lost(self) -> list[Row]:
-        """Rows of batches that are told to be written, and that no reader sees nor ever will."""
+        """Rows of batches that are reported to be written, and that no reader sees nor ever will."""
         return sorted(self.expected() - set(self.kafka.visible))

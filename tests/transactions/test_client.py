@@ -178,7 +178,7 @@ def test_a_list_waits_a_moment_only_for_a_broker_that_hangs(network: Network) ->
     network.silent = {2}
     assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-3-0"}
     assert network.now_ms < 10_000
-    assert client.left_out == {2}, "for people, who must be told"
+    assert client.left_out == {2}, "for people, who must be reported"
     network.silent = set()
     assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-2-0", "p-task-3-0"}
     assert not client.left_out
@@ -341,7 +341,7 @@ PLACE = TopicPartition("t", 0)
 
 
 def test_offsets_fetched_behind_recorded_ones_are_of_the_coordinator_that_took_them() -> None:
-    """Catches: a decision checked against what a former coordinator told, as the request that only the
+    """Catches: a decision checked against what a former coordinator reported, as the request that only the
     present one can handle was sent again."""
     network = Coordinators()
 

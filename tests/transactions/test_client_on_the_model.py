@@ -230,7 +230,7 @@ class Brokers:
         (group,) = asked.groups
         if self.coordinator(True, group.group_id) != node:
             return responses.OffsetFetchResponse({group.group_id: (kafka_errors.NOT_COORDINATOR, {})})
-        told: dict[OffsetKey, str | None] = dict(self.kafka._answers(group.group_id))
+        reported: dict[OffsetKey, str | None] = dict(self.kafka._answers(group.group_id))
         if group.topics is not None:
             keys = [
                 OffsetKey(group.group_id, TopicPartition(topic.name, number))
@@ -238,14 +238,14 @@ class Brokers:
                 for number in topic.partition_indexes
             ]
             try:
-                told = self.kafka._fetch_stable(tuple(keys))
+                reported = self.kafka._fetch_stable(tuple(keys))
             except NotYet:
-                told = dict.fromkeys(keys)
+                reported = dict.fromkeys(keys)
         rows = {
             key.partition: responses.CommittedOffset(-1, "", kafka_errors.UNSTABLE_OFFSET_COMMIT)
             if text is None
             else responses.CommittedOffset(0, text, 0)
-            for key, text in told.items()
+            for key, text in reported.items()
         }
         return responses.OffsetFetchResponse({group.group_id: (0, rows)})
 

@@ -109,7 +109,7 @@ SETTINGS |= {
     for name in ("crashes, zombies and speculation", "timeouts", "versions of applications")
 }
 SETTINGS |= {
-    f"{name}, offsets told late": replace(SETTINGS[name], protocol=1, delays_offsets=True)
+    f"{name}, offsets reported late": replace(SETTINGS[name], protocol=1, delays_offsets=True)
     for name in ("crashes, zombies and speculation", "timeouts", "versions of applications", "weeks")
 }
 SETTINGS |= {
@@ -296,7 +296,7 @@ def counts_what_is_lost(reports: Any, **named: Any) -> Steps[Any]:
 
 
 def takes_what_is_told_by_now(scope: Scope, now_ms: float) -> Steps[Any]:
-    """A decision whose offsets are told late is not waited for."""
+    """A decision whose offsets are reported late is not waited for."""
     steps = driver.take_over(scope, now_ms)
     answers: list[Any] | None = None
     while True:
@@ -338,8 +338,8 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "ids without a transaction left to their tasks": (_CRASHES, {"commit": ends_only_what_is_open}),
     "no mark": (_TIMEOUTS, {"finish": leaves_no_mark}),
     "what is lost counts as written": ("versions of applications", {"commit": counts_what_is_lost}),
-    "a decision that is told late is not waited for": (
-        "versions of applications, offsets told late",
+    "a decision that is reported late is not waited for": (
+        "versions of applications, offsets reported late",
         {"take_over": takes_what_is_told_by_now},
     ),
 }

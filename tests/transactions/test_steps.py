@@ -435,7 +435,8 @@ def test_a_version_is_written_once_whether_its_first_job_was_aborted_before_or_a
 def test_a_driver_that_does_not_learn_what_became_of_a_decision_says_what_readers_see(
     app: str | None, who: str
 ) -> None:
-    """Catches: a job of which readers saw a part, and would for good, was told as a request that failed."""
+    """Catches: a job of which readers saw a part, and would for good, was reported as a request that
+    failed."""
     cluster = Cluster()
     report = cluster.write(cluster.plan(), 7, 0, 0, app="nightly")
     if app is None:
@@ -482,23 +483,25 @@ def decided_by(cluster: Cluster, batch: BatchIdentity) -> list[AttemptReport]:
 def test_what_completes_a_batch_is_said_of_those_that_can_be_completed(
     batch: BatchIdentity, advice: str, never: str
 ) -> None:
-    """Catches: an unnamed job was told to run again to write just what was missing, and wrote all of it."""
+    """Catches: an unnamed job was reported to run again to write just what was missing, and wrote all of
+    it."""
     cluster = Cluster()
     reports = decided_by(cluster, batch)
-    with pytest.raises(IncompleteBatchError, match=advice) as told:
+    with pytest.raises(IncompleteBatchError, match=advice) as reported:
         cluster.commit(*reports, die_before=times_out(cluster, 0))
-    assert never not in str(told.value)
+    assert never not in str(reported.value)
     assert sum(cluster.kafka.visible.values()) == 1
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_batch_that_is_lost_in_the_commit_itself_is_just_run_again(protocol: int) -> None:
-    """Catches: it was told as one that readers see a part of, with advice to ``abandon`` all of its rows."""
+    """Catches: it was reported as one that readers see a part of, with advice to ``abandon`` all of its
+    rows."""
     cluster = Cluster(protocol)
     reports = decided_by(cluster, BatchIdentity.of_query("one", 0))
-    with pytest.raises(TransactionError, match=r"Readers see nothing of it.* run it again") as told:
+    with pytest.raises(TransactionError, match=r"Readers see nothing of it.* run it again") as reported:
         cluster.commit(*reports, die_before=times_out(cluster, 0, 1))
-    assert not isinstance(told.value, IncompleteBatchError)
+    assert not isinstance(reported.value, IncompleteBatchError)
     run = cluster.plan()
     cluster.commit(*(cluster.write(run, 0, index, index) for index in range(2)))
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
@@ -522,7 +525,7 @@ def test_the_command_leaves_a_batch_alone_that_is_lost_as_a_whole(*, rewrite: bo
 
 def test_all_chunks_of_a_decision_are_waited_for() -> None:
     """Catches: planning waited for the first one only, and failed with "only 1 of 2 chunks are there" where
-    another group's coordinator told it later."""
+    another group's coordinator reported it later."""
     scope = replace(SCOPE, partitions=1)
     cluster = Cluster()
     cluster.kafka = Kafka(delays_offsets=True)
@@ -782,7 +785,7 @@ def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_
 
 
 def test_a_repair_that_dies_leaves_the_batch_as_it_was() -> None:
-    """The tasks of the repair take ids over that told what became of the batch, and marks expire."""
+    """The tasks of the repair take ids over that reported what became of the batch, and marks expire."""
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 0, index, index) for index in range(2)]

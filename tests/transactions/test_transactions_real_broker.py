@@ -473,9 +473,9 @@ def test_what_brokers_have_forgotten_is_called_unknown_and_not_missing(
     run.run(init_producer(run.scope.task_id(1, 0)))
     found = run.run(driver.take_over(run.scope, wall_ms() + _WEEK_MS))
     assert (found.missing, found.unknown) == (frozenset(), {1})
-    told = TaskHandover.of(run.scope, found, wall_ms())
+    reported = TaskHandover.of(run.scope, found, wall_ms())
     with pytest.raises(IncompleteBatchError, match=r"cannot be known any more.*Only if they are not"):
-        told.role(BatchIdentity("query", 0), 1)
+        reported.role(BatchIdentity("query", 0), 1)
     out = io.StringIO()
     where = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", run.scope.prefix]
     run.run(driver.resolve(run.scope, found.driver_epoch, found.decision, rewrite=False))
@@ -512,7 +512,7 @@ def test_a_driver_that_was_replaced_calls_no_batch_incomplete(job: Callable[...,
 def test_a_driver_that_was_replaced_before_its_decision_leaves_its_successor_alone(
     job: Callable[..., Job],
 ) -> None:
-    """Catches: it was told that a broker knew nothing, and to start the query again, which fences the
+    """Catches: it was reported that a broker knew nothing, and to start the query again, which fences the
     successor."""
     first, second = job(), job()
     older = first.take_over()
@@ -582,7 +582,7 @@ def test_an_attempt_whose_first_row_comes_behind_the_commit_leaves_nothing_open(
     job: Callable[..., Job],
 ) -> None:
     """Catches: an attempt without anything open yet when the commit looks, whose transaction then held
-    readers up until its timeout, as nobody told it that it was late."""
+    readers up until its timeout, as nobody reported it that it was late."""
     run = job()
     handover = run.take_over()
     late = run.attempt(handover, 0, 0, slot=1)

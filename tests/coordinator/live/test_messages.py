@@ -222,10 +222,10 @@ def test_a_wait_of_the_driver_is_logged_once_after_three_seconds_and_told_every_
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Catches: a broker froze between micro-batches, and for a minute nothing said so."""
-    told: list[DriverWaits] = []
+    sent: list[DriverWaits] = []
     clock = [0.0]
     monkeypatch.setattr(messages, "monotonic_ms", lambda: clock[0])
-    monkeypatch.setattr(messages, "tell", lambda _, message, __: told.append(message))
+    monkeypatch.setattr(messages, "tell", lambda _, message, __: sent.append(message))
     address = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"", "", b""))
     options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t"}).options
     waiting = DriverWaiting(options, "q", STARTING, "a micro-batch", lambda: address)
@@ -244,12 +244,12 @@ def test_a_wait_of_the_driver_is_logged_once_after_three_seconds_and_told_every_
         "kafka-chunked: starting a micro-batch: waits for broker 1 (h:9) to begin a transaction, 3 s, "
         "fails in 57 s"
     )
-    assert [one.age_ms for one in told] == [1_000.0, 2_000.0, 3_000.0, 4_000.0, 0.0]
-    assert (told[3].awaited, told[3].left_ms) == ("broker 1 (h:9) to begin a transaction", 56_000.0)
-    assert (told[4].awaited, told[4].cause) == ("", "InitProducerId did not succeed")
+    assert [one.age_ms for one in sent] == [1_000.0, 2_000.0, 3_000.0, 4_000.0, 0.0]
+    assert (sent[3].awaited, sent[3].left_ms) == ("broker 1 (h:9) to begin a transaction", 56_000.0)
+    assert (sent[4].awaited, sent[4].cause) == ("", "InitProducerId did not succeed")
     with DriverWaiting(options, "q", STARTING, "a micro-batch", lambda: address):
         WAIT_LISTENER.get()(lambda: "", clock[0], 60_000.0)
-    assert len(told) == 5, "nothing of a wait that was short"
+    assert len(sent) == 5, "nothing of a wait that was short"
 
 
 @pytest.mark.parametrize(
