@@ -114,7 +114,7 @@ def even_again_s(
     run: Run,
 ) -> float | None:
     """Seconds from the thaw until the start of the first window in which the thawed broker takes its share of
-    the rows that are offered then: what waited for it while it stood still does not count. None: never."""
+    the rows that are offered then: what waited for it while it was stalled does not count. None: never."""
     fresh = offered >= run.thawed
     share = EVEN_PART * len(run.partitions) / PARTITIONS
     start = run.thawed

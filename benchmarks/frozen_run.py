@@ -73,7 +73,7 @@ def frame_of(spark: Any, load: Load, keyed: bool) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """When a write ended and the broker stood still, Unix seconds; the partitions that it leads; what the
+    """When a write ended and the broker stalled, Unix seconds; the partitions that it leads; what the
     write raised, if anything."""
 
     froze: float

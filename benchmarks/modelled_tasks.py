@@ -163,10 +163,10 @@ class Crowd:
         self._order += 1
         heapq.heappush(self._due, (time.monotonic() + seconds, self._order, act))
 
-    def run_until(self, holds: Callable[[], bool], seconds: float) -> float | None:
-        """As ``run``, until this holds. Returns after how many seconds it did."""
+    def run_until(self, condition: Callable[[], bool], seconds: float) -> float | None:
+        """As ``run``, until this condition. Returns after how many seconds it did."""
         started = time.monotonic()
-        while not holds():
+        while not condition():
             if time.monotonic() > started + seconds:
                 return None
             self.run(0.02)

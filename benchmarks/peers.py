@@ -116,7 +116,7 @@ def _produce_batch(frame: Any, bootstrap: str, topic: str) -> None:
 
 
 class CountingSource(DataSource):
-    """Counts rows and drops them: what Spark's hand-over of rows to a Python sink costs."""
+    """Counts rows and drops them: what it costs Spark to pass rows to a Python sink."""
 
     @classmethod
     def name(cls) -> str:

@@ -196,7 +196,7 @@ def report(found: list[Found]) -> None:
 
 
 def plot(shown: list[dict[str, Any]], file: Path) -> None:
-    """Ratios of rates, and processor time stacked: hand-over, sink, broker."""
+    """Ratios of rates, and processor time stacked: Spark to Python, sink, broker."""
     steady = {
         one["case"]["name"]: {
             name: medians([Job(**job) for job in jobs[1:]]) for name, jobs in one["jobs"].items()
@@ -227,7 +227,7 @@ def plot(shown: list[dict[str, Any]], file: Path) -> None:
     for place, found in enumerate(steady.values()):
         _draw_costs(costs, place, found)
     for colour, text in (
-        (charts.LIGHT, "Spark's hand-over to Python"),
+        (charts.LIGHT, "Spark to Python"),
         (charts.OURS, "our sink"),
         (charts.OTHER, "the JVM sink, with reading"),
         (charts.BROKER, "broker"),

@@ -240,7 +240,7 @@ class _Muted:
 
 
 class BreakerService(Service):
-    """``stalled_ms``: for how long the loop has stood still in all. What tasks have sent meanwhile waits for
+    """``stalled_ms``: for how long the loop has stalled in all. What tasks have sent meanwhile waits for
     it, so the times here are those of a clock that stands still with it. ``budget`` is shared by all
     clusters; what exceeds it is not shared."""
 

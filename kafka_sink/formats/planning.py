@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from kafka_sink.formats.registry import Registry
 
-# Spark's hand-over of a variant is a struct of its two binaries.
+# What Spark passes for a variant is a struct of its two binaries.
 _VARIANT = re.compile(r"(?:^|[:<,])variant(?:$|[,>])")
 # Beyond what is read of a note.
 _MAX_NOTE = 1_000_000

@@ -40,7 +40,7 @@ class Repository(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.files = {f"/org/apache/kafka/{name}": name.encode() * 1000 for name in NAMES}
         self.pinned = {path[1:]: hashlib.sha256(content).hexdigest() for path, content in self.files.items()}
-        self.holds: str | None = None  # answers half of this one only, and waits
+        self.held_path: str | None = None  # answers half of this one only, and waits
         self.fails = 0  # so many requests end without a response
         self.goes_on = threading.Event()
 
@@ -61,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        if self.path == self.server.holds:
+        if self.path == self.server.held_path:
             self.wfile.write(content[:1000])
             self.wfile.flush()
             self.server.goes_on.wait(60)
@@ -180,13 +180,13 @@ def start_download(repository: Repository, cache: Path, environ: dict[str, str])
 def test_parallel_callers_wait_for_one_download(
     repository: Repository, cache: Path, project_environment: dict[str, str]
 ) -> None:
-    repository.holds = next(iter(repository.files))
+    repository.held_path = next(iter(repository.files))
     processes = [start_download(repository, cache, project_environment) for _ in range(3)]
     waiting = [process for process in processes if process.stderr and "Waiting" in process.stderr.readline()]
     assert len(waiting) == 2
-    while repository.holds not in repository.asked:
+    while repository.held_path not in repository.asked:
         time.sleep(0.02)
-    repository.holds = None
+    repository.held_path = None
     repository.goes_on.set()
     outputs = [process.communicate(timeout=60) for process in processes]
     assert [out.strip() for out, _ in outputs] == [str(cache / FINAL)] * 3
@@ -198,7 +198,7 @@ def test_parallel_callers_wait_for_one_download(
 def test_an_interrupted_download_leaves_no_cache_and_the_next_one_works(
     repository: Repository, cache: Path, project_environment: dict[str, str], how: signal.Signals
 ) -> None:
-    repository.holds = next(iter(repository.files))
+    repository.held_path = next(iter(repository.files))
     process = start_download(repository, cache, project_environment)
     while not list(cache.glob(f"{FINAL}.part-*/files/*.jar")):
         assert process.poll() is None
@@ -207,7 +207,7 @@ def test_an_interrupted_download_leaves_no_cache_and_the_next_one_works(
     repository.goes_on.set()
     process.communicate(timeout=60)
     assert not (cache / FINAL).exists()
-    repository.holds = None
+    repository.held_path = None
     find_jars(cache=cache, progress=silent)
     assert sorted(path.name for path in cache.iterdir()) == [FINAL, f"{FINAL}.lock"]
 

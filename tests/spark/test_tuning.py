@@ -1,4 +1,4 @@
-"""Settings of a session for the hand-over of rows."""
+"""Settings of a session with which Spark passes rows."""
 
 from __future__ import annotations
 

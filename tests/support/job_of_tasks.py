@@ -115,7 +115,7 @@ class Job:
         self.service = service(self.out, lambda _: self.stalled, **breaker)
         self.tasks = [Task(self, number) for number in range(tasks)]
         self.connected: set[int] = set()
-        # Their clients send nothing, as if their processes stood still.
+        # Their clients send nothing, as if their processes were stalled.
         self.paused: set[int] = set()
         for number in range(tasks):
             self.connect(number)
