@@ -284,7 +284,7 @@ class ArrowProducer:
         """Return how long nothing is to be done."""
         for table in self._rebatcher.take(monotonic_ms()):
             self._send(producer, table)
-        dead_letters_ms = _DEAD_LETTERS_MS if producer.write_letters() else math.inf
+        dead_letters_ms = _DEAD_LETTERS_MS if producer.write_dead_letters() else math.inf
         return min(dead_letters_ms, max(0.0, self._rebatcher.deadline_ms() - monotonic_ms()))
 
     # -- the end ------------------------------------------------------------------------------------

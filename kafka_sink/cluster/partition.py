@@ -38,17 +38,17 @@ Range = tuple[int, int]
 class PartitionCounts:
     """Of a task's acknowledged batches. ``ranges`` are their offsets, in the order of responses.
 
-    Of the ``records``, ``letters`` are dead letters, and ``unconfirmed`` ones were sent with acks=0.
+    Of the ``records``, ``dead_letters`` are dead letters, and ``unconfirmed`` ones were sent with acks=0.
     ``compression_rates`` is the sum over batches of compressed bytes per raw byte.
     """
 
     __slots__ = (
-        *("batches", "compression_rates", "letters", "log_append_time_ms", "max_batch_bytes", "ranges"),
+        *("batches", "compression_rates", "dead_letters", "log_append_time_ms", "max_batch_bytes", "ranges"),
         *("raw_bytes", "records", "sent_bytes", "unconfirmed"),
     )
 
     def __init__(self) -> None:
-        self.records = self.letters = self.unconfirmed = 0
+        self.records = self.dead_letters = self.unconfirmed = 0
         self.batches = self.sent_bytes = self.raw_bytes = self.max_batch_bytes = 0
         self.compression_rates = 0.0
         self.log_append_time_ms = NO_TIMESTAMP

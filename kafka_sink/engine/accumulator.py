@@ -494,14 +494,14 @@ class RecordAccumulator:
         """The number of rows that were sent and perhaps written, but have no final state."""
         with self._lock:
             sent = (b for b in self.live if b.attempts and not b.terminal)
-            return sum(0 if batch.letters else batch.record_count for batch in sent)
+            return sum(0 if batch.dead_letters else batch.record_count for batch in sent)
 
     def waiting_rows(self) -> dict[TopicPartition, tuple[int, float]]:
         """By partition, the rows without a final state, and when the first of them were appended."""
         found: dict[TopicPartition, tuple[int, float]] = {}
         with self._lock:
             for batch in self.live:
-                if not batch.terminal and not batch.letters:
+                if not batch.terminal and not batch.dead_letters:
                     rows, since_ms = found.get(batch.partition, (0, math.inf))
                     found[batch.partition] = rows + batch.record_count, min(since_ms, batch.created_ms)
         return found

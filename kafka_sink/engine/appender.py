@@ -141,9 +141,9 @@ class AppendPass:
         stop_run: int,
         now_ms: float,
         *,
-        letters: bool = False,
+        dead_letters: bool = False,
     ) -> None:
-        """Rows from ``start`` up to run ``stop_run``. ``letters``: they are dead letters."""
+        """Rows from ``start`` up to run ``stop_run``. ``dead_letters``: they are dead letters."""
         self.ordered = ordered
         self.start = start
         self.stop = ordered.starts[stop_run]
@@ -156,7 +156,7 @@ class AppendPass:
         self._batch_size = accumulator.options.batch_size
         self._stop_run = stop_run
         self._now_ms = now_ms
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._limits: list[TopicLimits] = []
         # Memory for new batches.
         self._taken: list[ChunkedBuffer] = []
@@ -261,7 +261,7 @@ class AppendPass:
             self._now_ms,
         )
         batch.free = self.ordered.free
-        batch.letters = self._letters
+        batch.dead_letters = self._dead_letters
         self._accumulator.enqueue(partition, batch)
         self._opened = True
         self._add(batch, limits, start, stop)
@@ -402,19 +402,19 @@ class RecordAppender:
         self._accumulator = accumulator
         self._options = accumulator.options
         self._allocator = accumulator.allocator
-        self._letters = False
+        self._dead_letters = False
         self._clock_ms = clock_ms
         self._wake_sender = wake_sender
         self._muted_memory_limit = muted_memory_limit
         # Of max.block.ms, what the present rows' wait for metadata has taken.
         self._waited_ms = 0.0
 
-    def for_letters(self, allocator: BufferAllocator) -> RecordAppender:
+    def for_dead_letters(self, allocator: BufferAllocator) -> RecordAppender:
         """An appender of dead letters, on the same thread. They have memory of their own, so that they can be
         written while this appender waits for memory that rejected rows hold."""
         found = copy(self)
         found._allocator = allocator
-        found._letters = True
+        found._dead_letters = True
         found._muted_memory_limit = None
         return found
 
@@ -461,7 +461,7 @@ class RecordAppender:
                 row,
                 stop_run,
                 self._clock_ms(),
-                letters=self._letters,
+                dead_letters=self._dead_letters,
             )
             with self._accumulator.planning():
                 one.plan(granted, granted_stop)

@@ -89,11 +89,11 @@ class ProducerBatch:
         "codec",
         "compression",
         "created_ms",
+        "dead_letters",
         "free",
         "held",
         "home",
         "last_error",
-        "letters",
         "max_timestamp",
         "ordinal",
         "partition",
@@ -119,7 +119,7 @@ class ProducerBatch:
         self.home = home
         self.partition = home.id
         # Whether the records are dead letters, which are no rows of the task's.
-        self.letters = False
+        self.dead_letters = False
         self.buffer = buffer
         self.compression = compression
         # Fixed when the batch opens, so that the end of a batch depends only on the rows before it.

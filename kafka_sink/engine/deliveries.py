@@ -23,10 +23,10 @@ from kafka_sink.records import batch_header
 class Deliveries:
     """What became of one task's rows. What ``TaskCounts`` has, too, has its name and meaning.
 
-    Dead letters are no rows: ``letters`` counts those that are acknowledged. ``compression_rates`` is the sum
-    over batches of compressed bytes per raw byte. ``moved`` rows went to another partition than the one they
-    were appended to, before they were sent. ``queue_ms`` is the sum over sent batches of the time from a
-    batch's first row to its first request.
+    Dead letters are no rows: ``dead_letters`` counts those that are acknowledged. ``compression_rates`` is
+    the sum over batches of compressed bytes per raw byte. ``moved`` rows went to another partition than the
+    one they were appended to, before they were sent. ``queue_ms`` is the sum over sent batches of the time
+    from a batch's first row to its first request.
     """
 
     records: int = 0
@@ -38,7 +38,7 @@ class Deliveries:
     requests: int = 0
     retries: int = 0
     splits: int = 0
-    letters: int = 0
+    dead_letters: int = 0
     moved: int = 0
     max_batch_bytes: int = 0
     compression_rates: float = 0.0
@@ -82,8 +82,8 @@ class TaskDeliveries:
                     self._partitions.append(batch.home)
                 records, raw_bytes, sent_bytes = batch.record_count, batch.raw_bytes, batch.buffer.size
                 counts.records += records
-                if batch.letters:
-                    counts.letters += records
+                if batch.dead_letters:
+                    counts.dead_letters += records
                 elif not confirmed:
                     counts.unconfirmed += records
                 counts.batches += 1
@@ -127,9 +127,12 @@ class TaskDeliveries:
         """All as of one moment."""
         with self._lock:
             counts = [one for _, one in self._by_partition()]
-            letters, unconfirmed = sum(one.letters for one in counts), sum(one.unconfirmed for one in counts)
+            dead_letters, unconfirmed = (
+                sum(one.dead_letters for one in counts),
+                sum(one.unconfirmed for one in counts),
+            )
             return Deliveries(
-                records=sum(one.records for one in counts) - letters - unconfirmed,
+                records=sum(one.records for one in counts) - dead_letters - unconfirmed,
                 unconfirmed=unconfirmed,
                 failed=self._failed,
                 batches=sum(one.batches for one in counts),
@@ -138,7 +141,7 @@ class TaskDeliveries:
                 requests=self._requests,
                 retries=self._retries,
                 splits=self._splits,
-                letters=letters,
+                dead_letters=dead_letters,
                 moved=self._moved,
                 max_batch_bytes=max((one.max_batch_bytes for one in counts), default=0),
                 compression_rates=sum(one.compression_rates for one in counts),
@@ -178,7 +181,7 @@ class TaskDeliveries:
         where = "" if partition is None else f" to {partition}"
         never = max(rows - counts.written - counts.failed - unacknowledged - skipped, 0)
         unconfirmed = f"{counts.unconfirmed} unconfirmed, " if counts.unconfirmed else ""
-        left_out = f"{skipped} skipped ({counts.letters} dead letters acknowledged), " if skipped else ""
+        left_out = f"{skipped} skipped ({counts.dead_letters} dead letters acknowledged), " if skipped else ""
         raise DeliveryError(
             f"delivery{where} failed: {cause} "
             f"[{counts.records} rows acknowledged, {unconfirmed}{left_out}"

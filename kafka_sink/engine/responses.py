@@ -320,14 +320,14 @@ class ResponseHandler:
         if batch.possibly_written or batch.terminal:
             return False
         # A dead letter that is rejected fails the task.
-        return not batch.letters
+        return not batch.dead_letters
 
     def _with_reason(self, batch: ProducerBatch, verdict: Verdict, cause: Exception) -> Exception:
         """``cause``; and why it fails the task though rows are to be skipped, or what to do where a dead
-        letter is too large for its topic."""
+        dead letter is too large for its topic."""
         if self._dead_letters is None:
             return cause
-        if not batch.letters and batch.possibly_written and verdict.unwritable is not None:
+        if not batch.dead_letters and batch.possibly_written and verdict.unwritable is not None:
             # Brokers validate a batch before they look for it among those that they have. It may have been
             # written before the topic's settings changed, or before its timestamps were too old.
             return DeliveryError(
@@ -335,7 +335,7 @@ class ResponseHandler:
                 "earlier attempt had no response, and brokers also refuse what they have, where the topic's "
                 "settings have changed since. The next attempt of the task writes or skips them"
             )
-        if not batch.letters or not isinstance(cause, RecordTooLargeError):
+        if not batch.dead_letters or not isinstance(cause, RecordTooLargeError):
             return cause
         return RecordTooLargeError(
             f"a dead letter of {batch.size} bytes is larger than errors.deadletterqueue.topic.name = "
@@ -349,20 +349,20 @@ class ResponseHandler:
             # The broker did not say which records are invalid. It will when each has a batch of its own.
             self._split(batch, cause)
             return
-        letters = self._dead_letters
-        assert letters is not None
+        dead_letters = self._dead_letters
+        assert dead_letters is not None
         try:
             # Before the records are decoded, which takes long where they are many.
-            letters.require_room(len(positions), str(cause))
+            dead_letters.require_room(len(positions), str(cause))
         except TooManyDeadLettersError as too_many:
             self._fail_taken(batch, too_many)
             return
-        # No batch of the dead letter topic waits here: letters behind it would wait for it.
-        if not letters.has_room and batch.partition.topic != letters.topic:
-            self._await_letters(batch, positions, cause)
+        # No batch of the dead letter topic waits here: dead letters behind it would wait for it.
+        if not dead_letters.has_room and batch.partition.topic != dead_letters.topic:
+            self._await_dead_letters(batch, positions, cause)
             return
         pieces, records = take_out(batch, positions or (0,), ROOM_BYTES)
-        failure = self._add_letters(batch, records, cause)
+        failure = self._add_dead_letters(batch, records, cause)
         if failure is not None:
             for piece in pieces:
                 piece.buffer.release()
@@ -373,40 +373,45 @@ class ResponseHandler:
             self._identity.shrunk(batch, pieces)
         self._accumulator.reenqueue_split(batch, pieces)
 
-    def _await_letters(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
-        """Leave the batch in buffer.memory, unsent, until letters of other rows are written. If that never
+    def _await_dead_letters(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
+        """Leave the batch in buffer.memory, unsent, until dead letters of other rows are written. If that
+        never
         happens, delivery.timeout.ms ends it."""
-        letters = self._dead_letters
-        assert letters is not None
+        dead_letters = self._dead_letters
+        assert dead_letters is not None
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
-                "%s: the letters of other rows are written first: %s", batch.partition, _error_name(cause)
+                "%s: the dead letters of other rows are written first: %s",
+                batch.partition,
+                _error_name(cause),
             )
         batch.last_error = DeliveryError(
             f"{cause}; its dead letters waited for those of others in errors.deadletterqueue.topic.name = "
-            f"{letters.topic!r}"
+            f"{dead_letters.topic!r}"
         )
         self.waiting[batch] = positions, cause
         self._accumulator.reenqueue(batch, 0.0)
 
-    def awaits_letters(self, batch: ProducerBatch) -> bool:
+    def awaits_dead_letters(self, batch: ProducerBatch) -> bool:
         """Whether brokers have rejected the batch, and it waits for its dead letters. It must not be sent."""
         return batch in self.waiting
 
     def skip_waiting(self) -> None:
         """Make dead letters of the batches that wait, while there is remaining for them."""
-        letters = self._dead_letters
-        while self.waiting and letters is not None and letters.has_room:
+        dead_letters = self._dead_letters
+        while self.waiting and dead_letters is not None and dead_letters.has_room:
             batch = next(iter(self.waiting))
             positions, cause = self.waiting.pop(batch)
             # It may have failed meanwhile.
             if self._accumulator.take(batch):
                 self._skip_records(batch, positions, cause)
 
-    def _add_letters(self, batch: ProducerBatch, records: TakenRecords, cause: Exception) -> Exception | None:
+    def _add_dead_letters(
+        self, batch: ProducerBatch, records: TakenRecords, cause: Exception
+    ) -> Exception | None:
         """Return why the task fails, None if it goes on."""
-        letters = self._dead_letters
-        assert letters is not None
+        dead_letters = self._dead_letters
+        assert dead_letters is not None
         topic, partition = batch.partition
         rejected_rows = RejectedRecords(
             records.bodies,
@@ -418,7 +423,7 @@ class ResponseHandler:
             _error_class(cause),
         )
         try:
-            letters.add(rejected_rows)
+            dead_letters.add(rejected_rows)
         except TooManyDeadLettersError as too_many:
             return too_many
         return None
@@ -567,7 +572,7 @@ class ResponseHandler:
 
 def _rows(batch: ProducerBatch) -> int:
     """The task's rows that end with the batch. Dead letters are none: their rows are counted as skipped."""
-    return 0 if batch.letters else batch.record_count
+    return 0 if batch.dead_letters else batch.record_count
 
 
 def _error_class(cause: Exception) -> str:

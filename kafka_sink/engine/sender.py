@@ -434,12 +434,12 @@ class Sender(threading.Thread):
 
     def _sending_rule(self, now_ms: float) -> Callable[[ProducerBatch], bool]:
         """Whether a batch may be sent now: its partition's order permits it, and no dead letters go first."""
-        identity, awaits_letters = self._identity, self._responses.awaits_letters
+        identity, awaits_dead_letters = self._identity, self._responses.awaits_dead_letters
         if identity is None:
-            return lambda batch: not awaits_letters(batch)
+            return lambda batch: not awaits_dead_letters(batch)
         if not self._responses.waiting:
             return partial(identity.may_send, now_ms=now_ms)
-        return lambda batch: not awaits_letters(batch) and identity.may_send(batch, now_ms)
+        return lambda batch: not awaits_dead_letters(batch) and identity.may_send(batch, now_ms)
 
     # -- what the network reports -------------------------------------------------------------------
 
@@ -485,10 +485,10 @@ class Sender(threading.Thread):
 def tell_of_moves(moved: Mapping[TopicPartition, Sequence[ProducerBatch]], breaker: Breaker) -> int:
     """Log the batches that left their partitions; return how many rows that are."""
     batches = [batch for of_partition in moved.values() for batch in of_partition]
-    rows = sum(batch.record_count for batch in batches if not batch.letters)
-    letters = sum(batch.record_count for batch in batches if batch.letters)
-    what = [f"{rows} rows without a key"] if rows or not letters else []
-    what += [f"{letters} dead letters"] if letters else []
+    rows = sum(batch.record_count for batch in batches if not batch.dead_letters)
+    dead_letters = sum(batch.record_count for batch in batches if batch.dead_letters)
+    what = [f"{rows} rows without a key"] if rows or not dead_letters else []
+    what += [f"{dead_letters} dead letters"] if dead_letters else []
     names = ", ".join(str(partition) for partition in list(moved)[:_MAX_NAMED])
     more = f" and {len(moved) - _MAX_NAMED} more" if len(moved) > _MAX_NAMED else ""
     _log.warning(

@@ -251,7 +251,7 @@ class _Piece:
             parent.base_timestamp + base,
             parent.created_ms,
         )
-        self.batch.letters = parent.letters
+        self.batch.dead_letters = parent.dead_letters
         self.batch.held = True
 
     @property

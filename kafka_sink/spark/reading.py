@@ -26,7 +26,7 @@ class Sends(Protocol):
 
     def send(self, table: pa.Table) -> int: ...
 
-    def write_letters(self) -> bool: ...
+    def write_dead_letters(self) -> bool: ...
 
 
 def rows_of_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -78,7 +78,7 @@ def send_tables(
     try:
         while True:
             # Rejected rows would expire while Spark computes the next batch.
-            longest_ms = _DEAD_LETTERS_MS if producer.write_letters() else math.inf
+            longest_ms = _DEAD_LETTERS_MS if producer.write_dead_letters() else math.inf
             with activity.waiting(ROWS):
                 batch = reader.read(min(longest_ms, builder.deadline_ms() - monotonic_ms()))
             if batch is None:

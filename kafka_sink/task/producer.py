@@ -62,8 +62,8 @@ _WATCH_MS = 1000.0
 
 
 # Of a dead letter. Below the default max.message.bytes of topics, 1,048,588.
-_MAX_LETTER_BYTES = 1_000_000
-_LETTER_MEMORY_BYTES = 8 << 20
+_MAX_DEAD_LETTER_BYTES = 1_000_000
+_DEAD_LETTER_MEMORY_BYTES = 8 << 20
 
 _NO_TASK = SparkTask()
 POOLS = WorkerPools(monotonic_ms)
@@ -97,11 +97,13 @@ class Producer:
         self._identity = _identity(options)
         self._dead_letters = _dead_letters(options)
         self._rejection = _rejection(options, self._dead_letters, self.cluster)
-        self._letter_memory = _letter_memory(options)
-        self._letter_appender = self._appender.for_letters(self._letter_memory)
-        self._letter_writer: DeadLetterWriter | None = None
+        self._dead_letter_memory = _dead_letter_memory(options)
+        self._dead_letter_appender = self._appender.for_dead_letters(self._dead_letter_memory)
+        self._dead_letter_writer: DeadLetterWriter | None = None
         if self._dead_letters is not None:
-            self._letter_writer = DeadLetterWriter(self._dead_letters, self._order, self._append_letters)
+            self._dead_letter_writer = DeadLetterWriter(
+                self._dead_letters, self._order, self._append_dead_letters
+            )
         self._telemetry = self._new_telemetry()
         self.sender = Sender(
             options,
@@ -131,7 +133,7 @@ class Producer:
             self.breaker,
             self.activity,
             monotonic_ms,
-            self._letters,
+            self._dead_letters_by_topic,
             lambda: 0.0 if self._rate_limit is None else self._rate_limit.waited_ms,
             self._rack,
         )
@@ -176,7 +178,7 @@ class Producer:
         if self._telemetry is not None:
             self._telemetry.idle_since_ms = math.inf
         self._allocator.begin()
-        self._letter_memory.begin()
+        self._dead_letter_memory.begin()
         self.accumulator.begin_task()
         self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
         self._writes.begin(task.write, task.stage)
@@ -291,11 +293,11 @@ class Producer:
             ordered = self._rejection.order(plan, batch, self._order)
         # Of the rows that are left. What invalid ones waited before is their own, as in Kafka's producer.
         waited_ms = self._latest_metadata_wait_ms
-        self._write_letters()
+        self._write_dead_letters()
         if ordered is None:
             return 0
         self._largest_record = max(self._largest_record, ordered.largest_bound)
-        self._appender.append(ordered, self._check_and_write_letters, waited_ms)
+        self._appender.append(ordered, self._check_and_write_dead_letters, waited_ms)
         return len(ordered.partitions)
 
     def reject(self, rows: RejectedRows) -> None:
@@ -304,36 +306,36 @@ class Producer:
         self._rejected_rows += rows.count
         self._dead_letters.add(rows)
 
-    def write_letters(self) -> bool:
+    def write_dead_letters(self) -> bool:
         """Append the dead letters that wait, for a task that waits for rows. Return whether there may be
         more, as not all rows so far are acknowledged. Raises as ``send`` does."""
-        letters = self._dead_letters
-        if letters is None or letters.topic is None:
+        dead_letters = self._dead_letters
+        if dead_letters is None or dead_letters.topic is None:
             return False
-        self._check_and_write_letters()
-        # In this order: a row becomes a letter before its batch is complete.
-        return self.accumulator.incomplete > 0 or self._has_letters
+        self._check_and_write_dead_letters()
+        # In this order: a row becomes a dead letter before its batch is complete.
+        return self.accumulator.incomplete > 0 or self._has_dead_letters
 
-    def _write_letters(self) -> bool:
+    def _write_dead_letters(self) -> bool:
         """Append the dead letters that wait; return whether there were any."""
-        return self._letter_writer is not None and self._letter_writer.write()
+        return self._dead_letter_writer is not None and self._dead_letter_writer.write()
 
     @property
-    def _has_letters(self) -> bool:
-        letters = self._dead_letters
-        return letters is not None and letters.topic is not None and letters.is_waiting
+    def _has_dead_letters(self) -> bool:
+        dead_letters = self._dead_letters
+        return dead_letters is not None and dead_letters.topic is not None and dead_letters.is_waiting
 
-    def _append_letters(self, ordered: OrderedRows) -> None:
-        """Their batches are their own and go at once: memory for the next letters waits for them."""
-        self._letter_appender.flush(ordered.partitions)
-        self._letter_appender.append(ordered, self.check)
-        self._letter_appender.flush(ordered.partitions)
+    def _append_dead_letters(self, ordered: OrderedRows) -> None:
+        """Their batches are their own and go at once: memory for the next dead letters waits for them."""
+        self._dead_letter_appender.flush(ordered.partitions)
+        self._dead_letter_appender.append(ordered, self.check)
+        self._dead_letter_appender.flush(ordered.partitions)
 
-    def _check_and_write_letters(self) -> None:
+    def _check_and_write_dead_letters(self) -> None:
         """What a task does while it waits with rows: rows that brokers rejected may hold the memory for them
-        until letters are written."""
+        until dead letters are written."""
         self.check()
-        self._write_letters()
+        self._write_dead_letters()
 
     def _order(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> OrderedRows:
         """The rows by partition. Waits for metadata, and for what the coordinator has muted."""
@@ -416,8 +418,8 @@ class Producer:
     def _send_all(self) -> None:
         self._appender.flush()
         self._await_completion()
-        # Brokers reject rows meanwhile, and letters that are too large.
-        while self._write_letters():
+        # Brokers reject rows meanwhile, and dead letters that are too large.
+        while self._write_dead_letters():
             self._await_completion()
 
     @property
@@ -433,7 +435,7 @@ class Producer:
         deliveries = self.sender.deliveries
         with self.activity.waiting(BROKER):
             while not self.accumulator.await_completion(
-                _WATCH_MS / 1000, lambda: deliveries.has_failed or self._has_letters
+                _WATCH_MS / 1000, lambda: deliveries.has_failed or self._has_dead_letters
             ):
                 if not self.sender.is_alive():
                     break
@@ -476,7 +478,7 @@ class Producer:
     def _skipped(self) -> int:
         return 0 if self._dead_letters is None else self._dead_letters.rows
 
-    def _letters(self) -> dict[tuple[str, str], int]:
+    def _dead_letters_by_topic(self) -> dict[tuple[str, str], int]:
         """Rows of this task that can never be written, by topic and reason."""
         return {} if self._dead_letters is None else self._dead_letters.by_topic()
 
@@ -505,7 +507,7 @@ class Producer:
         """Between tasks: connections and metadata stay, free memory goes back to the system."""
         self._writes.end()
         self._allocator.rest()
-        self._letter_memory.rest()
+        self._dead_letter_memory.rest()
         if self._telemetry is not None:
             self._telemetry.idle_since_ms = monotonic_ms()
         if self._coordinator is not None:
@@ -523,29 +525,30 @@ class Producer:
         if self._coordinator is not None:
             self._coordinator.close()
         self._allocator.close()
-        self._letter_memory.close()
+        self._dead_letter_memory.close()
         self.sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
         # The sender gave its memory back to a pool that other producers share.
         self._allocator.rest()
-        self._letter_memory.rest()
+        self._dead_letter_memory.rest()
 
 
 def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccumulator:
     return RecordAccumulator(options, allocator, repr(options.bootstrap_servers))
 
 
-def _letter_memory(options: SinkOptions) -> BufferAllocator:
-    """For dead letters. Rows that brokers reject may hold all of buffer.memory until letters are written."""
-    pool = BufferPool(_LETTER_MEMORY_BYTES, chunk_size(options.batch_size), clock_ms=monotonic_ms)
-    return BufferAllocator(pool, min(options.batch_size, _LETTER_MEMORY_BYTES // 4))
+def _dead_letter_memory(options: SinkOptions) -> BufferAllocator:
+    """For dead letters. Rows that brokers reject may hold all of buffer.memory until dead letters are
+    written."""
+    pool = BufferPool(_DEAD_LETTER_MEMORY_BYTES, chunk_size(options.batch_size), clock_ms=monotonic_ms)
+    return BufferAllocator(pool, min(options.batch_size, _DEAD_LETTER_MEMORY_BYTES // 4))
 
 
 def _dead_letters(options: SinkOptions) -> DeadLetters | None:
     if options.errors_tolerance == "none":
         return None
     topic, max_rows = options.errors_deadletterqueue_topic_name, options.errors_max
-    # A letter must fit where the row did not, and into a topic with the default max.message.bytes.
-    max_bytes = min(_MAX_LETTER_BYTES, options.max_request_size // 2, options.buffer_memory // 2)
+    # A dead letter must fit where the row did not, and into a topic with the default max.message.bytes.
+    max_bytes = min(_MAX_DEAD_LETTER_BYTES, options.max_request_size // 2, options.buffer_memory // 2)
     return DeadLetters(topic, max_rows, max_bytes)
 
 

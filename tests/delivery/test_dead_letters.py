@@ -1,5 +1,5 @@
 """errors.tolerance=all: other rows are written once and in order, and each rejected row has its dead
-letter."""
+dead letter."""
 
 from __future__ import annotations
 

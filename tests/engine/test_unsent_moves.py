@@ -23,9 +23,11 @@ from kafka_sink.model import TopicPartition
 def test_dead_letters_that_move_are_no_rows(
     batches: list[tuple[int, bool]], rows: int, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    moved: Any = [SimpleNamespace(record_count=count, letters=letters) for count, letters in batches]
+    moved: Any = [
+        SimpleNamespace(record_count=count, dead_letters=dead_letters) for count, dead_letters in batches
+    ]
     breaker: Any = SimpleNamespace(explain=lambda _: "muted")
     with caplog.at_level(logging.WARNING):
         assert tell_of_moves({TopicPartition("t", 0): moved}, breaker) == rows
     assert text in caplog.text
-    assert caplog.text.count("letters") == text.count("letters")
+    assert caplog.text.count("dead letters") == text.count("dead letters")

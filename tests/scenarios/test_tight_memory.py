@@ -112,7 +112,7 @@ class Task:
         self.brokers = Brokers()
         self.splitter = BatchSplitter(TaskDeliveries(), self.accumulator)
         self.written: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
-        self.letters: list[bytes] = []
+        self.dead_letters: list[bytes] = []
         self.too_large = self.unit_bytes = self.sent = 0
 
     def run(self) -> None:
@@ -128,8 +128,8 @@ class Task:
                 self.answer()
         self.appender.flush()
         self.answer()
-        refused = set(self.letters)
-        assert len(refused) == len(self.letters)
+        refused = set(self.dead_letters)
+        assert len(refused) == len(self.dead_letters)
         for number, found in self.written.items():
             assert found == [value for value in wanted[number] if value not in refused]
         assert all(self.is_refused(value) for value in refused)
@@ -207,7 +207,7 @@ class Task:
 
     def take_out(self, batch: ProducerBatch, positions: list[int]) -> None:
         pieces, records = take_out(batch, positions, 2_000)
-        self.letters += values_of(records)
+        self.dead_letters += values_of(records)
         self.accumulator.reenqueue_split(batch, pieces)
 
     # -- bounds -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ class FakeProducer:
         self.units: list[pa.Table] = []
         self.came = threading.Event()
 
-    def write_letters(self) -> bool:
+    def write_dead_letters(self) -> bool:
         return False
 
     def send(self, unit: pa.Table) -> int:

@@ -540,8 +540,11 @@ def test_a_mute_says_what_waits_for_it() -> None:
 def test_dead_letters_are_added_up_by_topic_and_reason() -> None:
     board = Board()
     for task, number in ((1, 2), (1, 5), (1, 5), (2, 1)):
-        letters = (DeadLetterCount("orders", "RecordTooLargeError", number), DeadLetterCount("bills", "E", 1))
-        board.report(report(1, replace(TASK, task=task), dead_letters=letters))
+        dead_letters = (
+            DeadLetterCount("orders", "RecordTooLargeError", number),
+            DeadLetterCount("bills", "E", 1),
+        )
+        board.report(report(1, replace(TASK, task=task), dead_letters=dead_letters))
     (cluster,) = board.shown()["clusters"]
     assert cluster["dead_letters"] == [["orders", "RecordTooLargeError", 6], ["bills", "E", 2]]
 
@@ -646,8 +649,8 @@ def test_a_job_is_told_by_its_states() -> None:
 
 def test_dead_letters_that_go_on_are_one_event() -> None:
     log = EventLog()
-    for second, letters in ((0, 0), (1, 5), (2, 9), (50, 20), (111, 30)):
-        log.observe(second, [], {}, letters)
+    for second, dead_letters in ((0, 0), (1, 5), (2, 9), (50, 20), (111, 30)):
+        log.observe(second, [], {}, dead_letters)
     assert texts(log) == ["dead letters: 10 (in all 30)", "dead letters: 5 (in all 5)"]
 
 
