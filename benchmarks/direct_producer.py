@@ -70,7 +70,7 @@ def options_for(bootstrap: str, **settings: str | int) -> SinkOptions:
 
 def pool_of(producer: Producer) -> PoolMetrics:
     """The metrics of the producer's pool."""
-    return producer._allocator.pool.metrics()
+    return producer.accumulator.allocator.pool.metrics()
 
 
 @dataclass(frozen=True, slots=True)

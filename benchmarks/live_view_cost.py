@@ -51,7 +51,7 @@ def measure() -> dict[str, float]:
     """Processor time in microseconds, and its share of one core's second."""
     producer = busy_producer()
     try:
-        channel = ReportChannel(producer._reporter.read, lambda: 0.0, interval_ms=0.0)
+        channel = ReportChannel(producer.report, lambda: 0.0, interval_ms=0.0)
 
         def report() -> bytes:
             message = channel.next_message(1000.0)

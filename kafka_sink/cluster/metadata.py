@@ -47,10 +47,12 @@ from kafka_sink.model import (
     TopicMetadata,
     TopicPartition,
 )
+from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
     from kafka_sink.coordinator.metadata import MetadataChannel
     from kafka_sink.network.client import NetworkClient
+    from kafka_sink.options import SinkOptions
 
 _log = logging.getLogger(__name__)
 # A snapshot's age does not count the time for which it was on its way.
@@ -68,28 +70,22 @@ class ClusterMetadata:
     """Topics with their age and last use: of a task, whose sender refreshes them, or of the coordinator.
 
     Any thread. Look-ups of one topic, partition or of the brokers take no lock: their values are replaced
-    whole. ``version`` rises at every change that these or ``topic_error`` show. Durations are Kafka's options
-    of the same names; ``random`` is uniform on [0, 1). A call costs O(log n) for each of its topics and for
-    each topic that has become due since the last call. ``wake_sender`` says that a request may be due, and
-    ``describe_brokers`` what connections say of them.
+    whole. ``version`` rises at every change that these or ``topic_error`` show. ``network`` is the sender's,
+    None in the coordinator; ``random`` is uniform on [0, 1). A call costs O(log n) for each of its topics and
+    for each topic that has become due since the last call.
     """
 
-    def __init__(  # noqa: PLR0913 - Kafka's options
+    def __init__(
         self,
+        options: SinkOptions,
         clock_ms: Clock,
+        network: NetworkClient | None = None,
         *,
-        max_age_ms: float,
-        idle_ms: float,
-        retry_backoff_ms: float,
-        retry_backoff_max_ms: float,
-        wake_sender: Callable[[], None] = lambda: None,
-        describe_brokers: Callable[[], str] = lambda: "",
         random: Callable[[], float] = RANDOM.random,
         non_urgent_share: float = NON_URGENT_SHARE,
     ) -> None:
         self._clock_ms = clock_ms
-        self._wake_sender = wake_sender
-        self._describe_brokers = describe_brokers
+        self._network = network
         # Guards all below. Methods that take it call one another; those that end in "_locked" need it.
         self._lock = threading.RLock()
         self._updated = threading.Condition(self._lock)
@@ -105,20 +101,21 @@ class ClusterMetadata:
         self.pinned = False
         # Whoever names an address gets the rows, where any host on the internet may have a trusted
         # certificate.
-        self.confirmed_nodes_only = False
+        tls = SecuritySettings.from_options(options).tls
+        self.confirmed_nodes_only = tls is not None and tls.trust is None
         # Where others' snapshots come from. It is called under the lock, so it must not wait for a thread.
         self.hints: MetadataChannel | None = None
         # Filled by the sender's thread.
         self.brokers: dict[int, Broker] = {}
-        self._max_age_ms = max_age_ms
-        self._idle_ms = idle_ms
-        self._backoff_max_ms = retry_backoff_max_ms
-        self._backoff = ExponentialBackoff(retry_backoff_ms, retry_backoff_max_ms, random)
+        self._max_age_ms = options.metadata_max_age_ms
+        self._idle_ms = options.metadata_max_idle_ms
+        backoff_ms, self._backoff_max_ms = options.retry_backoff_ms, options.retry_backoff_max_ms
+        self._backoff = ExponentialBackoff(backoff_ms, self._backoff_max_ms, random)
         self._topics: dict[str, TopicState] = {}
         # Replaced whole.
         self._nodes: Mapping[int, Node] = {}
         self._nodes_ms = -math.inf
-        self._schedule = RefreshSchedule(max_age_ms, retry_backoff_ms, non_urgent_share)
+        self._schedule = RefreshSchedule(self._max_age_ms, backoff_ms, non_urgent_share)
         # When each topic becomes idle unless it is used again. A topic that was used is put back when its
         # time comes.
         self._idle = DeadlineHeap()
@@ -194,6 +191,11 @@ class ClusterMetadata:
             ]
             nodes = tuple(self._nodes.values())
             return MetadataSnapshot(tuple(hints), nodes, self.age_ms(now_ms), self.cluster_id)
+
+    def _wake_sender(self) -> None:
+        """A request may be due."""
+        if self._network is not None:
+            self._network.wakeup()
 
     # -- the task's thread ------------------------------------------------------------------------
 
@@ -300,12 +302,13 @@ class ClusterMetadata:
                 raise TopicRefusedError(f"topic {name!r} cannot be written: {reason}", name)
 
     def _explain_locked(self, missing: list[str], timeout_ms: float) -> str:
+        brokers = "" if self._network is None else self._network.describe_brokers()
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         errors = {self.topic_error(name) for name in missing}
         reasons = ", ".join(_describe(code) for code in errors if code is not None) or "no response"
         return (
             f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms "
-            f"({reasons}; brokers: {self._describe_brokers()}). "
+            f"({reasons}; brokers: {brokers}). "
             "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
         )
 

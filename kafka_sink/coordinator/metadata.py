@@ -20,7 +20,7 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Annotated, NamedTuple
 
@@ -291,15 +291,13 @@ class MetadataService(Service):
         super().__init__(out)
         self._budget = MemoryBudget() if budget is None else budget
         self._cost, self._measured_ms = 0, -math.inf
-        self.view = ClusterMetadata(
-            lambda: 0.0,
-            random=random,
-            max_age_ms=options.metadata_max_age_ms * _SHARE_OF_AGE,
-            idle_ms=coordinator_idle_ms(options.metadata_max_idle_ms),
-            retry_backoff_ms=options.retry_backoff_ms,
-            retry_backoff_max_ms=options.retry_backoff_max_ms,
-            non_urgent_share=NON_URGENT_SHARE / _SHARE_OF_AGE,
+        own = replace(
+            options,
+            metadata_max_age_ms=int(options.metadata_max_age_ms * _SHARE_OF_AGE),
+            metadata_max_idle_ms=int(coordinator_idle_ms(options.metadata_max_idle_ms)),
         )
+        non_urgent_share = NON_URGENT_SHARE / _SHARE_OF_AGE
+        self.view = ClusterMetadata(own, lambda: 0.0, random=random, non_urgent_share=non_urgent_share)
         may_create = options.allow_auto_create_topics
         self._transient = _TRANSIENT_ERRORS - (set() if may_create else {UNKNOWN_TOPIC_OR_PARTITION})
         # Tasks, the one that was asked to fetch longest ago first.

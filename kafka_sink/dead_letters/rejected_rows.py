@@ -167,11 +167,12 @@ class DeadLetters:
     """Thread-safe: the task's thread and the sender's add, the task's thread takes.
 
     ``topic`` is the dead letter topic. Without one, rows are counted and their content is dropped.
-    ``max_rows`` is the maximum number per task, ``max_bytes`` the maximum size of a dead letter.
+    ``max_rows`` is the maximum number in ``task``, whose dead letters these are, ``max_bytes`` the maximum
+    size of one.
     """
 
-    def __init__(self, topic: str | None, max_rows: int, max_bytes: int) -> None:
-        self.topic = topic
+    def __init__(self, topic: str | None, max_rows: int, max_bytes: int, task: str = "") -> None:
+        self.topic, self.task = topic, task
         self.max_bytes = max_bytes
         self._max_rows = max_rows
         self._lock = threading.Lock()  # guards everything below
@@ -180,16 +181,6 @@ class DeadLetters:
         # By topic and class of the error.
         self._reasons: Counter[tuple[str, str]] = Counter()
         self._rows = 0
-        self.task = ""
-
-    def begin(self, task: str) -> None:
-        """A new task: counts start at zero."""
-        with self._lock:
-            self.task = task
-            self._waiting.clear()
-            self._held_bytes = 0
-            self._reasons = Counter()
-            self._rows = 0
 
     def require_room(self, rows: int, reason: str) -> None:
         """Raise TooManyDeadLettersError where so many more rows would exceed the maximum."""

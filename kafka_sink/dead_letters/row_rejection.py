@@ -56,13 +56,11 @@ class RowRejection:
 
     def __init__(
         self,
-        dead_letters: DeadLetters,
         cluster: ClusterMetadata,
         clock_ms: Clock,
         max_block_ms: float,
         max_age_ms: float,
     ) -> None:
-        self._dead_letters = dead_letters
         self._cluster = cluster
         self._clock_ms = clock_ms
         self._max_block_ms = max_block_ms
@@ -70,8 +68,10 @@ class RowRejection:
         # By topic, how many partitions it has at most, and until when that is known.
         self._confirmed: dict[str, tuple[int, float]] = {}
 
-    def order(self, plan: ColumnPlan, table: pa.RecordBatch | pa.Table, order: Order) -> OrderedRows | None:
-        """``order`` of the valid rows; None if there are none.
+    def order(
+        self, plan: ColumnPlan, table: pa.RecordBatch | pa.Table, order: Order, dead_letters: DeadLetters
+    ) -> OrderedRows | None:
+        """``order`` of the valid rows; None if there are none. The others go to ``dead_letters``.
 
         Raises what ``order`` raises about anything but rows, and TooManyDeadLettersError.
         """
@@ -82,7 +82,7 @@ class RowRejection:
             except InvalidRowError as error:
                 if error.rows is None or not error.rows.any():
                     raise
-                self._dead_letters.add(rows_of_table(plan, left, error))
+                dead_letters.add(rows_of_table(plan, left, error))
                 left = left.take(indices(np.flatnonzero(~error.rows)))
         return None
 

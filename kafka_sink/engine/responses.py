@@ -63,7 +63,6 @@ class ResponseHandler:
         backoff: ExponentialBackoff,
         breaker: Breaker,
         connection_errors: Callable[[], Mapping[Node, Exception]] = dict,
-        dead_letters: DeadLetters | None = None,
         telemetry: ClientTelemetry | None = None,
     ) -> None:
         self._options = options
@@ -74,7 +73,8 @@ class ResponseHandler:
         self._backoff = backoff
         self._breaker = breaker
         self._connection_errors = connection_errors
-        self._dead_letters = dead_letters
+        # Of the present task; None where a row that cannot be written fails it.
+        self.dead_letters: DeadLetters | None = None
         self._telemetry = telemetry
         # Partitions with queued rows that are missing from their topic.
         self.missing: set[Partition] = set()
@@ -303,7 +303,7 @@ class ResponseHandler:
         Brokers say so while they load their ACLs. Spark runs a task again that fails, but not one that skips.
         """
         code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
-        if self._dead_letters is None or code != TOPIC_AUTHORIZATION_FAILED or batch.terminal:
+        if self.dead_letters is None or code != TOPIC_AUTHORIZATION_FAILED or batch.terminal:
             return False
         wait_ms = min(clock.UNAUTHORIZED_TOPIC_MS, self._options.delivery_timeout_ms / 2)
         topic = batch.partition.topic
@@ -315,7 +315,7 @@ class ResponseHandler:
 
     def _skips(self, batch: ProducerBatch, verdict: Verdict) -> bool:
         """Whether the records that cannot be written become dead letters."""
-        if self._dead_letters is None or verdict.unwritable is None:
+        if self.dead_letters is None or verdict.unwritable is None:
             return False
         if batch.possibly_written or batch.terminal:
             return False
@@ -325,7 +325,7 @@ class ResponseHandler:
     def _with_reason(self, batch: ProducerBatch, verdict: Verdict, cause: Exception) -> Exception:
         """``cause``; and why it fails the task though rows are to be skipped, or what to do where a dead
         dead letter is too large for its topic."""
-        if self._dead_letters is None:
+        if self.dead_letters is None:
             return cause
         if not batch.dead_letters and batch.possibly_written and verdict.unwritable is not None:
             # Brokers validate a batch before they look for it among those that they have. It may have been
@@ -340,7 +340,7 @@ class ResponseHandler:
         return RecordTooLargeError(
             f"a dead letter of {batch.size} bytes is larger than errors.deadletterqueue.topic.name = "
             f"{batch.partition.topic!r} takes. Raise that topic's max.message.bytes to 1048588, Kafka's "
-            f"default: dead letters are cut to {self._dead_letters.max_bytes} bytes"
+            f"default: dead letters are cut to {self.dead_letters.max_bytes} bytes"
         )
 
     def _skip_records(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
@@ -349,7 +349,7 @@ class ResponseHandler:
             # The broker did not say which records are invalid. It will when each has a batch of its own.
             self._split(batch, cause)
             return
-        dead_letters = self._dead_letters
+        dead_letters = self.dead_letters
         assert dead_letters is not None
         try:
             # Before the records are decoded, which takes long where they are many.
@@ -377,7 +377,7 @@ class ResponseHandler:
         """Leave the batch in buffer.memory, unsent, until dead letters of other rows are written. If that
         never
         happens, delivery.timeout.ms ends it."""
-        dead_letters = self._dead_letters
+        dead_letters = self.dead_letters
         assert dead_letters is not None
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
@@ -398,7 +398,7 @@ class ResponseHandler:
 
     def skip_waiting(self) -> None:
         """Make dead letters of the batches that wait, while there is remaining for them."""
-        dead_letters = self._dead_letters
+        dead_letters = self.dead_letters
         while self.waiting and dead_letters is not None and dead_letters.has_room:
             batch = next(iter(self.waiting))
             positions, cause = self.waiting.pop(batch)
@@ -410,7 +410,7 @@ class ResponseHandler:
         self, batch: ProducerBatch, records: TakenRecords, cause: Exception
     ) -> Exception | None:
         """Return why the task fails, None if it goes on."""
-        dead_letters = self._dead_letters
+        dead_letters = self.dead_letters
         assert dead_letters is not None
         topic, partition = batch.partition
         rejected_rows = RejectedRecords(

@@ -61,7 +61,6 @@ class Sender(threading.Thread):
         identity: ProducerIdentity | None,
         breaker: Breaker,
         clock_ms: Clock,
-        dead_letters: DeadLetters | None = None,
         telemetry: ClientTelemetry | None = None,
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
@@ -88,7 +87,6 @@ class Sender(threading.Thread):
             backoff,
             breaker,
             network.connection_errors,
-            dead_letters,
             telemetry,
         )
         self._metadata = MetadataRequests(options, cluster, network, self._on_metadata)
@@ -119,8 +117,9 @@ class Sender(threading.Thread):
         found = ((broker.id, broker.metrics(now_ms)) for broker in list(self._cluster.brokers.values()))
         return {node_id: metrics for node_id, metrics in found if metrics.requests}
 
-    def begin(self) -> None:
+    def begin(self, dead_letters: DeadLetters | None = None) -> None:
         """A new task: its counts start at zero. It has failed already if the thread has."""
+        self._responses.dead_letters = dead_letters
         self.deliveries.begin()
         for broker in list(self._cluster.brokers.values()):
             broker.begin_task()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -25,7 +26,7 @@ from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker import BreakerChannel
 from kafka_sink.coordinator.client import CoordinatorClient
-from kafka_sink.coordinator.live.messages import ReportChannel, TaskIdentity
+from kafka_sink.coordinator.live.messages import ReportChannel, TaskIdentity, TaskReport
 from kafka_sink.coordinator.metadata import MetadataChannel
 from kafka_sink.coordinator.rates import RateChannel
 from kafka_sink.coordinator.schema import Channel, Hello
@@ -51,7 +52,6 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import RowBatch, extract
 from kafka_sink.rows.ordering import partitions_needed, rows_larger_than
 from kafka_sink.rows.partitioner import Partitioner
-from kafka_sink.security.settings import SecuritySettings
 from kafka_sink.task.rate_limit import RateLimit, limits_of
 from kafka_sink.task.report import TaskReporter
 
@@ -70,87 +70,135 @@ POOLS = WorkerPools(monotonic_ms)
 LIVE_PRODUCERS = LiveProducers()
 
 
-class Producer:
-    """Accumulator, sender and network of one option set. One task uses it at a time.
-
-    Its parts look after their own threads: whoever has the producer may read their counts and states.
-    """
+class WorkerParts:
+    """What outlives a task in a worker: connections, metadata, memory and the sender, of one option set."""
 
     def __init__(self, options: SinkOptions) -> None:
-        self.options = options
-        self._rows = 0
-        # Apart, as the thread that reads a task's rows rejects some while the task's thread sends others.
-        self._rejected_rows = 0
-        self._largest_record = 0
-        self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
-        self._started_ms = 0.0
-        self.network = NetworkClient(options, monotonic_ms)
-        self._allocator = POOLS.allocator(
-            options.buffer_memory_allocation_strategy, options.buffer_memory, options.batch_size
-        )
-        self.accumulator = _accumulator(options, self._allocator)
-        self.cluster = _cluster_metadata(options, self.network)
-        self._rack = ClientRack(options.client_rack, self.cluster.nodes, os.environ)
-        self.breaker = _breaker(options, self.cluster, self.accumulator)
         self.activity = TaskActivity(monotonic_ms)
-        self._appender = _appender(options, self.accumulator, self.network, self.breaker, self.activity)
-        self._identity = _identity(options)
-        self._dead_letters = _dead_letters(options)
-        self._rejection = _rejection(options, self._dead_letters, self.cluster)
-        self._dead_letter_memory = _dead_letter_memory(options)
-        self._dead_letter_appender = self._appender.for_dead_letters(self._dead_letter_memory)
-        self._dead_letter_writer: DeadLetterWriter | None = None
-        if self._dead_letters is not None:
-            self._dead_letter_writer = DeadLetterWriter(
-                self._dead_letters, self._order, self._append_dead_letters
-            )
-        self._telemetry = self._new_telemetry()
+        self.network = NetworkClient(options, monotonic_ms)
+        self.cluster = ClusterMetadata(options, monotonic_ms, self.network)
+        self.rack = ClientRack(options.client_rack, self.cluster.nodes, os.environ)
+        strategy, size = options.buffer_memory_allocation_strategy, options.batch_size
+        self.allocator = POOLS.allocator(strategy, options.buffer_memory, size)
+        self.accumulator = RecordAccumulator(options, self.allocator, repr(options.bootstrap_servers))
+        # Read without the accumulator's lock: a partition stays once it is there.
+        find = self.accumulator.partitions.get
+        manager = CircuitBreakManager(self.cluster, options.breaker.mute_retry_interval_ms, find)
+        breaker = self.breaker = Breaker(load_breaker(options), manager, self.cluster.mark_stale)
+        muted_bytes = options.buffer_memory * options.breaker.muted_buffer_perc // 100
+        limit = MutedMemoryLimit(
+            self.accumulator, muted_bytes, lambda: breaker.mutes, breaker.explain, monotonic_ms
+        )
+        wakeup = self.network.wakeup
+        self.appender = RecordAppender(
+            self.accumulator, monotonic_ms, wakeup, None if breaker.is_off else limit, self.activity
+        )
+        # For dead letters: rows that brokers reject may hold all of buffer.memory until they are written.
+        pool = BufferPool(_DEAD_LETTER_MEMORY_BYTES, chunk_size(size), clock_ms=monotonic_ms)
+        self.dead_letter_memory = BufferAllocator(pool, min(size, _DEAD_LETTER_MEMORY_BYTES // 4))
+        self.dead_letter_appender = self.appender.for_dead_letters(self.dead_letter_memory)
+        backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
+        self.identity: ProducerIdentity | None = None
+        if options.exactly_once:
+            self.identity = TransactionalIdentity(backoff)
+        elif options.enable_idempotence:
+            self.identity = ProducerIdentity(backoff)
+        self.telemetry: ClientTelemetry | None = None
+        if options.enable_metrics_push:
+            timeout_ms = options.request_timeout_ms
+            self.telemetry = ClientTelemetry(self.network, self.cluster, timeout_ms, self._resource)
         self.sender = Sender(
             options,
             self.accumulator,
             self.cluster,
             self.network,
-            self._identity,
-            self.breaker,
+            self.identity,
+            breaker,
             monotonic_ms,
-            self._dead_letters,
-            self._telemetry,
+            self.telemetry,
         )
-        self._partitioner = _partitioner(options, self.accumulator, self._appender)
+
+    def _resource(self) -> dict[str, str]:
+        transactional_id = None if self.identity is None else self.identity.transactional_id
+        found = {"client_rack": self.rack.name, "transactional_id": transactional_id}
+        return {name: value for name, value in found.items() if value}
+
+    def close(self, *, abort: bool) -> None:
+        """End the sender, and give all memory back."""
+        self.allocator.close()
+        self.dead_letter_memory.close()
+        self.sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
+        # The sender gave its memory back to a pool that other producers share.
+        self.rest()
+
+    def rest(self) -> None:
+        """Free memory goes back to the system."""
+        self.allocator.rest()
+        self.dead_letter_memory.rest()
+
+
+@dataclass(slots=True)
+class _Task:
+    """What one task owns. ``dead_letters``: of its rows that cannot be written."""
+
+    dead_letters: DeadLetters | None
+    writer: DeadLetterWriter | None
+    reporter: TaskReporter
+    rows: int = 0
+    # Apart, as the thread that reads a task's rows rejects some while the task's thread sends others.
+    rejected_rows: int = 0
+    largest_record: int = 0
+    metadata_wait_ms: float = 0.0
+    latest_metadata_wait_ms: float = 0.0
+
+
+class Producer:
+    """Appends the rows of one task at a time to the parts of its worker, and waits for what becomes of them.
+
+    The parts look after their own threads: whoever has the producer may read their counts and states.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.options = options
+        parts = self._parts = WorkerParts(options)
+        self.network, self.cluster, self.breaker = parts.network, parts.cluster, parts.breaker
+        self.accumulator, self.sender, self.activity = parts.accumulator, parts.sender, parts.activity
+        self._rejection: RowRejection | None = None
+        if options.errors_tolerance != "none":
+            self._rejection = RowRejection(
+                self.cluster, monotonic_ms, options.max_block_ms, options.metadata_max_age_ms
+            )
+        self._partitioner = Partitioner(
+            capacity=parts.appender.batch_capacity,
+            loads=self.accumulator.queued_batches,
+            ignore_keys=options.partitioner_ignore_keys,
+            adaptive=options.partitioner_adaptive_partitioning_enable,
+            random=RANDOM.random,
+            spread_keys=options.partitioner_spread_keys_when_muted,
+        )
         self._rate_limit: RateLimit | None = None
         self._rates: RateChannel | None = None
         self._coordinator: CoordinatorClient | None = None
         self._shared_breaker: BreakerChannel | None = None
+        self._reports: ReportChannel | None = None
         self._writes = WriteChannel(self.abort)
         # Of the rows that ``send`` is given without another.
         self.plan: ColumnPlan | None = None
-        self._reporter = TaskReporter(
-            self.sender,
-            self._allocator,
-            self.accumulator,
-            self._appender,
-            self.cluster,
-            self.breaker,
-            self.activity,
-            monotonic_ms,
-            self._dead_letters_by_topic,
-            lambda: 0.0 if self._rate_limit is None else self._rate_limit.waited_ms,
-            self._rack,
-        )
-        self._reports: ReportChannel | None = None
+        self._task = self._new_task(_NO_TASK)
         self.sender.start()
         LIVE_PRODUCERS.add(self)
 
-    def _new_telemetry(self) -> ClientTelemetry | None:
-        if not self.options.enable_metrics_push:
-            return None
-
-        def resource() -> dict[str, str]:
-            transactional_id = None if self._identity is None else self._identity.transactional_id
-            found = {"client_rack": self._rack.name, "transactional_id": transactional_id}
-            return {name: value for name, value in found.items() if value}
-
-        return ClientTelemetry(self.network, self.cluster, self.options.request_timeout_ms, resource)
+    def _new_task(self, task: SparkTask) -> _Task:
+        options, dead_letters, writer = self.options, None, None
+        if options.errors_tolerance != "none":
+            topic, max_rows = options.errors_deadletterqueue_topic_name, options.errors_max
+            # One must fit where its row did not, and into a topic with the default max.message.bytes.
+            max_bytes = min(_MAX_DEAD_LETTER_BYTES, options.max_request_size // 2, options.buffer_memory // 2)
+            dead_letters = DeadLetters(topic, max_rows, max_bytes, str(task.number))
+            writer = DeadLetterWriter(dead_letters, self._order, self._append_dead_letters)
+        self.sender.begin(dead_letters)
+        reporter = TaskReporter(self._parts, dead_letters, self._rate_limit, monotonic_ms)
+        return _Task(dead_letters, writer, reporter)
 
     def begin(
         self,
@@ -166,23 +214,18 @@ class Producer:
         if hints is not None:
             self.cluster.import_snapshot(hints, monotonic_ms())
         self._use_coordinator(coordinator)
-        self._rows = self._rejected_rows = self._largest_record = 0
-        self._metadata_wait_ms = self._latest_metadata_wait_ms = 0.0
-        if self._dead_letters is not None:
-            self._dead_letters.begin(str(task.number))
         self._begin_rate_limit(task)
-        self._started_ms = monotonic_ms()
-        if isinstance(self._identity, TransactionalIdentity):
-            self._identity.leave()
-        self.sender.begin()
-        if self._telemetry is not None:
-            self._telemetry.idle_since_ms = math.inf
-        self._allocator.begin()
-        self._dead_letter_memory.begin()
-        self.accumulator.begin_task()
-        self._appender.encode_ms = self._appender.pool_wait_ms = 0.0
+        parts = self._parts
+        if isinstance(parts.identity, TransactionalIdentity):
+            parts.identity.leave()
+        if parts.telemetry is not None:
+            parts.telemetry.idle_since_ms = math.inf
+        parts.allocator.begin()
+        parts.dead_letter_memory.begin()
+        parts.accumulator.begin_task()
+        parts.appender.encode_ms = parts.appender.pool_wait_ms = 0.0
+        self._task = self._new_task(task)
         self._writes.begin(task.write, task.stage)
-        self._reporter.begin()
         if self._reports is not None and identity is not None:
             self._reports.begin(identity)
 
@@ -206,10 +249,11 @@ class Producer:
         ``adds_partitions``: under transaction protocol 1. Raises ValueError for a producer without
         delivery.guarantee=exactly-once.
         """
-        if not isinstance(self._identity, TransactionalIdentity):
+        identity = self._parts.identity
+        if not isinstance(identity, TransactionalIdentity):
             raise ValueError("this producer writes without transactions")
-        self._identity.adopt(transactional_id, producer_id, epoch, adds_partitions=adds_partitions)
-        self._reporter.transaction_since_ms = monotonic_ms()
+        identity.adopt(transactional_id, producer_id, epoch, adds_partitions=adds_partitions)
+        self._task.reporter.transaction_since_ms = monotonic_ms()
 
     def _use_coordinator(self, address: CoordinatorAddress | None) -> None:
         """Work with the coordinator at this address from now on, or without one."""
@@ -244,7 +288,7 @@ class Producer:
             self.breaker.share(self._shared_breaker)
             channels.append(self._shared_breaker)
         if address.location.has_view:
-            self._reports = ReportChannel(self._reporter.read, monotonic_ms)
+            self._reports = ReportChannel(self.report, monotonic_ms)
             channels.append(self._reports)
         if limits_of(self.options):
             self._rates = RateChannel()
@@ -284,32 +328,39 @@ class Producer:
         self.check()
         if batch.num_rows == 0:
             return 0
+        task = self._task
         ordered: OrderedRows | None
-        if self._rejection is None:
+        if self._rejection is None or task.dead_letters is None:
             ordered = self._order(plan, batch)
-            self._rows += batch.num_rows
+            task.rows += batch.num_rows
         else:
-            self._rows += batch.num_rows
-            ordered = self._rejection.order(plan, batch, self._order)
+            task.rows += batch.num_rows
+            ordered = self._rejection.order(plan, batch, self._order, task.dead_letters)
         # Of the rows that are left. What invalid ones waited before is their own, as in Kafka's producer.
-        waited_ms = self._latest_metadata_wait_ms
+        waited_ms = task.latest_metadata_wait_ms
         self._write_dead_letters()
         if ordered is None:
             return 0
-        self._largest_record = max(self._largest_record, ordered.largest_bound)
-        self._appender.append(ordered, self._check_and_write_dead_letters, waited_ms)
+        task.largest_record = max(task.largest_record, ordered.largest_bound)
+        self._parts.appender.append(ordered, self._check_and_write_dead_letters, waited_ms)
         return len(ordered.partitions)
 
     def reject(self, rows: RejectedRows) -> None:
         """Rows that could not be encoded, with errors.tolerance=all. Raises TooManyDeadLettersError."""
-        assert self._dead_letters is not None
-        self._rejected_rows += rows.count
-        self._dead_letters.add(rows)
+        task = self._task
+        assert task.dead_letters is not None
+        task.rejected_rows += rows.count
+        task.dead_letters.add(rows)
+
+    @property
+    def dead_letters(self) -> DeadLetters | None:
+        """Of the present task's rows that cannot be written; None where one fails it."""
+        return self._task.dead_letters
 
     def write_dead_letters(self) -> bool:
         """Append the dead letters that wait, for a task that waits for rows. Return whether there may be
         more, as not all rows so far are acknowledged. Raises as ``send`` does."""
-        dead_letters = self._dead_letters
+        dead_letters = self._task.dead_letters
         if dead_letters is None or dead_letters.topic is None:
             return False
         self._check_and_write_dead_letters()
@@ -318,18 +369,19 @@ class Producer:
 
     def _write_dead_letters(self) -> bool:
         """Append the dead letters that wait; return whether there were any."""
-        return self._dead_letter_writer is not None and self._dead_letter_writer.write()
+        writer = self._task.writer
+        return writer is not None and writer.write()
 
     @property
     def _has_dead_letters(self) -> bool:
-        dead_letters = self._dead_letters
+        dead_letters = self._task.dead_letters
         return dead_letters is not None and dead_letters.topic is not None and dead_letters.is_waiting
 
     def _append_dead_letters(self, ordered: OrderedRows) -> None:
         """Their batches are their own and go at once: memory for the next dead letters waits for them."""
-        self._dead_letter_appender.flush(ordered.partitions)
-        self._dead_letter_appender.append(ordered, self.check)
-        self._dead_letter_appender.flush(ordered.partitions)
+        self._parts.dead_letter_appender.flush(ordered.partitions)
+        self._parts.dead_letter_appender.append(ordered, self.check)
+        self._parts.dead_letter_appender.flush(ordered.partitions)
 
     def _check_and_write_dead_letters(self) -> None:
         """What a task does while it waits with rows: rows that brokers rejected may hold the memory for them
@@ -344,12 +396,12 @@ class Producer:
         topics = self._await_topics(rows)
         breaker = self.breaker
         if breaker.awaits_mutes:
-            breaker.await_mutes(self._started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
+            breaker.await_mutes(self._task.reporter.started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
         muted = breaker.mutes
         if muted and self._partitioner.chooses(rows.key, rows.partition):
             breaker.note_free_rows(rows.topics)
         unavailable = self.sender.unavailable | breaker.manager.congested
-        near = self._rack.brokers() if self.options.partitioner_rack_aware else ()
+        near = self._parts.rack.brokers() if self.options.partitioner_rack_aware else ()
         ordered = self._partitioner.order(rows, topics, now_ms, unavailable, muted, near)
         self._check_sizes(rows, ordered)
         return ordered
@@ -363,8 +415,9 @@ class Producer:
                 timeout_ms = self.options.max_block_ms
                 return self.cluster.await_topics(rows.topics, timeout_ms, self.check, partitions_needed(rows))
         finally:
-            self._latest_metadata_wait_ms = monotonic_ms() - started_ms
-            self._metadata_wait_ms += self._latest_metadata_wait_ms
+            task = self._task
+            task.latest_metadata_wait_ms = monotonic_ms() - started_ms
+            task.metadata_wait_ms += task.latest_metadata_wait_ms
 
     def _check_sizes(self, rows: RowBatch, ordered: OrderedRows) -> None:
         largest = ordered.largest_bound + batch_header.SIZE
@@ -393,7 +446,8 @@ class Producer:
         """
         started = monotonic_ms()
         self._send_all()
-        counts = self._reporter.counts()
+        task = self._task
+        counts = task.reporter.counts()
         written = counts.records + counts.unconfirmed
         if written + counts.skipped != self.rows:
             # No row may be lost in silence. No known path leads here.
@@ -403,10 +457,10 @@ class Producer:
         return TaskResult(
             **counts.by_name(),
             partitions=self.sender.deliveries.partitions(),
-            elapsed_ms=now - self._started_ms,
+            elapsed_ms=now - task.reporter.started_ms,
             flush_ms=now - started,
             metrics=self.metrics(),
-            skip_reasons={} if self._dead_letters is None else self._dead_letters.reasons(),
+            skip_reasons={} if task.dead_letters is None else task.dead_letters.reasons(),
         )
 
     def flush(self) -> None:
@@ -416,7 +470,7 @@ class Producer:
         self.accumulator.begin_task()
 
     def _send_all(self) -> None:
-        self._appender.flush()
+        self._parts.appender.flush()
         self._await_completion()
         # Brokers reject rows meanwhile, and dead letters that are too large.
         while self._write_dead_letters():
@@ -424,7 +478,7 @@ class Producer:
 
     @property
     def rows(self) -> int:
-        return self._rows + self._rejected_rows
+        return self._task.rows + self._task.rejected_rows
 
     @property
     def acknowledged(self) -> int:
@@ -476,24 +530,25 @@ class Producer:
 
     @property
     def _skipped(self) -> int:
-        return 0 if self._dead_letters is None else self._dead_letters.rows
-
-    def _dead_letters_by_topic(self) -> dict[tuple[str, str], int]:
-        """Rows of this task that can never be written, by topic and reason."""
-        return {} if self._dead_letters is None else self._dead_letters.by_topic()
+        return 0 if self._task.dead_letters is None else self._task.dead_letters.rows
 
     def _send_last_report(self, *, failed: bool = False) -> None:
         """The task's last report, while its counts are there."""
         channel = self._reports
         if channel is not None and channel.identity is not None:
-            channel.end(self._reporter.read(channel.identity, done=True, failed=failed))
+            channel.end(self._task.reporter.read(channel.identity, done=True, failed=failed))
+
+    def report(self, identity: TaskIdentity) -> TaskReport:
+        """What the live view shows of the present task. Any thread."""
+        return self._task.reporter.read(identity)
 
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
         muted = self.breaker.manager.muted_count
         age_ms = self.cluster.age_ms(monotonic_ms())
-        rows = RowMetrics(self._largest_record, self._metadata_wait_ms, age_ms, muted)
-        return self._reporter.metrics(rows)
+        task = self._task
+        rows = RowMetrics(task.largest_record, task.metadata_wait_ms, age_ms, muted)
+        return task.reporter.metrics(rows)
 
     @property
     def is_reusable(self) -> bool:
@@ -506,10 +561,9 @@ class Producer:
     def go_idle(self) -> None:
         """Between tasks: connections and metadata stay, free memory goes back to the system."""
         self._writes.end()
-        self._allocator.rest()
-        self._dead_letter_memory.rest()
-        if self._telemetry is not None:
-            self._telemetry.idle_since_ms = monotonic_ms()
+        self._parts.rest()
+        if self._parts.telemetry is not None:
+            self._parts.telemetry.idle_since_ms = monotonic_ms()
         if self._coordinator is not None:
             self._coordinator.pause()
 
@@ -524,99 +578,4 @@ class Producer:
         self._send_last_report(failed=True)
         if self._coordinator is not None:
             self._coordinator.close()
-        self._allocator.close()
-        self._dead_letter_memory.close()
-        self.sender.close(_CLOSE_TIMEOUT_MS, abort=abort)
-        # The sender gave its memory back to a pool that other producers share.
-        self._allocator.rest()
-        self._dead_letter_memory.rest()
-
-
-def _accumulator(options: SinkOptions, allocator: BufferAllocator) -> RecordAccumulator:
-    return RecordAccumulator(options, allocator, repr(options.bootstrap_servers))
-
-
-def _dead_letter_memory(options: SinkOptions) -> BufferAllocator:
-    """For dead letters. Rows that brokers reject may hold all of buffer.memory until dead letters are
-    written."""
-    pool = BufferPool(_DEAD_LETTER_MEMORY_BYTES, chunk_size(options.batch_size), clock_ms=monotonic_ms)
-    return BufferAllocator(pool, min(options.batch_size, _DEAD_LETTER_MEMORY_BYTES // 4))
-
-
-def _dead_letters(options: SinkOptions) -> DeadLetters | None:
-    if options.errors_tolerance == "none":
-        return None
-    topic, max_rows = options.errors_deadletterqueue_topic_name, options.errors_max
-    # A dead letter must fit where the row did not, and into a topic with the default max.message.bytes.
-    max_bytes = min(_MAX_DEAD_LETTER_BYTES, options.max_request_size // 2, options.buffer_memory // 2)
-    return DeadLetters(topic, max_rows, max_bytes)
-
-
-def _rejection(
-    options: SinkOptions, dead_letters: DeadLetters | None, cluster: ClusterMetadata
-) -> RowRejection | None:
-    if dead_letters is None:
-        return None
-    return RowRejection(
-        dead_letters, cluster, monotonic_ms, options.max_block_ms, options.metadata_max_age_ms
-    )
-
-
-def _cluster_metadata(options: SinkOptions, network: NetworkClient) -> ClusterMetadata:
-    metadata = ClusterMetadata(
-        monotonic_ms,
-        wake_sender=network.wakeup,
-        describe_brokers=network.describe_brokers,
-        max_age_ms=options.metadata_max_age_ms,
-        idle_ms=options.metadata_max_idle_ms,
-        retry_backoff_ms=options.retry_backoff_ms,
-        retry_backoff_max_ms=options.retry_backoff_max_ms,
-    )
-    tls = SecuritySettings.from_options(options).tls
-    metadata.confirmed_nodes_only = tls is not None and tls.trust is None
-    return metadata
-
-
-def _appender(
-    options: SinkOptions,
-    accumulator: RecordAccumulator,
-    network: NetworkClient,
-    breaker: Breaker,
-    activity: TaskActivity,
-) -> RecordAppender:
-    limit = None if breaker.is_off else _muted_memory_limit(options, accumulator, breaker)
-    return RecordAppender(accumulator, monotonic_ms, network.wakeup, limit, activity)
-
-
-def _muted_memory_limit(
-    options: SinkOptions, accumulator: RecordAccumulator, breaker: Breaker
-) -> MutedMemoryLimit:
-    limit = options.buffer_memory * options.breaker.muted_buffer_perc // 100
-    return MutedMemoryLimit(accumulator, limit, lambda: breaker.mutes, breaker.explain, monotonic_ms)
-
-
-def _identity(options: SinkOptions) -> ProducerIdentity | None:
-    backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
-    if options.exactly_once:
-        return TransactionalIdentity(backoff)
-    return ProducerIdentity(backoff) if options.enable_idempotence else None
-
-
-def _breaker(options: SinkOptions, cluster: ClusterMetadata, accumulator: RecordAccumulator) -> Breaker:
-    # Read without the accumulator's lock: a partition stays once it is there.
-    find = accumulator.partitions.get
-    manager = CircuitBreakManager(cluster, options.breaker.mute_retry_interval_ms, find)
-    return Breaker(load_breaker(options), manager, cluster.mark_stale)
-
-
-def _partitioner(
-    options: SinkOptions, accumulator: RecordAccumulator, appender: RecordAppender
-) -> Partitioner:
-    return Partitioner(
-        capacity=appender.batch_capacity,
-        loads=accumulator.queued_batches,
-        ignore_keys=options.partitioner_ignore_keys,
-        adaptive=options.partitioner_adaptive_partitioning_enable,
-        random=RANDOM.random,
-        spread_keys=options.partitioner_spread_keys_when_muted,
-    )
+        self._parts.close(abort=abort)

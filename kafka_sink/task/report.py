@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from functools import reduce
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -30,14 +30,10 @@ from kafka_sink.options.values import TOPIC_MAX_LENGTH
 if TYPE_CHECKING:
     from kafka_sink.breaker.breaker import Breaker
     from kafka_sink.breaker.mutes import Target
-    from kafka_sink.clock import TaskActivity
-    from kafka_sink.cluster.metadata import ClientRack, ClusterMetadata
-    from kafka_sink.engine.accumulator import RecordAccumulator
-    from kafka_sink.engine.appender import RecordAppender
-    from kafka_sink.engine.sender import Sender
-    from kafka_sink.memory.allocator import BufferAllocator
-    from kafka_sink.memory.pool import PoolMetrics
+    from kafka_sink.dead_letters.rejected_rows import DeadLetters
     from kafka_sink.model import TopicPartition
+    from kafka_sink.task.producer import WorkerParts
+    from kafka_sink.task.rate_limit import RateLimit
 
 
 # What the sender counts itself.
@@ -48,76 +44,67 @@ _OF_DELIVERIES = tuple(one.name for one in fields(Deliveries) if one.name in NAM
 _QUIET_MS = 1000.0
 
 
-@dataclass(slots=True)
 class TaskReporter:
-    """The parts of a producer that count. ``begin`` sets what its counts start from.
+    """Of one task, from the parts of its worker that count; made when the task begins.
 
     ``transaction_since_ms`` is when the task's transaction was begun; None without one.
     """
 
-    sender: Sender
-    allocator: BufferAllocator
-    accumulator: RecordAccumulator
-    appender: RecordAppender
-    cluster: ClusterMetadata
-    breaker: Breaker
-    activity: TaskActivity
-    clock_ms: Clock
-    # Returns the rows that can never be written, by topic and reason.
-    dead_letters: Callable[[], Mapping[tuple[str, str], int]]
-    # Returns for how long the rate limit held the task up.
-    rate_wait_ms: Callable[[], float]
-    rack: ClientRack
-    started_ms: float = 0.0
-    transaction_since_ms: float | None = None
-    # The last leaders of partitions with rows that wait.
-    _led_by: dict[TopicPartition, int | None] = field(default_factory=dict)
-    # Of all tasks before the present one.
-    _before: Mapping[str, int] = field(default_factory=dict)
-    _memory_before: PoolMetrics = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._memory_before = self.allocator.pool.metrics()
-
-    def begin(self) -> None:
-        self.started_ms = self.clock_ms()
-        self.transaction_since_ms = None
-        self._memory_before = self.allocator.pool.metrics()
+    def __init__(
+        self,
+        parts: WorkerParts,
+        dead_letters: DeadLetters | None,
+        rate_limit: RateLimit | None,
+        clock_ms: Clock,
+    ) -> None:
+        self._parts = parts
+        self._dead_letters = dead_letters
+        self._rate_limit = rate_limit
+        self._clock_ms = clock_ms
+        self.started_ms = clock_ms()
+        self.transaction_since_ms: float | None = None
+        # The last leaders of partitions with rows that wait.
+        self._led_by: dict[TopicPartition, int | None] = {}
+        self._memory_before = parts.allocator.pool.metrics()
         self._before = self._of_all_tasks()
 
     def _of_all_tasks(self) -> dict[str, int]:
         """Counts over the producer's life, by their names in ``TaskCounts``."""
         return {
-            "buffer_exhausted": self.allocator.pool.metrics().buffer_exhausted_total,
-            "metadata_requests": self.cluster.requests,
-            "metadata_avoided": self.cluster.imports,
-            "metadata_fetches": self.cluster.fetches,
-            "breaker_trips": self.breaker.manager.local.own_trips,
-            "breaker_probes": self.breaker.manager.local.probes,
+            "buffer_exhausted": self._parts.allocator.pool.metrics().buffer_exhausted_total,
+            "metadata_requests": self._parts.cluster.requests,
+            "metadata_avoided": self._parts.cluster.imports,
+            "metadata_fetches": self._parts.cluster.fetches,
+            "breaker_trips": self._parts.breaker.manager.local.own_trips,
+            "breaker_probes": self._parts.breaker.manager.local.probes,
         }
 
     def metrics(self, rows: RowMetrics) -> Metrics:
         """Under the names of Kafka's producer."""
-        counts = self.sender.deliveries.counts()
-        return task_metrics(self.allocator.pool.metrics(), self._memory_before, counts, self.counts(), rows)
+        counts = self._parts.sender.deliveries.counts()
+        return task_metrics(
+            self._parts.allocator.pool.metrics(), self._memory_before, counts, self.counts(), rows
+        )
 
     def read(self, identity: TaskIdentity, *, done: bool = False, failed: bool = False) -> TaskReport:
         """The report of the present task."""
-        now_ms = self.clock_ms()
-        state, since_ms = self.activity.current
+        now_ms = self._clock_ms()
+        state, since_ms = self._parts.activity.current
         began = self.transaction_since_ms
         return TaskReport(
-            cluster_name(self.accumulator.options),
+            cluster_name(self._parts.accumulator.options),
             identity,
             elapsed_ms=max(0.0, now_ms - self.started_ms),
             state=state,
             state_ms=max(0.0, now_ms - since_ms),
             counters=_rounded(self._counts_so_far(state, max(0.0, now_ms - since_ms)).by_name()),
             gauges={} if done else _rounded(self._gauges()),
-            topics=dict(named_topics(self.sender.deliveries.topics())),
+            topics=dict(named_topics(self._parts.sender.deliveries.topics())),
             brokers=self._brokers(now_ms, done=done),
-            mutes=() if done else self._mutes(self.breaker, now_ms),
-            dead_letters=first_dead_letters(self.dead_letters()),
+            mutes=() if done else self._mutes(self._parts.breaker, now_ms),
+            dead_letters=first_dead_letters(
+                {} if self._dead_letters is None else self._dead_letters.by_topic()
+            ),
             transaction_ms=None if began is None else max(0.0, now_ms - began),
             done=done,
             failed=failed,
@@ -133,26 +120,26 @@ class TaskReporter:
         )
 
     def counts(self) -> TaskCounts:
-        counts, before = self.sender.deliveries.counts(), self._before
+        counts, before = self._parts.sender.deliveries.counts(), self._before
         return TaskCounts(
             **{name: getattr(counts, name) for name in _OF_DELIVERIES},
             **{name: value - before.get(name, 0) for name, value in self._of_all_tasks().items()},
-            skipped=sum(self.dead_letters().values()),
+            skipped=0 if self._dead_letters is None else self._dead_letters.rows,
             other_rack_bytes=self._other_rack_bytes(),
-            encode_ms=self.appender.encode_ms,
-            pool_wait_ms=self.appender.pool_wait_ms,
-            rate_wait_ms=self.rate_wait_ms(),
+            encode_ms=self._parts.appender.encode_ms,
+            pool_wait_ms=self._parts.appender.pool_wait_ms,
+            rate_wait_ms=0.0 if self._rate_limit is None else self._rate_limit.waited_ms,
             transactions_begun=int(self.transaction_since_ms is not None),
         )
 
     def _other_rack_bytes(self) -> int:
-        if not self.rack.name:
+        if not self._parts.rack.name:
             return 0
-        sent = self.sender.broker_metrics(self.clock_ms())
-        return sum(node.sent_bytes for node_id, node in sent.items() if self.rack.is_other(node_id))
+        sent = self._parts.sender.broker_metrics(self._clock_ms())
+        return sum(node.sent_bytes for node_id, node in sent.items() if self._parts.rack.is_other(node_id))
 
     def _gauges(self) -> dict[str, Number]:
-        pool = self.allocator.pool.metrics()
+        pool = self._parts.allocator.pool.metrics()
         held = pool.used_bytes + pool.heap_bytes
         return {
             "buffer_total_bytes": pool.buffer_total_bytes,
@@ -165,8 +152,8 @@ class TaskReporter:
         }
 
     def _brokers(self, now_ms: float, *, done: bool) -> dict[int, BrokerReport]:
-        addresses, options = self.cluster.nodes(), self.accumulator.options
-        counted = self.sender.broker_metrics(now_ms)
+        addresses, options = self._parts.cluster.nodes(), self._parts.accumulator.options
+        counted = self._parts.sender.broker_metrics(now_ms)
         is_quiet = any(now_ms - one.answered_ms > _QUIET_MS for one in counted.values())
         # Nothing could be sent to some, perhaps.
         waiting = self._waiting() if not done and (is_quiet or len(counted) < len(addresses)) else {}
@@ -197,8 +184,8 @@ class TaskReporter:
         """The partitions with rows that wait, how many, and since when, by partition and by leader."""
         waiting: dict[Target, list[tuple[TopicPartition, int, float]]] = {}
         before, self._led_by = self._led_by, {}
-        for partition, (rows, since_ms) in self.accumulator.waiting_rows().items():
-            info = self.cluster.leader(partition)
+        for partition, (rows, since_ms) in self._parts.accumulator.waiting_rows().items():
+            info = self._parts.cluster.leader(partition)
             # Without a leader they wait for the one that it had.
             leader = before.get(partition) if info is None else info.leader
             self._led_by[partition] = leader
@@ -212,7 +199,7 @@ class TaskReporter:
         if not muted:
             return ()
         waiting = self._waiting()
-        timeout_ms, made = self.accumulator.options.delivery_timeout_ms, []
+        timeout_ms, made = self._parts.accumulator.options.delivery_timeout_ms, []
         for target, reason, age_ms in muted:
             held = waiting.get(target, [])
             made.append(

@@ -28,7 +28,7 @@ from kafka_sink.model import (
     TopicMetadata,
     TopicPartition,
 )
-from kafka_sink.options import parse
+from kafka_sink.options import SinkOptions, parse
 from kafka_sink.task.producer import Producer
 from tests.support.metadata_model import ANSWERS, NAMES, OK, Pair
 
@@ -39,11 +39,14 @@ NODES = (Node(1, "a", 1), Node(2, "b", 2))
 
 def metadata(max_age_ms: float = MAX_AGE) -> ClusterMetadata:
     return ClusterMetadata(
+        SinkOptions(
+            bootstrap_servers=(),
+            metadata_max_age_ms=int(max_age_ms),
+            metadata_max_idle_ms=int(IDLE),
+            retry_backoff_ms=100,
+            retry_backoff_max_ms=1000,
+        ),
         lambda: 0.0,
-        max_age_ms=max_age_ms,
-        idle_ms=IDLE,
-        retry_backoff_ms=100,
-        retry_backoff_max_ms=1000,
         random=lambda: 0.5,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -33,13 +34,7 @@ class _Requests:
         recovery = "kafka.metadata.recovery"
         raw = {f"{recovery}.strategy": strategy, f"{recovery}.rebootstrap.trigger.ms": str(trigger_ms)}
         options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t", **raw}).options
-        bounds: dict[str, Any] = {
-            "max_age_ms": 1e9,
-            "idle_ms": 1e9,
-            "retry_backoff_ms": 10,
-            "retry_backoff_max_ms": 10,
-        }
-        self._cluster = ClusterMetadata(lambda: 0.0, random=lambda: 0.5, **bounds)
+        self._cluster = ClusterMetadata(replace(options, retry_backoff_ms=10), lambda: 0.0)
         network: Any = _Silent()
         self._network = network
         self._requests = MetadataRequests(options, self._cluster, network, lambda *_: None)

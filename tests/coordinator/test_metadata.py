@@ -7,6 +7,7 @@ import math
 import tracemalloc
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,18 +36,19 @@ from kafka_sink.coordinator.metadata import (
 from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.errors import MetadataTimeoutError, ProtocolError
 from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata, TopicMetadata, TopicPartition
-from kafka_sink.options import parse
+from kafka_sink.options import SinkOptions, parse
 from tests.support.fake_outbox import FakeOutbox
 
 UNKNOWN, NOT_AUTHORIZED = 3, 29
 NODES = (Node(1, "one", 9092), Node(2, "two", 9092, "a-rack"))
 ID = bytes(16)
-TIMES: dict[str, Any] = {
-    "max_age_ms": 3e5,
-    "idle_ms": 3e5,
-    "retry_backoff_ms": 100.0,
-    "retry_backoff_max_ms": 1000.0,
-}
+OPTIONS = SinkOptions(
+    bootstrap_servers=(),
+    metadata_max_age_ms=300_000,
+    metadata_max_idle_ms=300_000,
+    retry_backoff_ms=100,
+    retry_backoff_max_ms=1000,
+)
 
 # Messages and the tasks that they went to.
 Pushed = list[tuple[int, Topics]]
@@ -683,7 +685,7 @@ class View(ClusterMetadata):
     """Notes what it is pushed."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: 0.0, random=lambda: 0.5, **TIMES)
+        super().__init__(OPTIONS, lambda: 0.0, random=lambda: 0.5)
         self.taken: list[MetadataSnapshot] = []
         self.held_until_ms = -math.inf
         self.shared = False
@@ -903,7 +905,7 @@ def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
     """However often the coordinator says that it is at it."""
 
     now_ms, asked_ms = 0.0, math.inf
-    view = ClusterMetadata(lambda: now_ms, random=lambda: 0.5, **TIMES)
+    view = ClusterMetadata(OPTIONS, lambda: now_ms, random=lambda: 0.5)
     view.hints = MetadataChannel(view, lambda: now_ms, 500, 300_000)
 
     def hold_again() -> None:
@@ -971,7 +973,7 @@ class Job:
         self.channels: list[MetadataChannel] = []
         self.responses: deque[tuple[float, int, tuple[str, ...]]] = deque()
         for number in range(tasks):
-            view = ClusterMetadata(self.clock, random=lambda: 0.5, **TIMES)
+            view = ClusterMetadata(OPTIONS, self.clock, random=lambda: 0.5)
             channel = MetadataChannel(view, self.clock, 500, 300_000)
             view.hints = channel
             self.views.append(view)
@@ -1118,8 +1120,7 @@ def test_topics_are_refreshed_no_more_often_than_by_a_producer_by_itself(
 
 
 def test_what_is_fetched_for_others_neither_enters_the_topics_in_use_nor_the_size_of_a_request() -> None:
-    times = TIMES | {"max_age_ms": 10_000.0}
-    view = ClusterMetadata(lambda: 0.0, random=lambda: 0.5, **times)
+    view = ClusterMetadata(replace(OPTIONS, metadata_max_age_ms=10_000), lambda: 0.0, random=lambda: 0.5)
     own = [f"own-{number}" for number in range(25)]
     view.note_use(own, 0.0)
     asked = view.next_request(0.0) or ()

@@ -30,14 +30,6 @@ def test_rows_beyond_the_maximum_are_not_taken() -> None:
     assert found.reasons() == {"RecordTooLargeError": 2}
 
 
-def test_a_new_task_starts_at_zero() -> None:
-    found = DeadLetters("dead", 3, 1000)
-    found.add(rejected(3))
-    found.begin("1")
-    assert (found.rows, found.is_waiting, found.reasons()) == (0, False, {})
-    found.add(rejected(3))
-
-
 def test_without_a_topic_no_content_is_kept() -> None:
     found = DeadLetters(None, -1, 1000)
     for _ in range(3):

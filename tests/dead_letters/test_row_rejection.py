@@ -48,8 +48,8 @@ def table(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema)
 
 
-def rejection(dead_letters: DeadLetters) -> RowRejection:
-    return RowRejection(dead_letters, None, lambda: 0.0, 1000, 1000)  # type: ignore[arg-type]  # asks no brokers here
+def rejection() -> RowRejection:
+    return RowRejection(None, lambda: 0.0, 1000, 1000)  # type: ignore[arg-type]  # asks no brokers here
 
 
 def taken(dead_letters: DeadLetters) -> list[RejectedRows]:
@@ -80,7 +80,7 @@ def split(rows: list[dict[str, Any]], slice_from: int = 0) -> tuple[list[bytes],
         left.extend(rest.column(0).to_pylist())
         return rest
 
-    rejection(dead_letters).order(PLAN, table(rows).slice(slice_from), order)
+    rejection().order(PLAN, table(rows).slice(slice_from), order, dead_letters)
     return left, taken(dead_letters)
 
 
@@ -114,7 +114,7 @@ def test_headers_go_by_position_as_spark_compares_their_names_without_case() -> 
     plan = ColumnPlan(value=0, topic="t", partition=1, headers=2)
     rows = pa.table([pa.array([b"v"] * 3), pa.array([-1] * 3, pa.int32()), headers], ["v", "p", "h"])
     dead_letters = DeadLetters("dead", -1, 1000)
-    rejection(dead_letters).order(plan, rows, lambda _plan, rest: extract(_plan, rest, 0))  # type: ignore[arg-type, return-value]
+    rejection().order(plan, rows, lambda _plan, rest: extract(_plan, rest, 0), dead_letters)  # type: ignore[arg-type, return-value]
     assert [headers_of(dead_letter) for dead_letter in taken(dead_letters)] == [[(b"trace", b"v3")], [], []]
 
 
@@ -140,7 +140,7 @@ def test_strings_that_are_no_utf8_are_kept_as_bytes() -> None:
     def order(plan: ColumnPlan, rest: pa.Table) -> Any:
         return extract(plan, rest, 0)
 
-    rejection(dead_letters).order(PLAN, bad, order)
+    rejection().order(PLAN, bad, order, dead_letters)
     [dead_letter] = taken(dead_letters)
     assert value_of(dead_letter) == b"\xff\xfe"
     assert headers_of(dead_letter) == [("\ufffd\ufffd".encode(), b"x")], (
@@ -161,7 +161,7 @@ def test_what_is_not_about_rows_still_fails_the_task() -> None:
     rows = table([GOOD | {"value": b"v"}])
     for order in (no_metadata, unknown_rows, no_rows):
         with pytest.raises((MetadataTimeoutError, InvalidRowError)):
-            rejection(DeadLetters("dead", -1, 1000)).order(PLAN, rows, order)
+            rejection().order(PLAN, rows, order, DeadLetters("dead", -1, 1000))
 
 
 def test_metadata_from_before_a_row_proves_nothing_however_slowly_the_thread_runs() -> None:
@@ -179,7 +179,7 @@ def test_metadata_from_before_a_row_proves_nothing_however_slowly_the_thread_run
         return MetadataSnapshot((TopicSnapshot(topic, now_ms),))
 
     cluster: Any = SimpleNamespace(await_topics=await_topics, snapshot=snapshot, topic=lambda _: topic)
-    rejected = RowRejection(DeadLetters("dead", -1, 1000), cluster, lambda: next(clock_ms), 1000, 1000)
+    rejected = RowRejection(cluster, lambda: next(clock_ms), 1000, 1000)
     rows = extract(PLAN, table([GOOD | {"value": b"v"}]), 0)
     with pytest.raises(MetadataTimeoutError, match="whether topic 't' has the partitions"):
         rejected.await_topics(rows, lambda: None)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata, TopicPartition
+from kafka_sink.options import SinkOptions
 from tests.support.lifecycle_model import NODES, NOT_LEADER, TOPIC, Metadata, Model
 
 P = TopicPartition(TOPIC, 0)
@@ -20,12 +21,15 @@ class Known(Metadata):
     def __init__(self) -> None:
         super().__init__()
         self.cluster = ClusterMetadata(
+            SinkOptions(
+                bootstrap_servers=(),
+                metadata_max_age_ms=300_000,
+                metadata_max_idle_ms=300_000,
+                retry_backoff_ms=100,
+                retry_backoff_max_ms=1_000,
+            ),
             lambda: 0.0,
             random=lambda: 0.5,
-            max_age_ms=300_000,
-            idle_ms=300_000,
-            retry_backoff_ms=100,
-            retry_backoff_max_ms=1_000,
         )
         self.requests = 0
 

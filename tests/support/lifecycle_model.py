@@ -156,8 +156,8 @@ class Model:
             self.identity,
             backoff,
             breaker,
-            dead_letters=self.dead_letters,
         )
+        self.responses.dead_letters = self.dead_letters
         self.options = options
         self.partitioner = Partitioner(
             capacity=lambda *_: BatchCapacity(None, _BATCH_SIZE),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.model import NO_LEADER, MetadataUpdate, Node, PartitionMetadata, TopicMetadata
+from kafka_sink.options import SinkOptions
 
 NAMES = [f"t{number:02}" for number in range(36)]
 NODES = (Node(1, "a", 1), Node(2, "b", 2))
@@ -163,11 +164,14 @@ class Pair:
         self.now = 0.0
         self.model = Model(max_age, idle)
         self.cache = ClusterMetadata(
+            SinkOptions(
+                bootstrap_servers=(),
+                metadata_max_age_ms=int(max_age),
+                metadata_max_idle_ms=int(idle),
+                retry_backoff_ms=int(BACKOFF),
+                retry_backoff_max_ms=int(BACKOFF_MAX),
+            ),
             lambda: 0.0,
-            max_age_ms=max_age,
-            idle_ms=idle,
-            retry_backoff_ms=BACKOFF,
-            retry_backoff_max_ms=BACKOFF_MAX,
             random=lambda: 0.5,
         )
         self.asked: tuple[str, ...] = ()

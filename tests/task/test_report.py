@@ -55,7 +55,7 @@ def test_a_broker_owes_an_answer_while_rows_wait_for_it_though_no_request_is_und
             assert 100_000 < late.left_ms < 119_000
             # A broker that is fenced leads nothing, and rows wait for it all the same.
             with monkeypatch.context() as fenced:
-                fenced.setattr(producer._reporter.cluster, "leader", lambda _: None)
+                fenced.setattr(producer.cluster, "leader", lambda _: None)
                 assert [reported(producer).oldest_ms > 1_200 for _ in range(3)] == [True] * 3
             cluster.thaw(0)
             producer.finish()
@@ -63,4 +63,4 @@ def test_a_broker_owes_an_answer_while_rows_wait_for_it_though_no_request_is_und
 
 
 def reported(producer: Producer) -> BrokerReport:
-    return producer._reporter.read(TASK).brokers[0]
+    return producer.report(TASK).brokers[0]
