@@ -281,7 +281,14 @@ class ClusterMetadata:
         self, missing: list[str], short: list[str], partitions: Mapping[str, int], timeout_ms: float
     ) -> MetadataTimeoutError | MissingPartitionError:
         if missing:
-            return MetadataTimeoutError(self._explain_locked(missing, timeout_ms))
+            brokers = "" if self._network is None else self._network.describe_brokers()
+            shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            errors = filter(None, {self.describe_lookup_error(name) for name in missing})
+            return MetadataTimeoutError(
+                f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms "
+                f"({', '.join(errors) or 'no response'}; brokers: {brokers}). "
+                "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
+            )
         metadata = self.topic(short[0])
         count = 0 if metadata is None else len(metadata.partitions)
         return MissingPartitionError(
@@ -300,17 +307,6 @@ class ClusterMetadata:
                 self._mark_stale_locked(name, now_ms)
             elif reason is not None:
                 raise TopicRefusedError(f"topic {name!r} cannot be written: {reason}", name)
-
-    def _explain_locked(self, missing: list[str], timeout_ms: float) -> str:
-        brokers = "" if self._network is None else self._network.describe_brokers()
-        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        errors = {self.topic_error(name) for name in missing}
-        reasons = ", ".join(_describe(code) for code in errors if code is not None) or "no response"
-        return (
-            f"no metadata for topic {shown} within kafka.max.block.ms = {timeout_ms:.0f} ms "
-            f"({reasons}; brokers: {brokers}). "
-            "Create the topic, or check kafka.bootstrap.servers and that the brokers can be reached"
-        )
 
     # -- facts ------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import zlib
 from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, error_of
@@ -40,14 +39,6 @@ _MAX_FORMER_IDS = 8
 _RESPONSES_TO_ACCEPT = 5
 
 
-class TopicIdentity(Enum):
-    """How the topic in a response relates to the known topic of that name."""
-
-    SAME = auto()  # the known topic: leader epochs decide for each partition
-    REPLACES = auto()  # a new topic of that name: discard the known metadata
-    FORMER = auto()  # the topic before it was recreated: ignore the response
-
-
 @dataclass(slots=True)
 class TopicIdHistory:
     """The ids that a topic's name had before the current one.
@@ -70,19 +61,15 @@ class TopicIdHistory:
             former.append(known)
         self.former = tuple(former[-_MAX_FORMER_IDS:])
 
-    def judge(self, known: bytes | None, incoming: bytes | None) -> TopicIdentity:
-        """Classify a response and remember it. Brokers before 2.8 send no ids (None)."""
-        if incoming == known or incoming is None:
-            self.ignored = 0
-            return TopicIdentity.SAME
-        if incoming in self.former:
+    def ignores(self, known: bytes | None, incoming: bytes | None) -> bool:
+        """Whether a response is about a former topic. If not, its id is the right one; None: brokers before
+        2.8 send none."""
+        if incoming in self.former and incoming != known:
             self.ignored += 1
             if self.ignored < _RESPONSES_TO_ACCEPT:
-                return TopicIdentity.FORMER
-        self.ignored = 0
-        if known is not None:
-            self.former = (*(one for one in self.former if one != incoming), known)[-_MAX_FORMER_IDS:]
-        return TopicIdentity.REPLACES
+                return True
+        self.replace(known, known if incoming is None else incoming)
+        return False
 
 
 def merge(known: TopicMetadata, incoming: TopicMetadata, *, later: bool) -> TopicMetadata:
@@ -162,10 +149,9 @@ class TopicState:
             self.topic_ids.replace(None if known is None else known.topic_id, incoming.topic_id)
             self.metadata = incoming
         else:
-            identity = self.topic_ids.judge(known.topic_id, incoming.topic_id)
-            if identity is TopicIdentity.FORMER:
+            if self.topic_ids.ignores(known.topic_id, incoming.topic_id):
                 return False
-            is_same = identity is TopicIdentity.SAME
+            is_same = incoming.topic_id in (None, known.topic_id)
             self.rewinds = self.rewinds + 1 if is_same and goes_back(known, incoming) else 0
             if is_same and self.rewinds < _RESPONSES_TO_ACCEPT:
                 self.metadata = merge(known, incoming, later=True)
@@ -193,7 +179,7 @@ class TopicState:
         else:
             if observed_ms <= self.observed_ms or incoming.topic_id in self.topic_ids.former:
                 return False
-            self.topic_ids.judge(known.topic_id, incoming.topic_id)
+            self.topic_ids.replace(known.topic_id, incoming.topic_id)
             self.metadata = incoming
         self.hinted |= self.metadata != known
         self._observed(max(self.observed_ms, observed_ms))

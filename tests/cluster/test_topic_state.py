@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.cluster.topic_state import TopicIdentity, TopicIdHistory, TopicState, merge
+from kafka_sink.cluster.topic_state import TopicIdHistory, TopicState, merge
 from kafka_sink.model import UNKNOWN_EPOCH, PartitionMetadata, TopicMetadata
 
 OLD, NEW = b"o" * 16, b"n" * 16
@@ -57,20 +57,20 @@ def test_without_ids_a_smaller_topic_is_believed_when_later() -> None:
 def test_a_lagging_brokers_old_topic_is_refused_until_it_insists() -> None:
     """Should the wrong of two new ids have been taken first, the right one must win in the end."""
     ids = TopicIdHistory()
-    assert ids.judge(OLD, NEW) is TopicIdentity.REPLACES
+    assert not ids.ignores(OLD, NEW)
     for _ in range(4):
-        assert ids.judge(NEW, OLD) is TopicIdentity.FORMER
-    assert ids.judge(NEW, OLD) is TopicIdentity.REPLACES
-    assert ids.judge(OLD, NEW) is TopicIdentity.FORMER
+        assert ids.ignores(NEW, OLD)
+    assert not ids.ignores(NEW, OLD)
+    assert ids.ignores(OLD, NEW)
 
 
 def test_the_present_topic_confirmed_ends_the_insistence() -> None:
     ids = TopicIdHistory()
-    ids.judge(OLD, NEW)
+    ids.ignores(OLD, NEW)
     for _ in range(4):
-        ids.judge(NEW, OLD)
-    assert ids.judge(NEW, NEW) is TopicIdentity.SAME
-    assert ids.judge(NEW, OLD) is TopicIdentity.FORMER
+        ids.ignores(NEW, OLD)
+    assert not ids.ignores(NEW, NEW)
+    assert ids.ignores(NEW, OLD)
 
 
 def test_a_recreated_topic_takes_nothing_from_the_old_one() -> None:
