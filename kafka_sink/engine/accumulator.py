@@ -413,7 +413,7 @@ class RecordAccumulator:
         with self._lock:
             self.too_large_batches.append((limits, batch.observed_ratio))
 
-    def succeed(self, written: Sequence[WrittenBatch], record: Callable[[list[WrittenBatch]], None]) -> None:
+    def complete(self, written: Sequence[WrittenBatch], record: Callable[[list[WrittenBatch]], None]) -> None:
         """End batches that their broker has. ``record`` gets those that had not failed before.
 
         All of a response at once, as the lock and waking the task cost more than a small batch. ``record``

@@ -110,7 +110,7 @@ class ResponseHandler:
             verdict = response_classifier.classify_failure(cause, possibly_sent=possibly_sent)
             self._apply(batch, broker, verdict, now_ms)
 
-    def on_response(self, broker: Broker, answered: produce.ProduceResponse | None, now_ms: float) -> bool:
+    def on_produce(self, broker: Broker, answered: produce.ProduceResponse | None, now_ms: float) -> bool:
         """The response to a broker's oldest request has come; with acks=0 there is none, and the request is
         written to the socket. Return whether the broker has all batches."""
         prompt_ms = self._breaker.prompt_ms
@@ -222,7 +222,7 @@ class ResponseHandler:
                 last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
                 batch.home.acknowledged(batch, last_offset, now_ms)
         # Counted before the waiting task can see that they are complete.
-        self._accumulator.succeed(batches, partial(self._deliveries.acknowledged, confirmed=confirmed))
+        self._accumulator.complete(batches, partial(self._deliveries.acknowledged, confirmed=confirmed))
 
     def _apply(self, batch: ProducerBatch, broker: Broker, verdict: Verdict, now_ms: float) -> None:
         """Carry out the verdict of the classifier. Nothing else ends an attempt that failed."""

@@ -443,7 +443,7 @@ class Sender(threading.Thread):
     # -- what the network reports -------------------------------------------------------------------
 
     def _on_produced(self, broker: Broker, response: ProduceResponse | None, now_ms: float) -> None:
-        if not self._responses.on_response(broker, response, now_ms):
+        if not self._responses.on_produce(broker, response, now_ms):
             return
         connection = broker.connection
         if connection is not None and now_ms >= connection.throttled_until_ms:

@@ -151,7 +151,7 @@ def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_p
     """Catches: a second pass for each request, which costs nearly as much as the request; a request that the
     breaker class wants at once, which waits for up to a second."""
     log: list[str] = []
-    poll, run_once, on_response = NetworkClient.poll, Sender.run_once, ResponseHandler.on_response
+    poll, run_once, on_response = NetworkClient.poll, Sender.run_once, ResponseHandler.on_produce
 
     def logged_poll(network: NetworkClient, timeout_ms: float, now_ms: float) -> int:
         log.append("poll")
@@ -171,7 +171,7 @@ def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_p
         producer.send(rows(0, 1))
         until(lambda: producer.acknowledged == 1, "the first response")
         monkeypatch.setattr(NetworkClient, "poll", logged_poll)
-        monkeypatch.setattr(ResponseHandler, "on_response", logged_response)
+        monkeypatch.setattr(ResponseHandler, "on_produce", logged_response)
         monkeypatch.setattr(Sender, "run_once", logged_pass)
         producer.send(rows(1, 1))
         until(lambda: log[-1:] == ["poll"] and "acknowledged" in log, "the next poll")

@@ -173,14 +173,14 @@ class Model:
         self._watch_acknowledgements()
 
     def _watch_acknowledgements(self) -> None:
-        succeed = self.accumulator.succeed
+        complete = self.accumulator.complete
 
         def watched(written: Sequence[WrittenBatch], record: Callable[[list[WrittenBatch]], None]) -> None:
             rows = [numbers_in(b"".join(batch.buffer.views())) for batch, *_ in written if not batch.terminal]
-            succeed(written, record)
+            complete(written, record)
             self.acknowledged += [row for batch in rows for row in batch]
 
-        self.accumulator.succeed = watched  # type: ignore[assignment]
+        self.accumulator.complete = watched  # type: ignore[assignment]
 
     # -- the task -------------------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class Model:
             return
         self.pending.remove(request)
         assert self.brokers[node].sent[0] is request.sent
-        self.responses.on_response(self.brokers[node], request.response, self.now)
+        self.responses.on_produce(self.brokers[node], request.response, self.now)
 
     def disconnect(self, node: int, *, unread: str) -> None:
         """All of a broker's requests fail. Those it has not read are ``lost``, or read ``late``."""

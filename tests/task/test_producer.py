@@ -239,7 +239,7 @@ def test_a_sender_that_breaks_down_fails_the_task_and_gives_all_back(
     def run() -> None:
         with task(cluster) as producer:
             seen.append(producer)
-            monkeypatch.setattr(ResponseHandler, "on_response", breaking)
+            monkeypatch.setattr(ResponseHandler, "on_produce", breaking)
             producer.send(rows(0, 50))
             producer.finish()
 
