@@ -334,7 +334,11 @@ def texts() -> dict[str, tuple[str, set[str]]]:
                 continue
             text = path.read_text(encoding="utf-8")
             names = {
-                word for quoted in re.findall(r"`+([^`\n]+)`+", text) for word in re.findall(r"\w+", quoted)
+                word
+                for quoted in re.findall(r"`+([^`\n]+)`+", text)
+                # Kafka's own names of options are not ours.
+                if not quoted.startswith(("kafka.", "sasl."))
+                for word in re.findall(r"\w+", quoted)
             }
             if path.suffix == ".py":
                 tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))

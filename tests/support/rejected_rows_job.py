@@ -1,6 +1,6 @@
 """A task of which brokers reject every row, in a process of its own: what it takes in memory and time.
 
-``python -m tests.support.rejected_rows_job BOOTSTRAP TOPIC LETTERS ROWS VALUE_BYTES [OPTION=VALUE ...]``
+``python -m tests.support.rejected_rows_job BOOTSTRAP TOPIC DEAD_LETTERS ROWS VALUE_BYTES [OPTION=VALUE ...]``
 prints JSON. The topic is compacted, so that it rejects rows without a key; every ``keyed=N``th row has one.
 """
 

@@ -217,7 +217,7 @@ class RunningTasks:
 
         ``left``: seconds until the first of the rows reach delivery.timeout.ms; None where none wait.
         """
-        found: dict[tuple[str, str], _Muted] = {}
+        found: dict[tuple[str, str], _ReportedMutes] = {}
         for task in self._shown.values():
             for one in task.mutes:
                 key = task.cluster, one.target
@@ -225,7 +225,7 @@ class RunningTasks:
                 if muted is None:
                     if len(found) >= _MAX_TARGETS:
                         continue
-                    muted = found[key] = _Muted()
+                    muted = found[key] = _ReportedMutes()
                 muted.add(one, task.reported_ms)
         return [
             one.shown(*key, now_ms) for key, one in sorted(found.items(), key=lambda item: item[1].since_ms)
@@ -233,7 +233,7 @@ class RunningTasks:
 
 
 @dataclass(slots=True)
-class _Muted:
+class _ReportedMutes:
     """A target as tasks see it. Tens of thousands may wait for it, each time that somebody asks."""
 
     since_ms: float = math.inf
