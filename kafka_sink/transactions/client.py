@@ -64,6 +64,8 @@ _PENDING_PATIENCE_MS = 500.0
 # DescribeTransactions' names for states in which a transaction's markers are being written begin so.
 _PREPARED = "Prepare"
 
+# Brokers that others wrote may leave out what was asked for: that is no answer.
+_INCOMPLETE = "the response lacks what was asked for"
 _REFUSALS = frozenset(
     {
         kafka_errors.INVALID_PRODUCER_EPOCH,
@@ -636,6 +638,8 @@ class TransactionClient(BlockingCalls):
         offsets = {partition: (0, text) for partition, text in operation.entries}
 
         def take(call: Call, response: transaction_requests.PartitionErrors) -> bool:
+            if not offsets.keys() <= response.errors.keys():
+                return self._again(call, _INCOMPLETE)
             code = next((one for one in response.errors.values() if one), kafka_errors.NONE)
             if not self._judge(call, code):
                 return False
@@ -656,7 +660,9 @@ class TransactionClient(BlockingCalls):
         self, results: list[Any], index: int, group: str, partitions: list[TopicPartition] | None
     ) -> Call:
         def take(call: Call, response: transaction_requests.OffsetFetchResponse) -> bool:
-            code, offsets = response.groups.get(group, (kafka_errors.NONE, {}))
+            if group not in response.groups:
+                return self._again(call, _INCOMPLETE)
+            code, offsets = response.groups[group]
             if code == kafka_errors.GROUP_ID_NOT_FOUND:
                 return True  # it has committed nothing
             code = code or next(
@@ -690,7 +696,9 @@ class TransactionClient(BlockingCalls):
 
     def _describe(self, results: list[Any], index: int, name: str) -> Call:
         def take(call: Call, response: transaction_requests.DescribeTransactionsResponse) -> bool:
-            one = response.transactions[name]
+            one = response.transactions.get(name)
+            if one is None:
+                return self._again(call, _INCOMPLETE)
             if one.error_code == kafka_errors.TRANSACTIONAL_ID_NOT_FOUND:
                 return True
             if not self._judge(call, one.error_code):

@@ -405,3 +405,39 @@ def test_who_waits_hears_which_broker_is_to_do_what_since_when_and_until_when() 
     assert len(waits) > len(heard) / 2
     assert {until_ms for _, until_ms in waits} == {60_000.0}
     assert len({since_ms for since_ms, _ in waits}) == 1, "though its request was sent again"
+
+
+class Forgetful(Network):
+    """Brokers whose first response to each request leaves out what was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def of_groups(self, node: int, api: int) -> Any:
+        if api == apis.FIND_COORDINATOR:
+            found = FoundCoordinator(NODES[0], 0, None)
+            return CoordinatorsResponse({"g": found, "id": found})
+        self.asked.append(api)
+        is_first = self.asked.count(api) == 1
+        if api == apis.TXN_OFFSET_COMMIT:
+            return PartitionErrors({} if is_first else {PLACE: kafka_errors.NONE})
+        if api == apis.OFFSET_FETCH:
+            groups = {} if is_first else {"g": (0, {PLACE: CommittedOffset(0, "decided", 0)})}
+            return OffsetFetchResponse(groups)
+        one = TransactionDescription(0, "Ongoing", 1, 0, -1, 60_000, 1)
+        return DescribeTransactionsResponse({} if is_first else {"id": one})
+
+
+def test_a_response_that_leaves_out_what_was_asked_for_says_nothing_of_it() -> None:
+    """Catches: a decision taken for recorded, or for not there, as a broker did not name it."""
+    network = Forgetful()
+    client = client_of(network)
+
+    def record() -> Steps[Any]:
+        return (yield (RecordOffsets("id", ProducerEpoch(1, 0), "g", ((PLACE, "decided"),)),))
+
+    assert client.run(record(), 60_000) == (None,)
+    assert client.run(fetch_offsets("g"), 60_000) == {OffsetKey("g", PLACE): "decided"}
+    assert client.run(describe("id"), 60_000)["id"].state == "Ongoing"
+    assert [network.asked.count(api) for api in dict.fromkeys(network.asked)] == [2, 2, 2]
