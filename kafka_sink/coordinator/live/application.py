@@ -352,6 +352,8 @@ class ApplicationMetrics:
     def note_driver(self, waits: DriverWaits, now_ms: float) -> None:
         """The driver waits for brokers, or does so no more."""
         before = self._driver.pop(waits.write, None)
+        # Those whose process was killed.
+        self._driver = {name: one for name, one in self._driver.items() if now_ms - one[1] <= _SILENT_MS}
         if waits.age_ms >= _LONG_WAIT_MS and (before is None or before[0].age_ms < _LONG_WAIT_MS):
             self._events.note(self._wall_s(), "warn", f"{waits.step} a write: waits for {waits.awaited}")
         if waits.awaited and len(self._driver) < _MAX_JOBS:
@@ -559,7 +561,7 @@ class ApplicationMetrics:
         tasks = self._attempts.of_job[key]
         number, since_ms = opened.get((job.cluster, key), (0, now_ms))
         state, ending_ms = job.state, 0.0
-        if job.ending is not None:
+        if job.ending is not None and job.state == "running":
             state, ending_ms = job.ending[0], now_ms - job.ending[1]
         elif job.query and job.state == "running" and not tasks:
             state = "waiting for rows"

@@ -385,6 +385,27 @@ def test_waits_of_the_driver_are_bounded() -> None:
     for number in range(1_000):
         board.metrics.note_driver(waits(str(number)), 0.0)
     assert len(board.shown(0.0)["driver"]) <= 50
+    board.metrics.note_driver(waits("c"), 60_000.0)
+    assert [one["write"] for one in board.shown(60_000.0)["driver"]] == ["c"], "the others were killed"
+
+
+def test_a_job_whose_driver_was_killed_as_it_committed_is_lost_in_the_end() -> None:
+    """Catches: a write that was "committing" for as long as the application ran."""
+    board = Board()
+    board.report(report(1, done=True, transaction_ms=2_000.0), 1_000.0)
+    board.metrics.note_over("w", 2_000.0, aborts=False)
+    assert board.shown(60_000.0)["jobs"][0]["state"] == "committing"
+    board.metrics.sample(700_000.0)
+    job = board.shown(700_000.0)["jobs"][0]
+    assert (job["state"], job["ending"]) == ("lost", 0.0)
+
+
+def test_a_query_that_was_killed_as_it_committed_and_cannot_start_again_has_failed() -> None:
+    board = Board()
+    board.report(report(1, STREAM, done=True))
+    board.metrics.note_over("c/3", 2_000.0, aborts=False)
+    board.metrics.note_driver(waits("c", awaited="", cause="no transaction within 60 s"), 62_000.0)
+    assert board.shown(62_000.0)["jobs"][0]["state"] == "aborted"
 
 
 # -- the service ------------------------------------------------------------------------------------
