@@ -395,6 +395,10 @@ class TransactionClient(BlockingCalls):
 
     def _on_nodes(self, response: requests.MetadataResponse, _: float) -> None:
         self._asked_nodes = False
+        if not response.update.nodes:
+            # The broker has just started, and knows none yet.
+            self._back_off()
+            return
         for topic in response.update.topics:
             if topic.partitions:
                 self._partitions[topic.name] = len(topic.partitions), self._clock_ms()

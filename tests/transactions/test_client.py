@@ -72,6 +72,9 @@ class Network:
         # Of the topic "t", which each Metadata response has.
         self.partitions = 1
         self.unknown_until_ms = 0.0
+        # A broker that has just started names none, itself included.
+        self.empty_until_ms = 0.0
+        self.described = 0
         self.nodes = {node.id: node for node in NODES}
         self.on_disconnected: Any = None
         self._happened: list[Callable[[], object]] = []
@@ -98,14 +101,18 @@ class Network:
         return "scripted"
 
     def set_addresses(self, nodes: Iterable[Node]) -> None:
-        self.nodes = {node.id: node for node in nodes}
+        self.nodes = {node.id: node for node in nodes} or self.nodes
 
     def send(self, connection: Connection, request: Any, now_ms: float) -> None:
         node = connection.node_id
         if node in self.silent:
             self._waiting.append((now_ms + request.timeout_ms, request, node))
         elif request.api_key == apis.METADATA:
+            self.described += 1
             alive = tuple(one for one in NODES if one.id not in self.dead)
+            if self.now_ms < self.empty_until_ms:
+                self.now_ms += 1.0
+                alive = ()
             partitions = tuple(PartitionMetadata("t", number) for number in range(self.partitions))
             update = MetadataUpdate(alive, (TopicMetadata.of("t", None, partitions),))
             if self.now_ms < self.unknown_until_ms:
@@ -182,6 +189,13 @@ def test_a_list_waits_a_moment_only_for_a_broker_that_hangs(network: Network) ->
     network.silent = set()
     assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-2-0", "p-task-3-0"}
     assert not client.left_out
+
+
+def test_a_broker_that_knows_no_brokers_yet_is_asked_again_after_a_while(network: Network) -> None:
+    """Catches: one request right after the other until a broker that has just started knew some."""
+    network.empty_until_ms = 500.0
+    assert len(client_of(network).run(listing(), 60_000)) == 3
+    assert network.described < 20
 
 
 @pytest.mark.parametrize(
