@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from kafka_sink.dead_letters.dead_letter_writer import DeadLetterWriter
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import SparkTask, TaskResult
@@ -192,13 +193,18 @@ def test_waiting_for_a_topic_that_is_refused_spends_no_retry() -> None:
 
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
-def test_refused_rows_that_wait_for_the_dead_letters_of_others_are_not_sent_again(idempotence: str) -> None:
+def test_refused_rows_that_wait_for_the_dead_letters_of_others_are_not_sent_again(
+    idempotence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """12 MiB of rejected rows, of which 4 MiB are taken out of their batches at once."""
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}, max_message_bytes={TOPIC: 400_000}) as cluster:
         extra = {"kafka.retries": "1", "kafka.retry.backoff.ms": "1", "kafka.enable.idempotence": idempotence}
         with tolerant(cluster, extra=extra, batch_size=2_000_000, buffer_memory=64 * MIB) as producer:
             values = [(b"<%d>" % number).ljust(500_000, b"x") for number in range(24)]
-            producer.send(pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())}))
+            with monkeypatch.context() as slow:
+                # Else a slow task writes letters as fast as rows are refused, before it has appended all.
+                slow.setattr(DeadLetterWriter, "write", lambda _: False)
+                producer.send(pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())}))
             dead_letters = producer.dead_letters
             assert dead_letters is not None
             until(
