@@ -357,8 +357,10 @@ class ResponseHandler:
         except TooManyDeadLettersError as too_many:
             self._fail_taken(batch, too_many)
             return
-        # No batch of the dead letter topic waits here: dead letters behind it would wait for it.
-        if not dead_letters.has_room and batch.partition.topic != dead_letters.topic:
+        # No batch of the dead letter topic waits here: dead letters behind it would wait for it. Nor does one
+        # that has waited, though the task's thread may have rejected rows since there was room.
+        may_wait = batch.state is BatchState.IN_FLIGHT and batch.partition.topic != dead_letters.topic
+        if may_wait and not dead_letters.has_room:
             self._await_dead_letters(batch, positions, cause)
             return
         pieces, records = take_out(batch, positions or (0,), ROOM_BYTES)

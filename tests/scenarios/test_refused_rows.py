@@ -44,3 +44,25 @@ def test_rows_that_were_surely_not_written_are_skipped(error: int) -> None:
     assert not model.deliveries.has_failed
     assert model.dead_letters is not None
     assert model.dead_letters.rows == 1
+
+
+def test_a_batch_that_waited_for_room_goes_on_though_the_task_rejects_rows_at_that_moment() -> None:
+    """Catches: it was put back a second time, which ended the sender."""
+    looks = [False, True, False]
+
+    class Looks(DeadLetters):
+        @property
+        def has_room(self) -> bool:
+            """At the response there was none, and the task's thread is as fast as skip_waiting."""
+            return looks.pop(0)
+
+    letters = Looks("letters", 100, 1_000)
+    model = Model(dead_letters=letters)
+    model.append([0], 5, lambda: None)
+    model.flush()
+    model.send()
+    model.arrive(0, INVALID_RECORD, append=False)
+    model.respond(0)
+    assert (len(model.responses.waiting), letters.rows) == (1, 0)
+    model.responses.skip_waiting()
+    assert (model.responses.waiting, letters.rows, model.accumulator.incomplete) == ({}, 1, 0)
