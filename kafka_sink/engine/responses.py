@@ -115,7 +115,8 @@ class ResponseHandler:
         written to the socket. Return whether the broker has all batches."""
         prompt_ms = self._breaker.prompt_ms
         sent = broker.responded(now_ms, prompt_ms)
-        if now_ms - broker.request_sent_ms > prompt_ms:
+        # By the first response of all, other brokers' silence is judged.
+        if now_ms - broker.request_sent_ms > prompt_ms or broker.responses == 1:
             self._breaker.is_busy = True
         if answered is None:
             unconfirmed = [(batch, -1, -1) for batch in sent.batches]

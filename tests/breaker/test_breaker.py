@@ -111,6 +111,19 @@ class MutesWhereAllIsWell(PartitionCircuitBreaker):
         return True
 
 
+def test_the_first_response_of_another_broker_shortens_the_wait_for_a_silent_one() -> None:
+    """Catches: seen after half a second without any response, a silence was judged again after three."""
+    bench = Bench()
+    bench.send(P0)
+    for bench.now in range(10, 1_110, 10):
+        if bench.now == 450:
+            bench.send(P1)
+        if bench.now == 620:
+            bench.answer(P1)
+        run_pass(bench.gate, bench.now)
+    assert P0 in bench.gate.mutes
+
+
 def test_a_mute_for_an_acknowledgement_calls_for_a_pass_at_once() -> None:
     """Catches: the sender waits on after an acknowledgement, and rows go on to the muted partition."""
     bench = Bench(MutesWhereAllIsWell())

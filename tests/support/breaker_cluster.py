@@ -68,7 +68,7 @@ class Cluster:
             broker.failed()
         else:
             broker.responded(now_ms, gate.prompt_ms)
-            if now_ms - broker.request_sent_ms > gate.prompt_ms:
+            if now_ms - broker.request_sent_ms > gate.prompt_ms or broker.responses == 1:
                 gate.is_busy = True
         if cause is not None or gate.is_busy:
             gate.on_complete(broker, [batch], cause, now_ms)
