@@ -69,6 +69,8 @@ _SILENT = "the coordinator did not confirm the end of a write"
 _SILENT_S, _SHORT_TIMEOUT_MS = 60.0, 500.0
 # After how long a wait of the driver is reported, and after how long it is logged.
 _WAIT_REPORTED_MS, _WAIT_LOGGED_MS = 1000.0, 3000.0
+# It is not reported for so long after a coordinator did not respond: the thread has brokers to attend to.
+_WAIT_UNREPORTED_MS = 10_000.0
 
 Counts = Annotated[dict[Name, Count | Ms], AtMost(_MAX_NAMES)]
 # As TopicMetrics has them; decoded at once, because a report may have hundreds.
@@ -390,7 +392,7 @@ class DriverWaiting:
         self._over = DriverWaits(cluster_name(options), write, step)
         self._label = label
         self._find = find
-        self._due_ms = self._logged_ms = -math.inf
+        self._due_ms = self._logged_ms = self._untold_until_ms = -math.inf
 
     def __enter__(self) -> None:
         self._token = WAIT_LISTENER.set(self.note)
@@ -414,7 +416,11 @@ class DriverWaiting:
         self._tell(replace(self._over, awaited=cut(text), age_ms=age_ms, left_ms=left_ms))
 
     def _tell(self, message: DriverWaits) -> None:
-        with suppress(OSError, KafkaSinkError):
+        if monotonic_ms() < self._untold_until_ms:
+            return
+        try:
             address = self._find()
             if address is not None:
                 tell(address, message, _SHORT_TIMEOUT_MS)
+        except (OSError, KafkaSinkError):
+            self._untold_until_ms = monotonic_ms() + _WAIT_UNREPORTED_MS

@@ -252,6 +252,29 @@ def test_a_wait_of_the_driver_is_logged_once_after_three_seconds_and_told_every_
     assert len(sent) == 5, "nothing of a wait that was short"
 
 
+def test_a_frozen_coordinator_does_not_hold_up_a_driver_that_waits_for_brokers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: half of each second spent on telling the coordinator, which the responses of brokers had to
+    wait for."""
+    clock, held_ms = [0.0], [0.0]
+
+    def tell(_: object, __: object, timeout_ms: float) -> None:
+        clock[0] += timeout_ms
+        held_ms[0] += timeout_ms
+        raise TimeoutError("frozen")
+
+    monkeypatch.setattr(messages, "monotonic_ms", lambda: clock[0])
+    monkeypatch.setattr(messages, "tell", tell)
+    address = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"", "", b""))
+    options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t"}).options
+    with DriverWaiting(options, "q", STARTING, "a micro-batch", lambda: address):
+        while clock[0] < 60_000:
+            WAIT_LISTENER.get()(lambda: "broker 1", 0.0, 60_000.0)
+            clock[0] += 100
+    assert held_ms[0] <= 3_500
+
+
 @pytest.mark.parametrize(
     ("error", "timeouts_ms"),
     [
