@@ -14,7 +14,7 @@ import math
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -357,7 +357,9 @@ class ApplicationMetrics:
         if waits.age_ms >= _LONG_WAIT_MS and (before is None or before[0].age_ms < _LONG_WAIT_MS):
             self._events.note(self._wall_s(), "warn", f"{waits.step} a write: waits for {waits.awaited}")
         if waits.awaited and len(self._driver) < _MAX_JOBS:
-            self._driver[waits.write] = waits, now_ms
+            # Of a write that starts no task may have named its cluster yet.
+            name, _ = self._cluster_of(waits.cluster)
+            self._driver[waits.write] = replace(waits, cluster=name), now_ms
         if waits.cause and waits.step == STARTING:
             # Nothing has begun, so nothing will be aborted.
             self._events.note(self._wall_s(), "bad", f"a write could not start: {waits.cause}")

@@ -380,6 +380,14 @@ def test_a_query_whose_micro_batch_could_not_start_has_failed() -> None:
     assert "a write could not start: why" in board.shown(3_000.0)["events"][0]["text"]
 
 
+def test_a_wait_before_the_first_task_is_in_the_metrics() -> None:
+    """Catches: no alert while a frozen broker is to start the first write to its cluster."""
+    board = Board()
+    board.metrics.note_driver(waits("c"), 1_000.0)
+    text = exposition(board.shown(1_000.0))[0].decode()
+    assert f'driver_wait_seconds{{cluster="{CLUSTER}",step="starting"}} 14.0' in text
+
+
 def test_waits_of_the_driver_are_bounded() -> None:
     board = Board()
     for number in range(1_000):
