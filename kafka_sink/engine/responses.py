@@ -324,7 +324,7 @@ class ResponseHandler:
         return not batch.dead_letters
 
     def _with_reason(self, batch: ProducerBatch, verdict: Verdict, cause: Exception) -> Exception:
-        """``cause``; and why it fails the task though rows are to be skipped, or what to do where a dead
+        """``cause``; and why it fails the task though rows are to be skipped, or what to do where a
         dead letter is too large for its topic."""
         if self.dead_letters is None:
             return cause

@@ -146,8 +146,10 @@ class TransactionPartitions:
             self._retry(now_ms)
 
     def _on_coordinator(self, response: transaction_requests.CoordinatorsResponse, now_ms: float) -> None:
-        found = response.found[self._identity.transactional_id or ""]
-        if found.node is not None:
+        found = response.found.get(self._identity.transactional_id or "")
+        if found is None:
+            self._judge(_NOT_ATTEMPTED, "FindCoordinator", now_ms)
+        elif found.node is not None:
             self._coordinator = found.node.id
             self._failures = 0
         else:
@@ -159,13 +161,15 @@ class TransactionPartitions:
         response: transaction_requests.PartitionErrors,
         now_ms: float,
     ) -> None:
-        failed = [one.id for one in partitions if response.errors.get(one.id, kafka_errors.NONE)]
+        # One that the response leaves out was not added.
+        errors = {one.id: response.errors.get(one.id, _NOT_ATTEMPTED) for one in partitions}
+        failed = [one for one, code in errors.items() if code]
         self._identity.added(one for one in partitions if one.id not in failed)
         if not failed:
             self._failures = 0
             return
-        answered = [one for one in failed if response.errors[one] != _NOT_ATTEMPTED] or failed
-        self._judge(response.errors[answered[0]], f"AddPartitionsToTxn of {answered[0]}", now_ms)
+        answered = [one for one in failed if errors[one] != _NOT_ATTEMPTED] or failed
+        self._judge(errors[answered[0]], f"AddPartitionsToTxn of {answered[0]}", now_ms)
 
     def _judge(self, code: int, what: str, now_ms: float) -> None:
         error = f"{what} failed: {kafka_errors.error_of(code).label}"
