@@ -330,11 +330,12 @@ class ResponseHandler:
             return cause
         if not batch.dead_letters and batch.possibly_written and verdict.unwritable is not None:
             # Brokers validate a batch before they look for it among those that they have. It may have been
-            # written before the topic's settings changed, or before its timestamps were too old.
+            # written before the topic's settings or ACLs changed, or before timestamps left the range.
             return DeliveryError(
                 f"{cause}. errors.tolerance=all does not skip these rows, as they may have been written: an "
-                "earlier attempt had no response, and brokers also refuse what they have, where the topic's "
-                "settings have changed since. The next attempt of the task writes or skips them"
+                "earlier attempt had no response, and brokers also refuse what they have: where the topic's "
+                "settings or ACLs have changed since, or timestamps are out of range by now. The next "
+                "attempt of the task writes or skips them"
             )
         if not batch.dead_letters or not isinstance(cause, RecordTooLargeError):
             return cause

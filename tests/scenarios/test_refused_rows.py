@@ -8,7 +8,8 @@ from kafka_sink.dead_letters.rejected_rows import DeadLetters
 from kafka_sink.errors import DeliveryError
 from tests.support.lifecycle_model import Model
 
-INVALID_TIMESTAMP, INVALID_RECORD = 32, 87
+MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP, INVALID_RECORD = 10, 18, 32, 87
+REFUSALS = [MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP, INVALID_RECORD]
 
 
 def refused(error: int, *, in_doubt: bool) -> Model:
@@ -26,7 +27,7 @@ def refused(error: int, *, in_doubt: bool) -> Model:
     return model
 
 
-@pytest.mark.parametrize("error", [INVALID_TIMESTAMP, INVALID_RECORD])
+@pytest.mark.parametrize("error", REFUSALS)
 def test_a_refusal_after_a_lost_response_fails_the_task_and_says_why(error: int) -> None:
     """Kafka validates a batch before it looks for duplicates: the refusal proves nothing of the first
     attempt, as the topic's settings, or the time, may have changed in between."""
@@ -38,7 +39,7 @@ def test_a_refusal_after_a_lost_response_fails_the_task_and_says_why(error: int)
     assert model.dead_letters.rows == 0
 
 
-@pytest.mark.parametrize("error", [INVALID_TIMESTAMP, INVALID_RECORD])
+@pytest.mark.parametrize("error", REFUSALS)
 def test_rows_that_were_surely_not_written_are_skipped(error: int) -> None:
     model = refused(error, in_doubt=False)
     assert not model.deliveries.has_failed
