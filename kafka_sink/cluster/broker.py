@@ -133,7 +133,7 @@ class Broker:
         return connection is not None and self._network.is_ready(connection, now_ms)
 
     def accepts(self, now_ms: float) -> bool:
-        """As is_ready, with remaining in the in-flight window and no throttling (KIP-219)."""
+        """As is_ready, with room in the in-flight window and no throttling (KIP-219)."""
         connection = self.connection
         return (
             connection is not None

@@ -249,8 +249,7 @@ class TopicLimits:
         return max(0.0, limit - (0 if batch is None else batch.raw_bytes))
 
     def new_batch_bytes(self, ordered: OrderedRows, start: int, stop: int) -> int:
-        """Bytes that a new batch will hold with rows ``start`` to ``stop``, which it has remaining for. With
-        a
+        """Bytes that a new batch will hold with rows ``start`` to ``stop``, which it has room for. With a
         whole-batch codec they are held raw."""
         if self._codec is None:
             return ordered.exact_hold(start, stop, self.write_limit)

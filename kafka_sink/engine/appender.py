@@ -231,13 +231,12 @@ class AppendPass:
         self.closed.append(batch)
 
     def _extend(self, tail: ProducerBatch, limits: TopicLimits, start: int, stop: int, bound: int) -> bool:
-        """Put rows of ``bound`` bytes at most, which an open batch has remaining for, into it if memory
-        allows."""
+        """Put rows of ``bound`` bytes at most, which an open batch has room for, into it if memory allows."""
         projected = tail.projected_size_with(bound + self.ordered.surplus(stop - start, tail.base_timestamp))
         if projected > tail.buffer.capacity:
             if tail.codec is None:
-                # These rows have remaining by their exact sizes, so the batch stays within the limit even
-                # where the upper bound exceeds it.
+                # These rows have room by their exact sizes, so the batch stays within the limit even where
+                # the upper bound exceeds it.
                 projected = min(projected, limits.write_limit)
             if self._allocator.pool.overdrawn or not tail.buffer.grow(projected):
                 return False
@@ -311,7 +310,7 @@ class AppendPass:
         return start
 
     def _place_in_tail(self, tail: ProducerBatch, limits: TopicLimits, start: int, stop: int) -> int:
-        """Put rows into an open batch as far as remaining and memory go; return the first row beyond."""
+        """Put rows into an open batch as far as room and memory go; return the first row beyond."""
         ordered = self.ordered
         end = limits.rows_that_fit(ordered, start, stop, tail)
         if end > start and not self._extend(tail, limits, start, end, ordered.bound(start, end)):

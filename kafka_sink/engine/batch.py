@@ -158,7 +158,7 @@ class ProducerBatch:
     # -- filling: the task's thread, outside the lock -------------------------------------------
 
     def append(self, records: Records, count: int, max_timestamp: int) -> None:
-        """Add ``count`` encoded records; remaining and memory were reserved under a lease.
+        """Add ``count`` encoded records; room and memory were reserved under a lease.
 
         Raises IllegalTransitionError without a lease.
         """

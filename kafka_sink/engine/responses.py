@@ -83,7 +83,7 @@ class ResponseHandler:
         self.expires_ms = 0.0
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
-        # Rejected batches that wait in their queues until there is remaining for their dead letters.
+        # Rejected batches that wait in their queues until there is room for their dead letters.
         self.waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
         self.splitter = BatchSplitter(deliveries, accumulator)
 
@@ -379,8 +379,7 @@ class ResponseHandler:
 
     def _await_dead_letters(self, batch: ProducerBatch, positions: Sequence[int], cause: Exception) -> None:
         """Leave the batch in buffer.memory, unsent, until dead letters of other rows are written. If that
-        never
-        happens, delivery.timeout.ms ends it."""
+        never happens, delivery.timeout.ms ends it."""
         dead_letters = self.dead_letters
         assert dead_letters is not None
         if _log.isEnabledFor(logging.DEBUG):
@@ -401,7 +400,7 @@ class ResponseHandler:
         return batch in self.waiting
 
     def skip_waiting(self) -> None:
-        """Make dead letters of the batches that wait, while there is remaining for them."""
+        """Make dead letters of the batches that wait, while there is room for them."""
         dead_letters = self.dead_letters
         while self.waiting and dead_letters is not None and dead_letters.has_room:
             batch = next(iter(self.waiting))

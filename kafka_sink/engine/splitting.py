@@ -122,7 +122,7 @@ class _Taken:
         self._timestamps: list[int] = []
 
     def add(self, record: Record) -> bool:
-        """Take a record; False from the first on that there is no remaining for."""
+        """Take a record; False from the first on that there is no room for."""
         timestamp, body, size = record
         self._left -= size
         if self._ends and self._left < 0:

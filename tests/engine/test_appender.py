@@ -189,7 +189,7 @@ def test_the_sender_is_woken_for_new_and_full_batches_and_for_leases_it_met() ->
 def test_uncompressed_rows_never_take_more_than_batch_size(
     strategy: Callable[[BufferPool, int], BufferAllocator],
 ) -> None:
-    """Records' upper bounds exceed what the batch has remaining for by their exact sizes."""
+    """Records' upper bounds exceed what the batch has room for by their exact sizes."""
     # A size that is no multiple of a chunk would be rounded up.
     bench = Bench(batch_size=8 * 128, strategy=lambda pool, size: strategy(pool, size))
     for start in range(0, 4_000, 100):
