@@ -482,6 +482,12 @@ class Breaker:
         if shared is not None:
             shared.on_other_cluster()
 
+    def on_unreachable(self, brokers: Iterable[Broker], now_ms: float) -> None:
+        """Batches wait for connections to these. One that is refused or lost may be silent at once."""
+        self.due_ms = min(self.due_ms, now_ms + self.prompt_ms)
+        if any(one.is_failing for one in brokers):
+            self.is_busy = True
+
     def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
         """These partitions are not muted and have batches, but their brokers take no request now."""
         self._probes.note_waiting(partitions)

@@ -350,7 +350,7 @@ class Sender(threading.Thread):
         unreachable = [broker for broker in waiting if not broker.is_connected]
         note_waits(brokers, unreachable, now_ms)
         if unreachable:
-            self._breaker.due_ms = min(self._breaker.due_ms, now_ms + self._breaker.prompt_ms)
+            self._breaker.on_unreachable(unreachable, now_ms)
         timeout_ms = self._availability_timeout_ms
         if timeout_ms > 0:
             late = unavailable(brokers, waiting, accepting, timeout_ms, now_ms)

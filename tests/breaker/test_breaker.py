@@ -124,6 +124,21 @@ def test_the_first_response_of_another_broker_shortens_the_wait_for_a_silent_one
     assert P0 in bench.gate.mutes
 
 
+def test_a_connection_that_is_refused_after_a_long_setup_is_silence_at_once() -> None:
+    """Where a setup takes 1 s, one may take 5. Catches: its refusal counted half a second later."""
+    bench = Bench()
+    bench.brokers.connected(2, 1_000.0, 0.0)
+    while bench.now < 3_100:
+        bench.now += 10
+        run_pass(bench.gate, bench.now)
+        bench.send(P1)
+        bench.answer(P1)
+        bench.brokers.unreachable(1, bench.now, failing=bench.now >= 3_010)
+        bench.gate.on_unreachable([bench.brokers[1]], bench.now)
+    run_pass(bench.gate, bench.now)
+    assert P0 in bench.gate.mutes
+
+
 def test_a_mute_for_an_acknowledgement_calls_for_a_pass_at_once() -> None:
     """Catches: the sender waits on after an acknowledgement, and rows go on to the muted partition."""
     bench = Bench(MutesWhereAllIsWell())
