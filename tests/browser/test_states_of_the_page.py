@@ -127,6 +127,14 @@ def between(night: Night) -> None:
     night.metrics.note_driver(waits, night.now_ms)
 
 
+def not_started(night: Night) -> None:
+    """Catches: "aborted 35 s ago", when the micro-batch before was committed."""
+    between(night)
+    over = DriverWaits(CLUSTER, "c", "starting", cause="no transaction within 60 s")
+    night.metrics.note_driver(over, night.now_ms)
+    night.pause(20)
+
+
 def stream(night: Night) -> None:
     for batch in range(41, 50):
         of = replace(STREAM, write=f"c/{batch}", batch=batch, task=10 * batch)
@@ -215,6 +223,11 @@ STATES: dict[str, tuple[Callable[[Night], None], str, str]] = {
             "transaction, 14 s, fails in 46 s. Restart it"
         ),
         "query clicks, starting micro-batch 42",
+    ),
+    "not started": (
+        not_started,
+        "query clicks aborted 20 s ago: no transaction within 60 s",
+        "query clicks aborted",
     ),
     "stream": (stream, "Nothing is wrong: ", "nightly"),
     "stuck": (
