@@ -22,16 +22,17 @@ from kafka_sink.records.compression import codec_for
 
 # A batch that a broker has, its base offset and its log append time; -1 where the broker did not say.
 WrittenBatch = tuple[ProducerBatch, int, int]
-# How long a lease usually lasts: a held batch that has expired is looked at again after it.
-LEASE_MS = 5.0
+# How long a batch is usually held: one that has expired meanwhile is looked at again after it.
+HOLD_MS = 5.0
 
 
 class RecordAccumulator:
     """Batches by partition, for a task's thread and a sender. Thread-safe.
 
-    One private lock guards all below and the states, leases and counters of batches. Every method takes it,
-    but for those that the task calls inside ``planning``, where no other may be called, and those whose names
-    end in `_locked`.
+    One private lock guards all below, and of batches whether they are held, and their states but for two:
+    SEALED and IN_FLIGHT are set without it, by the one thread that has the batch. Every method takes it, but
+    for those that the task calls inside ``planning``, where no other may be called, and those whose names end
+    in `_locked`.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class RecordAccumulator:
         # The task has no more rows: every batch may be sent at once.
         self.flushing = False
         # The sender has passed over a held batch, so the task must wake it afterwards.
-        self.leased_batch_skipped = False
+        self.held_batch_skipped = False
         # Of batches too large for their brokers that the task has not learnt from yet: their topic's limits,
         # and what they shrank to.
         self.too_large_batches: list[tuple[TopicLimits, float]] = []
@@ -115,7 +116,7 @@ class RecordAccumulator:
         tails = [partition.batches[-1] for partition in self.waiting]
         return [batch for batch in tails if batch.state is BatchState.OPEN]
 
-    def end_leases(self, batches: Iterable[ProducerBatch]) -> None:
+    def let_go(self, batches: Iterable[ProducerBatch]) -> None:
         """The sender may have batches that their task has sealed."""
         with self._lock:
             for batch in batches:
@@ -216,7 +217,7 @@ class RecordAccumulator:
         """Milliseconds until the first batch may go; infinite while something else must happen first."""
         head = partition.batches[0]
         if head.held:
-            self.leased_batch_skipped = True
+            self.held_batch_skipped = True
             return math.inf
         if self._guarantees_order and partition.in_flight:
             return math.inf
@@ -251,8 +252,8 @@ class RecordAccumulator:
                 if head is None:
                     continue
                 if head.held:
-                    # Leased since ready() looked: the task must wake the sender when the lease ends.
-                    self.leased_batch_skipped = True
+                    # Held since ready() looked: the task must wake the sender when it lets the batch go.
+                    self.held_batch_skipped = True
                     continue
                 if not may_send(head):
                     continue
@@ -334,7 +335,7 @@ class RecordAccumulator:
                     self._append_moved_locked(batch, self.partition(targets[index]))
                     moved.append(batch)
                     continue
-            self.leased_batch_skipped |= batch.may_move
+            self.held_batch_skipped |= batch.may_move
             kept.append(batch)
         source.batches = deque(kept)
         if not kept:
@@ -459,14 +460,14 @@ class RecordAccumulator:
             self._release_locked(batch)
             return True
 
-    def abort_incomplete(self, record: Callable[[ProducerBatch], None], *, end_leases: bool) -> None:
+    def abort_incomplete(self, record: Callable[[ProducerBatch], None], *, include_held: bool) -> None:
         """Fail all batches that are left and release their memory. Every connection must be closed.
 
-        ``end_leases``: the task has ended, so no thread writes into its batches any more.
+        ``include_held``: the task has ended, so no thread writes into its batches any more.
         """
         with self._lock:
             for batch in list(self.live):
-                if batch.held and not end_leases:
+                if batch.held and not include_held:
                     continue
                 batch.held = False
                 batch.request_references = 0
@@ -519,7 +520,7 @@ class RecordAccumulator:
                     if left > 0:
                         delay = min(delay, left)
                     elif batch.held:
-                        delay = min(delay, LEASE_MS)
+                        delay = min(delay, HOLD_MS)
                     else:
                         found.append(batch)
         return found, delay

@@ -1,7 +1,7 @@
 """Rows into batches, on the task's thread, in append passes.
 
 A pass decides under the accumulator's lock which rows go to which batch, then encodes and writes without it.
-Where memory is short the pass ends there, and the task waits for memory while it holds no lease.
+Where memory is short the pass ends there, and the task waits for memory while it holds no batch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class MutedMemoryLimit:
     def wait(self, needs: Sequence[tuple[TopicPartition, int]], check: Callable[[], None]) -> int:
         """How many of these runs may go, the first at least. A run is a partition and the bytes of its rows.
 
-        Waits until enough memory is free or the first is no longer muted. The caller holds no lease, and no
+        Waits until enough memory is free or the first is no longer muted. The caller holds no batch, and no
         memory outside of batches. ``check`` raises when the task is lost. Raises DeliveryError naming
         the cause of the mute after delivery.timeout.ms.
         """
@@ -363,7 +363,7 @@ class AppendPass:
             batch.append(records, rows.stop - rows.start, max_timestamp)
 
     def end(self) -> bool:
-        """Close full batches and end the others' leases, under the lock. Return whether to wake the
+        """Close full batches and let the others go, under the lock. Return whether to wake the
         sender."""
         # One iteration per partition: for short runs, calls are most of the cost.
         for batch, limits in zip(self.batches, self._limits, strict=True):
@@ -381,8 +381,8 @@ class AppendPass:
                 batch.held = False
         # The sender sleeps until a batch that it knows is due, so new batches and batches that it found
         # held must wake it.
-        wake = self._opened or self._accumulator.leased_batch_skipped
-        self._accumulator.leased_batch_skipped = False
+        wake = self._opened or self._accumulator.held_batch_skipped
+        self._accumulator.held_batch_skipped = False
         return wake
 
 
@@ -475,7 +475,7 @@ class RecordAppender:
                 granted = self._wait_for_memory(size, first_record, check)
 
     def carry_out(self, one: AppendPass) -> None:
-        """Write what a pass has planned. Takes the accumulator's lock only to end leases."""
+        """Write what a pass has planned. Takes the accumulator's lock only to let batches go."""
         started = self._clock_ms()
         one.encode()
         with self._accumulator.planning():
@@ -486,7 +486,7 @@ class RecordAppender:
             self._wake_sender()
 
     def _seal(self, closed: list[ProducerBatch]) -> None:
-        """Seal batches and end their leases: of a large batch at once, of small ones together."""
+        """Seal batches and let them go: a large one at once, small ones together."""
         group: list[ProducerBatch] = []
         held = 0
         for batch in closed:
@@ -496,7 +496,7 @@ class RecordAppender:
             group.append(batch)
             held += batch.raw_bytes
             if held >= _GROUP_BYTES or batch is closed[-1]:
-                self._accumulator.end_leases(group)
+                self._accumulator.let_go(group)
                 self._wake_sender()
                 group, held = [], 0
 

@@ -60,11 +60,10 @@ class ProducerBatch:
 
     Which attributes may go together:
 
-    - OPEN, CLOSED: held or not. Under a lease only the task's thread uses the batch. Without one the task
-      may lease an open batch, and the sender may take or fail it. A pass that an exception ends leaves its
-      batches held, as they may lack rows; only RecordAccumulator.abort_incomplete ends these leases.
-    - SEALED: held until the task has ended its lease. From then on the sender may take it, with or without
-      a sequence.
+    - OPEN, CLOSED: held or not. Only the task's thread uses a batch that is held. One that is not, the task
+      may hold while it is open, and the sender may take or fail it. A pass that an exception ends leaves its
+      batches held, as they may lack rows; only RecordAccumulator.abort_incomplete lets them go.
+    - SEALED: held until the task lets it go. From then on the sender may take it, with or without a sequence.
     - IN_FLIGHT: with a header that has the batch's sequence, and one request that refers to its memory.
     - SUCCEEDED, FAILED, SPLIT: the memory is released once no request refers to it.
 
@@ -158,9 +157,9 @@ class ProducerBatch:
     # -- filling: the task's thread, outside the lock -------------------------------------------
 
     def append(self, records: Records, count: int, max_timestamp: int) -> None:
-        """Add ``count`` encoded records; room and memory were reserved under a lease.
+        """Add ``count`` encoded records; room and memory were reserved when it became held.
 
-        Raises IllegalTransitionError without a lease.
+        Raises IllegalTransitionError where it is not held.
         """
         if not self.held:
             raise IllegalTransitionError(f"append to a batch of {self.partition} that is {self.state.value}")

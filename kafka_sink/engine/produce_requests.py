@@ -84,7 +84,7 @@ def produce_request(
     names: dict[bytes, str] = {}
     topics: dict[str, tuple[bytes | None, list[produce.PartitionData]]] = {}
     for batch in taken:
-        # Nothing else assigns a sequence.
+        # A batch gets its first sequence here; splits and closed gaps change it (``Partition``).
         if identity is not None:
             identity.assign(batch)
         views = batch.write_header(transactional=in_transaction)

@@ -21,7 +21,7 @@ from kafka_sink.dead_letters.rejected_rows import (
     RejectedRecords,
 )
 from kafka_sink.engine import response_classifier
-from kafka_sink.engine.accumulator import LEASE_MS, RecordAccumulator, WrittenBatch
+from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator, WrittenBatch
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.deliveries import TaskDeliveries
 from kafka_sink.engine.identity import ProducerIdentity
@@ -450,7 +450,7 @@ class ResponseHandler:
         for batch in [*self._accumulator.queued_batches_snapshot(), *self._in_flight()]:
             self.fail(batch, cause)
 
-    def abort_incomplete(self, *, end_leases: bool) -> None:
+    def abort_incomplete(self, *, include_held: bool) -> None:
         """Fail what is left and give its memory back. Only after the connections are closed."""
         closed = DeliveryError("the producer was closed")
 
@@ -459,7 +459,7 @@ class ResponseHandler:
 
         for broker in list(self._cluster.brokers.values()):
             broker.sent.clear()
-        self._accumulator.abort_incomplete(record, end_leases=end_leases)
+        self._accumulator.abort_incomplete(record, include_held=include_held)
 
     def _record_failure(self, batch: ProducerBatch, cause: Exception) -> Callable[[], None]:
         return partial(self._deliveries.failed, batch.partition, _rows(batch), cause)
@@ -476,8 +476,8 @@ class ResponseHandler:
                 delay = min(delay, left)
         for batch in expired:
             if not self._expire(batch, now_ms) and not batch.terminal:
-                # The batch was held. The lease may have ended since.
-                delay = min(delay, LEASE_MS)
+                # The batch was held. The task may have let it go since.
+                delay = min(delay, HOLD_MS)
         # A batch that is opened from now on expires later than every batch seen here.
         delay = min(delay, timeout)
         self.expires_ms = now_ms + delay

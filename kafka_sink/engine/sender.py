@@ -144,8 +144,8 @@ class Sender(threading.Thread):
                 self._end_with(KafkaSinkError(f"the sender stopped: {error!r}"))
         finally:
             self._network.close(abort=self._aborting)
-            # A task that has not ended may still write into the batches that it leases.
-            self._responses.abort_incomplete(end_leases=self._task_ended)
+            # A task that has not ended may still write into the batches that it holds.
+            self._responses.abort_incomplete(include_held=self._task_ended)
             self._breaker.close()
 
     def run_once(self, now_ms: float) -> None:
@@ -233,7 +233,7 @@ class Sender(threading.Thread):
             self.join(timeout_ms / 1000)
         if not self.is_alive():
             # The thread may have ended by itself while batches were held.
-            self._responses.abort_incomplete(end_leases=True)
+            self._responses.abort_incomplete(include_held=True)
 
     @property
     def is_reusable(self) -> bool:

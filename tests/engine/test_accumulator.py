@@ -10,7 +10,7 @@ import pytest
 
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
-from kafka_sink.engine.accumulator import LEASE_MS, RecordAccumulator
+from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.memory.pool import BufferPool
@@ -133,9 +133,9 @@ def test_somebody_who_waits_for_memory_makes_all_ready(monkeypatch: pytest.Monke
 def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -> None:
     bench = Bench()
     bench.batch(P[0]).held = True
-    assert not bench.accumulator.leased_batch_skipped
+    assert not bench.accumulator.held_batch_skipped
     assert bench.ready(10_000) == ({}, math.inf)
-    assert bench.accumulator.leased_batch_skipped
+    assert bench.accumulator.held_batch_skipped
 
 
 def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() -> None:
@@ -144,7 +144,7 @@ def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() 
     queues = bench.accumulator.ready(bench.leader, 1_000)[0][bench.brokers.of(0)]
     batch.held = True
     assert bench.accumulator.drain(bench.brokers.of(0), queues, 10_000, anything) == []
-    assert bench.accumulator.leased_batch_skipped
+    assert bench.accumulator.held_batch_skipped
 
 
 def test_partitions_without_a_leader_are_named_apart() -> None:
@@ -328,13 +328,13 @@ def test_expired_batches_and_the_time_until_the_next() -> None:
     bench.batch(P[0], created=400)
     held.held = True
     assert bench.accumulator.expired(9_000) == ([], 1_000)
-    assert bench.accumulator.expired(10_000) == ([old], LEASE_MS)
+    assert bench.accumulator.expired(10_000) == ([old], HOLD_MS)
     held.held = False
     assert bench.accumulator.expired(10_000) == ([old, held], 400)
 
 
-@pytest.mark.parametrize("end_leases", [False, True])
-def test_closing_gives_all_back_wherever_it_is(end_leases: bool) -> None:
+@pytest.mark.parametrize("include_held", [False, True])
+def test_closing_gives_all_back_wherever_it_is(include_held: bool) -> None:
     bench = Bench()
     bench.closed(P[0])
     bench.closed(P[0])
@@ -345,11 +345,11 @@ def test_closing_gives_all_back_wherever_it_is(end_leases: bool) -> None:
     held = bench.batch(P[2])
     held.held = True
     failed: list[ProducerBatch] = []
-    bench.accumulator.abort_incomplete(failed.append, end_leases=end_leases)
-    assert len(failed) == (3 if end_leases else 2)
-    assert (held in failed) is end_leases
-    assert (bench.used() == 0) is end_leases
-    bench.accumulator.abort_incomplete(failed.append, end_leases=True)
+    bench.accumulator.abort_incomplete(failed.append, include_held=include_held)
+    assert len(failed) == (3 if include_held else 2)
+    assert (held in failed) is include_held
+    assert (bench.used() == 0) is include_held
+    bench.accumulator.abort_incomplete(failed.append, include_held=True)
     assert (len(failed), bench.used(), bench.accumulator.incomplete) == (3, 0, 0)
     assert not bench.accumulator.holds_memory
 
@@ -443,7 +443,7 @@ def test_a_leased_batch_neither_moves_nor_is_closed() -> None:
     moving, open_there = free(bench.batch(P[0])), bench.batch(P[1])
     moving.held = True
     assert move(bench, P[0], P[1]) == []
-    assert bench.accumulator.leased_batch_skipped
+    assert bench.accumulator.held_batch_skipped
     moving.held, open_there.held = False, True
     assert move(bench, P[0], P[1]) == []
     assert (moving.state, open_there.state) == (BatchState.OPEN, BatchState.OPEN)

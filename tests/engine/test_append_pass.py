@@ -107,7 +107,7 @@ def test_nobody_is_woken_for_more_rows_in_a_batch_that_the_sender_knows() -> Non
     assert bench.wakes == 1
     plan = bench.planned(rows(1))
     with bench.accumulator.planning():
-        bench.accumulator.leased_batch_skipped = True  # the sender passed by meanwhile
+        bench.accumulator.held_batch_skipped = True  # the sender passed by meanwhile
     bench.appender.carry_out(plan)
     assert bench.wakes == 2
 
@@ -146,5 +146,5 @@ def test_a_turn_that_fails_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(KeyboardInterrupt):
         bench.appender.carry_out(plan)
     assert plan.batches[0].held
-    bench.accumulator.abort_incomplete(lambda batch: None, end_leases=True)
+    bench.accumulator.abort_incomplete(lambda batch: None, include_held=True)
     assert bench.pool.metrics().used_bytes == 0

@@ -178,9 +178,9 @@ def test_the_sender_is_woken_for_new_and_full_batches_and_for_leases_it_met() ->
     assert bench.wakes == 1
     bench.append(unit(1, [0]))
     assert bench.wakes == 1
-    bench.accumulator.leased_batch_skipped = True
+    bench.accumulator.held_batch_skipped = True
     bench.append(unit(2, [0]))
-    assert (bench.wakes, bench.accumulator.leased_batch_skipped) == (2, False)
+    assert (bench.wakes, bench.accumulator.held_batch_skipped) == (2, False)
     bench.append(unit(3, [0] * 40))
     assert bench.wakes > 2
 

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine import batch as batch_module
 from kafka_sink.engine import response_classifier
-from kafka_sink.engine.accumulator import LEASE_MS, RecordAccumulator
+from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.responses import ResponseHandler
@@ -179,7 +179,7 @@ def test_what_is_too_old_under_a_lease_fails_once_the_lease_has_ended() -> None:
     model.append([0], 5, lambda: None)
     model.expire_while_leased()
     assert not model.deliveries.has_failed
-    model.now += LEASE_MS
+    model.now += HOLD_MS
     model.expire()
     assert model.deliveries.has_failed
 
@@ -200,7 +200,7 @@ def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> 
     model.expire()
     assert not batch.terminal
     model.accumulator.fail = fail  # type: ignore[method-assign]  # and its end
-    model.now += LEASE_MS
+    model.now += HOLD_MS
     model.expire()
     assert batch.terminal
 

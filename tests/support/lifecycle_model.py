@@ -293,7 +293,7 @@ class Model:
         """The task has ended, one way or the other: connections close, then everything goes back."""
         self.closed = True
         self.pending.clear()
-        self.responses.abort_incomplete(end_leases=True)
+        self.responses.abort_incomplete(include_held=True)
 
     # -- the wire and the brokers ---------------------------------------------------------------------
 
