@@ -1,5 +1,5 @@
 """Append passes: which rows go to which batch, what happens where memory is short, rows written, full batches
-sealed, leases ended, and who is woken. No thread."""
+sealed, let go, and who is woken. No thread."""
 
 from __future__ import annotations
 

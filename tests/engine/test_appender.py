@@ -1,4 +1,4 @@
-"""Rows of tables into batches: turns, leases, memory that is short, and who is woken."""
+"""Rows of tables into batches: turns, held batches, memory that is short, and who is woken."""
 
 from __future__ import annotations
 

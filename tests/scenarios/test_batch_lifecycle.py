@@ -190,13 +190,13 @@ def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> 
     model.now += DELIVERY_TIMEOUT_MS + 1
     batch, fail = next(iter(model.accumulator.live)), model.accumulator.fail
 
-    def leased_until_refused(batch: ProducerBatch, record: Callable[[], None]) -> bool:
+    def held_until_refused(batch: ProducerBatch, record: Callable[[], None]) -> bool:
         batch.held = True
         failed = fail(batch, record)
         batch.held = False
         return failed
 
-    model.accumulator.fail = leased_until_refused  # type: ignore[method-assign]  # the task's turn, just then
+    model.accumulator.fail = held_until_refused  # type: ignore[method-assign]  # the task's turn, just then
     model.expire()
     assert not batch.terminal
     model.accumulator.fail = fail  # type: ignore[method-assign]  # and its end

@@ -275,7 +275,7 @@ class Model:
         self.responses.expire(self.now)
 
     def expire_while_leased(self) -> None:
-        """The task leases batches just after the sender has found them too old."""
+        """The task holds batches just after the sender has found them too old."""
         self.now += DELIVERY_TIMEOUT_MS + 1
         found = self.accumulator.expired(self.now)
         expired = self.accumulator.expired
