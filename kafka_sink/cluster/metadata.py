@@ -100,8 +100,8 @@ class ClusterMetadata:
         # Once rows have been sent, a response of another cluster is an error.
         self.pinned = False
         # Whoever names an address gets the rows, where any host on the internet may have a trusted
-        # certificate.
-        tls = SecuritySettings.from_options(options).tls
+        # certificate. The coordinator sends none.
+        tls = None if network is None else SecuritySettings.from_options(options).tls
         self.confirmed_nodes_only = tls is not None and tls.trust is None
         # Where others' snapshots come from. It is called under the lock, so it must not wait for a thread.
         self.hints: MetadataChannel | None = None

@@ -136,7 +136,8 @@ def test_the_whole_traceback_is_in_the_log_at_debug(caplog: pytest.LogCaptureFix
 
 def test_a_task_without_a_library_names_the_line_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: "No module named 'lz4'" below a stack of imports, where --py-files shipped no library."""
-    for name in [one for one in sys.modules if one.startswith(("kafka_sink.task.", "kafka_sink.rec", "lz4"))]:
+    loaded = ("kafka_sink.task.", "kafka_sink.engine.", "kafka_sink.records.", "lz4")
+    for name in [one for one in sys.modules if one.startswith(loaded)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lz4", None)  # type: ignore[arg-type]  # makes its import fail
     options = parse({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}).options
