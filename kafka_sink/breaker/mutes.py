@@ -124,7 +124,7 @@ class ProbePermit:
 class Mute:
     """All that is known of a target that is not closed.
 
-    ``retry_at_ms``: when the next probe may go. ``lease_ends_ms``: when the probe in flight counts as lost.
+    ``retry_at_ms``: when the next probe may go. ``probe_ends_ms``: when the probe in flight counts as lost.
     A task keeps more than the coordinator: ``own`` is why its own breaker class muted the target, None where
     another task did; ``is_shared``, whether the coordinator has muted it for all, so that a probe needs a
     permit, which lasts until ``permit_ends_ms`` and may be for new rows; ``probe``, the partition whose batch
@@ -137,7 +137,7 @@ class Mute:
     since_ms: float
     retry_at_ms: float
     state: BreakerState = BreakerState.OPEN
-    lease_ends_ms: float = math.inf
+    probe_ends_ms: float = math.inf
     last_error: str = ""
     own: Evidence | None = None
     is_shared: bool = False
@@ -206,7 +206,7 @@ class MuteTable:
         state = _next(BreakerState.CLOSED if found is None else found.state, BreakerEvent.PROBE)
         if found is not None:
             found.state = state
-            found.lease_ends_ms = now_ms + self.retry_interval_ms
+            found.probe_ends_ms = now_ms + self.retry_interval_ms
             self.probes += 1
 
     def succeed(self, target: Target) -> bool:
@@ -253,19 +253,19 @@ class MuteTable:
 
     def expire_late(self, now_ms: float) -> None:
         for found in self.mutes.values():
-            if found.state is BreakerState.HALF_OPEN and found.lease_ends_ms <= now_ms:
+            if found.state is BreakerState.HALF_OPEN and found.probe_ends_ms <= now_ms:
                 found.state = _next(found.state, BreakerEvent.EXPIRE)
                 self._schedule_retry(found, now_ms)
 
     @staticmethod
     def _schedule_retry(found: Mute, retry_at_ms: float) -> None:
         found.retry_at_ms = retry_at_ms
-        found.lease_ends_ms = math.inf
+        found.probe_ends_ms = math.inf
 
     def next_change_ms(self, now_ms: float) -> float:
         """Milliseconds until another probe may go or one is lost; infinite if time alone changes nothing."""
         times = (
-            mute.retry_at_ms if mute.state is BreakerState.OPEN else mute.lease_ends_ms
+            mute.retry_at_ms if mute.state is BreakerState.OPEN else mute.probe_ends_ms
             for mute in self.mutes.values()
         )
         return min((at for at in times if at > now_ms), default=math.inf) - now_ms

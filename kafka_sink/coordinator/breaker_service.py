@@ -475,7 +475,7 @@ class BreakerService(Service):
 
     def _is_probe_due(self, target: Target, found: _Muted, now_ms: float) -> bool:
         mute = self.table.mutes[target]
-        if mute.state is BreakerState.HALF_OPEN and mute.lease_ends_ms <= now_ms:
+        if mute.state is BreakerState.HALF_OPEN and mute.probe_ends_ms <= now_ms:
             found.prober = None
             self.table.expire(target, now_ms)
         # None goes out before the mute that it is for.

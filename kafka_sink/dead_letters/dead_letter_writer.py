@@ -137,7 +137,7 @@ class _Header:
 def dead_letter_plan(topic: str) -> ColumnPlan:
     """The plan of the tables that ``dead_letter_table`` makes.
 
-    Dead letters have the present time. The row's own may be why it was rejected, or so old that the dead
+    Dead letters have the present time. The row's own may be why it was rejected, or so old that the
     dead letter is soon deleted.
     """
     return ColumnPlan.of(_COLUMNS, topic)

@@ -75,7 +75,7 @@ APIS: Mapping[int, Api] = {
     PRODUCE: Api("Produce", "produce", (3, 13), _MIB, 6, 9),
     # Version 4 is the first that can forbid auto-creation; 10 brings topic ids.
     METADATA: Api("Metadata", "requests", (4, 13), 64 * _MIB, 6, 9),
-    # 4 KiB for each of thousands of progress marks.
+    # 4 KiB for each of thousands of progress markers.
     # Version 8 fetches many groups at once (KIP-709); version 10 identifies topics by id.
     OFFSET_FETCH: Api("OffsetFetch", "transaction_requests", (8, 9), 32 * _MIB, 4, 6),
     # Version 4 looks up many keys at once (KIP-699).

@@ -1,6 +1,6 @@
 """Login modules out of ``sasl.jaas.config``, read as Kafka's Java client reads them.
 
-Java takes the text apart with a StreamTokenizer: a word starts with a dead letter (or ``_``, ``$``) and goes
+Java takes the text apart with a StreamTokenizer: a word starts with a letter (or ``_``, ``$``) and goes
 on with letters, digits, ``.`` and ``-``; a value with anything else in it is quoted with ``"`` or ``'``;
 backslash escapes in quotes are those of Java's string literals; a slash outside of quotes begins a comment.
 Source: ``org.apache.kafka.common.security.JaasConfig`` of kafka-clients 4.3, ``StreamTokenizer`` of Java.

@@ -1,4 +1,4 @@
-"""``kafka_sink.register`` and ``kafka_sink.tune``: what a session is message_of of the sink."""
+"""``kafka_sink.register`` and ``kafka_sink.tune``: what a session learns of the sink."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tests.support.breaker_cluster import A0, A1
 from tests.support.brokers import batch
 
 
-def test_the_coordinators_mutes_and_leases(manager: CircuitBreakManager) -> None:
+def test_the_coordinators_mutes_and_permits(manager: CircuitBreakManager) -> None:
     muted: dict[Target, str] = {1: "another task's", A1: "another task's"}
     manager.local.apply_shared(muted, {})
     assert [(c.target, c.muted, c.own) for c in manager.local.take_changes()] == [
@@ -17,14 +17,14 @@ def test_the_coordinators_mutes_and_leases(manager: CircuitBreakManager) -> None
         (A1, True, False),
     ]
     manager.local.now_ms = 60_000.0
-    assert manager.probes.brokers_to_probe() == [], "no lease"
-    assert not manager.probes.may_probe(A1), "no lease"
+    assert manager.probes.brokers_to_probe() == [], "no permit"
+    assert not manager.probes.may_probe(A1), "no permit"
     manager.local.apply_shared(muted, {1: ProbePermit(500.0), A1: ProbePermit(500.0)})
     assert manager.probes.brokers_to_probe() == [1]
     assert manager.probes.may_probe(A1)
     manager.local.now_ms = 60_500.0
-    assert manager.probes.brokers_to_probe() == [], "the lease is over"
-    assert not manager.probes.may_probe(A1), "the lease is over"
+    assert manager.probes.brokers_to_probe() == [], "the permit is over"
+    assert not manager.probes.may_probe(A1), "the permit is over"
     manager.local.apply_shared(muted, {1: ProbePermit(500.0), A1: ProbePermit(500.0)})
     manager.probes.broker_probe_sent(1)
     assert manager.probes.brokers_to_probe() == []

@@ -122,7 +122,7 @@ def test_while_a_batch_waits_it_is_the_probe(manager: CircuitBreakManager) -> No
     assert manager.probes.held() == []
 
 
-def test_a_leased_trial_opens_at_once_and_ends_with_its_lease(manager: CircuitBreakManager) -> None:
+def test_a_permitted_probe_opens_at_once_and_ends_with_its_permit(manager: CircuitBreakManager) -> None:
     manager.local.apply_shared({A0: "x", A1: "y"}, {})
     manager.local.now_ms = 60_000.0
     assert A0 in manager.refresh()
@@ -131,7 +131,7 @@ def test_a_leased_trial_opens_at_once_and_ends_with_its_lease(manager: CircuitBr
     )
     mutes = manager.refresh()
     assert A0 not in mutes
-    assert A1 in mutes, "that lease is for a batch that waits"
+    assert A1 in mutes, "that permit is for a batch that waits"
     manager.local.now_ms = 60_500.0
     assert A0 in manager.refresh()
 

@@ -130,7 +130,7 @@ def test_somebody_who_waits_for_memory_makes_all_ready(monkeypatch: pytest.Monke
     assert bench.ready(0)[0] == {0: {0}, 1: {1}}
 
 
-def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -> None:
+def test_a_held_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -> None:
     bench = Bench()
     bench.batch(P[0]).held = True
     assert not bench.accumulator.held_batch_skipped
@@ -138,7 +138,7 @@ def test_a_leased_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender()
     assert bench.accumulator.held_batch_skipped
 
 
-def test_a_batch_leased_between_the_look_and_the_drain_asks_for_a_wake_up_too() -> None:
+def test_a_batch_held_between_ready_and_drain_asks_for_a_wake_up_too() -> None:
     bench = Bench()
     batch = bench.batch(P[0])
     queues = bench.accumulator.ready(bench.leader, 1_000)[0][bench.brokers.of(0)]
@@ -311,7 +311,7 @@ def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
     assert bench.ready(10_000)[0] == {}
 
 
-def test_a_batch_under_a_lease_is_not_failed() -> None:
+def test_a_held_batch_is_not_failed() -> None:
     bench = Bench()
     batch = bench.batch(P[0])
     batch.held = True
@@ -437,7 +437,7 @@ def test_they_go_behind_what_is_queued_where_least_is() -> None:
     assert bench.accumulator.partition(P[0]) not in bench.accumulator.waiting
 
 
-def test_a_leased_batch_neither_moves_nor_is_closed() -> None:
+def test_a_held_batch_neither_moves_nor_is_closed() -> None:
     """Its task writes into it. The sender is woken when that ends, and looks again."""
     bench = Bench()
     moving, open_there = free(bench.batch(P[0])), bench.batch(P[1])
@@ -452,7 +452,7 @@ def test_a_leased_batch_neither_moves_nor_is_closed() -> None:
 
 
 def test_what_moved_expires_at_its_own_age() -> None:
-    """Behind younger ones: catches a look that ends at the first batch which is young enough."""
+    """Behind younger ones: catches a search that ends at the first batch which is young enough."""
     bench = Bench()
     bench.closed(P[1], created=5_000)
     old = free(bench.closed(P[0], created=0))

@@ -19,7 +19,7 @@ def placed(plan: AppendPass) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def test_each_run_gets_a_leased_batch_with_the_time_and_the_first_timestamp() -> None:
+def test_each_run_gets_a_held_batch_with_the_time_and_the_first_timestamp() -> None:
     bench = Bench()
     plan = bench.planned(rows(3, 2))
     assert placed(plan) == [(0, 0, 3, 0), (1, 3, 5, 0)]
@@ -57,7 +57,7 @@ def test_refused_memory_ends_the_plan_at_the_row_that_has_no_place() -> None:
     assert bench.pool.metrics().used_bytes == held
 
 
-def test_a_grant_opens_a_batch_for_its_rows_and_the_next_turn_goes_on_behind_them() -> None:
+def test_a_grant_opens_a_batch_for_its_rows_and_the_next_pass_goes_on_behind_them() -> None:
     bench = Bench()
     ordered = rows(5)
     granted = bench.allocator.open(400, 0)
@@ -67,7 +67,7 @@ def test_a_grant_opens_a_batch_for_its_rows_and_the_next_turn_goes_on_behind_the
     assert (plan.stop, plan.missing) == (3, None)
 
 
-def test_a_turn_begins_in_the_middle_of_a_run() -> None:
+def test_a_pass_begins_in_the_middle_of_a_run() -> None:
     plan = Bench().planned(rows(4, 4), 6)
     assert placed(plan) == [(1, 6, 8, 0)]
 
@@ -81,7 +81,7 @@ def test_a_refused_batch_is_learnt_from_once() -> None:
     assert limits.ratio == pytest.approx(1.7)
 
 
-def test_the_rows_of_a_plan_are_written_and_its_leases_end() -> None:
+def test_the_rows_of_a_pass_are_written_and_its_batches_let_go() -> None:
     bench = Bench()
     plan = bench.planned(rows(3, 2))
     bench.appender.carry_out(plan)
@@ -134,7 +134,7 @@ def test_thousands_of_small_batches_are_given_to_the_sender_in_groups(
     assert bench.wakes == 2
 
 
-def test_a_turn_that_fails_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_fails_keeps_its_batches_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its batches lack rows, so the sender must not have them."""
     bench = Bench()
     plan = bench.planned(rows(3))

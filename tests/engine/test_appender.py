@@ -1,4 +1,4 @@
-"""Rows of tables into batches: turns, held batches, memory that is short, and who is woken."""
+"""Rows of tables into batches: passes, held batches, memory that is short, and who is woken."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_units_may_be_any_time_apart(codec: CompressionType, later: int) -> None
     assert batch.buffer.heap_bytes == 0
 
 
-def test_the_sender_is_woken_for_new_and_full_batches_and_for_leases_it_met() -> None:
+def test_the_sender_is_woken_for_new_and_full_batches_and_for_held_ones_it_met() -> None:
     bench = Bench()
     bench.append(unit(0, [0]))
     assert bench.wakes == 1
@@ -463,7 +463,7 @@ def test_rows_that_turn_incompressible_wait_for_responses_and_do_not_fail_the_ta
 
     unit = noise(2_000, 4)
     bench.append(unit, answer)
-    # Beyond the limit by what was reserved already, a turn's rows at most.
+    # Beyond the limit by what was reserved already, a pass's rows at most.
     limit = bench.pool.heap_limit_bytes
     assert limit < peak < limit + unit.bound(0, len(unit))
     bench.appender.flush()
@@ -621,7 +621,7 @@ def _raising(*_: Any, **__: Any) -> Any:
     raise RuntimeError("planning failed")
 
 
-def test_a_lost_task_stops_between_turns_with_its_leases_ended() -> None:
+def test_a_lost_task_stops_between_passes_and_holds_nothing() -> None:
     bench = Bench()
 
     def check() -> None:

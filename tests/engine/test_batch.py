@@ -80,6 +80,6 @@ def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
     assert first[61:] == b"r" * 2_500
 
 
-def test_rows_are_taken_only_under_a_lease() -> None:
+def test_rows_are_taken_only_while_held() -> None:
     with pytest.raises(IllegalTransitionError):
         batch_in(BatchState.OPEN).append(memoryview(b"record"), 1, 0)

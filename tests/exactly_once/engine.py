@@ -137,7 +137,7 @@ def drive(settings: Settings) -> int:
 
 
 def _exit_code(error: Exception) -> int:
-    """Tasks are reported, too, where a query has gone back by more than a batch, or one is not complete."""
+    """Tasks report that, too, where a query has gone back by more than a batch, or one is not complete."""
     if ChangedBatchError.__name__ in str(error):
         return CHANGED
     if isinstance(error, IncompleteBatchError) or IncompleteBatchError.__name__ in str(error):

@@ -54,7 +54,7 @@ def write_began(checkpoint: str, first: int, rows: int) -> str:
 
 
 def write_is_known(checkpoint: str, name: str) -> None:
-    """The driver was reported that the batch is committed."""
+    """The driver was told that the batch is committed."""
     _append(checkpoint, {"name": name, "return": time.monotonic_ns()})
 
 

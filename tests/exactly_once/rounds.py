@@ -373,8 +373,8 @@ class Round:
             (self._settings.commits / str(done - 1)).unlink()
 
     def _lose_batch(self) -> None:
-        """As after a power loss. What is planned under its number then has other rows, which must be reported
-        loudly; the round does as the error says, and restores the checkpoint."""
+        """As after a power loss. What is planned under its number then has other rows, which an error must
+        report; the round does as it says, and restores the checkpoint."""
         self._await_a_batch()
         self._end_drivers()
         done = engine.committed(self._settings)

@@ -71,7 +71,7 @@ def test_dead_letters_are_shown_and_written_back(broker: LocalBroker, tmp_path: 
     (shown,) = peeked("peek-dead-letters")
     assert "rejected by peek-orders: the record is larger [2J than 1000" in shown
     (whole,) = peeked("peek-dead-letters", "--json")
-    file = tmp_path / "dead-dead_letters.jsonl"
+    file = tmp_path / "dead-letters.jsonl"
     mended = {**json.loads(whole), "value": "small"}
     file.write_text("".join(json.dumps(one) + "\n" for one in (mended, {**mended, "origin": "peek-rows"})))
     (line,) = peeked("peek-orders", "--write-back", str(file))

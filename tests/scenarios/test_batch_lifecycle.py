@@ -150,7 +150,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(chance=st.integers(0, 19))
     def expire_all(self, chance: int) -> None:
         if chance == 19:
-            self.model.expire_while_leased()
+            self.model.expire_while_held()
 
     @precondition(_going)
     @rule(rows=st.lists(partitions, min_size=1, max_size=4), chance=st.integers(0, 19))
@@ -174,17 +174,17 @@ class Lifecycle(RuleBasedStateMachine):
         self.model.check_end()
 
 
-def test_what_is_too_old_under_a_lease_fails_once_the_lease_has_ended() -> None:
+def test_what_is_too_old_while_held_fails_once_it_is_let_go() -> None:
     model = Model()
     model.append([0], 5, lambda: None)
-    model.expire_while_leased()
+    model.expire_while_held()
     assert not model.deliveries.has_failed
     model.now += HOLD_MS
     model.expire()
     assert model.deliveries.has_failed
 
 
-def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> None:
+def test_letting_go_of_a_batch_while_it_expires_does_not_let_it_live_on() -> None:
     model = Model()
     model.append([0], 5, lambda: None)
     model.now += DELIVERY_TIMEOUT_MS + 1
@@ -196,7 +196,7 @@ def test_a_lease_that_ends_while_its_batch_expires_does_not_let_it_live_on() -> 
         batch.held = False
         return failed
 
-    model.accumulator.fail = held_until_refused  # type: ignore[method-assign]  # the task's turn, just then
+    model.accumulator.fail = held_until_refused  # type: ignore[method-assign]  # the task, just then
     model.expire()
     assert not batch.terminal
     model.accumulator.fail = fail  # type: ignore[method-assign]  # and its end
@@ -251,7 +251,7 @@ def walk(seed: int, steps: int = 120) -> Model:
         (lies, lambda: model.arrive(_node(chance), chance.choice(LIES), append=False)),
         (lies / 2, lambda: model.forget(_partition(chance))),
         (0.1 * ends, lambda: _append(model, chance, model.fail_all)),
-        (0.3 * ends, model.expire_while_leased),
+        (0.3 * ends, model.expire_while_held),
         (0.1 * ends, lambda: model.arrive(_node(chance), chance.choice(FINAL), append=False)),
         (0.05 * ends, model.close),
     ]
@@ -337,7 +337,7 @@ def _memory_goes_back_at_expiry(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProducerBatch, "release_if_unused", release)
 
 
-def _leases_do_not_count(patch: pytest.MonkeyPatch) -> None:
+def _held_does_not_count(patch: pytest.MonkeyPatch) -> None:
     """The sender fails a batch that the task writes into."""
     fail = RecordAccumulator.fail
 
@@ -453,7 +453,7 @@ def _what_was_sent_moves(patch: pytest.MonkeyPatch) -> None:
 BUGS: list[Bug] = [
     _what_was_sent_moves,
     _memory_goes_back_at_expiry,
-    _leases_do_not_count,
+    _held_does_not_count,
     _retries_go_to_the_end,
     _late_responses_count,
     _anything_may_be_sent,

@@ -57,13 +57,13 @@ def test_a_batch_that_waited_for_room_goes_on_though_the_task_rejects_rows_at_th
             """At the response there was none, and the task's thread is as fast as skip_waiting."""
             return looks.pop(0)
 
-    letters = Looks("letters", 100, 1_000)
-    model = Model(dead_letters=letters)
+    dead_letters = Looks("dead-letters", 100, 1_000)
+    model = Model(dead_letters=dead_letters)
     model.append([0], 5, lambda: None)
     model.flush()
     model.send()
     model.arrive(0, INVALID_RECORD, append=False)
     model.respond(0)
-    assert (len(model.responses.waiting), letters.rows) == (1, 0)
+    assert (len(model.responses.waiting), dead_letters.rows) == (1, 0)
     model.responses.skip_waiting()
-    assert (model.responses.waiting, letters.rows, model.accumulator.incomplete) == ({}, 1, 0)
+    assert (model.responses.waiting, dead_letters.rows, model.accumulator.incomplete) == ({}, 1, 0)

@@ -216,7 +216,7 @@ class Task:
         metrics = self.pool.metrics()
         total = metrics.buffer_total_bytes
         assert metrics.used_bytes + metrics.free_bytes == metrics.allocated_bytes <= total
-        # Encoded rows of one turn; headers of pieces, and what small ones shrink less than their batch.
+        # Encoded rows of one pass; headers of pieces, and what small ones shrink less than their batch.
         batches = len(self.accumulator.live)
         beyond = self.unit_bytes + total // 4 + batches * 2 * 16_384
         assert metrics.heap_bytes <= self.pool.heap_limit_bytes + beyond

@@ -90,7 +90,7 @@ def test_scram_takes_no_nonce_of_another() -> None:
 
 
 class Context:
-    """A security context that is complete after so many steps; it wraps by adding a dead letter."""
+    """A security context that is complete after so many steps; it wraps by adding one byte."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps

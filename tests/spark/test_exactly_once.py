@@ -339,7 +339,7 @@ def test_a_backfill_writes_what_was_not_written_and_says_what_was(
     spark: SparkSession, job: Job, broker: LocalBroker, topic: str, tmp_path: Path
 ) -> None:
     """Catches: a lower version that was never written was skipped as "written before", and its rows were
-    lost; and a skip was message_of as a write of no rows."""
+    lost; and a skip was reported as a write of no rows."""
     named = {"txnAppId": "backfill", "delivery.report.path": str(tmp_path / "report")}
     job(spark.range(10), txnVersion="20260131", **named).save()
     job(spark.range(10, 20), txnVersion="20260130", **named).save()

@@ -274,7 +274,7 @@ class Model:
         """What delivery.timeout.ms has passed for."""
         self.responses.expire(self.now)
 
-    def expire_while_leased(self) -> None:
+    def expire_while_held(self) -> None:
         """The task holds batches just after the sender has found them too old."""
         self.now += DELIVERY_TIMEOUT_MS + 1
         found = self.accumulator.expired(self.now)

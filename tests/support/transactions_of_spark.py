@@ -59,7 +59,7 @@ class Faults:
     former_coordinators_of_ids: int = 0
     weeks: int = 0
     expires_ids: bool = False
-    # A job that its user was reported is written, and runs again.
+    # A job of which its user knows that it is written, and which runs again.
     reruns: int = 0
     # The command, run by a person, and an abort by the coordinator, of a driver that may live.
     operators: int = 0
@@ -116,8 +116,7 @@ class Settings:
 
 class World:
     """One run. ``reported`` are the batches, by writer and number, whose run ended well: Spark does not run
-    these
-    again, nor does the user of a job without need."""
+    these again, nor does the user of a job without need."""
 
     def __init__(self, settings: Settings, choose: Choose) -> None:
         self.settings = settings
@@ -584,5 +583,5 @@ class World:
         ]
 
     def lost(self) -> list[Row]:
-        """Rows of batches that are reported to be written, and that no reader sees nor ever will."""
+        """Rows of batches that are reported as written, and that no reader sees nor ever will."""
         return sorted(self.expected() - set(self.kafka.visible))

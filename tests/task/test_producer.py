@@ -265,7 +265,7 @@ def test_a_sender_that_breaks_down_before_the_first_task_begins_says_why(
         producer.close()
 
 
-def test_what_was_leased_when_the_sender_broke_down_is_given_back_with_the_task(
+def test_what_was_held_when_the_sender_broke_down_is_given_back_with_the_task(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaking(*_: object) -> None:

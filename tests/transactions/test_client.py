@@ -185,7 +185,7 @@ def test_a_list_waits_a_moment_only_for_a_broker_that_hangs(network: Network) ->
     network.silent = {2}
     assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-3-0"}
     assert network.now_ms < 10_000
-    assert client.left_out == {2}, "for people, who must be reported"
+    assert client.left_out == {2}, "for people, who must know of it"
     network.silent = set()
     assert client.run(listing(), 60_000) == {"p-task-1-0", "p-task-2-0", "p-task-3-0"}
     assert not client.left_out

@@ -435,8 +435,8 @@ def test_a_version_is_written_once_whether_its_first_job_was_aborted_before_or_a
 def test_a_driver_that_does_not_learn_what_became_of_a_decision_says_what_readers_see(
     app: str | None, who: str
 ) -> None:
-    """Catches: a job of which readers saw a part, and would for good, was reported as a request that
-    failed."""
+    """Catches: a job of which readers saw a part, and would for good, failed with the text of a
+    request that failed."""
     cluster = Cluster()
     report = cluster.write(cluster.plan(), 7, 0, 0, app="nightly")
     if app is None:
@@ -483,8 +483,8 @@ def decided_by(cluster: Cluster, batch: BatchIdentity) -> list[AttemptReport]:
 def test_what_completes_a_batch_is_said_of_those_that_can_be_completed(
     batch: BatchIdentity, advice: str, never: str
 ) -> None:
-    """Catches: an unnamed job was reported to run again to write just what was missing, and wrote all of
-    it."""
+    """Catches: the error said to run an unnamed job again to write just what was missing, and it wrote all
+    rows."""
     cluster = Cluster()
     reports = decided_by(cluster, batch)
     with pytest.raises(IncompleteBatchError, match=advice) as reported:
@@ -785,7 +785,7 @@ def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_
 
 
 def test_a_repair_that_dies_leaves_the_batch_as_it_was() -> None:
-    """The tasks of the repair take ids over that reported what became of the batch, and marks expire."""
+    """The tasks of the repair take over the ids that tell what became of the batch, and marks expire."""
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 0, index, index) for index in range(2)]

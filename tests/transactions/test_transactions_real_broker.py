@@ -512,7 +512,7 @@ def test_a_driver_that_was_replaced_calls_no_batch_incomplete(job: Callable[...,
 def test_a_driver_that_was_replaced_before_its_decision_leaves_its_successor_alone(
     job: Callable[..., Job],
 ) -> None:
-    """Catches: it was reported that a broker knew nothing, and to start the query again, which fences the
+    """Catches: an error said that a broker knew nothing, and to start the query again, which fences the
     successor."""
     first, second = job(), job()
     older = first.take_over()
@@ -582,7 +582,7 @@ def test_an_attempt_whose_first_row_comes_behind_the_commit_leaves_nothing_open(
     job: Callable[..., Job],
 ) -> None:
     """Catches: an attempt without anything open yet when the commit looks, whose transaction then held
-    readers up until its timeout, as nobody reported it that it was late."""
+    readers up until its timeout, as nobody told it that it was late."""
     run = job()
     handover = run.take_over()
     late = run.attempt(handover, 0, 0, slot=1)

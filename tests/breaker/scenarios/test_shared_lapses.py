@@ -136,7 +136,7 @@ def test_a_coordinator_that_is_killed_causes_no_probes() -> None:
 
 
 def test_two_muted_brokers_are_probed_by_all_in_turn() -> None:
-    """Catches: leases for one broker that always go to the same task, which waits for its last probe."""
+    """Catches: permits for one broker that always go to the same task, which waits for its last probe."""
     job = Job(2)
     job.run(100)
     for node in (1, 2):
@@ -190,7 +190,7 @@ def test_one_tasks_bad_network_does_not_make_all_mute_and_unmute() -> None:
     assert lonely.manager.local.own_trips <= 3
 
 
-def test_nothing_is_left_of_a_lease_when_its_task_ends() -> None:
+def test_nothing_is_left_of_a_permit_when_its_task_ends() -> None:
     job = Job(2)
     job.run(100)
     frozen(job)
@@ -216,7 +216,7 @@ def test_a_late_message_about_a_former_mute_does_not_end_the_present_one() -> No
     assert task.muted() == {1}
 
 
-def test_a_lease_does_not_outlive_its_connection() -> None:
+def test_a_permit_does_not_outlive_its_connection() -> None:
     job = Job(1)
     (task,) = job.tasks
     job.run(10)

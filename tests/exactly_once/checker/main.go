@@ -2,7 +2,7 @@
 //
 // The history is JSON on stdin: a list of registers. A register is a set of rows with the same history: the
 // writes of micro-batches that had these rows, and how often each reader of committed rows saw them. Times are
-// nanoseconds of one clock. Nobody may know whether a write took effect, as its driver was killed or was reported of
+// nanoseconds of one clock. Nobody may know whether a write took effect, as its driver was killed or was told of
 // an error: then it may do so at any time after its call, or never.
 //
 // The specification knows nothing of transactions, markers or decisions: a row is there or not, a write puts it
