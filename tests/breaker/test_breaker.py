@@ -21,7 +21,7 @@ from kafka_sink.coordinator.breaker import BreakerChannel
 from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
-from tests.support.breaker_cluster import Cluster, run_pass
+from tests.support.breaker_cluster import A0, A1, B0, Cluster, numbers, run_pass
 from tests.support.brokers import batch
 
 P0, P1, P2, P3 = (TopicPartition("t", partition) for partition in range(4))
@@ -416,3 +416,123 @@ def test_outcomes_and_changes_go_to_the_coordinator_until_the_task_leaves_it() -
     assert P3 in bench.gate.mutes
     bench.gate.close()
     assert not bench.gate.mutes
+
+
+# -- what breaker classes get -------------------------------------------------------------------------
+
+
+def test_the_methods_of_the_kip(manager: CircuitBreakManager) -> None:
+    manager.mute(1)
+    manager.mute(A1)
+    assert numbers(manager.available_partitions_for_topic("a")) == [2]
+    assert numbers(manager.muted_partitions_for_topic("a")) == [0, 1]
+    assert manager.available_partitions_for_node(1) == {}
+    assert {name: numbers(infos) for name, infos in manager.muted_partitions_for_node(1).items()} == {
+        "a": [0],
+        "b": [0],
+    }
+    assert manager.available_partitions_for_topic("unknown") == []
+    manager.unmute(1)
+    manager.unmute(A1)
+    manager.unmute(A1)
+    assert numbers(manager.available_partitions_for_topic("a")) == [0, 1, 2]
+    changes = [(change.target, change.muted, change.own) for change in manager.local.take_changes()]
+    assert changes == [(1, True, True), (A1, True, True), (1, False, True), (A1, False, True)]
+    manager.mute(2)
+    manager.close()
+    assert not manager.view
+    manager.mute(2)
+    assert not manager.refresh()
+
+
+def test_congested_brokers_are_no_trips(manager: CircuitBreakManager) -> None:
+    manager.mute_congested(1)
+    assert manager.congested == {1}
+    assert not manager.refresh()
+    manager.unmute_congested(1)
+    manager.unmute_congested(1)
+    assert not manager.congested
+    assert manager.local.own_trips == 0
+
+
+def test_a_brokers_mute_follows_its_partitions(manager: CircuitBreakManager, cluster: Cluster) -> None:
+    manager.mute(1)
+    mutes = manager.refresh()
+    assert A0 in mutes
+    assert A1 not in mutes
+    cluster.move(A0, 2)
+    cluster.move(A1, 1)
+    mutes = manager.refresh()
+    assert A0 not in mutes
+    assert A1 in mutes
+    assert manager.muted_count == 2
+
+
+def test_partitions_that_lose_their_leader_stay_muted_with_it(
+    manager: CircuitBreakManager, cluster: Cluster
+) -> None:
+    """Found by benchmarks/frozen_broker.py: the cluster takes the leadership from a frozen broker after its
+    session, and keys that were spread went back to partitions that nobody leads."""
+    manager.mute(1, "silent")
+    assert A0 in manager.refresh()
+    cluster.move(A0, -1)
+    cluster.move(B0, 2)
+    mutes = manager.refresh()
+    assert A0 in mutes
+    assert B0 not in mutes, "another broker leads it now"
+    assert TopicPartition("a", 3) not in mutes, "its leader was not muted"
+    assert manager.is_muted(A0)
+    assert manager.mute_of(A0) is not None
+    assert {name: numbers(infos) for name, infos in manager.muted_partitions_for_node(1).items()} == {
+        "a": [0]
+    }
+    manager.local.now_ms = 10_000.0
+    assert A0 in manager.refresh()
+    assert numbers(manager.muted_partitions_for_topic("a")) == [0]
+    assert manager.muted_count == 1
+    cluster.move(A0, 1)
+    manager.refresh()
+    manager.probes.broker_probe_sent(1)
+    manager.probes.broker_probe_done(1, None)
+    assert not manager.refresh()
+    cluster.move(A0, -1)
+    assert not manager.refresh()
+
+
+def test_if_everything_is_muted_nothing_is(manager: CircuitBreakManager) -> None:
+    for node in (1, 2):
+        manager.mute(node)
+    assert manager.refresh()
+    manager.mute(3)
+    assert not manager.refresh()
+    manager.unmute(2)
+    assert A0 in manager.refresh()
+    assert A1 not in manager.refresh()
+
+
+def test_mutes_hold_before_any_metadata_is_known() -> None:
+    """Catches: a task's first rows that ignore the coordinator's mutes."""
+    cluster = Cluster()
+    manager = cluster.manager()
+    manager.local.apply_shared({1: "another task's"}, {})
+    mutes = manager.refresh()
+    cluster.leaders["a"] = [1, 2]
+    assert A0 in mutes
+    assert A1 not in mutes
+
+
+def test_who_leads_something_is_looked_up_once_for_a_state_of_cluster_and_mutes() -> None:
+    """Catches: while a broker is slow, all partitions in each pass of the sender."""
+    cluster = Cluster(t=[1 + number % 3 for number in range(10_000)])
+    manager = cluster.manager()
+    assert [manager.available_nodes() for _ in range(100)] == [{1, 2, 3}] * 100
+    assert cluster.looks == 1
+    manager.mute(2)
+    assert [manager.available_nodes() for _ in range(100)] == [{1, 3}] * 100
+    assert cluster.looks == 2
+    for number in range(0, 10_000, 3):
+        cluster.move(TopicPartition("t", number), 3)
+    assert manager.available_nodes() == {3}
+    manager.unmute(2)
+    assert manager.available_nodes() == {2, 3}
+    assert cluster.looks == 4

@@ -202,7 +202,7 @@ def test_refused_rows_that_wait_for_the_dead_letters_of_others_are_not_sent_agai
         with tolerant(cluster, extra=extra, batch_size=2_000_000, buffer_memory=64 * MIB) as producer:
             values = [(b"<%d>" % number).ljust(500_000, b"x") for number in range(24)]
             with monkeypatch.context() as slow:
-                # Else a slow task writes dead letters as fast as rows are refused, before it has appended all.
+                # Else a slow task writes dead letters as fast as rows are refused, before all are appended.
                 slow.setattr(DeadLetterWriter, "write", lambda _: False)
                 producer.send(pa.record_batch({"value": values, "partition": pa.array([0] * 24, pa.int32())}))
             dead_letters = producer.dead_letters

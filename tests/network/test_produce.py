@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import uuid
 from typing import Any
 
@@ -14,9 +15,11 @@ from kafka_sink.errors import ProtocolError
 from kafka_sink.model import NO_RECORD_ERRORS, Node
 from kafka_sink.network import produce
 from kafka_sink.network.apis import PRODUCE
+from kafka_sink.network.wire import read_response
 from tests.support.fake_replies import Reply
 from tests.support.fake_state import FakeState
 from tests.support.response_checks import every_version
+from tests.support.schema_responses import uvarint
 
 VERSIONS = every_version(PRODUCE)
 _TopicData = ProduceRequest.TopicProduceData
@@ -174,3 +177,76 @@ def test_an_unknown_leader_is_none() -> None:
     response.node_endpoints = []
     response = produce.decode_produce(12, header(12) + bytes(response.encode(version=12)))
     assert response.partitions[0].current_leader is None
+
+
+# -- the short way to read responses ------------------------------------------------------------------
+
+
+SHORT_VERSIONS = st.sampled_from([9, 10, 11, 12, 13])
+
+
+ENOUGH = 1_000
+
+
+@st.composite
+def responses(draw: Any) -> tuple[int, bytes, int]:
+    """A version, a response as a broker writes it, and its number of partitions."""
+    version = draw(SHORT_VERSIONS)
+    topics = draw(st.lists(st.lists(st.integers(0, 1 << 20), max_size=200), max_size=4))
+    body = struct.pack(">i", draw(st.integers(0, 1 << 30))) + b"\0" + uvarint(len(topics) + 1)
+    for number, partitions in enumerate(topics):
+        if version == 13:
+            body += bytes([number + 1]) * 16
+        else:
+            name = f"topic-{number}".encode() * draw(st.sampled_from([1, 20]))
+            body += uvarint(len(name) + 1) + name
+        body += uvarint(len(partitions) + 1)
+        for partition in partitions:
+            error = draw(st.sampled_from([0, 0, 0, 6, 19]))
+            body += struct.pack(">ihqqq", partition, error, draw(st.integers(-1, 1 << 40)), -1, 0)
+            body += b"\x01\x00\x00"
+        body += b"\0"
+    return version, body + struct.pack(">i", draw(st.integers(0, 5000))) + b"\0", sum(map(len, topics))
+
+
+def the_long_way(version: int, payload: bytes) -> produce.ProduceResponse:
+    return read_response(PRODUCE, version, payload, produce._response)
+
+
+@given(responses())
+def test_plain_responses_are_read_the_short_way_and_alike(response: tuple[int, bytes, int]) -> None:
+    version, payload, partitions = response
+    found = produce._read_plain(version, payload, ENOUGH)
+    assert found is not None
+    assert len(found.partitions) == partitions
+    assert found == the_long_way(version, payload)
+
+
+@given(responses(), st.data())
+def test_damaged_responses_are_left_to_the_long_way_or_read_alike(
+    response: tuple[int, bytes, int], data: Any
+) -> None:
+    version, payload, _ = response
+    damaged = bytearray(payload)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(4, max(4, len(damaged) - 1)))
+        match data.draw(st.sampled_from(["change", "cut", "add"])):
+            case "change" if at < len(damaged):
+                damaged[at] = data.draw(st.integers(0, 255))
+            case "cut":
+                del damaged[at:]
+            case _:
+                damaged.insert(at, data.draw(st.integers(0, 255)))
+    try:
+        expected: produce.ProduceResponse | None = the_long_way(version, bytes(damaged))
+    except ProtocolError:
+        expected = None
+    found = produce._read_plain(version, bytes(damaged), ENOUGH) if len(damaged) >= 4 else None
+    assert found is None or found == expected
+
+
+@pytest.mark.parametrize("version", [3, 8])
+def test_old_versions_go_the_long_way(version: int) -> None:
+    payload = struct.pack(">iihi", 7, 1, 1, 0x74000000)
+    with pytest.raises(ProtocolError):
+        produce.decode_produce(version, payload)
