@@ -145,7 +145,8 @@ class PlanningClient(BlockingCalls):
         self.calls = []
 
     def _on_failure(self, call: Call, cause: Exception, *_: object) -> None:
-        self.calls = []
+        # It may be one that was given up, and another is under way.
+        self.calls = [one for one in self.calls if one is not call]
         if isinstance(cause, AuthenticationError):
             raise AuthenticationError(str(cause)) from None
         self._resets += isinstance(cause, ConnectionResetError)

@@ -8,18 +8,19 @@ import socket
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from kafka_sink import spark_application
-from kafka_sink.clock import WAIT_LISTENER
+from kafka_sink.clock import WAIT_LISTENER, monotonic_ms
 from kafka_sink.driver import planning_client
 from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
 from kafka_sink.model import Node
-from kafka_sink.network import admin_requests, apis
+from kafka_sink.network import admin_requests, apis, requests
 from kafka_sink.options import SinkOptions, parse
 from local_kafka import LocalBroker
 from tests.support.fake_broker import (
@@ -30,7 +31,7 @@ from tests.support.fake_broker import (
     METADATA,
     FakeCluster,
 )
-from tests.support.fake_replies import error, garbage
+from tests.support.fake_replies import Reply, error, garbage
 from tests.support.ports import refusing_port
 from tests.support.proxy import METADATA as METADATA_API
 from tests.support.proxy import ProxyCluster
@@ -458,3 +459,31 @@ def test_the_dead_letter_topic_shares_the_wait_of_the_topic(topic: str) -> None:
         assert len(asked) > 1
         assert all(names == {topic, dead_letters} for names in asked)
         assert len(cluster.received(INIT_PRODUCER_ID)) == 1
+
+
+def test_a_request_that_was_given_up_ends_no_later_one() -> None:
+    """Catches: a check of planning that is skipped in silence, as the request before failed late."""
+    with FakeCluster({"t": 1}, brokers=2) as cluster:
+        nodes = [Node(number, "127.0.0.1", cluster.port(number)) for number in range(2)]
+        asked = options(cluster.bootstrap_servers, "t")
+        with planning_client.PlanningClient(asked, 9_000.0) as client:
+            client.connect()
+            client.use_advertised(nodes)
+            assert all(client.reach(node.id) for node in nodes)
+            cluster.freeze(0)
+            now_ms = [monotonic_ms()]
+            client._clock_ms = lambda: now_ms[0]
+
+            def ask(node_id: int) -> object:
+                encode = partial(requests.encode_metadata, topics=("t",), allow_auto_create=False)
+                return client.ask(node_id, apis.METADATA, encode, 1_000.0)
+
+            def go_on(*_: object) -> None:
+                now_ms[0] += 2_000.0
+
+            token = WAIT_LISTENER.set(go_on)
+            assert ask(0) is None
+            WAIT_LISTENER.reset(token)
+            cluster.script(METADATA, Reply(delay_ms=300.0), node_id=1)
+            cluster.disconnect(0)
+            assert ask(1) is not None
