@@ -503,16 +503,24 @@ class TransactionClient(BlockingCalls):
             body = transaction_requests.encode_find_coordinator(version, names, of_groups=of_groups)
             self._asked_coordinators.add(of_groups)
             self._asked_node = connection.node.id
-            on_response = partial(self._on_coordinators, of_groups)
+            on_response = partial(self._on_coordinators, of_groups, names)
             self._ask(connection, api, version, body, on_response, len(names), now_ms)
 
     def _on_coordinators(
-        self, of_groups: bool, response: transaction_requests.CoordinatorsResponse, _: float
+        self,
+        of_groups: bool,
+        names: Iterable[str],
+        response: transaction_requests.CoordinatorsResponse,
+        _: float,
     ) -> None:
         self._asked_coordinators.discard(of_groups)
         is_new = False
-        for name, found in response.found.items():
-            if found.node is not None:
+        for name in names:
+            found = response.found.get(name)
+            if found is None:
+                self._last_error = f"the coordinator of '{name}' is not known: {_INCOMPLETE}"
+                self._back_off()
+            elif found.node is not None:
                 self._coordinators[of_groups, name] = found.node.id
                 is_new |= found.node.id not in self._nodes
                 self._nodes.setdefault(found.node.id, found.node)

@@ -455,3 +455,22 @@ def test_a_response_that_leaves_out_what_was_asked_for_says_nothing_of_it() -> N
     assert client.run(fetch_offsets("g"), 60_000) == {OffsetKey("g", PLACE): "decided"}
     assert client.run(describe("id"), 60_000)["id"].state == "Ongoing"
     assert [network.asked.count(api) for api in dict.fromkeys(network.asked)] == [2, 2, 2]
+
+
+class Nameless(Network):
+    """A broker that responds to who asks for a coordinator, and names another one."""
+
+    asked = 0
+
+    def of_groups(self, node: int, api: int) -> Any:
+        assert api == apis.FIND_COORDINATOR
+        self.asked += 1
+        self.now_ms += 1.0
+        return CoordinatorsResponse({"another": FoundCoordinator(NODES[0], 0, None)})
+
+
+def test_a_broker_that_does_not_name_the_coordinator_is_not_asked_as_fast_as_it_responds() -> None:
+    network = Nameless()
+    with pytest.raises(DeliveryError, match="the coordinator of 'g' is not known: the response lacks"):
+        client_of(network).run(fetch_offsets("g"), 10_000)
+    assert network.asked < 50
