@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 _DEFAULT_INTERVAL_MS, _MIN_INTERVAL_MS = 300_000.0, 100.0
 # Spark ends a worker that had no task for a minute, without a word.
 _IDLE_MS = 50_000.0
+# A broker may offer one without the other.
+_APIS = frozenset({GET_TELEMETRY_SUBSCRIPTIONS, PUSH_TELEMETRY})
 _CODECS = frozenset(map(int, CompressionType))
 _PREFIX = "org.apache.kafka.producer."
 
@@ -92,8 +94,7 @@ class ClientTelemetry:
 
     def on_connected(self, node_id: int, now_ms: float) -> None:
         self._connections += 1
-        connection = self._network.connections[node_id]
-        if connection.newest_version(GET_TELEMETRY_SUBSCRIPTIONS) < 0 or self._is_off:
+        if self._is_off or not self._network.connections[node_id].api_versions.keys() >= _APIS:
             return
         self.is_offered = True
         self._network.on_responded = self._on_responded
@@ -142,7 +143,7 @@ class ClientTelemetry:
         other, so rows and a push would wait for each other. None where none takes a request now."""
         last = self._connection
         if last is None or last.in_flight or not _takes_request(last, now_ms):
-            self._connection = self._network.connected_with(GET_TELEMETRY_SUBSCRIPTIONS, now_ms)
+            self._connection = self._network.connected_with(_APIS, now_ms)
         return self._connection
 
     def _ask(self, connection: BrokerConnection, now_ms: float) -> None:

@@ -12,7 +12,7 @@ import math
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -216,13 +216,15 @@ class NetworkClient:
         idle = (connection for connection in connections if connection.state is ConnectionState.IDLE)
         return max(0.0, min((connection.connect_after_ms - now_ms for connection in idle), default=math.inf))
 
-    def connected_with(self, api_key: int, now_ms: float) -> BrokerConnection | None:
-        """The broker with the least to do of those that have this API and take a request now; None without
+    def connected_with(self, api_keys: Set[int], now_ms: float) -> BrokerConnection | None:
+        """The broker with the least to do of those that have these APIs and take a request now; None without
         one."""
         ready = [
             connection
             for connection in self.connections.values()
-            if connection.is_ready and connection.accepts(now_ms) and api_key in connection.api_versions
+            if connection.is_ready
+            and connection.accepts(now_ms)
+            and api_keys <= connection.api_versions.keys()
         ]
         return min(ready, key=lambda connection: self._load(connection, now_ms)) if ready else None
 

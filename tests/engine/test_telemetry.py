@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from kafka_sink.records.compression import decompressed
 from tests.support.brokers import Brokers
 from tests.support.telemetry import Pushed, read
 
-GET, PUSH = 71, 72
+OFFERED = GET, PUSH = 71, 72
 NEW, ID = bytes(16), bytes(range(16))
 INTERVAL = 10_000
 WANTED = Subscription(0, ID, 7, (), INTERVAL, 1_000_000, True, ("*",))
@@ -48,13 +49,11 @@ class Push:
 
 
 class Connection:
-    """To a broker; it ``offers`` the APIs or not."""
+    """To a broker that has these APIs."""
 
-    def __init__(self, network: Network, node_id: int, *, offers: bool) -> None:
-        self.node_id, self.offers, self._network = node_id, offers, network
-
-    def newest_version(self, api_key: int) -> int:
-        return 0 if self.offers else -1
+    def __init__(self, network: Network, node_id: int, *apis: int) -> None:
+        self.node_id, self._network = node_id, network
+        self.api_versions = dict.fromkeys(apis, (0, 0))
 
     @property
     def is_ready(self) -> bool:
@@ -75,11 +74,15 @@ class Network:
         self.connected = set(offering)
         self.requests: list[tuple[int, Request]] = []
         self.busy: set[int] = set()
-        self.connections = {node: Connection(self, node, offers=node in offering) for node in (1, 2, 3)}
+        self.connections = {
+            node: Connection(self, node, *(OFFERED if node in offering else ())) for node in (1, 2, 3)
+        }
         self.on_responded: Any = None
 
-    def connected_with(self, api_key: int, now_ms: float) -> Connection | None:
-        usable = [one for one in self.connections.values() if one.is_ready and one.offers]
+    def connected_with(self, api_keys: Set[int], now_ms: float) -> Connection | None:
+        usable = [
+            one for one in self.connections.values() if one.is_ready and api_keys <= one.api_versions.keys()
+        ]
         return min(usable, key=lambda one: (one.in_flight, one.node_id), default=None)
 
     def send(self, connection: Connection, request: Request, now_ms: float) -> None:

@@ -99,6 +99,18 @@ def test_a_subscription_is_asked_for_and_its_metrics_pushed(client: Client) -> N
     assert client.counts == (1, 1)
 
 
+def test_a_broker_that_takes_no_pushes_is_asked_for_nothing() -> None:
+    """Catches: a connection with rows in flight that such a broker closed at each push."""
+    only_asks = {GET_SUBSCRIPTIONS: (0, 0)}
+    with FakeCluster({"t": 1}, versions=only_asks) as cluster, Driver(cluster.bootstrap_servers) as driver:
+        cluster.want_metrics(Wanted(interval_ms=INTERVAL))
+        client = Client(cluster, driver)
+        client.connect()
+        assert client.after(0) == float("inf")
+        client.poll()
+        assert client.counts == (0, 0)
+
+
 def test_a_broker_that_throttles_gets_no_push_before_its_time(cluster: FakeCluster, client: Client) -> None:
     """Catches: a request on a connection that the broker wants silent (KIP-219)."""
     cluster.script(GET_SUBSCRIPTIONS, Reply(throttle_ms=3 * INTERVAL))
