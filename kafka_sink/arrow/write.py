@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.breaker.interface import load_breaker
-from kafka_sink.clock import COMMITTING, STARTING, monotonic_ms
+from kafka_sink.clock import ABORTING, COMMITTING, STARTING, monotonic_ms
 from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
@@ -205,7 +205,8 @@ class WriteTransaction:
         from kafka_sink.transactions.batch import described
 
         try:
-            ended = planning.abort(self._options, self._planned)
+            with DriverWaiting(self._options, "", ABORTING, "a write"):
+                ended = planning.abort(self._options, self._planned)
         except KafkaSinkError as problem:
             driver_log.warn(
                 f"kafka-chunked: the write failed, and its open transaction could not be aborted: {problem}. "

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ import pytest
 
 import kafka_sink
 from kafka_sink.arrow.producer import ArrowProducer
-from kafka_sink.arrow.write import PREPARED
+from kafka_sink.arrow.write import PREPARED, WriteTransaction
+from kafka_sink.clock import WAIT_LISTENER
 from kafka_sink.errors import (
     BufferExhaustedError,
     ConfigurationError,
@@ -24,7 +26,9 @@ from kafka_sink.errors import (
     SchemaError,
 )
 from kafka_sink.model import TopicPartition
+from kafka_sink.options import parse
 from kafka_sink.task.producer import LIVE_PRODUCERS
+from kafka_sink.transactions import planning
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.forked import in_a_fork
@@ -318,3 +322,19 @@ def test_a_fork_leaves_the_write_to_its_process(cluster: FakeCluster) -> None:
         assert in_a_fork(in_child)
         writing.send(rows(2, 3))
     assert written(cluster) == [0, 1, 2, 3, 4]
+
+
+def test_an_abort_that_waits_for_brokers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a minute of silence while a frozen broker is to abort the transaction."""
+    heard: list[object] = []
+
+    def abort(*_: object) -> object:
+        heard.append(WAIT_LISTENER.get())
+        raise DeliveryError("no broker")
+
+    monkeypatch.setattr(planning, "abort", abort)
+    given: Any = SimpleNamespace()
+    write = WriteTransaction(parse({"kafka.bootstrap.servers": "a:1"}).options, given)
+    write._attempt = given
+    assert write.abort(KeyError()) == {}
+    assert heard != [WAIT_LISTENER.get()]
