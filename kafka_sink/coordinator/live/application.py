@@ -65,6 +65,9 @@ _SILENT_INTERVALS, _GONE_INTERVALS = 2.5, 6.0
 _LONG_WAIT_MS = 3_000.0
 # A batch job without reports for this long has ended without the driver's word. A stream may pause for long.
 _LOST_JOB_MS, _LOST_STREAM_MS = 600_000.0, 86_400_000.0
+# So has one whose driver began to end a write, and has not said since that it waits: its transactions are over.
+# Brokers allow no longer ones by default (transaction.max.timeout.ms).
+_LOST_ENDING_MS = 900_000.0
 # Counters of rows that brokers have.
 _ACKNOWLEDGED = ("records", "unconfirmed")
 # What the driver reports about transactions.
@@ -267,11 +270,13 @@ class ApplicationMetrics:
 
     def _forget_jobs(self, now_ms: float) -> None:
         for key, job in list(self._jobs.items()):
-            lost_ms = _LOST_STREAM_MS if job.query else _LOST_JOB_MS
+            stream_ms = _LOST_STREAM_MS if job.ending is None else _LOST_ENDING_MS
+            lost_ms = stream_ms if job.query else _LOST_JOB_MS
             if job.state == "running" and now_ms - job.reported_ms > lost_ms:
                 job.state, job.ended_s = "lost", self._wall_s()
-                for name in [name for name, one in self._writes.items() if one.job == key]:
-                    self._forget_write(name)
+                for name, write in [pair for pair in self._writes.items() if pair[1].job == key]:
+                    # A micro-batch that runs again has its name.
+                    self._forget_write(name, write.last_task)
         # Queries that have ended count as running, because the driver does not report their end.
         by_age = sorted(self._jobs, key=lambda key: self._jobs[key].reported_ms)
         running = [key for key in by_age if self._jobs[key].state == "running"]
@@ -347,7 +352,7 @@ class ApplicationMetrics:
         """The driver has begun to commit or abort a write."""
         job = self._jobs.get(self._writes[write].job) if write in self._writes else None
         if job is not None:
-            job.ending = ("aborting" if aborts else "committing", now_ms)
+            job.ending, job.reported_ms = ("aborting" if aborts else "committing", now_ms), now_ms
 
     def note_driver(self, waits: DriverWaits, now_ms: float) -> None:
         """The driver waits for brokers, or does so no more."""
@@ -360,10 +365,12 @@ class ApplicationMetrics:
             # Of a write that starts no task may have named its cluster yet.
             name, _ = self._cluster_of(waits.cluster)
             self._driver[waits.write] = replace(waits, cluster=name), now_ms
+        job = self._jobs.get(self._key_of(waits.write))
+        if job is not None:
+            job.reported_ms = now_ms
         if waits.cause and waits.step == STARTING:
             # Nothing has begun, so nothing will be aborted.
             self._events.note(self._wall_s(), "bad", f"a write could not start: {waits.cause}")
-            job = self._jobs.get(self._key_of(waits.write))
             if job is not None:
                 job.state, job.cause, job.ended_s = "aborted", waits.cause, self._wall_s()
 

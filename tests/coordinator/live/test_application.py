@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.clock import STARTING
+from kafka_sink.clock import COMMITTING, STARTING
 from kafka_sink.coordinator.live import application
 from kafka_sink.coordinator.live.application import (
     MAX_EVENTS,
@@ -406,6 +406,33 @@ def test_a_job_whose_driver_was_killed_as_it_committed_is_lost_in_the_end() -> N
     board.metrics.sample(700_000.0)
     job = board.shown(700_000.0)["jobs"][0]
     assert (job["state"], job["ending"]) == ("lost", 0.0)
+
+
+def test_a_query_whose_driver_was_killed_as_it_committed_is_lost_and_its_next_run_is_shown() -> None:
+    """Catches: "committing", and red, for a day."""
+    board = Board()
+    board.report(report(1, STREAM, done=True, transaction_ms=2_000.0), 1_000.0)
+    board.metrics.note_over("c/3", 2_000.0, aborts=False)
+    board.metrics.note_driver(waits("c", COMMITTING), 60_000.0)
+    board.metrics.sample(950_000.0)
+    assert board.job()["state"] == "committing"
+    board.metrics.sample(1_000_000.0)
+    job = board.shown(1_000_000.0)["jobs"][0]
+    assert (job["state"], job["ending"], job["open"]) == ("lost", 0.0, 0)
+    board.report(report(5, replace(STREAM, task=STREAM.task + 1)), 1_100_000.0)
+    assert (board.job()["state"], board.job()["tasks"]) == ("running", 1)
+
+
+def test_a_write_whose_driver_says_for_long_that_it_waits_is_not_lost() -> None:
+    """Catches: a write that was committed after eleven minutes, and shown as lost."""
+    board = Board()
+    board.report(report(5, done=True, transaction_ms=2_000.0), 0.0)
+    board.metrics.note_over("w", 0.0, aborts=False)
+    for second in range(0, 700, 2):
+        board.metrics.note_driver(waits("w", COMMITTING), 1_000.0 * second)
+        board.metrics.sample(1_000.0 * second)
+    board.end(final(5), 700_000.0)
+    assert board.job()["state"] == "committed"
 
 
 def test_a_query_that_was_killed_as_it_committed_and_cannot_start_again_has_failed() -> None:
