@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -61,10 +61,11 @@ def plan(
         options = options.without_registry()
     columns_plan = ColumnPlan.of(columns if encoding is None else encoding.columns, options.topic)
     subject = raw.get("checkpointlocation", "")
-    name = _query_name(subject) if is_stream_writer and subject else query or ""
+    name = _query_name(subject) if is_stream_writer and subject else secrets.token_hex(_NAME_LENGTH // 2)
     label = "a micro-batch" if is_repeated else "a write"
     in_transactions = None
-    with DriverWaiting(options, name, STARTING, label, live_view_address):
+    waiting = name if is_stream_writer else query or name
+    with DriverWaiting(options, waiting, STARTING, label, live_view_address):
         snapshot = prepare_topic(options, is_streaming=is_repeated)
         if options.exactly_once:
             from kafka_sink.transactions import planning as transactions
@@ -77,14 +78,13 @@ def plan(
         options,
         columns_plan,
         coordinator,
+        name=name,
         transactions=in_transactions,
         tasks_at_once=_tasks_at_once(options),
         subject=subject,
         encoding=encoding,
         is_streaming=is_stream_writer,
     )
-    if is_stream_writer and subject:
-        write = replace(write, name=name)
     worker.forget_spark_archives()
     return write
 

@@ -8,7 +8,7 @@ import re
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -295,3 +295,20 @@ def test_the_tasks_and_the_commits_of_a_query_use_one_name(monkeypatch: pytest.M
     assert planned(checkpointLocation="/c").name == planned(checkpointLocation="/c").name
     assert planned(checkpointLocation="/c").name != planned(checkpointLocation="/d").name
     assert planned().name != planned().name, "two queries without this option are not mixed up"
+
+
+def test_what_two_writes_without_a_name_wait_for_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: the live view showed one wait where two jobs waited."""
+    waiting: list[str] = []
+
+    def waits(_options: object, write: str, *_: object) -> AbstractContextManager[None]:
+        waiting.append(write)
+        return nullcontext()
+
+    monkeypatch.setattr(planning, "DriverWaiting", waits)
+    monkeypatch.setattr(planning, "prepare_topic", lambda options, is_streaming: None)
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "coordinator.enabled": "false"}
+    schema = StructType([StructField("value", BinaryType())])
+    names = [planning.plan(options, schema).name for _ in range(2)]
+    assert waiting == names
+    assert len(set(waiting)) == 2

@@ -65,8 +65,8 @@ _SILENT_INTERVALS, _GONE_INTERVALS = 2.5, 6.0
 _LONG_WAIT_MS = 3_000.0
 # A batch job without reports for this long has ended without the driver's word. A stream may pause for long.
 _LOST_JOB_MS, _LOST_STREAM_MS = 600_000.0, 86_400_000.0
-# So has one whose driver began to end a write, and has not said since that it waits: its transactions are over.
-# Brokers allow no longer ones by default (transaction.max.timeout.ms).
+# So has a write that the driver began to end, of which it has not said since that it waits. Its transactions
+# are over by then: brokers allow no longer ones by default (transaction.max.timeout.ms).
 _LOST_ENDING_MS = 900_000.0
 # Counters of rows that brokers have.
 _ACKNOWLEDGED = ("records", "unconfirmed")
@@ -376,7 +376,7 @@ class ApplicationMetrics:
 
     def _key_of(self, write: str) -> str:
         """The job's, by the driver's name of its writes; "" if unknown."""
-        return next((key for key, job in self._jobs.items() if write and write in (key, job.write)), "")
+        return next((key for key, job in self._jobs.items() if write in (key, job.write)), "")
 
     def _shown_driver(self, now_ms: float) -> list[dict[str, Any]]:
         """What the driver waits for, the longest first; one that has not said so for long has ended."""

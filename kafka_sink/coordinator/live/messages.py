@@ -229,7 +229,7 @@ class WriteEnded:
 class DriverWaits:
     """From the driver, about once a second while it waits for brokers; ``awaited`` is "" when it is over.
 
-    ``write``: its name without the micro-batch, or a query's id; "" if unknown. ``step``: one of STEPS.
+    ``write``: its name without the micro-batch, or a query's id. ``step``: one of STEPS.
     ``left_ms``: until it fails. ``cause``: why the step has failed.
     """
 
