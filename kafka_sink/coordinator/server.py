@@ -188,6 +188,8 @@ class CoordinatorServer:
     def _on_readable(self, peer: Peer) -> None:
         if not peer.has_begun:
             self._running.remove_reader(peer.fileno())
+            # It does not choose how long it waits for its turn.
+            peer.opened_ms = math.inf
             self._newcomers.append(peer)
             if not self._greeting:
                 self._greeting = True
@@ -203,7 +205,6 @@ class CoordinatorServer:
         while self._newcomers and (now_ms := self._clock_ms()) < until_ms:
             peer = self._newcomers.popleft()
             if not peer.is_gone:
-                # It did not choose how long it waited.
                 peer.opened_ms = now_ms
                 self._running.add_reader(peer.fileno(), self._on_readable, peer)
                 self._guarded(peer, self._receive)

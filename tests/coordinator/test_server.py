@@ -487,6 +487,15 @@ def test_a_peer_may_prove_itself_after_the_server_stalled() -> None:
         assert peer.socket.recv(100)
 
 
+def test_a_peer_that_waits_for_its_turn_is_not_given_up() -> None:
+    """Catches: of many tasks that connect again to a busy process, some were dropped before it heard them."""
+    with serving(replace(SHORT, greeting_ms=0.0)) as found, raw(found) as peer:
+        peer.plain.sendall(b"x")
+        eventually(lambda: found.connections() == 1)
+        time.sleep(5 * SHORT.challenge_ms / 1000)
+        assert found.connections() == 1
+
+
 # -- groups -----------------------------------------------------------------------------------------------
 
 
