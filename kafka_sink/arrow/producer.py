@@ -247,7 +247,7 @@ class ArrowProducer:
 
     def _send_held(self, producer: Producer) -> None:
         """The rows that wait for others."""
-        for table in self._rebatcher.drain():
+        for table in self._rebatcher.finish():
             self._send(producer, table)
 
     def _send(self, producer: Producer, table: pa.Table) -> None:

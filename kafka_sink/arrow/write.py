@@ -146,7 +146,7 @@ class WriteTransaction:
                 "the batches of one write with delivery.guarantee=exactly-once must have the same columns"
             )
         if not attempt.writes:
-            attempt.drain(iter((batch,)))
+            attempt.digest_only(iter((batch,)))
             return False
         for _ in attempt.rows(iter((batch,)), writes):
             pass

@@ -84,20 +84,20 @@ class Rebatcher:
         size = self._bytes(batch)
         self.batch_bytes_max = max(self.batch_bytes_max, size)
         if size >= self._target_bytes:
-            return [*self.drain(), *self._cut(batch, size)]
-        ready = self.drain() if self._held_bytes + size > _LARGEST * self._target_bytes else []
+            return [*self.finish(), *self._cut(batch, size)]
+        ready = self.finish() if self._held_bytes + size > _LARGEST * self._target_bytes else []
         if not self._held:
             self._deadline_ms = now_ms + self._linger_ms
         self._held.append(batch)
         self._held_bytes += size + HELD_BATCH_BYTES
-        ready += self.drain() if self._held_bytes >= self._target_bytes else self.take(now_ms)
+        ready += self.finish() if self._held_bytes >= self._target_bytes else self.take(now_ms)
         return ready
 
     def take(self, now_ms: float) -> list[pa.Table]:
         """The held rows if their time has come, else nothing."""
-        return self.drain() if now_ms >= self._deadline_ms else []
+        return self.finish() if now_ms >= self._deadline_ms else []
 
-    def drain(self) -> list[pa.Table]:
+    def finish(self) -> list[pa.Table]:
         """The held rows, whether or not their time has come: one table, or an empty list."""
         held = self._held
         if not held:

@@ -24,7 +24,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING
 
 from kafka_sink.errors import ExecutorDisconnectedError
 
@@ -39,14 +39,8 @@ _WAKE_BYTES = 4096
 _WORKER_FILE = "pyspark/worker.py"
 
 
-class Check(Protocol):
-    """Raises ExecutorDisconnectedError once the JVM has hung up."""
-
-    def __call__(self) -> None: ...
-
-
 @contextmanager
-def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> Iterator[Check]:
+def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> Iterator[Callable[[], None]]:
     """Call ``on_hang_up`` once, on another thread, if the peer of this socket hangs up within the block.
 
     Yields a function that raises ExecutorDisconnectedError if the peer has hung up. ``on_hang_up`` gets the

@@ -89,11 +89,11 @@ def send_tables(
                 narrow = batch if batch.num_columns == len(used) else batch.select(used)
                 tables = builder.offer(narrow, monotonic_ms())
                 if is_first:
-                    tables += builder.drain()
+                    tables += builder.finish()
                     is_first = not tables
             for table in tables:
                 builder.adapt(producer.send(table))
-        for table in builder.drain():
+        for table in builder.finish():
             producer.send(table)
         return builder.batch_bytes_max
     finally:

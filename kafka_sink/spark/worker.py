@@ -92,7 +92,7 @@ def explanation(error: BaseException) -> str | None:
     return (
         f"this Python process may not use the memory its libraries need ({text or type(error).__name__}). "
         "Spark limits its address space: raise spark.executor.pyspark.memory (tasks) or "
-        "spark.sql.planner.pythonExecution.memory (planning and commit), or leave them unset"
+        "spark.sql.planner.pythonExecution.memory (start and commit), or leave them unset"
     )
 
 

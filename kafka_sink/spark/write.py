@@ -217,7 +217,7 @@ class PlannedWrite:
                 in_query=_is_micro_batch(context, planned.batch),
             )
             if not attempt.writes:
-                attempt.drain(self._encoded(batches, None, None))
+                attempt.digest_only(self._encoded(batches, None, None))
                 return TaskCommitted(TaskResult(), attempt.finish())
             try:
                 result = self._send(batches, attempt)

@@ -138,7 +138,7 @@ class WorkerParts:
 
 
 @dataclass(slots=True)
-class _Task:
+class _TaskParts:
     """What one task owns. ``dead_letters``: of its rows that cannot be written."""
 
     dead_letters: DeadLetters | None
@@ -188,7 +188,7 @@ class Producer:
         self.sender.start()
         LIVE_PRODUCERS.add(self)
 
-    def _new_task(self, task: SparkTask) -> _Task:
+    def _new_task(self, task: SparkTask) -> _TaskParts:
         options, dead_letters, writer = self.options, None, None
         if options.errors_tolerance != "none":
             topic, max_rows = options.errors_deadletterqueue_topic_name, options.errors_max
@@ -198,7 +198,7 @@ class Producer:
             writer = DeadLetterWriter(dead_letters, self._order, self._append_dead_letters)
         self.sender.begin(dead_letters)
         reporter = TaskReporter(self._parts, dead_letters, self._rate_limit, monotonic_ms)
-        return _Task(dead_letters, writer, reporter)
+        return _TaskParts(dead_letters, writer, reporter)
 
     def begin(
         self,

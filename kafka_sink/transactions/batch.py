@@ -241,7 +241,7 @@ def _skipped(
 ) -> BatchOutcome:
     """Raise ChangedBatchError where these are other rows than the batch had."""
     if previous is None or not previous.covers(batch):
-        raise TransactionError(f"{batch} was written before according to planning, and now it was not")
+        raise TransactionError(f"{batch} was written before when this run started, and now it was not")
     given = RowsDigest.total(report.digest for report in reports)
     written = None if compare == "none" else previous.digest_of_batch(batch.number)
     if written is not None and (given.rows != written.rows if compare == "rows" else given != written):

@@ -103,7 +103,7 @@ class TaskAttempt:
             self._warn(self._open_time.of_own(monotonic_ms()))
             yield batch
 
-    def drain(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def digest_only(self, batches: Iterator[pa.RecordBatch]) -> None:
         """Take the rows and write none, but compare them with those that were written."""
         for batch in batches:
             self._digest.update(batch)

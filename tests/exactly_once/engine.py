@@ -317,7 +317,7 @@ def _task(
             options.max_block_ms,
         )
         if ours.role is not TaskRole.WRITE:
-            ours.drain(batches)
+            ours.digest_only(batches)
             return ours.finish()
         try:
             with task_producer(options, plan) as producer:

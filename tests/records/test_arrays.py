@@ -83,7 +83,7 @@ partitioner = Partitioner(
     random=lambda: 0.5,
 )
 for batch in reader:
-    for unit_rows in [*builder.offer(batch, 0.0), *builder.drain()]:
+    for unit_rows in [*builder.offer(batch, 0.0), *builder.finish()]:
         rows = columns.extract(plan, unit_rows, 5)
         parts = [(n, (PartitionMetadata(n, 0, 0), PartitionMetadata(n, 1, 0))) for n in rows.topics]
         topics = {n: TopicMetadata.of(n, None, found) for n, found in parts}

@@ -44,7 +44,7 @@ def test_nothing_is_held_at_first() -> None:
     units = builder()
     assert units.is_empty
     assert units.deadline_ms() == math.inf
-    assert units.drain() == units.take(1e12) == []
+    assert units.finish() == units.take(1e12) == []
 
 
 def test_a_large_batch_goes_at_once_in_even_slices_that_share_its_memory() -> None:
@@ -171,7 +171,7 @@ def test_every_row_once_in_order_and_in_time(
         count += len(sizes)
         assert units.is_empty == (units.deadline_ms() == math.inf)
         assert units.deadline_ms() > now, "rows are held past their time"
-    found += units.drain()
+    found += units.finish()
     assert numbers(found) == list(range(count))
     assert all(unit.num_rows for unit in found)
     for unit in found:

@@ -101,7 +101,7 @@ def lost_after_the_decision(run: Job, number: int) -> None:
     assert broken.incomplete is not None
     assert broken.incomplete.missing == {1}
     mended = run.attempt(broken, number, 0)
-    mended.drain(iter([_rows(number, 0)]))
+    mended.digest_only(iter([_rows(number, 0)]))
     run.commit(mended.finish(), run.write(broken, number, 1, [f"{number}-1"]))
 
 
