@@ -95,10 +95,10 @@ class TaskActivity:
             self._current = (WORKING, self._clock_ms()) if before[0] == WORKING else before
 
 
-# -- the driver, which waits in a loop and not in a state --------------------------------------------------
+# -- waits of the driver -------------------------------------------------------------------------------------
 
-# Called again and again while a thread waits for brokers: with what for, as a function because few waits are
-# long, since when, and until when, in monotonic milliseconds.
+# Called repeatedly while a thread waits for brokers. It gets a function that says what for (only a long wait
+# needs the text), since when, and until when, in monotonic milliseconds.
 WaitListener = Callable[[Callable[[], str], float, float], None]
 
 WAIT_LISTENER: ContextVar[WaitListener] = ContextVar("wait_listener", default=lambda *_: None)
@@ -108,7 +108,7 @@ WAIT_LISTENER: ContextVar[WaitListener] = ContextVar("wait_listener", default=la
 # module depends on stays where it is used.
 # -- metadata by way of the coordinator: each waits a little longer than the one it waits for ----------------
 
-# Tasks gather leaders that moved for so long.
+# For how long tasks gather leaders that moved, before they report them.
 GATHER_STALE_MS = 100.0
 # The coordinator asks another task to fetch metadata when one has been silent for so long.
 FETCH_SILENCE_MS = 1000.0

@@ -84,9 +84,9 @@ def _unfit(data: Any, why: str = "") -> SchemaError:
     )
 
 
-# How often rejected rows are looked for while nothing is sent: they would expire without their dead letters.
+# How often the producer checks for rejected rows while nothing is sent, so that none expires meanwhile.
 _DEAD_LETTERS_MS = 100.0
-# So many may come in turns, as where each topic has its own, without a look at the registry for each batch.
+# How many schemas may alternate, as where each topic has its own, before the registry is asked again.
 _SCHEMAS = 16
 # Connections of idle producers are closed before the interpreter ends their threads.
 atexit.register(PRODUCERS.close)

@@ -303,7 +303,7 @@ class Breaker:
     """Follows a breaker class and the coordinator, and does nothing while nothing is wrong.
 
     While ``is_busy`` is false, ``due_ms`` lies ahead and every response comes within ``prompt_ms``, the
-    sender calls nothing of it. Failures are always to be told. Whoever sends a request, or sees that a
+    sender calls nothing of it. Failures are always reported to it. Whoever sends a request, or sees that a
     broker cannot be reached, lowers ``due_ms`` to ``prompt_ms`` from then. It is busy as long as something is
     muted or suspicious, and always for a user's class. A class that raises is switched off for this producer;
     probes then end what it had muted.

@@ -203,12 +203,12 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
 
     @property
     def needs_every_call(self) -> bool:
-        """Whether batches that are well concern it, too."""
+        """Whether it must see batches that succeed, too."""
         return self._settings.mute_in_flight_full
 
     @property
     def prompt_ms(self) -> float:
-        """No latency up to this is suspicious. Brokers keep such ones themselves."""
+        """No latency up to this is suspicious: ``Broker.observe`` is enough for it."""
         return self.limits.min_ms or math.inf
 
     def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:

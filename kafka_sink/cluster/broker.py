@@ -202,7 +202,7 @@ class Broker:
         return sent
 
     def observe(self, latency_ms: float) -> None:
-        """A response that came so late belongs to what is usual."""
+        """Include the latency of a response in the usual one."""
         mean = self.usual_ms
         if mean is None:
             self.usual_ms = self.first_ms = latency_ms

@@ -53,23 +53,26 @@ from kafka_sink.options.table import DEFAULT_BREAKER
 _WATCH_MS, _QUESTION_MS = 400.0, 250.0
 # A partition that does not fail by the sums is not watched again sooner.
 _REST_MS = 2_000.0
-# So many tasks watch a partition; of thousands of partitions fewer, so that so many reports come in all.
+# How many tasks watch a partition at most, and at least where thousands are watched; and how many reports of
+# watchers may come in all.
 _MAX_WATCHERS, _MIN_WATCHERS, _MAX_REPORTS = 100, 10, 20_000
-# Of tasks that report by themselves so many count, each for itself.
+# How many of the tasks that report without being asked count, each for itself.
 _MAX_REPORTERS = 10
-# So many tasks are asked about a broker, about so many brokers at a time.
+# How many tasks are asked about one broker, and about how many brokers at a time.
 _MAX_ASKED, _MAX_QUESTIONS = 20, 200
-# Partitions that are judged, watched and looked at in one iteration of the loop; muted ones so often.
+# How many partitions are judged, watched and checked in one iteration of the loop, and how often muted ones
+# are checked.
 _JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _LOOKED_AT_ONCE = 300, 1_000, 250
 _LOOK_MS = 20.0
-# In all, partitions in question; of each mute, tasks that have batches for it, or rows.
+# How many partitions in all may be in question, and of how many tasks a mute knows that they have batches or
+# rows for it.
 _MAX_WATCHED, _MAX_HOLDERS = 20_000, 16
-# JSON of all reasons, which a task that comes is told in one message.
+# Bytes of all reasons as JSON, since a new task gets them in one message.
 _MAX_REASON_BYTES = 1_000_000
-# Tasks are told together after so long for each of them, those that come everything after so long for each
-# mute: that takes a part of the time only.
+# A change waits for others this long per task, and at most this long in all; a new task waits this long per
+# mute for all mutes. So sending takes only a part of the time.
 _TELL_MS, _MAX_TELL_MS, _WELCOME_MS = 0.3, 1_000.0, 0.05
-# About what is kept of a partition or broker in question, and of a mute.
+# Bytes that are kept of a partition or broker in question, and of a mute: estimates.
 _WATCHED_BYTES, _MUTE_BYTES = 2_500, 3_000
 # After a mute on one task's word, no such word counts for so many times as long, or so many intervals.
 _PAUSE_FACTOR, _MAX_PAUSE = 5.0, 15

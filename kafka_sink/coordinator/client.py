@@ -31,8 +31,8 @@ _AFTER_IDLE_MS = 100.0
 # Nobody waits for a connection, and where thousands connect at once, their turn takes seconds.
 _CONNECT_MS = 10_000.0
 _MAX_WAIT_S = 3600.0
-# A sign of life after so long without any message, so that the server keeps the connection; and so often
-# while a channel relies on the coordinator.
+# After how long without a message a sign of life is sent, so that the server keeps the connection, and after
+# how long while a channel relies on the coordinator.
 _ALIVE_MS, _ALIVE_WAITING_MS = 60_000.0, 10_000.0
 _Answer = TypeVar("_Answer")
 

@@ -43,7 +43,7 @@ _POLL_S = 0.01
 _BACKLOG = 4096
 # After a failure, not every micro-batch tries again.
 _AFTER_FAILURE_S = 10.0
-# One that has ended is started again at once, and not again within so long.
+# One that has ended is started again at once, but not twice within this time.
 _RESTARTED, _AGAIN_S = "kafka-chunked: the coordinator was started again", 60.0
 # Spark's variables for one worker or session. The coordinator serves the whole application: some of them are
 # secrets that it does not need, others name things that end before it.

@@ -29,7 +29,7 @@ _NOTE = "last line of the driver's log"
 _started: list[subprocess.Popen[bytes]] = []
 # Where the kernel has no pidfd_open (before Linux 5.3).
 _POLL_S = 0.2
-# A reader that takes nothing for so long gets no line.
+# After how long a reader that takes nothing gets no line.
 _WRITE_MS = 10_000
 _MODULE = "kafka_sink.driver.last_line"
 # Only what Python and the dynamic loader need: Spark's variables hold secrets.

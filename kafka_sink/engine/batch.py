@@ -157,7 +157,7 @@ class ProducerBatch:
     # -- filling: the task's thread, outside the lock -------------------------------------------
 
     def append(self, records: Records, count: int, max_timestamp: int) -> None:
-        """Add ``count`` encoded records; room and memory were reserved when it became held.
+        """Add ``count`` encoded records; room and memory were reserved when the append pass took it.
 
         Raises IllegalTransitionError where it is not held.
         """

@@ -269,7 +269,7 @@ def _write(words: Sequence[Word], data: Bytes, at: int, slots: Int64s) -> Int64s
 
 
 def _packed(words: Iterable[Word]) -> list[Word]:
-    """The same bytes in fewer byte_columns."""
+    """The same bytes in fewer words."""
     packed: list[Word] = []
     for word in words:
         if packed and packed[-1].widest + word.widest <= _WORD:

@@ -280,9 +280,9 @@ def _schema_source(values: Values, part: str) -> None:
         and _get(values, f"{part}_schema_id") == -1
     ):
         raise ConfigurationError(
-            f"{part}.format={_get(values, f'{part}_format')} needs to know the topics when the write starts, for their "
-            "subjects: set the option 'topic', name those of the column 'topic' in schema.registry.topics, "
-            f"or set {part}.subject.name.strategy=RecordNameStrategy"
+            f"{part}.format={_get(values, f'{part}_format')} needs to know the topics when the write starts, "
+            "for their subjects: set the option 'topic', name those of the column 'topic' in "
+            f"schema.registry.topics, or set {part}.subject.name.strategy=RecordNameStrategy"
         )
 
 

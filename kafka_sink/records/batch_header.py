@@ -20,7 +20,7 @@ _CHECKED = struct.Struct(">hiqqqhii")
 # batchLength does not count baseOffset and itself.
 _LENGTH_OVERHEAD = 12
 TRANSACTIONAL = 0x10
-# So many bytes are copied sooner than a numpy array over them is made.
+# Up to this many bytes a copy is faster than a numpy array over them.
 _COPIED_BYTES = 4096
 
 

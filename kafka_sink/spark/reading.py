@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SPARK_FAILED = "Spark failed while it computed the rows: its error stands above"
-# How often a task that waits for rows looks for dead letters, while rows may still be rejected.
+# How often a task that waits for rows writes dead letters, while rows may still be rejected.
 _DEAD_LETTERS_MS = 100.0
 
 

@@ -45,7 +45,7 @@ from kafka_sink.transactions.proof import BeganMs
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What planning found and took. ``driver_epoch`` is the driver's id, which the decision needs.
+    """What planning found and took. ``driver_epoch``: with it the decision is written.
 
     ``unknown``: tasks of ``decision`` of whose transactions brokers have forgotten what became.
     ``completed`` and ``aborted``: when the transactions began that an earlier driver had left open and this

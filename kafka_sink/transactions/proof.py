@@ -59,7 +59,7 @@ def require_owner(scope: Scope, driver_epoch: ProducerEpoch, *keys: OffsetKey) -
     The proof is offsets that are recorded under the driver's id and aborted: only the id's present
     coordinator can do it, and only for its present owner. The present coordinators of these ``keys``' groups
     have been found then, too, as a former one cannot take offsets. No decision may have been made under the
-    driver_epoch, or be under way: brokers would take these offsets into it.
+    driver epoch, or be under way: brokers would take these offsets into it.
     """
     a_key_of = {key.group: key for key in keys or (scope.decision_key(0),)}
     results = yield tuple(

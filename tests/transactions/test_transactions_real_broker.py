@@ -226,7 +226,9 @@ def test_what_timed_out_after_the_decision_is_written_again_and_only_that(job: C
     mended = [run.write(broken, 0, 1, ["0-1"])]
     for index in (0, 2):
         attempt = run.attempt(broken, 0, index)
-        attempt.digest_only(iter([pa.record_batch({"value": pa.array([f"0-{index}".encode()], pa.binary())})]))
+        attempt.digest_only(
+            iter([pa.record_batch({"value": pa.array([f"0-{index}".encode()], pa.binary())})])
+        )
         mended.append(attempt.finish())
     assert run.commit(*mended).repaired
     run.await_rows(["0-0", "0-1", "0-2"])
