@@ -167,7 +167,6 @@ class Sender(threading.Thread):
         breaker = self._breaker
         if breaker.is_busy or now_ms >= breaker.due_ms:
             delay = min(delay, self._run_breaker(now_ms))
-        delay = min(delay, self._breaker_delay(now_ms))
         delay = min(delay, self._metadata.refresh(now_ms))
         if identity is not None and not identity.ready:
             timeout_ms, fail = self._options.request_timeout_ms, self._responses.fail_all
@@ -178,6 +177,8 @@ class Sender(threading.Thread):
             delay = min(delay, self._send_ready(now_ms, breaker.mutes))
             if self._transaction_partitions is not None:
                 delay = min(delay, self._transaction_partitions.refresh(now_ms))
+        # Now, as a request that was sent, or a broker that cannot be reached, brings its deadline forward.
+        delay = min(delay, breaker.next_change_ms(now_ms) if breaker.is_busy else breaker.due_ms - now_ms)
         if self._telemetry is not None:
             delay = min(delay, self._telemetry.refresh(now_ms))
         self._poll(now_ms + max(delay, 0.0), now_ms)
@@ -294,10 +295,11 @@ class Sender(threading.Thread):
         for broker, queues in ready.items():
             if broker not in accepting:
                 delay = min(delay, broker.delay_ms(now_ms))
-            elif self._produce(broker, queues, now_ms):
-                delay = min(delay, self._delay_after_request(queues, now_ms))
-            else:
+            elif not self._produce(broker, queues, now_ms):
                 self._sent_all = False
+            elif any(map(_batches_of, queues)):
+                # Only then: a pass that finds nothing to send costs nearly as much as the request did.
+                delay = 0.0
         delay = min(delay, self._pause_ms(now_ms))
         for broker, queues in held_back.items():
             delay = min(delay, self._probe(broker, queues, now_ms))
@@ -363,14 +365,6 @@ class Sender(threading.Thread):
         pauses = [one.pause_ms(now_ms) for one in self._cluster.brokers.values() if one.slow_starts]
         return min(pauses, default=math.inf)
 
-    def _delay_after_request(self, queues: Sequence[Partition], now_ms: float) -> float:
-        """Until the next pass, after a request with the queues' first batches was sent."""
-        if any(map(_batches_of, queues)):
-            return 0.0
-        # A pass at once would find nothing to send, and cost nearly as much as the request did. But the
-        # circuit breaker may have a new deadline, as it now waits for a response.
-        return self._breaker_delay(now_ms)
-
     def _run_breaker(self, now_ms: float) -> float:
         """Return the milliseconds until another broker can be probed."""
         breaker = self._breaker
@@ -379,10 +373,6 @@ class Sender(threading.Thread):
         if not breaker.is_busy:
             return math.inf
         return probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
-
-    def _breaker_delay(self, now_ms: float) -> float:
-        breaker = self._breaker
-        return breaker.next_change_ms(now_ms) if breaker.is_busy else breaker.due_ms - now_ms
 
     def _find_brokers(self, now_ms: float) -> float:
         """Request metadata if no known broker can be reached, as only those are asked for an id."""

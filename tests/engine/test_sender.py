@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 
 from kafka_sink.breaker import CircuitBreakManager, PartitionCircuitBreaker, ProducerStatusContext
+from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.responses import ResponseHandler
@@ -113,6 +114,35 @@ def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(
         assert producer.finish().records == 2
     number, at_ms = sent[0]
     assert passes[number] - at_ms > 50
+
+
+def test_a_wait_ends_with_the_deadline_that_its_own_pass_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a lost broker was judged up to a second late, as the wait was chosen before it was noted."""
+    waits: list[float] = []
+    poll, on_unreachable = NetworkClient.poll, Breaker.on_unreachable
+
+    def noted_poll(network: NetworkClient, timeout_ms: float, now_ms: float) -> int:
+        waits.append(timeout_ms)
+        return poll(network, timeout_ms, now_ms)
+
+    def noted(breaker: Breaker, brokers: Iterable[Broker], now_ms: float) -> None:
+        waits.clear()
+        monkeypatch.setattr(Breaker, "on_unreachable", on_unreachable)
+        on_unreachable(breaker, brokers, now_ms)
+
+    slow: dict[str, object] = dict.fromkeys(BACKOFFS, 60_000)
+    with FakeCluster({"t": 1}, brokers=2) as cluster, task(cluster, **slow) as producer:
+        producer.send(rows(0, 1))
+        until(lambda: producer.acknowledged == 1, "the first response")
+        until(lambda: not producer.breaker.is_busy, "nothing left to judge")
+        cluster.stop(0)
+        until(producer.network.connection_errors, "the connection is lost")
+        monkeypatch.setattr(Breaker, "on_unreachable", noted)
+        monkeypatch.setattr(NetworkClient, "poll", noted_poll)
+        producer.send(rows(1, 1))
+        until(lambda: Breaker.on_unreachable is on_unreachable and waits, "the wait for the broker")
+        producer.close(abort=True)
+    assert waits[0] <= producer.breaker.prompt_ms
 
 
 class AsksOnce(PartitionCircuitBreaker):
