@@ -18,7 +18,6 @@ import math
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kafka_sink.clock import HINT_WAIT_MS, RANDOM, Clock, ExponentialBackoff
@@ -400,8 +399,7 @@ class ClusterMetadata:
             self._know_nodes({**self._nodes, **{node.id: node for node in nodes if node.id == leader}})
             if leader not in self._nodes:
                 return False
-            partitions = found.metadata.partitions.with_leader(partition.partition, leader, epoch)
-            found.metadata = replace(found.metadata, partitions=partitions)
+            found.name_leader(partition.partition, leader, epoch)
             self.version += 1
         if self.hints is not None:
             self.hints.report_stale(partition.topic)

@@ -11,11 +11,11 @@ import struct
 import zlib
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, error_of
-from kafka_sink.model import UNKNOWN_EPOCH, MetadataUpdate, Node, Partitions, TopicMetadata
+from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Node, Partitions, TopicMetadata
 
 # How often a topic is requested again only because a partition has no leader. An election takes seconds; a
 # partition without a leader for longer is offline, and is requested again when rows wait for it.
@@ -103,6 +103,11 @@ def goes_back(known: TopicMetadata, incoming: TopicMetadata) -> bool:
     )
 
 
+def _may_be_same(one: TopicMetadata, other: TopicMetadata) -> bool:
+    """Whether both may be about one topic: brokers before 2.8 send no ids."""
+    return None in (one.topic_id, other.topic_id) or one.topic_id == other.topic_id
+
+
 @dataclass(slots=True)
 class TopicState:
     """Times are monotonic milliseconds."""
@@ -112,8 +117,8 @@ class TopicState:
     in_use: bool = True
     metadata: TopicMetadata | None = None
     observed_ms: float = -math.inf
-    # Whether the metadata is, in part, what another cache said, and no broker has confirmed here.
-    hinted: bool = False
+    # What brokers have said here. The metadata differs where another cache has said more since.
+    confirmed: TopicMetadata | None = None
     # Reported as out of date, or not helped by the last response: urgent although there is metadata.
     stale: bool = False
     stale_ms: float = -math.inf
@@ -142,46 +147,68 @@ class TopicState:
     def merge_response(self, incoming: TopicMetadata, now_ms: float) -> bool:
         """Merge a broker's response; False where it is, or may be, about a former topic of this name.
 
-        It replaces what others said, whatever their epochs and ids: who errs misleads until then only.
+        It replaces what others said, whatever their epochs and ids: who errs misleads until then only. What
+        brokers have said here goes on by its epochs.
         """
-        known = self.metadata
-        if known is None or self.hinted:
-            self.topic_ids.replace(None if known is None else known.topic_id, incoming.topic_id)
-            self.metadata = incoming
+        known = self.confirmed
+        if known is None:
+            self.topic_ids.replace(
+                None if self.metadata is None else self.metadata.topic_id, incoming.topic_id
+            )
+            self.confirmed = incoming
         else:
             if self.topic_ids.ignores(known.topic_id, incoming.topic_id):
                 return False
             is_same = incoming.topic_id in (None, known.topic_id)
             self.rewinds = self.rewinds + 1 if is_same and goes_back(known, incoming) else 0
             if is_same and self.rewinds < _RESPONSES_TO_ACCEPT:
-                self.metadata = merge(known, incoming, later=True)
+                self.confirmed = merge(known, incoming, later=True)
             else:
-                self.metadata, self.rewinds = incoming, 0
-        self.hinted = False
+                self.confirmed, self.rewinds = incoming, 0
+        self.metadata = self.confirmed
         self._observed(now_ms)
         return True
+
+    def name_leader(self, partition: int, leader: int, epoch: int) -> None:
+        """A broker here names the leader of a partition that the metadata has."""
+        known, confirmed = self.metadata, self.confirmed
+        assert known is not None
+        if confirmed is None:
+            # No more is confirmed yet.
+            unknown = Partitions(known.name, [NO_LEADER] * (partition + 1), [UNKNOWN_EPOCH] * (partition + 1))
+            confirmed = replace(known, partitions=unknown)
+        is_hinted = known is not confirmed
+        self.metadata = replace(known, partitions=known.partitions.with_leader(partition, leader, epoch))
+        if not is_hinted:
+            self.confirmed = self.metadata
+        elif partition < len(confirmed.partitions) and confirmed.topic_id == known.topic_id:
+            self.confirmed = replace(
+                confirmed, partitions=confirmed.partitions.with_leader(partition, leader, epoch)
+            )
 
     def merge_snapshot(self, incoming: TopicMetadata, observed_ms: float) -> bool:
         """Merge what another cache observed; False where this cache's is later and contradicts it.
 
         Where it is later, it replaces what others said before: one of them may have erred.
         """
-        known = self.metadata
+        known, confirmed = self.metadata, self.confirmed
         if self.final and observed_ms <= self.error_ms:
             return False
+        merged = incoming
         if known is None:
-            self.metadata = incoming
-        elif self.hinted and observed_ms >= self.observed_ms:
+            pass
+        elif known is not confirmed and observed_ms >= self.observed_ms:
             self.topic_ids.replace(known.topic_id, incoming.topic_id)
-            self.metadata = incoming
-        elif incoming.topic_id is None or known.topic_id is None or incoming.topic_id == known.topic_id:
-            self.metadata = merge(known, incoming, later=observed_ms > self.observed_ms)
+            if confirmed is not None and _may_be_same(confirmed, incoming):
+                merged = merge(confirmed, incoming, later=True)
+        elif _may_be_same(known, incoming):
+            merged = merge(known, incoming, later=observed_ms > self.observed_ms)
         else:
             if observed_ms <= self.observed_ms or incoming.topic_id in self.topic_ids.former:
                 return False
             self.topic_ids.replace(known.topic_id, incoming.topic_id)
-            self.metadata = incoming
-        self.hinted |= self.metadata != known
+        if merged != known:
+            self.metadata = merged
         self._observed(max(self.observed_ms, observed_ms))
         return True
 

@@ -216,6 +216,51 @@ def test_a_leader_hint_counts_only_when_newer_and_known() -> None:
     assert info.leader == 2
 
 
+LAGGING = topic("t00", 1, 4)
+
+
+def lagging_response(made: ClusterMetadata) -> None:
+    learn(made, 30.0, LAGGING)
+
+
+def lagging_snapshot(made: ClusterMetadata) -> None:
+    assert not made.import_topic(LAGGING, 1.0, 30.0)
+
+
+@pytest.mark.parametrize("say", [lagging_response, lagging_snapshot])
+@pytest.mark.parametrize("is_known_here", [True, False])
+def test_what_brokers_here_have_said_outlives_a_lagging_one(
+    say: Callable[[ClusterMetadata], None], *, is_known_here: bool
+) -> None:
+    """Catches: while the metadata was another cache's, as at each task's start, a lagging broker's took the
+    place of all of it, of a leader that a Produce response had named, too."""
+    made = metadata()
+    if is_known_here:
+        learn(made, 0.0, topic("t00", 1, 4))
+    made.import_snapshot(
+        MetadataSnapshot((TopicSnapshot(topic("t00", 1, 5), 0.0),), NODES, 0.0, "cluster"), 10.0
+    )
+    assert made.leader_hint(TopicPartition("t00", 0), 2, 6, NODES)
+    say(made)
+    assert leader(made) == (2, 6)
+
+
+def test_a_leader_that_a_broker_names_confirms_nothing_else() -> None:
+    made = metadata()
+    three = TopicMetadata.of(
+        "t00", b"i" * 16, [PartitionMetadata("t00", number, 1, 9) for number in range(3)]
+    )
+    made.import_snapshot(MetadataSnapshot((TopicSnapshot(three, 0.0),), NODES, 0.0, "cluster"), 10.0)
+    assert made.leader_hint(TopicPartition("t00", 0), 2, 10, NODES)
+    truly = TopicMetadata.of(
+        "t00", b"i" * 16, [PartitionMetadata("t00", number, 2, 5) for number in range(2)]
+    )
+    learn(made, 30.0, truly)
+    found = made.topic("t00")
+    assert found is not None
+    assert [(one.leader, one.leader_epoch) for one in found.partitions] == [(2, 10), (2, 5)]
+
+
 def test_leader_hints_do_not_add_brokers_without_end() -> None:
     made = filled(1)
     where = TopicPartition("t00000", 0)
