@@ -82,6 +82,8 @@ class CircuitBreakManager:
         self.view = NOTHING_MUTED
         # As of the last refresh.
         self.muted_count = 0
+        # Of brokers that the sender has forgotten, see ``rows``.
+        self.rows_of_forgotten = 0
         # Brokers that keyless rows avoid for the moment, see mute_congested. Any thread may read it.
         self.congested: Set[int] = frozenset()
         self._cluster = cluster
@@ -157,8 +159,8 @@ class CircuitBreakManager:
 
     @property
     def rows(self) -> int:
-        """Rows whose attempts have ended."""
-        return sum(broker.rows for broker in self.brokers.values())
+        """Rows whose attempts have ended, over the producer's life."""
+        return self.rows_of_forgotten + sum(broker.rows for broker in self.brokers.values())
 
     def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
         return self._cluster.leader(partition)

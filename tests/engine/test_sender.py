@@ -231,6 +231,20 @@ def test_brokers_that_the_cluster_no_longer_lists_are_forgotten() -> None:
     assert producer.sender.broker_metrics(0.0)[0].requests == 2
 
 
+def test_rows_of_a_forgotten_broker_still_count_for_the_breaker() -> None:
+    """Catches: trigger.message.count was reached later after each broker that left."""
+    with FakeCluster({"t": 2}, brokers=2) as cluster, task(cluster) as producer:
+        producer.send(rows(0, 3, partition=1))
+        assert producer.finish().records == 3
+        producer.begin()
+        known = producer.cluster
+        stays = MetadataUpdate((known.nodes()[0],), (), {}, known.cluster_id)
+        known.on_response(stays, (), producer.sender._clock_ms())
+        producer.sender.wakeup()
+        until(lambda: 1 not in known.brokers, "the other is forgotten")
+        assert producer.breaker.manager.rows == 3
+
+
 def test_muted_partitions_are_taken_out_of_what_is_ready() -> None:
     names = [TopicPartition("t", number) for number in range(3)]
     free, held, alone = map(Partition, names)
