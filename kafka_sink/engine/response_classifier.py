@@ -100,8 +100,7 @@ def _too_large(attempt: AttemptFacts, cause: Exception) -> Verdict:
         Action.FAIL,
         RecordTooLargeError(
             f"a record of {attempt.size} bytes (compressed, with its batch header) is larger than the broker "
-            f"takes for {attempt.partition}; raise the topic's max.message.bytes, send smaller records, or "
-            "set errors.tolerance=all to skip such rows (errors.deadletterqueue.topic.name keeps them)"
+            f"takes for {attempt.partition}; raise the topic's max.message.bytes or send smaller records"
         ),
         spends_retry=False,
         unwritable=(0,),

@@ -324,10 +324,15 @@ class ResponseHandler:
         return not batch.dead_letters
 
     def _with_reason(self, batch: ProducerBatch, verdict: Verdict, cause: Exception) -> Exception:
-        """``cause``; and why it fails the task though rows are to be skipped, or what to do where a
-        dead letter is too large for its topic."""
+        """``cause``; and why it fails the task though rows are to be skipped, or what to do where a row, or
+        a dead letter, is too large for its topic."""
         if self.dead_letters is None:
-            return cause
+            if not isinstance(cause, RecordTooLargeError):
+                return cause
+            return RecordTooLargeError(
+                f"{cause}, or set errors.tolerance=all to skip such rows "
+                "(errors.deadletterqueue.topic.name keeps them)"
+            )
         if not batch.dead_letters and batch.possibly_written and verdict.unwritable is not None:
             # Brokers validate a batch before they look for it among those that they have. It may have been
             # written before the topic's settings or ACLs changed, or before timestamps left the range.
