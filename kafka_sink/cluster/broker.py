@@ -171,10 +171,12 @@ class Broker:
         counts.requests += 1
         counts.sent_bytes += sum([batch.buffer.size for batch in sent.batches])
 
-    def responded(self, now_ms: float, prompt_ms: float) -> SentRequest:
-        """The oldest request has its response; with acks=0, it is written to the socket.
+    def responded(self, now_ms: float, prompt_ms: float) -> tuple[SentRequest, bool]:
+        """The oldest request has its response; with acks=0, it is written to the socket. Return it, and
+        whether that concerns the breaker.
 
-        A latency beyond ``prompt_ms`` may not be usual: that is the breaker's to judge.
+        A latency beyond ``prompt_ms`` may not be usual: that is the breaker's to judge. And by a broker's
+        first response, other brokers' silence is judged.
         """
         sent = self._ended()
         self.last_response_ms = now_ms
@@ -188,7 +190,7 @@ class Broker:
         since_ms = max(now_ms, counts.throttled_until_ms)
         counts.throttled_until_ms = max(since_ms, self._throttled_until_ms)
         counts.throttle_ms += counts.throttled_until_ms - since_ms
-        return sent
+        return sent, now_ms - self.request_sent_ms > prompt_ms or self.responses == 1
 
     def failed(self) -> SentRequest:
         """The oldest request will get no response."""

@@ -113,10 +113,8 @@ class ResponseHandler:
     def on_produce(self, broker: Broker, answered: produce.ProduceResponse | None, now_ms: float) -> bool:
         """The response to a broker's oldest request has come; with acks=0 there is none, and the request is
         written to the socket. Return whether the broker has all batches."""
-        prompt_ms = self._breaker.prompt_ms
-        sent = broker.responded(now_ms, prompt_ms)
-        # By the first response of all, other brokers' silence is judged.
-        if now_ms - broker.request_sent_ms > prompt_ms or broker.responses == 1:
+        sent, concerns_breaker = broker.responded(now_ms, self._breaker.prompt_ms)
+        if concerns_breaker:
             self._breaker.is_busy = True
         if answered is None:
             unconfirmed = [(batch, -1, -1) for batch in sent.batches]
@@ -546,36 +544,28 @@ class ResponseHandler:
         errors = self._connection_errors()
         return next((f"{node}: {error}" for node, error in errors.items() if node.id == info.leader), None)
 
-    def restart_sequences(self) -> None:
-        """Restart every partition that asked for it and has nothing in flight.
-
-        A batch that may have been written fails: under a new sequence it could be written twice.
-        """
-        identity = self._identity
-        for partition in () if identity is None else identity.restarts_due():
-            unresolved = partition.unresolved
-            for batch in unresolved:
-                last = f"{batch.last_error}; " if batch.last_error is not None else ""
-                reason = "the leader lost its state of this producer, and the batch may have been written"
-                self.fail(batch, DeliveryError(f"{last}{partition.id}: {reason}"))
-            if not unresolved and identity is not None:
+    def mend_sequences(self, identity: ProducerIdentity) -> None:
+        """Restart the sequences that leaders have rejected, and close the gaps that dropped records have
+        left, in every partition that has nothing in flight."""
+        for partition in identity.restarts_due():
+            reason = "the leader lost its state of this producer"
+            if not self._fail_unresolved(partition, partition.unresolved, reason):
                 identity.restart(partition)
                 _log.warning("the sequences of %s restart, because its leader rejected them", partition.id)
-
-    def close_sequence_gaps(self) -> None:
-        """Renumber the batches behind dropped records in every partition that has nothing in flight.
-
-        A batch that may have been written fails: under a new sequence it could be written twice.
-        """
-        identity = self._identity
-        for partition in () if identity is None else identity.gaps_due():
+        for partition in identity.gaps_due():
+            reason = "records before this batch were rejected"
             unresolved = [batch for batch in partition.after_gap if batch.possibly_written]
-            for batch in unresolved:
-                last = f"{batch.last_error}; " if batch.last_error is not None else ""
-                reason = "records before this batch were rejected, and the batch may have been written"
-                self.fail(batch, DeliveryError(f"{last}{partition.id}: {reason}"))
-            if not unresolved and identity is not None:
+            if not self._fail_unresolved(partition, unresolved, reason):
                 identity.close_gap(partition)
+
+    def _fail_unresolved(self, partition: Partition, batches: Sequence[ProducerBatch], reason: str) -> bool:
+        """Fail batches that may have been written, as under a new sequence they could be written twice;
+        return whether there are any."""
+        for batch in batches:
+            last = "" if batch.last_error is None else f"{batch.last_error}; "
+            text = f"{last}{partition.id}: {reason}, and the batch may have been written"
+            self.fail(batch, DeliveryError(text))
+        return bool(batches)
 
 
 def _rows(batch: ProducerBatch) -> int:

@@ -159,8 +159,7 @@ class Sender(threading.Thread):
             responses.skip_waiting()
         identity = self._identity
         if identity is not None and identity.to_mend:
-            responses.restart_sequences()
-            responses.close_sequence_gaps()
+            responses.mend_sequences(identity)
         if self._cluster.version != self._known_version:
             self._refresh_nodes()
         # Needed before there is a producer id: a task's first rows wait for the coordinator's mutes.

@@ -67,9 +67,7 @@ class Cluster:
         if not has_response(cause):
             broker.failed()
         else:
-            broker.responded(now_ms, gate.prompt_ms)
-            if now_ms - broker.request_sent_ms > gate.prompt_ms or broker.responses == 1:
-                gate.is_busy = True
+            gate.is_busy |= broker.responded(now_ms, gate.prompt_ms)[1]
         if cause is not None or gate.is_busy:
             gate.on_complete(broker, [batch], cause, now_ms)
         if cause is None:

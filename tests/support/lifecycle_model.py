@@ -226,7 +226,7 @@ class Model:
 
     def send(self) -> None:
         """One pass over all brokers."""
-        self.responses.restart_sequences()
+        self.responses.mend_sequences(self.identity)
         if self.deliveries.has_failed:
             return
         ready, _, _ = self.accumulator.ready(self.leader, self.now)
