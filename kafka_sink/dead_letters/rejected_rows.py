@@ -158,9 +158,9 @@ _MAX_REASONS = 1000
 # Rows that a task logs one by one. The summary counts all.
 _LOGGED = 3
 _LONGEST_REASON = 1000
-# Bytes of rejected rows from which on the sender leaves others in their batches, and so in buffer.memory. It
-# takes as many out of a batch at once.
-ROOM_BYTES = 4 << 20
+# Bytes of rejected rows that wait, from which on the sender leaves others in their batches, and so in
+# buffer.memory. It takes as many out of a batch at once.
+MAX_WAITING_BYTES = 4 << 20
 
 
 class DeadLetters:
@@ -213,7 +213,7 @@ class DeadLetters:
     @property
     def has_room(self) -> bool:
         """Whether the sender may add rows. Those that wait are in memory beyond buffer.memory."""
-        return self._held_bytes < ROOM_BYTES
+        return self._held_bytes < MAX_WAITING_BYTES
 
     @property
     def is_waiting(self) -> bool:

@@ -16,7 +16,7 @@ from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.dead_letters.rejected_rows import (
-    ROOM_BYTES,
+    MAX_WAITING_BYTES,
     DeadLetters,
     RejectedRecords,
 )
@@ -368,7 +368,7 @@ class ResponseHandler:
         if may_wait and not dead_letters.has_room:
             self._await_dead_letters(batch, positions, cause)
             return
-        pieces, records = take_out(batch, positions or (0,), ROOM_BYTES)
+        pieces, records = take_out(batch, positions or (0,), MAX_WAITING_BYTES)
         failure = self._add_dead_letters(batch, records, cause)
         if failure is not None:
             for piece in pieces:

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from kafka_sink.dead_letters.rejected_rows import ROOM_BYTES, DeadLetters, RejectedRecords
+from kafka_sink.dead_letters.rejected_rows import MAX_WAITING_BYTES, DeadLetters, RejectedRecords
 from kafka_sink.errors import TooManyDeadLettersError
 
 
@@ -33,15 +33,15 @@ def test_rows_beyond_the_maximum_are_not_taken() -> None:
 def test_without_a_topic_no_content_is_kept() -> None:
     found = DeadLetters(None, -1, 1000)
     for _ in range(3):
-        found.add(rejected(1, ROOM_BYTES))
+        found.add(rejected(1, MAX_WAITING_BYTES))
     assert (found.rows, found.is_waiting, found.has_room) == (3, False, True)
 
 
 def test_there_is_room_again_once_rows_are_taken() -> None:
     found = DeadLetters("dead", -1, 1000)
-    found.add(rejected(1000, ROOM_BYTES // 2000))
+    found.add(rejected(1000, MAX_WAITING_BYTES // 2000))
     assert found.has_room
-    found.add(rejected(1000, ROOM_BYTES // 1000))
+    found.add(rejected(1000, MAX_WAITING_BYTES // 1000))
     assert not found.has_room
     found.take()
     found.take()
