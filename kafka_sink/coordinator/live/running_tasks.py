@@ -16,7 +16,7 @@ from typing import Any
 
 from kafka_sink.clock import STATES
 from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, MuteReport, TaskReport
-from kafka_sink.counts import Number
+from kafka_sink.counts import GAUGES, Number
 
 # A write and the number of its task.
 AttemptKey = tuple[str, int]
@@ -29,7 +29,8 @@ _MAX_TARGETS = 2_000
 
 @dataclass(slots=True)
 class RunningTask:
-    """An attempt as it last reported. ``totals``: what of it is in the sums of the application."""
+    """An attempt as it last reported. ``awaited``: brokers that owe it a response; ``totals``: what of it is
+    in the sums of the application."""
 
     key: AttemptKey
     cluster: str
@@ -42,7 +43,7 @@ class RunningTask:
     state: str = STATES[0]
     state_since_ms: float = 0.0
     gauges: Mapping[str, Number] = field(default_factory=dict)
-    in_flight: Mapping[int, int] = field(default_factory=dict)
+    awaited: tuple[int, ...] = ()
     mutes: Sequence[MuteReport] = ()
     totals: dict[TotalsKey, tuple[Number, ...]] = field(default_factory=dict)
 
@@ -53,9 +54,8 @@ class _Sums:
 
     gauges: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
-    in_flight: Counter[int] = field(default_factory=Counter)
-    # By broker: since when it owes a response, and when rows that wait for it fail.
-    awaited_ms: dict[int, dict[AttemptKey, tuple[float, float]]] = field(default_factory=dict)
+    # By broker: requests in flight, since when it owes a response, and when rows that wait for it fail.
+    awaited: dict[int, dict[AttemptKey, tuple[int, float, float]]] = field(default_factory=dict)
     transaction_since_ms: dict[AttemptKey, float] = field(default_factory=dict)
 
 
@@ -95,16 +95,17 @@ class RunningTasks:
             self._hide(key)
         task.reported_ms, task.elapsed_ms = now_ms, report.elapsed_ms
         task.state, task.state_since_ms = report.state, now_ms - report.state_ms
-        task.gauges = report.gauges
+        task.gauges = {name: value for name, value in report.gauges.items() if name in GAUGES}
         waiting = ((node, one) for node, one in report.brokers.items() if one.in_flight or one.oldest_ms)
         awaited = dict(islice(waiting, self._capacity))
-        task.in_flight = {node: broker.in_flight for node, broker in awaited.items()}
+        task.awaited = tuple(awaited)
         self._shown[key] = task
         self._count(task, 1)
         sums = self._sums[task.cluster]
         for node, broker in awaited.items():
             left_ms = math.inf if broker.left_ms is None else broker.left_ms
-            sums.awaited_ms.setdefault(node, {})[key] = now_ms - broker.oldest_ms, now_ms + left_ms
+            owed = broker.in_flight, now_ms - broker.oldest_ms, now_ms + left_ms
+            sums.awaited.setdefault(node, {})[key] = owed
         if report.transaction_ms is not None and not report.failed:
             sums.transaction_since_ms[key] = now_ms - report.transaction_ms
         else:
@@ -154,22 +155,23 @@ class RunningTasks:
         task = self._shown.pop(key, None)
         if task is not None:
             self._count(task, -1)
-            for node in task.in_flight:
-                del self._sums[task.cluster].awaited_ms[node][key]
+            awaited = self._sums[task.cluster].awaited
+            for node in task.awaited:
+                del awaited[node][key]
+                if not awaited[node]:
+                    del awaited[node]
             self.entries -= len(task.mutes)
 
     def _count(self, task: RunningTask, sign: int) -> None:
         """Add a task's last report to the sums, or take it off."""
         sums = self._sums[task.cluster]
-        self.entries += sign * len(task.in_flight)
+        self.entries += sign * len(task.awaited)
         sums.states[task.state] += sign
         self.of_job[task.job] += sign
         if not self.of_job[task.job]:
             del self.of_job[task.job]
         for name, value in task.gauges.items():
             sums.gauges[name] += sign * value  # type: ignore[assignment]  # all are whole numbers
-        for node, number in task.in_flight.items():
-            sums.in_flight[node] += sign * number
 
     # -- sums -----------------------------------------------------------------------------------------
 
@@ -191,10 +193,11 @@ class RunningTasks:
     def requests(self, cluster: str, node: int) -> tuple[int, float, float]:
         """Of one broker: the requests in flight, since when it owes a response, and when rows that wait for
         it fail; infinite without any."""
-        sums = self._sums[cluster]
-        awaited = sums.awaited_ms.get(node, {}).values()
-        since_ms = min((since_ms for since_ms, _ in awaited), default=math.inf)
-        return sums.in_flight[node], since_ms, min((until_ms for _, until_ms in awaited), default=math.inf)
+        awaited = self._sums[cluster].awaited.get(node)
+        if not awaited:
+            return 0, math.inf, math.inf
+        numbers, since_ms, until_ms = zip(*awaited.values(), strict=True)
+        return sum(numbers), min(since_ms), min(until_ms)
 
     def transactions(self, cluster: str) -> tuple[int, float]:
         """How many are open, and since when the oldest is; infinite without one."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
-from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, MuteReport
+from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, BrokerReport, MuteReport
 from kafka_sink.coordinator.live.running_tasks import RunningTasks
 from tests.support.task_reports import TASK, report
 
@@ -60,3 +61,18 @@ def test_a_report_that_names_a_target_twice_counts_it_once() -> None:
     assert waiting.shown(0.0)["rows"] == 4
     waiting.tasks.remove((TASK.write, 1))
     assert waiting.shown(0.0) == {}
+
+
+def test_tasks_whose_reports_name_ever_new_gauges_and_brokers_leave_nothing() -> None:
+    """Catches: names that stayed for as long as the application ran."""
+    tasks = RunningTasks(1_000)
+    for number in range(100):
+        brokers = {number: BrokerReport(in_flight=1)}
+        tasks.report("c", report(1, gauges={f"g{number}": 1, "waiting_threads": 2}, brokers=brokers), 0.0)
+    assert tasks.gauges("c") == {"waiting_threads": 2}
+    assert tasks.requests("c", 99)[0] == 1
+    kept = len(pickle.dumps(tasks))
+    for number in range(100, 200):
+        brokers = {number: BrokerReport(in_flight=1)}
+        tasks.report("c", report(1, gauges={f"g{number}": 1, "waiting_threads": 2}, brokers=brokers), 0.0)
+    assert len(pickle.dumps(tasks)) < kept + 100
