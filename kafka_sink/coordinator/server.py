@@ -188,13 +188,13 @@ class CoordinatorServer:
     def _on_readable(self, peer: Peer) -> None:
         if not peer.has_begun:
             self._running.remove_reader(peer.fileno())
-            # It does not choose how long it waits for its turn.
-            peer.opened_ms = math.inf
+            # Until its turn comes, no time runs.
+            peer.begin_deadlines(math.inf)
             self._newcomers.append(peer)
             if not self._greeting:
                 self._greeting = True
                 self._running.call_soon(self._greet)
-        elif not self._is_spent():
+        elif not self._is_spent(peer):
             # Otherwise the selector names it again in the next iteration.
             self._timed(peer, self._receive)
 
@@ -205,20 +205,24 @@ class CoordinatorServer:
         while self._newcomers and (now_ms := self._clock_ms()) < until_ms:
             peer = self._newcomers.popleft()
             if not peer.is_gone:
-                peer.opened_ms = now_ms
+                peer.begin_deadlines(now_ms)
                 self._running.add_reader(peer.fileno(), self._on_readable, peer)
                 self._guarded(peer, self._receive)
         if self._newcomers:
             self._greeting = True
             self._running.call_soon(self._greet)
 
-    def _is_spent(self) -> bool:
-        """Whether enough has been handled in this iteration."""
+    def _is_spent(self, peer: Peer) -> bool:
+        """Whether enough has been handled in this iteration, so that this peer waits for its turn."""
         if self._iteration != self._watch.iterations:
             self._iteration = self._watch.iterations
             self._handled, self._handled_ms = 0, 0.0
-        took_ms = self._handled_ms + max(0.0, self._clock_ms() - self._since_ms)
-        return self._handled >= self._bounds.messages_at_once or took_ms >= self._bounds.iteration_ms
+        now_ms = self._clock_ms()
+        took_ms = self._handled_ms + max(0.0, now_ms - self._since_ms)
+        if self._handled < self._bounds.messages_at_once and took_ms < self._bounds.iteration_ms:
+            return False
+        peer.begin_deadlines(now_ms)
+        return True
 
     def _guarded(self, peer: Peer, step: Callable[[Peer], None]) -> None:
         """Take this step with the peer. What goes wrong ends its connection and no other."""
@@ -280,7 +284,7 @@ class CoordinatorServer:
         if peer.allowance < 1:
             self._connections.log.note(Dropped.HELD_BACK, peer.source)
             return max((1 - peer.allowance) / rate, 100.0)
-        return 0.0 if self._is_spent() else None
+        return 0.0 if self._is_spent(peer) else None
 
     def _resume(self, peer: Peer) -> None:
         if not peer.is_gone:

@@ -275,6 +275,11 @@ class Peer:
         self.begun_ms += stalled_ms
         self.unread_since_ms += stalled_ms
 
+    def begin_deadlines(self, now_ms: float) -> None:
+        """What it has sent waits for its turn: it does not choose how long."""
+        self.opened_ms = self.heard_ms = now_ms
+        self.begun_ms = max(self.begun_ms, now_ms)
+
     # -- receiving ----------------------------------------------------------------------------------
 
     @property

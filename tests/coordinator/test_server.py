@@ -494,6 +494,10 @@ def test_a_peer_that_waits_for_its_turn_is_not_given_up() -> None:
         eventually(lambda: found.connections() == 1)
         time.sleep(5 * SHORT.challenge_ms / 1000)
         assert found.connections() == 1
+    with serving(replace(SHORT, messages_at_once=0)) as found, raw(found) as peer:
+        peer.shake_hands().socket.sendall(framed_bytes(bytes((VERSION,)) + identity().token))
+        time.sleep(5 * SHORT.challenge_ms / 1000)
+        assert found.connections() == 1
 
 
 # -- groups -----------------------------------------------------------------------------------------------
