@@ -74,7 +74,6 @@ Text = Annotated[str, AtMost(MAX_TEXT)]
 # Of a write, a job or a query.
 Name = Annotated[str, AtMost(200)]
 Topic = Annotated[str, AtMost(TOPIC_MAX_LENGTH)]
-PartitionId = Annotated[int, Within(0, 2**31 - 1)]
 NodeId = Int32
 
 

@@ -39,11 +39,9 @@ OWN_PREFIX = "spark.kafka-chunked."
 # those that hold where they are not set (PySpark 4.1 and 4.3).
 _SECONDS = ("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "spark.python.worker.idleTimeoutSeconds")
 _KILL = ("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "spark.python.worker.killOnIdleTimeout")
-_PROGRESS = "spark.ui.showConsoleProgress"
 _KEPT = (
     "spark.driver.bindAddress",
     "spark.driver.host",
-    _PROGRESS,
     *(*_SECONDS, *_KILL),
     *REDACTION_DEFAULTS,
     "spark.master",
@@ -53,8 +51,6 @@ _KEPT = (
     "spark.dynamicAllocation.maxExecutors",
     "spark.task.cpus",
 )
-# PySpark starts its JVM with this resource, for shells and for scripts that Python runs.
-_SHELL = "pyspark-shell"
 _DEFAULTS_FILE = "spark-defaults.conf"
 # The separator of java.util.Properties: a colon, an equals sign or white space.
 _SEPARATOR = re.compile(r"\s*[=:\s]\s*")
@@ -81,12 +77,6 @@ def spark_conf(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str
     given += [one.partition("=")[2] for one in arguments if one.startswith("--conf=")]
     found.update(_kept(one.partition("=")[::2] for one in given))
     return found
-
-
-def shows_progress(arguments: Sequence[str], conf: Mapping[str, str]) -> bool:
-    """Whether Spark shows progress bars in the driver's terminal, as SparkSubmit decides."""
-    value = conf.get(_PROGRESS)
-    return value.lower() == "true" if value is not None else _SHELL in arguments
 
 
 def _kept(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

@@ -198,7 +198,7 @@ def _partition_errors(reader: Reader) -> PartitionErrors:
     return PartitionErrors(errors, throttle)
 
 
-decode_add_partitions = decoder(ADD_PARTITIONS_TO_TXN)(_partition_errors)
+decoder(ADD_PARTITIONS_TO_TXN)(_partition_errors)
 decode_txn_offset_commit = decoder(TXN_OFFSET_COMMIT)(_partition_errors)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
+from operator import truediv
 
 import pytest
 
@@ -104,7 +106,7 @@ def test_of_thousands_of_tasks_few_report_at_first() -> None:
     for number in range(100):
         bench = Bench()
         bench.tell(Mutes(False, (), together(()), 10_000))
-        bench.channel._random = lambda number=number: number / 100  # type: ignore[misc]
+        bench.channel._random = partial(truediv, number, 100)
         bench.task.batch(P0, REPLICAS)
         is_said = bool(bench.said())
         times.append(0.0 if is_said else bench.channel.next_change_ms(bench.job.now))
@@ -269,7 +271,7 @@ def test_rows_come_back_in_each_step_from_twice_as_many_tasks() -> None:
     delays = []
     for number in range(1_000):
         bench = Bench()
-        bench.channel._random = lambda number=number: number / 1_000  # type: ignore[misc]
+        bench.channel._random = partial(truediv, number, 1_000)
         bench.mute(1)
         bench.tell(Mutes(False, (), together([1]), 1_000))
         delays.append(0.0 if not bench.task.muted() else bench.channel.next_change_ms(bench.job.now))

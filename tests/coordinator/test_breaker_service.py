@@ -8,6 +8,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -659,7 +660,7 @@ def test_thousands_of_partitions_that_fail_for_a_thousand_hosts_are_muted_in_abo
     assert sum(len(encode(one)) for one in {id(one): one for one in mutes}.values()) < 200 * 1024
 
 
-def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
+def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: each message about rows walked over all mutes, and without any task all were walked over for
     as long as the service was kept."""
     bench = Bench(12, **OWN)
@@ -670,8 +671,13 @@ def test_probes_of_thousands_of_mutes_take_bounded_parts_of_the_time() -> None:
     bench.run(3_000)
     assert len(bench.muted()) == 4_000
     looked: list[Target] = []
-    look = bench.service._able
-    bench.service._able = lambda target, *rest: looked.append(target) or look(target, *rest)  # type: ignore[func-returns-value, method-assign]
+    able = bench.service._able
+
+    def look(target: Target, *rest: Any) -> list[tuple[int, bool]]:
+        looked.append(target)
+        return able(target, *rest)
+
+    monkeypatch.setattr(bench.service, "_able", look)
     bench.say(11, Waiting(together([TopicPartition("t0", 3)]), NOTHING))
     assert not looked
     bench.now += 20.0
