@@ -169,7 +169,13 @@ def test_names_kinds_and_labels_are_those_of_javas_client(receiver: Receiver) ->
     server = f"bootstrap.servers={receiver.broker.bootstrap_servers}"
     size = ("--num-records", "1500", "--record-size", "50", "--throughput", "1000")
     given = ("--topic", TOPIC, *size, "--producer-props", server, "client.id=java", "client.rack=zone-a")
-    receiver.broker.run_tool("org.apache.kafka.tools.ProducerPerformance", *given)
+
+    def java_has_pushed() -> bool:
+        """On a busy machine it ends before its first push."""
+        receiver.broker.run_tool("org.apache.kafka.tools.ProducerPerformance", *given)
+        return bool(receiver.values("java"))
+
+    until(java_has_pushed, "pushes of Java's client")
     producer = producer_of(receiver.options("beside", client_rack="zone-a"))
     try:
         producer.send(BATCH)
