@@ -21,7 +21,7 @@ from kafka_sink.coordinator.breaker import BreakerChannel
 from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.errors import BrokerRefusedError
 from kafka_sink.model import TopicPartition
-from tests.support.breaker_cluster import A0, A1, B0, Cluster, numbers, run_pass
+from tests.support.breaker_cluster import A0, A1, B0, Cluster, IdleBreaker, numbers, run_pass
 from tests.support.brokers import batch
 
 P0, P1, P2, P3 = (TopicPartition("t", partition) for partition in range(4))
@@ -92,17 +92,8 @@ def test_a_silent_broker_is_muted_logged_once_and_unmuted_by_its_response(
     assert (manager.muted_count, manager.local.own_trips, manager.local.probes) == (0, 1, 0)
 
 
-class MutesWhereAllIsWell(PartitionCircuitBreaker):
+class MutesWhereAllIsWell(IdleBreaker):
     """Mutes a partition with its first response."""
-
-    def configure(self, configs: Mapping[str, str]) -> None:
-        """Nothing to configure."""
-
-    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
-        self.manager = circuit_break_manager
-
-    def on_send(self, context: ProducerStatusContext) -> bool:
-        return False
 
     def on_complete(
         self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None

@@ -10,38 +10,25 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kafka_sink.breaker import (
-    CircuitBreakManager,
     FailureRateCircuitBreaker,
     PartitionCircuitBreaker,
-    ProducerStatusContext,
 )
 from kafka_sink.breaker.interface import load_breaker
 from kafka_sink.errors import ConfigurationError
-from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
+from tests.support.breaker_cluster import IdleBreaker
 
 PREFIX = "kafka.producer.circuit.breaker."
 
 
-class Own(PartitionCircuitBreaker):
+class Own(IdleBreaker):
     """Mutes nothing; refuses one setting."""
 
     def configure(self, configs: Mapping[str, str]) -> None:
         if "bad" in configs:
             raise ValueError("bad is not good")
         self.configs = dict(configs)
-
-    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
-        self.manager = circuit_break_manager
-
-    def on_send(self, context: ProducerStatusContext) -> bool:
-        return False
-
-    def on_complete(
-        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
-    ) -> bool:
-        return False
 
 
 class Unfinished(PartitionCircuitBreaker):

@@ -27,9 +27,9 @@ from kafka_sink.records.compression import decompressed
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from tests.support.allocators import full_allocator, incremental_allocator
 from tests.support.brokers import Brokers
+from tests.support.partitioners import plain_partitioner
 from tests.support.queues import teach_ratio
 from tests.support.strategy import forced
 
@@ -37,13 +37,7 @@ pytestmark = pytest.mark.both_strategies
 
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", index, 0, 0) for index in range(4)))}
-PARTITIONER = Partitioner(
-    capacity=lambda *_: BatchCapacity(None, 100),
-    loads=lambda topic, count: [0] * count,
-    ignore_keys=False,
-    adaptive=False,
-    random=lambda: 0.5,
-)
+PARTITIONER = plain_partitioner()
 BATCH_SIZE = 1_024
 
 

@@ -18,8 +18,8 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.records import encoder
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from tests.support.brokers import Brokers
+from tests.support.partitioners import plain_partitioner
 from tests.support.queues import teach_ratio
 from tests.support.strategy import forced
 
@@ -28,13 +28,7 @@ pytestmark = pytest.mark.both_strategies
 PARTITIONS = 400
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
 TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", p, 0, 0) for p in range(PARTITIONS)))}
-PARTITIONER = Partitioner(
-    capacity=lambda *_: BatchCapacity(None, 100),
-    loads=lambda topic, count: [0] * count,
-    ignore_keys=False,
-    adaptive=False,
-    random=lambda: 0.5,
-)
+PARTITIONER = plain_partitioner()
 MAX_REQUEST_BYTES = 1 << 20
 COMPRESSED = [codec for codec in CompressionType if codec is not CompressionType.NONE]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import pytest
 
-from kafka_sink.breaker import CircuitBreakManager, PartitionCircuitBreaker, ProducerStatusContext
+from kafka_sink.breaker import ProducerStatusContext
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.cluster.broker import Broker, SentRequest
 from kafka_sink.cluster.partition import Partition
@@ -16,6 +16,7 @@ from kafka_sink.engine.sender import Sender, take_muted
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.produce import ProduceResponse
+from tests.support.breaker_cluster import IdleBreaker
 from tests.support.brokers import Brokers
 from tests.support.fake_broker import FakeCluster
 from tests.support.scripted_cluster import rows, task, until, written
@@ -145,19 +146,10 @@ def test_a_wait_ends_with_the_deadline_that_its_own_pass_has_set(monkeypatch: py
     assert waits[0] <= producer.breaker.prompt_ms
 
 
-class AsksOnce(PartitionCircuitBreaker):
+class AsksOnce(IdleBreaker):
     """With the second response it wants to know whether the broker responds."""
 
     responses = 0
-
-    def configure(self, configs: Mapping[str, str]) -> None:
-        """Nothing to configure."""
-
-    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
-        self.manager = circuit_break_manager
-
-    def on_send(self, context: ProducerStatusContext) -> bool:
-        return False
 
     def on_complete(
         self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None

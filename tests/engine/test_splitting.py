@@ -20,7 +20,7 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.records import varint
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
+from tests.support.partitioners import plain_partitioner
 from tests.support.strategy import forced
 from tests.support.taken_records import values_of
 
@@ -28,13 +28,7 @@ pytestmark = pytest.mark.both_strategies
 
 BATCH_SIZE = 1_000
 TOPICS = {"t": TopicMetadata.of("t", None, (PartitionMetadata("t", 0, 0, 0),))}
-PARTITIONER = Partitioner(
-    capacity=lambda *_: BatchCapacity(None, 100),
-    loads=lambda topic, count: [0] * count,
-    ignore_keys=False,
-    adaptive=False,
-    random=lambda: 0.5,
-)
+PARTITIONER = plain_partitioner()
 
 
 class Refused:

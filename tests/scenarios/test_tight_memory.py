@@ -30,10 +30,10 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
-from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from tests.support.allocators import full_allocator, incremental_allocator
 from tests.support.brokers import Brokers
 from tests.support.effort import tries
+from tests.support.partitioners import plain_partitioner
 from tests.support.taken_records import values_of
 
 PARTITIONS = 5
@@ -41,13 +41,7 @@ TOPICS = {
     "t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", p, p % 2, 0) for p in range(PARTITIONS)))
 }
 PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
-PARTITIONER = Partitioner(
-    capacity=lambda *_: BatchCapacity(None, 100),
-    loads=lambda topic, count: [0] * count,
-    ignore_keys=False,
-    adaptive=False,
-    random=lambda: 0.5,
-)
+PARTITIONER = plain_partitioner()
 BAD = b"refused"
 CODECS = list(CompressionType)
 

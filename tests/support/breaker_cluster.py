@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import cast
 
+from kafka_sink.breaker import PartitionCircuitBreaker, ProducerStatusContext
 from kafka_sink.breaker.breaker import Breaker, CircuitBreakManager
 from kafka_sink.breaker.failure_rate import has_response
 from kafka_sink.cluster.metadata import ClusterMetadata
@@ -26,6 +27,24 @@ def run_pass(gate: Breaker, now_ms: float) -> Container[TopicPartition]:
     if gate.is_busy or now_ms >= gate.due_ms:
         gate.run(now_ms)
     return gate.mutes
+
+
+class IdleBreaker(PartitionCircuitBreaker):
+    """A user's class that keeps its manager and mutes nothing."""
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        """Nothing to configure."""
+
+    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
+        self.manager = circuit_break_manager
+
+    def on_send(self, context: ProducerStatusContext) -> bool:
+        return False
+
+    def on_complete(
+        self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
+    ) -> bool:
+        return False
 
 
 class Cluster:

@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 import pytest
 
-from kafka_sink.breaker import (
-    CircuitBreakManager,
-    PartitionCircuitBreaker,
-    ProducerStatusContext,
-)
+from kafka_sink.breaker import ProducerStatusContext
 from kafka_sink.engine import sender
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.task.producer import Producer
+from tests.support.breaker_cluster import IdleBreaker
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import OK, Reply, error
 from tests.support.scripted_cluster import (
@@ -260,17 +257,11 @@ def test_one_request_to_a_frozen_broker_is_enough_to_mute_it(
         producer.finish()
 
 
-class MutesPartitionZero(PartitionCircuitBreaker):
+class MutesPartitionZero(IdleBreaker):
     """A user's class: partition 0 is muted from its first batch on."""
 
     def configure(self, configs: Mapping[str, str]) -> None:
         self.after = int(configs["after.rows"])
-
-    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
-        self.manager = circuit_break_manager
-
-    def on_send(self, context: ProducerStatusContext) -> bool:
-        return False
 
     def on_complete(
         self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None

@@ -10,11 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pyarrow as pa
 import pytest
 
-from kafka_sink.breaker import (
-    CircuitBreakManager,
-    PartitionCircuitBreaker,
-    ProducerStatusContext,
-)
+from kafka_sink.breaker import ProducerStatusContext
 from kafka_sink.coordinator.breaker_service import BreakerService
 from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.coordinator.server import Services
@@ -23,6 +19,7 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
+from tests.support.breaker_cluster import IdleBreaker
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.scripted_cluster import PATIENCE_S, TOPIC, mutes, rows, until, written
@@ -115,17 +112,8 @@ def test_a_broker_that_one_task_finds_frozen_rests_for_both(cluster: FakeCluster
     assert found == [*range(next(numbers)), 100_000, 100_001, 100_002]
 
 
-class MutesAfterFirst(PartitionCircuitBreaker):
+class MutesAfterFirst(IdleBreaker):
     """A user's class: partition 0 is muted once it has a batch of exactly seven rows."""
-
-    def configure(self, configs: Mapping[str, str]) -> None:
-        pass
-
-    def set_circuit_break_manager(self, circuit_break_manager: CircuitBreakManager) -> None:
-        self.manager = circuit_break_manager
-
-    def on_send(self, context: ProducerStatusContext) -> bool:
-        return False
 
     def on_complete(
         self, context: ProducerStatusContext, topic_partition: TopicPartition, exception: Exception | None
