@@ -44,9 +44,9 @@ class Incomplete:
 class BatchRun:
     """What all tasks of one job or micro-batch report alike.
 
-    ``scope`` is where their marks are: the commit's own process may see more partitions of the topic by now.
-    ``is_repair``: the batch was decided, and just the tasks that are missing write. ``recovered`` and
-    ``last_decision`` as in TaskHandover.
+    ``scope`` is where their progress markers are: the commit's own process may see more partitions of the
+    topic by now. ``is_repair``: the batch was decided, and just the tasks that are missing write.
+    ``recovered`` and ``last_decision`` as in TaskHandover.
     """
 
     driver_epoch: ProducerEpoch

@@ -62,11 +62,11 @@ class BatchIdentity:
         """Whether another run may have the same batch."""
         return not self.writer.startswith(_UNNAMED_JOB)
 
-    def mark(self, task: int, producer: ProducerEpoch) -> str:
+    def progress_marker(self, task: int, producer: ProducerEpoch) -> str:
         """What a task's transaction records; visible once that is committed.
 
         It names the transaction: a batch that is written a second time must not be taken for committed by
-        the marks of the first.
+        the progress markers of the first.
         """
         writer = sha256(self.writer.encode()).hexdigest()[:16]
         return f"{writer}:{self.number}:{task}:{producer.producer_id}:{producer.epoch}"
@@ -170,10 +170,10 @@ class Part:
 class Decision:
     """All of ``parts`` must be committed; tasks without rows have none. ``number`` counts decisions.
 
-    Marks are offsets of ``topic``, which had ``partitions`` then: Scope's of the run that decided.
+    Progress markers are offsets of ``topic``, which had ``partitions`` then: Scope's of the run that decided.
     ``before`` is what the batch's writer had written without this batch, which can still be lost.
     ``began_ms``: when the first transaction of ``parts`` began, by its coordinator's clock, or the decision
-    where there are none; -1 where that is not known. No mark is older.
+    where there are none; -1 where that is not known. No progress marker is older.
     """
 
     number: int

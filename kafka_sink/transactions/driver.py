@@ -83,7 +83,7 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[O
     left = proof.LeftOpen(driver_epoch, {})
     if names:
         # Of these, what a former coordinator does not know to be decided would be aborted.
-        left = yield from proof.look_at(scope, driver_epoch, names, key, scope.mark_key(0))
+        left = yield from proof.look_at(scope, driver_epoch, names, key, scope.marker_key(0))
         offsets = list((yield read))
     # Brokers of Kafka 3 tell offsets some time after their transaction is over.
     while offsets[0].get(key, "") != offsets[1].get(key, ""):
@@ -122,16 +122,16 @@ def _remember(
     """Record what is known of the decision's parts, while it is: what proves it expires.
 
     A decision that is old is recorded anew, even where all is visible: the tasks of this run take the ids
-    over, which then tell nothing of it, and marks may have expired when the next run asks. This keeps what
-    was written from expiring, too.
+    over, which then tell nothing of it, and progress markers may have expired when the next run asks. This
+    keeps what was written from expiring, too.
     """
-    is_old = abs(now_ms - decision.began_ms) >= proof.MARKS_LAST_MS
+    is_old = abs(now_ms - decision.began_ms) >= proof.MARKERS_LAST_MS
     if not failed and not is_old:
         return judgement.driver_epoch, decision
     outcomes = {part.task: Outcome.COMMITTED for part in decision.parts if part.outcome is Outcome.UNRECORDED}
     outcomes |= {part.task: Outcome.UNRECORDED for part in judgement.unknown}
     outcomes |= {part.task: Outcome.LOST for part in judgement.lost}
-    # Marks of what stays unknown are as old as before.
+    # Progress markers of what stays unknown are as old as before.
     began_ms = decision.began_ms if judgement.unknown else round(now_ms)
     known = replace(decisions.recorded(decision, outcomes), began_ms=began_ms)
     if judgement.unknown and known.parts == decision.parts:
@@ -210,7 +210,7 @@ def _began_ms(scope: Scope, part: Part, found: Mapping[str, Described]) -> int |
 
 def take_over_groups(scope: Scope) -> tuple[str, ...]:
     """The groups that ``take_over`` reads every time."""
-    return scope.decision_key(0).group, scope.mark_key(0).group
+    return scope.decision_key(0).group, scope.marker_key(0).group
 
 
 def read_decision(scope: Scope) -> Steps[Decision | None]:

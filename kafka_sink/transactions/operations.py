@@ -231,7 +231,7 @@ class Scope:
     def decision_key(self, chunk: int) -> OffsetKey:
         return self._key("decision", chunk)
 
-    def mark_key(self, task: int) -> OffsetKey:
+    def marker_key(self, task: int) -> OffsetKey:
         return self._key("tasks", task)
 
     def _key(self, family: str, index: int) -> OffsetKey:

@@ -67,7 +67,7 @@ def plan(
         )
     batch = None if is_streaming else _job(options)
     if not for_tasks:
-        # Decisions and marks are found without the number of partitions.
+        # Decisions and progress markers are found without the number of partitions.
         return PlannedTransactions(Scope(name, topic, 1), batch)
     with client_of(options) as client:
         partitions = client.partitions(topic, options.max_block_ms)

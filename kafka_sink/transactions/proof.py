@@ -1,9 +1,10 @@
 """What became of transactions: which of a decided batch were committed, and what is left open beside them.
 
-Kafka tells it in three ways. Proof is an EndTxn that succeeds, a mark that is visible, and a description of
-the transaction right after it was ended. Everything else may be a former coordinator's memory, or a proof
-that has expired, and no conclusion is drawn from it: what cannot be known is said to be unknown. Whoever
-concludes that rows are missing, or ends what others have open, owns the prefix at that moment.
+Kafka tells it in three ways. Proof is an EndTxn that succeeds, a progress marker that is visible, and a
+description of the transaction right after it was ended. Everything else may be a former coordinator's
+memory, or a proof that has expired, and no conclusion is drawn from it: what cannot be known is said to be
+unknown. Whoever concludes that rows are missing, or ends what others have open, owns the prefix at that
+moment.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from kafka_sink.transactions.operations import (
 
 # When transactions began, by their coordinators' clocks; -1 where that is not known.
 BeganMs = tuple[int, ...]
-# Marks are taken to be there for so long. offsets.retention.minutes is a week by default.
-MARKS_LAST_MS = 3_600_000
+# For how long progress markers are taken to be there. offsets.retention.minutes is a week by default.
+MARKERS_LAST_MS = 3_600_000
 _NAMED = 5
 
 
@@ -156,18 +157,18 @@ def judge(
 ) -> Steps[Judgement]:
     """What became of decided parts whose commit failed. Raises TransactionError for a former owner.
 
-    A mark that stays pending is in a transaction that is open: it is committed again, by a coordinator that
-    is looked for again, as the one that answered with an error is no longer in charge.
+    A progress marker that stays pending is in a transaction that is open: it is committed again, by a
+    coordinator that is looked for again, as the one that answered with an error is no longer in charge.
     """
     aborted: BeganMs = ()
     is_proven = False
     while failed:
-        pending, absent = yield from _marks_of(scope, decision, failed)
+        pending, absent = yield from _markers_of(scope, decision, failed)
         if pending:
             results = yield ends_of(scope, pending, afresh=True)
             again = failed_of(pending, results)
             failed = tuple(part for part in failed if part in again or part in absent)
-            # Or it is another attempt's, whose mark has the same place.
+            # Or it is another attempt's, whose progress marker has the same place.
             (names,) = yield (ListOpen(scope.prefix),)
             left = yield from look_at(scope, driver_epoch, names)
             driver_epoch = left.driver_epoch
@@ -175,41 +176,43 @@ def judge(
         elif not absent:
             break
         elif not is_proven:
-            keys = (mark_key(scope, decision, part) for part in absent)
+            keys = (marker_key(scope, decision, part) for part in absent)
             driver_epoch = yield from require_owner(scope, driver_epoch, *keys)
             is_proven, failed = True, absent
         else:
-            lost, unknown = yield from _without_marks(scope, decision, absent, now_ms)
+            lost, unknown = yield from _without_markers(scope, decision, absent, now_ms)
             return Judgement(driver_epoch, lost, unknown, aborted)
     return Judgement(driver_epoch, aborted=aborted)
 
 
-def _marks_of(
+def _markers_of(
     scope: Scope, decision: Decision, parts: Iterable[Part]
 ) -> Steps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
-    """Of these parts, those whose marks are pending, and those that have none."""
-    keys = {part: mark_key(scope, decision, part) for part in parts}
-    marks = yield from fetch_stable_offsets(*keys.values())
-    pending = tuple(part for part, key in keys.items() if key in marks and marks[key] is None)
+    """Of these parts, those whose progress markers are pending, and those that have none."""
+    keys = {part: marker_key(scope, decision, part) for part in parts}
+    markers = yield from fetch_stable_offsets(*keys.values())
+    pending = tuple(part for part, key in keys.items() if key in markers and markers[key] is None)
     absent = tuple(
-        part for part, key in keys.items() if part not in pending and marks.get(key) != _mark(decision, part)
+        part
+        for part, key in keys.items()
+        if part not in pending and markers.get(key) != _marker(decision, part)
     )
     return pending, absent
 
 
-def _without_marks(
+def _without_markers(
     scope: Scope, decision: Decision, parts: tuple[Part, ...], now_ms: float
 ) -> Steps[tuple[tuple[Part, ...], tuple[Part, ...]]]:
-    """Of parts without a mark, those that were aborted, and those of which nobody knows.
+    """Of parts without a progress marker, those that were aborted, and those of which nobody knows.
 
-    Offsets expire one by one, marks before their decision.
+    Offsets expire one by one, progress markers before their decision.
     """
     found = yield from describe(*(scope.task_id(part.task, part.slot) for part in parts), afresh=True)
-    marks_last = decision.began_ms >= 0 and abs(now_ms - decision.began_ms) < MARKS_LAST_MS
+    markers_last = decision.began_ms >= 0 and abs(now_ms - decision.began_ms) < MARKERS_LAST_MS
     lost, unknown = [], []
     for part in parts:
         outcome = outcome_of(part, found.get(scope.task_id(part.task, part.slot)))
-        if outcome is Outcome.LOST or (outcome is Outcome.UNRECORDED and marks_last):
+        if outcome is Outcome.LOST or (outcome is Outcome.UNRECORDED and markers_last):
             lost.append(part)
         elif outcome is Outcome.UNRECORDED:
             unknown.append(part)
@@ -229,7 +232,7 @@ def outcome_of(part: Part, found: Described | None) -> Outcome:
 
 def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
     """The parts that readers do not see at this moment. Waits for nothing: for people who look."""
-    seen = yield from fetch_offsets(scope.mark_key(0).group)
+    seen = yield from fetch_offsets(scope.marker_key(0).group)
     absent = yield from not_visible(scope, decision, seen)
     found = yield from describe(*(scope.task_id(part.task, part.slot) for part in absent))
     return tuple(
@@ -240,25 +243,25 @@ def uncommitted(scope: Scope, decision: Decision) -> Steps[tuple[Part, ...]]:
 
 
 def not_visible(scope: Scope, decision: Decision, seen: Mapping[OffsetKey, str]) -> Steps[tuple[Part, ...]]:
-    """The parts that are not known to be committed, and whose mark is not visible at this moment.
+    """The parts that are not known to be committed, and whose progress marker is not visible at this moment.
 
     They may be committed all the same. ``seen`` are offsets with those of the first group of marks.
     """
     parts = tuple(part for part in decision.parts if part.outcome is not Outcome.COMMITTED)
-    groups = {mark_key(scope, decision, part).group for part in parts} - {scope.mark_key(0).group}
-    marks = set(seen.values())
+    groups = {marker_key(scope, decision, part).group for part in parts} - {scope.marker_key(0).group}
+    markers = set(seen.values())
     if groups:
-        marks |= set((yield from fetch_offsets(*sorted(groups))).values())
-    return tuple(part for part in parts if _mark(decision, part) not in marks)
+        markers |= set((yield from fetch_offsets(*sorted(groups))).values())
+    return tuple(part for part in parts if _marker(decision, part) not in markers)
 
 
-def mark_key(scope: Scope, decision: Decision, part: Part) -> OffsetKey:
-    """Where the part's mark is: the topic may have got partitions since."""
-    return replace(scope, topic=decision.topic, partitions=decision.partitions).mark_key(part.task)
+def marker_key(scope: Scope, decision: Decision, part: Part) -> OffsetKey:
+    """Where the part's progress marker is: the topic may have got partitions since."""
+    return replace(scope, topic=decision.topic, partitions=decision.partitions).marker_key(part.task)
 
 
-def _mark(decision: Decision, part: Part) -> str:
-    return decision.batch.mark(part.task, part.producer)
+def _marker(decision: Decision, part: Part) -> str:
+    return decision.batch.progress_marker(part.task, part.producer)
 
 
 # -- what to say of it ----------------------------------------------------------------------------

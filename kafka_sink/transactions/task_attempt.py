@@ -115,7 +115,7 @@ class TaskAttempt:
                 self._look_at_others()
                 steps = begin_steps(self._scope, self._handover.driver_epoch, self._task, self._slot)
                 began = time.monotonic_ns()
-                groups = (self._scope.mark_key(self._task).group,)
+                groups = (self._scope.marker_key(self._task).group,)
                 self._slot, self._producer = self._client.run(steps, self._timeout_ms, groups=groups)
                 self.metrics[INIT_TIME_METRIC] = time.monotonic_ns() - began
                 name = self._scope.task_id(self._task, self._slot)
@@ -241,15 +241,17 @@ def finish_steps(
     slot: int,
     producer: ProducerEpoch,
 ) -> Steps[None]:
-    """Put the mark into the transaction, once all rows are acknowledged. Raises TransactionError.
+    """Put the progress marker into the transaction, once all rows are acknowledged. Raises TransactionError.
 
     An attempt that had begun, and not written yet, when its batch was committed is told so here; nobody else
     would end its transaction.
     """
-    key = scope.mark_key(task)
+    key = scope.marker_key(task)
     name = scope.task_id(task, slot)
-    mark = RecordOffsets(name, producer, key.group, ((key.partition, batch.mark(task, producer)),))
-    failed, driver = yield (mark, Describe((scope.driver_id,)))
+    marker = RecordOffsets(
+        name, producer, key.group, ((key.partition, batch.progress_marker(task, producer)),)
+    )
+    failed, driver = yield (marker, Describe((scope.driver_id,)))
     if isinstance(failed, Failed):
         raise TransactionError(
             f"the transaction '{name}' is no longer this task's ({failed.error}): it was open for longer "

@@ -44,7 +44,8 @@ _KEYS = 12
 @dataclass(frozen=True)
 class Settings:
     """One run of the query. ``die_before_commit`` kills the driver before it commits the so-manyth
-    transaction. What was decided before ``expired_ms``, a time of day, was so for longer than marks last."""
+    transaction. What was decided before ``expired_ms``, a time of day, was so for longer than progress
+    markers last."""
 
     bootstrap_servers: str
     topic: str
@@ -146,14 +147,14 @@ def _exit_code(error: Exception) -> int:
 
 
 def _let_decisions_be_old(expired_ms: float) -> None:
-    """In this process, those of before that time are as old as one whose marks have expired."""
+    """In this process, those of before that time are as old as one whose progress markers have expired."""
     decode = decisions.decode
 
     def aged(texts: Iterable[str]) -> Decision | None:
         found = decode(texts)
         if found is None or not 0 <= found.began_ms < expired_ms:
             return found
-        return replace(found, began_ms=max(0, found.began_ms - 2 * proof.MARKS_LAST_MS))
+        return replace(found, began_ms=max(0, found.began_ms - 2 * proof.MARKERS_LAST_MS))
 
     decisions.decode = aged
 

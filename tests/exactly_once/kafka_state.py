@@ -1,4 +1,4 @@
-"""Faults in what Kafka keeps for a prefix: who coordinates it, its marks, and its epochs."""
+"""Faults in what Kafka keeps for a prefix: who coordinates it, its progress markers, and its epochs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def coordinator_of(options: SinkOptions, prefix: str) -> int | None:
 
 
 def expire_marks(cluster: LocalBroker, prefix: str) -> None:
-    """As offsets.retention.minutes does, which takes offsets one by one: marks are older than their
-    decision."""
+    """As offsets.retention.minutes does, which takes offsets one by one: progress markers are older than
+    their decision."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
     groups = [f"{prefix}-tasks", f"{prefix}-tasks-1"]
     for deleted in admin.delete_consumer_groups(groups, request_timeout=30).values():

@@ -61,7 +61,7 @@ class Fault(Enum):
     MEET_THAWING_BROKER = "driver restarted at a thawing broker that was replaced meanwhile"
     FREEZE_COORDINATOR = "the driver's transaction coordinator frozen, replaced and thawed"
     LOSE_BATCH = "last batch of the checkpoint lost, and rows that have come since"
-    EXPIRE_MARKS = "marks expired before their decision"
+    EXPIRE_MARKERS = "progress markers expired before their decision"
     LAST_EPOCHS = "epochs near their end"
 
 
@@ -338,7 +338,7 @@ class Round:
             self._freeze_coordinator()
         elif fault is Fault.LOSE_BATCH:
             self._lose_batch()
-        elif fault is Fault.EXPIRE_MARKS:
+        elif fault is Fault.EXPIRE_MARKERS:
             self._await_a_batch()
             self._end_drivers()
             expire_marks(self._cluster, self._prefix)

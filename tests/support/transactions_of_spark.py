@@ -528,7 +528,7 @@ class World:
         self.faults.weeks -= 1
         self.kafka.now_ms += 7 * 86_400_000
         for scope in self.scopes:
-            self.kafka.expire_offsets(scope.mark_key(0).group)
+            self.kafka.expire_offsets(scope.marker_key(0).group)
         if self.faults.expires_ids:
             self.kafka.expire_ids()
 

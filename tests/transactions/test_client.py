@@ -298,7 +298,8 @@ def test_a_coordinator_that_is_not_believed_is_asked_for_at_another_broker() -> 
 
 
 def test_an_offset_that_stays_pending_is_said_to_be() -> None:
-    """Catches: a run that waited for a mark in a transaction that only it could end, until its bound."""
+    """Catches: a run that waited for a progress marker in a transaction that only it could end, until its
+    bound."""
     network = FormerCoordinator()
     client = client_of(network)
     assert client.run(fetch_stable_offsets(OffsetKey("g", PLACE)), 60_000) == {OffsetKey("g", PLACE): None}

@@ -155,7 +155,7 @@ class Brokers:
         return [
             SCOPE.driver_id,
             SCOPE.decision_key(0).group,
-            SCOPE.mark_key(0).group,
+            SCOPE.marker_key(0).group,
             *self.kafka.transactions,
         ]
 

@@ -228,7 +228,7 @@ def test_written_numbers_are_those_of_a_set(added: list[int]) -> None:
 
 def test_keys_stay_within_the_partitions_there_are() -> None:
     scope = Scope("p", "t", 3)
-    keys = [scope.mark_key(task) for task in range(7)]
+    keys = [scope.marker_key(task) for task in range(7)]
     assert len(set(keys)) == 7
     assert {key.partition.partition for key in keys} == {0, 1, 2}
     assert {key.group for key in keys} == {"p-tasks", "p-tasks-1", "p-tasks-2"}

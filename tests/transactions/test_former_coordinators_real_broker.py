@@ -100,7 +100,7 @@ def test_what_was_decided_is_committed_although_a_former_coordinator_refuses(
     cluster: LocalBroker, clients: ExitStack, *, dies: bool
 ) -> None:
     """Catches: it answers PRODUCER_FENCED from memory once it thaws, as it never saw the transaction. The
-    driver then aborted what it had decided, or waited for the mark until its bound."""
+    driver then aborted what it had decided, or waited for the progress marker until its bound."""
     topic = f"former-{dies}"
     cluster.create_topic(topic, 2)
     looking = job_on(cluster, clients, topic, "looking")

@@ -134,7 +134,7 @@ def test_with_an_epoch_for_each_transaction_every_late_request_is_refused(old_br
     assert scene.late_write() == "INVALID_PRODUCER_EPOCH"
     _commit(scene, own)
     assert scene.late_write() == "INVALID_PRODUCER_EPOCH"
-    late_mark = scene.raw.commit_offset(scene.aborted, "late", scene.partition, "mark")
+    late_mark = scene.raw.commit_offset(scene.aborted, "late", scene.partition, "progress marker")
     assert late_mark == "INVALID_PRODUCER_EPOCH"
     assert scene.read() == [b"own"]
 
@@ -143,7 +143,7 @@ def test_without_verification_an_epoch_for_each_transaction_is_not_enough(unveri
     """So such brokers are refused: the next test."""
     scene = Scene(unverifying)
     own = scene.raw.init()
-    assert scene.raw.commit_offset(scene.aborted, "late", scene.partition, "mark") == "NONE"
+    assert scene.raw.commit_offset(scene.aborted, "late", scene.partition, "progress marker") == "NONE"
     assert scene.raw.add(own, scene.partition) == "NONE"
     assert scene.late_write() == "NONE"
     _write_and_commit(scene, own)

@@ -189,11 +189,12 @@ def without_taking_over(scope: Any, now_ms: float) -> Steps[Any]:
 
 
 def seen(scope: Any) -> Steps[Any]:
-    return (yield from fetch_offsets(scope.mark_key(0).group))
+    return (yield from fetch_offsets(scope.marker_key(0).group))
 
 
-def takes_pending_marks_for_missing(scope: Any, _: float) -> Steps[Any]:
-    """The marks are read without waiting for transactions that are committed and not visible yet."""
+def takes_pending_markers_for_missing(scope: Any, _: float) -> Steps[Any]:
+    """The progress markers are read without waiting for transactions that are committed and not visible
+    yet."""
     driver_epoch = yield from init_producer(scope.driver_id)
     decision = yield from driver.read_decision(scope)
     if decision is not None:
@@ -256,8 +257,8 @@ def aborts_what_was_refused(reports: Any, **_: Any) -> Steps[Any]:
     yield from proof.abort_others(left, one.scope, ())
 
 
-def takes_expired_marks_for_missing(scope: Any, now_ms: float) -> Steps[Any]:
-    """What is not proven by a mark is taken for lost."""
+def takes_expired_markers_for_missing(scope: Any, now_ms: float) -> Steps[Any]:
+    """What is not proven by a progress marker is taken for lost."""
     found = yield from driver.take_over(scope, now_ms)
     if found.decision is None:
         return found
@@ -311,7 +312,7 @@ def takes_what_is_told_by_now(scope: Scope, now_ms: float) -> Steps[Any]:
             answers.append(next(one for one in answers if isinstance(one, dict)))
 
 
-def leaves_no_mark(scope: Any, driver_epoch: Any, *_: Any) -> Steps[None]:
+def leaves_no_marker(scope: Any, driver_epoch: Any, *_: Any) -> Steps[None]:
     """A transaction that was committed looks like one that timed out."""
     yield from task_attempt.require_owner(scope, driver_epoch)
 
@@ -325,7 +326,10 @@ _CRASHES, _DRIVERS, _TIMEOUTS, _OTHER_TASKS = (
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "planning aborts decided transactions": (_CRASHES, {"take_over": without_completing}),
     "planning fences nobody": (_DRIVERS, {"take_over": without_taking_over}),
-    "pending marks taken for missing": (_CRASHES, {"take_over": takes_pending_marks_for_missing}),
+    "pending progress markers taken for missing": (
+        _CRASHES,
+        {"take_over": takes_pending_markers_for_missing},
+    ),
     "no decision": (_CRASHES, {"commit": commits_without_deciding}),
     "progress forgotten": (_CRASHES, {"handover": forgets_progress}),
     "missing tasks forgotten": (_TIMEOUTS, {"handover": forgets_what_is_missing}),
@@ -334,9 +338,9 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
         "former coordinators of ids",
         {"commit": aborts_what_was_refused},
     ),
-    "expired marks taken for missing": ("weeks", {"take_over": takes_expired_marks_for_missing}),
+    "expired progress markers taken for missing": ("weeks", {"take_over": takes_expired_markers_for_missing}),
     "ids without a transaction left to their tasks": (_CRASHES, {"commit": ends_only_what_is_open}),
-    "no mark": (_TIMEOUTS, {"finish": leaves_no_mark}),
+    "no progress marker": (_TIMEOUTS, {"finish": leaves_no_marker}),
     "what is lost counts as written": ("versions of applications", {"commit": counts_what_is_lost}),
     "a decision that is reported late is not waited for": (
         "versions of applications, offsets reported late",

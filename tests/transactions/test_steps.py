@@ -119,9 +119,10 @@ def ends_task(index: int) -> Callable[[Operation], bool]:
     return ends
 
 
-def test_marks_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
+def test_markers_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
     """Catches: rows lost, of a batch that was written again after ``rewrite`` and decided by a driver that
-    died then: the next run took the first writing's marks for the second's and aborted what was decided."""
+    died then: the next run took the first writing's progress markers for the second's and aborted what was
+    decided."""
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 0, 0, 0, 1), cluster.write(run, 0, 1, 2)]
@@ -142,7 +143,7 @@ def test_marks_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
     assert cluster.kafka.visible[0, 2] == 1
 
 
-def test_marks_are_looked_for_where_the_tasks_left_them() -> None:
+def test_markers_are_looked_for_where_the_tasks_left_them() -> None:
     """Catches: a batch taken for incomplete, and written twice, as the topic got partitions since
     planning."""
     cluster = Cluster()
@@ -187,10 +188,10 @@ def test_an_attempt_does_not_look_for_a_free_slot_for_ever() -> None:
         cluster.write(run, 0, 0, 0)
 
 
-def test_a_mark_names_its_transaction() -> None:
+def test_a_marker_names_its_transaction() -> None:
     batch = BatchIdentity.of_query("one", 3)
-    assert batch.mark(0, ProducerEpoch(1, 2)) != batch.mark(0, ProducerEpoch(1, 3))
-    assert len(batch.mark(10**6, ProducerEpoch(2**62, 2**15))) < 100
+    assert batch.progress_marker(0, ProducerEpoch(1, 2)) != batch.progress_marker(0, ProducerEpoch(1, 3))
+    assert len(batch.progress_marker(10**6, ProducerEpoch(2**62, 2**15))) < 100
 
 
 def test_a_commit_counts_what_planning_ended_for_an_earlier_run() -> None:
@@ -709,11 +710,11 @@ def test_what_a_former_coordinator_does_not_know_to_be_decided_is_not_aborted() 
     assert (len(found.completed), found.aborted, found.missing) == (2, (), frozenset())
 
 
-def test_marks_that_only_a_former_coordinator_does_not_have_are_not_missing() -> None:
+def test_markers_that_only_a_former_coordinator_does_not_have_are_not_missing() -> None:
     """Catches: rows doubled, as a batch that is complete was taken for lost and written again."""
     cluster = Cluster()
     first = cluster.plan()
-    cluster.kafka.replace_coordinator(SCOPE.mark_key(0).group)
+    cluster.kafka.replace_coordinator(SCOPE.marker_key(0).group)
     former = dict(cluster.kafka.former)
     report = cluster.write(first, 0, 0, 0)
     cluster.commit(report)
@@ -785,7 +786,8 @@ def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_
 
 
 def test_a_repair_that_dies_leaves_the_batch_as_it_was() -> None:
-    """The tasks of the repair take over the ids that tell what became of the batch, and marks expire."""
+    """The tasks of the repair take over the ids that tell what became of the batch, and progress markers
+    expire."""
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
@@ -796,7 +798,7 @@ def test_a_repair_that_dies_leaves_the_batch_as_it_was() -> None:
     assert broken.incomplete is not None
     cluster.write(broken, 0, 1, 1)
     cluster.kafka.now_ms += 7 * 86_400_000
-    cluster.kafka.expire_offsets(SCOPE.mark_key(0).group)
+    cluster.kafka.expire_offsets(SCOPE.marker_key(0).group)
     found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms))
     assert (found.missing, found.unknown) == ({1}, frozenset())
 

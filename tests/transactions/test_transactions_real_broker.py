@@ -381,7 +381,7 @@ def test_brokers_that_do_not_verify_writes_of_a_transaction_are_refused_saying_s
         run.take_over()
 
 
-def test_a_mark_that_is_pending_for_the_first_time_is_told_from_one_that_is_not_there(
+def test_a_marker_that_is_pending_for_the_first_time_is_told_from_one_that_is_not_there(
     job: Callable[..., Job],
 ) -> None:
     """Asked for all of a group's offsets, brokers leave such a one out, which would pass for a lost
@@ -389,11 +389,11 @@ def test_a_mark_that_is_pending_for_the_first_time_is_told_from_one_that_is_not_
     run = job()
     handover = run.take_over()
     report = run.write(handover, 0, 0, ["0-0"])
-    key = run.scope.mark_key(0)
+    key = run.scope.marker_key(0)
     assert run.run(fetch_stable_offsets(key)) == {key: None}
     run.commit(report)
     assert run.run(fetch_stable_offsets(key))[key] is not None
-    assert run.run(fetch_stable_offsets(run.scope.mark_key(1))) == {}
+    assert run.run(fetch_stable_offsets(run.scope.marker_key(1))) == {}
 
 
 def test_an_attempt_that_has_sent_nothing_yet_is_ended_too(job: Callable[..., Job]) -> None:
@@ -437,20 +437,21 @@ class _Nowhere:
 
 
 def _expire_marks(run: Job, kafka: LocalBroker) -> None:
-    """As offsets.retention.minutes does, which expires each offset by its age, and the marks first."""
+    """As offsets.retention.minutes does, which expires each offset by its age, and the progress markers
+    first."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    for found in admin.delete_consumer_groups([run.scope.mark_key(0).group]).values():
+    for found in admin.delete_consumer_groups([run.scope.marker_key(0).group]).values():
         found.result(30)
 
 
 _WEEK_MS = 7 * 86_400_000
 
 
-def test_a_complete_batch_stays_complete_when_its_marks_have_expired(
+def test_a_complete_batch_stays_complete_when_its_markers_have_expired(
     job: Callable[..., Job], kafka: LocalBroker
 ) -> None:
-    """Catches: a weekly job. Marks are older than their decision by up to the job's length. In between the
-    complete batch was called incomplete, and following the error's advice doubled its rows."""
+    """Catches: a weekly job. Progress markers are older than their decision by up to the job's length. In
+    between the complete batch was called incomplete, and following the error's advice doubled its rows."""
     run = job()
     handover = run.take_over()
     run.commit(*(run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)))
@@ -487,7 +488,7 @@ def test_what_brokers_have_forgotten_is_called_unknown_and_not_missing(
 
 def test_a_driver_that_was_replaced_calls_no_batch_incomplete(job: Callable[..., Job]) -> None:
     """Catches: a driver that froze after its decision. Its successor completed the batch and wrote the next
-    one, so the marks were others, and the error advised to rewrite the batch."""
+    one, so the progress markers were others, and the error advised to rewrite the batch."""
     first, second = job(), job()
     handover = first.take_over()
     reports = [first.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
