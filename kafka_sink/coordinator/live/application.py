@@ -28,7 +28,6 @@ from kafka_sink.coordinator.live.messages import (
     TaskIdentity,
     TaskReport,
     WriteEnded,
-    WriteNoted,
 )
 from kafka_sink.coordinator.live.running_tasks import RunningTask, RunningTasks
 from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, receives
@@ -784,14 +783,12 @@ class ReportService(Service):
         if message.outcome not in OUTCOMES:
             raise ProtocolError(f"unknown outcome of a write {printable(repr(message.outcome), 60)}")
         self._metrics.end_write(message, now_ms)
-        self.out.send(peer, WriteNoted())
 
     @receives(DriverWaits)
     def on_driver_waits(self, peer: int, message: DriverWaits, now_ms: float) -> None:
         if message.step not in STEPS:
             raise ProtocolError(f"unknown step of a write {printable(repr(message.step), 60)}")
         self._metrics.note_driver(message, now_ms)
-        self.out.send(peer, WriteNoted())
 
     def on_gone(self, peer: int, now_ms: float) -> None:
         self._told.pop(peer, None)

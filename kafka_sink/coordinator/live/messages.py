@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 from kafka_sink import spark_application
 from kafka_sink.clock import RANDOM, STATES, WAIT_LISTENER, Clock, monotonic_ms
 from kafka_sink.coordinator.address import CoordinatorAddress
-from kafka_sink.coordinator.client import ask, tell
+from kafka_sink.coordinator.client import tell
 from kafka_sink.coordinator.schema import (
     AtMost,
     Channel,
@@ -243,11 +243,6 @@ class DriverWaits:
 
 
 @message
-class WriteNoted:
-    """To the driver: its report is in the live view."""
-
-
-@message
 class ReportEvery:
     """To a task: report at this interval. ``again``: its last report was not taken, and the next one must
     have all topics."""
@@ -372,7 +367,7 @@ def report_end(address: CoordinatorAddress, ended: WriteEnded) -> None:
     timeout_ms = _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS
     with suppress(OSError):
         try:
-            ask(address, ended, WriteNoted, timeout_ms)
+            tell(address, ended, timeout_ms)
         except (TimeoutError, KafkaSinkError):
             spark_application.remember(_SILENT)
 

@@ -24,7 +24,6 @@ from kafka_sink.coordinator.live.messages import (
     MuteReport,
     ReportEvery,
     TaskIdentity,
-    WriteNoted,
 )
 from kafka_sink.coordinator.live.prometheus import exposition
 from kafka_sink.coordinator.schema import deliver
@@ -466,9 +465,9 @@ def test_the_tasks_of_a_worker_that_follow_one_another_are_counted_separately() 
     assert coordinator.board.total() == 20
 
 
-def test_the_driver_hears_that_its_report_is_shown() -> None:
+def test_a_report_of_the_driver_is_shown_once_it_is_handled() -> None:
     coordinator = Coordinator()
-    assert coordinator.receive(1, final(5)) == [(1, WriteNoted())]
+    assert coordinator.receive(1, final(5)) == []
     assert coordinator.board.job()["state"] == "committed"
 
 

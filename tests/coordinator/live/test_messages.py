@@ -289,12 +289,12 @@ def test_a_coordinator_that_was_silent_holds_up_no_further_write_for_long(
     """Catches: beside a frozen coordinator, each micro-batch took 5 s longer."""
     waits_ms: list[float] = []
 
-    def ask(_: object, __: object, ___: object, timeout_ms: float) -> None:
+    def tell(_: object, __: object, timeout_ms: float) -> None:
         waits_ms.append(timeout_ms)
         raise error
 
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr(messages, "ask", ask)
+    monkeypatch.setattr(messages, "tell", tell)
     address = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"", "", b""))
     for number in range(2):
         report_end(address, final(1, write=f"write-{number}", query="q-1", batch=number))
