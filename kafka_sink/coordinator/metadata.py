@@ -452,9 +452,10 @@ class MetadataService(Service):
             return
         snapshot, names = snapshot_of(message.part), set(fetch.message.topics)
         found = [one.metadata for one in snapshot.topics if one.metadata.name in names]
-        fetch.partitions += sum(len(one.partitions) for one in found)
-        if fetch.partitions > _MAX_FETCHED_PARTITIONS:
+        partitions = fetch.partitions + sum(len(one.partitions) for one in found)
+        if partitions > _MAX_FETCHED_PARTITIONS:
             raise ProtocolError(f"more than {_MAX_FETCHED_PARTITIONS} partitions in a response")
+        fetch.partitions = partitions
         fetch.topics.update((one.name, one) for one in found)
         fetch.errors.update((name, code) for name, code in message.errors.items() if name in names)
         fetch.nodes, fetch.cluster_id = snapshot.nodes or fetch.nodes, snapshot.cluster_id

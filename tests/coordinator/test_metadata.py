@@ -533,6 +533,23 @@ def test_messages_that_make_no_sense_are_refused(wrong: Message) -> None:
         decode(encode(wrong))
 
 
+def test_a_response_that_is_too_large_costs_only_the_task_that_sent_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches: the task that was asked next lost its connection, too."""
+    monkeypatch.setattr(coordinator_metadata, "_MAX_FETCHED_PARTITIONS", 3)
+    coordinator = Coordinator()
+    coordinator.want(1, "t")
+    coordinator.pushed()
+    ((peer, _),) = coordinator.asked
+    large = TopicMetadata.of("t", ID, tuple(PartitionMetadata("t", number, 1, 0) for number in range(4)))
+    with pytest.raises(ProtocolError, match="more than 3 partitions"):
+        coordinator.respond(large)
+    coordinator.service.on_gone(peer, coordinator.now_ms)
+    coordinator.respond(metadata("t"))
+    assert coordinator.view.topic("t") is not None
+
+
 def test_a_snapshot_survives_the_wire() -> None:
     topics = tuple(
         TopicMetadata.of(f"t{number}", ID if number % 2 else None, infos)
