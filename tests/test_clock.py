@@ -49,5 +49,5 @@ def test_a_silence_is_confirmed_long_before_a_request_counts_as_slow() -> None:
     assert breaker_value("slow.request.min.ms", {}) >= 10 * clock.CONFIRM_SILENCE_MS
 
 
-def test_batches_count_as_waiting_until_the_sender_looks_again() -> None:
+def test_batches_count_as_waiting_until_the_sender_checks_again() -> None:
     assert clock.HELD_MS > clock.MAX_POLL_MS

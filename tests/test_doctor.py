@@ -85,7 +85,7 @@ def test_the_spark_of_spark_home_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert doctor.spark_version({}) is None
 
 
-def test_the_workers_python_is_looked_at(tmp_path: Path) -> None:
+def test_the_workers_python_is_checked(tmp_path: Path) -> None:
     version = list(sys.version_info[:2])
     pyspark = metadata.version("pyspark")
     for answer, text in (
@@ -173,7 +173,7 @@ def test_an_unset_pyspark_python_is_noted() -> None:
     assert any("PYSPARK_PYTHON is not set" in one.text for one in found(environ))
 
 
-def test_java_is_looked_at(tmp_path: Path) -> None:
+def test_java_is_checked(tmp_path: Path) -> None:
     assert "there is no Java" in problems({**HERE, "JAVA_HOME": "", "PATH": str(tmp_path)})
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
@@ -219,7 +219,7 @@ def test_a_missing_topic_that_a_job_would_create_is_no_problem(
     assert any("brokers and login: usable" in one.text for one in seen)
 
 
-def test_a_cluster_is_looked_at_without_a_change() -> None:
+def test_a_cluster_is_checked_without_a_change() -> None:
     """Catches: a dead address that others hide, and a broker that cannot be reached at its own address."""
     with FakeCluster({"orders": 3}, brokers=3) as cluster, refusing_port() as port:
         dead = f"127.0.0.1:{port}"
@@ -237,7 +237,7 @@ def test_a_cluster_is_looked_at_without_a_change() -> None:
     assert "topic 'orders': no leader for partitions 1" in text
 
 
-def test_the_settings_of_a_session_are_looked_at() -> None:
+def test_the_settings_of_a_session_are_checked() -> None:
     """Catches: settings that a program made in code, which planning does not see."""
     settings = {
         "spark.sql.execution.pyspark.udf.idleTimeoutSeconds": "30",

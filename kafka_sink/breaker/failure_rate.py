@@ -184,7 +184,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         # The broker of the last slow response, when its request was sent, and when it came.
         self._observed: tuple[int, float, float] | None = None
         # No silence can be long enough before then, whatever is sent or comes back meanwhile.
-        self._look_at_ms = 0.0
+        self._next_check_ms = 0.0
 
     def configure(self, configs: Mapping[str, str]) -> None:
         """Take the options of docs/options.md. Raises ConfigurationError."""
@@ -278,7 +278,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
 
     def on_tick(self, context: ProducerStatusContext) -> bool:
         manager = self._manager
-        if manager is None or not self.limits.min_ms or context.now < self._look_at_ms:
+        if manager is None or not self.limits.min_ms or context.now < self._next_check_ms:
             return False
         now_ms = context.now
         oldest_ms = 0.0
@@ -292,7 +292,7 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
             # A failed request is no recovery: then a probe has to end the mute.
             broker.is_silent &= bool(broker.sent)
             undecided |= broker.is_silent or broker.suspect_since_ms is not None
-        self._look_at_ms = now_ms + (0.0 if undecided else self.limits.min_ms - oldest_ms)
+        self._next_check_ms = now_ms + (0.0 if undecided else self.limits.min_ms - oldest_ms)
         return changed
 
     def _judge_silence(
@@ -348,9 +348,9 @@ class FailureRateCircuitBreaker(PartitionCircuitBreaker):
         if manager is None or not self.limits.min_ms:
             return math.inf
         now_ms = context.now
-        if now_ms < self._look_at_ms:
+        if now_ms < self._next_check_ms:
             is_awaited = any(map(_is_awaited, context.brokers.values()))
-            return self._look_at_ms - now_ms if is_awaited else math.inf
+            return self._next_check_ms - now_ms if is_awaited else math.inf
         delay = math.inf
         for broker in context.brokers.values():
             if not _is_awaited(broker) or manager.is_muted(broker.id):

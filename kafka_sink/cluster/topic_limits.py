@@ -212,7 +212,7 @@ class TopicLimits:
     def _surely_fit(
         self, ordered: OrderedRows, start: int, stop: int, raw_bytes: int, record_count: int, factor: float
     ) -> int:
-        """The row up to which all rows fit by their upper bounds alone, without a look at each."""
+        """The row up to which all rows fit by their upper bounds alone, without a check of each."""
         limit = (self.write_limit - batch_header.SIZE - ordered.largest_bound) / factor
         if self.raw_limit is not None:
             limit = min(limit, self.raw_limit)

@@ -62,8 +62,8 @@ _MAX_REPORTERS = 10
 _MAX_ASKED, _MAX_QUESTIONS = 20, 200
 # How many partitions are judged, watched and checked in one iteration of the loop, and how often muted ones
 # are checked.
-_JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _LOOKED_AT_ONCE = 300, 1_000, 250
-_LOOK_MS = 20.0
+_JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _CHECKED_AT_ONCE = 300, 1_000, 250
+_CHECK_MS = 20.0
 # How many partitions in all may be in question, and of how many tasks a mute knows that they have batches or
 # rows for it.
 _MAX_WATCHED, _MAX_HOLDERS = 20_000, 16
@@ -275,7 +275,7 @@ class BreakerService(Service):
         self._inquiries: dict[int, _Inquiry] = {}
         # Those that are looked at next come first.
         self._muted: OrderedDict[Target, _Muted] = OrderedDict()
-        self._looked_ms = -math.inf
+        self._checked_ms = -math.inf
         self._reason_bytes = 0
         # By partition, until when no mute of it may rest on the word of one task.
         self._paused_ms: dict[Target, float] = {}
@@ -444,13 +444,13 @@ class BreakerService(Service):
 
     # -- probes -------------------------------------------------------------------------------------------
 
-    def _look_at_some(self, now_ms: float) -> None:
+    def _check_some(self, now_ms: float) -> None:
         """Permit the probes that are due, and forget mutes: of some, and next time of others."""
-        if now_ms < self._look_due_ms():
+        if now_ms < self._check_due_ms():
             return
-        self._looked_ms = now_ms
+        self._checked_ms = now_ms
         permitted: dict[tuple[int, bool], list[Target]] = {}
-        for target in list(islice(self._muted, _LOOKED_AT_ONCE)):
+        for target in list(islice(self._muted, _CHECKED_AT_ONCE)):
             found = self._muted[target]
             self._muted.move_to_end(target)
             if self._is_over(target, found, now_ms):
@@ -473,8 +473,8 @@ class BreakerService(Service):
             return False
         return isinstance(target, int) or not any(one in self._tasks for one in found.held)
 
-    def _look_due_ms(self) -> float:
-        return self._looked_ms + _LOOK_MS if self._muted and self._tasks else math.inf
+    def _check_due_ms(self) -> float:
+        return self._checked_ms + _CHECK_MS if self._muted and self._tasks else math.inf
 
     def _is_probe_due(self, target: Target, found: _Muted, now_ms: float) -> bool:
         mute = self.table.mutes[target]
@@ -531,13 +531,13 @@ class BreakerService(Service):
         self._end_questions(now_ms)
         self._welcome(now_ms)
         self._tell(now_ms)
-        self._look_at_some(now_ms)
+        self._check_some(now_ms)
         self._is_full()
 
     def next_change_ms(self, now_ms: float) -> float:
         failing_ms = math.inf if self._failing is None else self._failing.due_ms()
         asked_ms = next((one.asked_ms for one in self._inquiries.values()), math.inf)
         due_ms = min(
-            failing_ms, asked_ms + _QUESTION_MS, self._welcome_ms(), self._tell_ms(), self._look_due_ms()
+            failing_ms, asked_ms + _QUESTION_MS, self._welcome_ms(), self._tell_ms(), self._check_due_ms()
         )
         return max(0.0, due_ms - self._at(now_ms))

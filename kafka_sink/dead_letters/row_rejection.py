@@ -46,7 +46,7 @@ from kafka_sink.rows.ordering import partitions_needed
 # Brokers learn of an added partition one by one. After this time a partition that is still unknown does not
 # exist.
 PARTITION_WAIT_MS = 5000.0
-_LOOK_MS = 100.0
+_CHECK_MS = 100.0
 
 Order = Callable[[ColumnPlan, pa.Table], OrderedRows]
 
@@ -136,7 +136,7 @@ class RowRejection:
                 )
             check()
             with suppress(MissingPartitionError):
-                self._cluster.await_topics(old, _LOOK_MS, check, needed)
+                self._cluster.await_topics(old, _CHECK_MS, check, needed)
         found = {name: self._cluster.topic(name) for name in needed}
         until_ms = self._clock_ms() + self._max_age_ms
         for name, topic in found.items():

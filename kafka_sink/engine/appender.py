@@ -28,7 +28,7 @@ from kafka_sink.rows.partitioner import BatchCapacity
 
 _log = logging.getLogger(__name__)
 # How often a waiting task looks whether the mute has ended: the end of a mute sends no signal.
-_LOOK_MS = 50.0
+_CHECK_MS = 50.0
 # A task waits for at most 1/16 of the pool: small grants come sooner, and the
 # batch grows on without blocking once memory is free again.
 _BLOCKING_DIVISOR = 16
@@ -85,7 +85,7 @@ class MutedMemoryLimit:
                         f"rows for {partition} waited kafka.delivery.timeout.ms = {timeout_ms:.0f} ms for a "
                         f"muted partition: {self._explain(partition)}"
                     )
-                self._accumulator.await_change(_LOOK_MS / 1000)
+                self._accumulator.await_change(_CHECK_MS / 1000)
                 check()
         finally:
             self.waited_ms += self._clock_ms() - started_ms

@@ -50,7 +50,7 @@ class ProducerIdentity:
         self._requested = False
         # Partitions with sequences of this producer, and those whose sequences restart or have a gap.
         self._written: set[Partition] = set()
-        self.to_mend: set[Partition] = set()
+        self.unsettled: set[Partition] = set()
 
     # -- the id -----------------------------------------------------------------------------------
 
@@ -146,26 +146,26 @@ class ProducerIdentity:
     def shrunk(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
         """As Partition's. The gap is to be closed."""
         batch.home.shrunk(batch, pieces)
-        self.to_mend.add(batch.home)
+        self.unsettled.add(batch.home)
 
     def request_restart(self, partition: Partition) -> None:
         """The broker and this producer disagree about the partition's next sequence."""
         partition.needs_restart = True
-        self.to_mend.add(partition)
+        self.unsettled.add(partition)
 
     def restarts_due(self) -> list[Partition]:
         """Partitions whose restart was requested and that have nothing in flight."""
-        return [one for one in self.to_mend if one.needs_restart and not one.is_in_flight]
+        return [one for one in self.unsettled if one.needs_restart and not one.is_in_flight]
 
     def gaps_due(self) -> list[Partition]:
         """Partitions with dropped records and nothing in flight."""
-        return [one for one in self.to_mend if one.gap is not None and not one.is_in_flight]
+        return [one for one in self.unsettled if one.gap is not None and not one.is_in_flight]
 
     def close_gap(self, partition: Partition) -> None:
         """As Partition's."""
         partition.close_gap()
         if not partition.needs_restart:
-            self.to_mend.discard(partition)
+            self.unsettled.discard(partition)
 
     def restart(self, partition: Partition) -> None:
         """Start a partition's sequences at 0 under the next epoch, or under a new id after the last epoch.
@@ -173,7 +173,7 @@ class ProducerIdentity:
         Raises KafkaSinkError and changes nothing where a batch is in flight or may have been written.
         """
         partition.restart()
-        self.to_mend.discard(partition)
+        self.unsettled.discard(partition)
         if self.producer_epoch >= _LAST_EPOCH:
             self.producer_id, self.producer_epoch = _NO_ID
         elif self.ready:
@@ -182,7 +182,7 @@ class ProducerIdentity:
     @property
     def settled(self) -> bool:
         """Whether every sequence is acknowledged. Only then may another task use the id."""
-        return not self.to_mend and not any(map(attrgetter("unacknowledged"), self._written))
+        return not self.unsettled and not any(map(attrgetter("unacknowledged"), self._written))
 
 
 class TransactionalIdentity(ProducerIdentity):
@@ -222,7 +222,7 @@ class TransactionalIdentity(ProducerIdentity):
         for partition in self._written:
             partition.forget_sequences()
         self._written.clear()
-        self.to_mend.clear()
+        self.unsettled.clear()
         self.partitions_to_add.clear()
         self._number += 1
 

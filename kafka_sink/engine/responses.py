@@ -78,7 +78,7 @@ class ResponseHandler:
         self._telemetry = telemetry
         # Partitions with queued rows that are missing from their topic.
         self.missing: set[Partition] = set()
-        # No batch expires before then. With thousands of partitions, a look at every batch would be most of a
+        # No batch expires before then. With thousands of partitions, a check of every batch would be most of a
         # pass's cost.
         self.expires_ms = 0.0
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.

@@ -158,7 +158,7 @@ class Sender(threading.Thread):
         if responses.waiting:
             responses.skip_waiting()
         identity = self._identity
-        if identity is not None and identity.to_mend:
+        if identity is not None and identity.unsettled:
             responses.mend_sequences(identity)
         if self._cluster.version != self._known_version:
             self._refresh_nodes()

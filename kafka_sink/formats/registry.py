@@ -350,7 +350,7 @@ class Wanted:
         return message_name(self.options, self.part)
 
     def known(self, registry: Registry, topic: str) -> RegisteredSchema:
-        """The schema that the subject has, without a look at the columns; nothing is registered."""
+        """The schema that the subject has, whatever the columns are; nothing is registered."""
         if self._of_part("schema_id") != -1 or self._of_part("schema_version") != -1:
             return self.registered(registry, topic)
         return registry.latest(self._subject(topic or self.options.topic or "", self._own_schema()))

@@ -83,7 +83,7 @@ def _settle(scope: Scope, driver_epoch: ProducerEpoch, now_ms: float) -> Steps[O
     left = proof.LeftOpen(driver_epoch, {})
     if names:
         # Of these, what a former coordinator does not know to be decided would be aborted.
-        left = yield from proof.look_at(scope, driver_epoch, names, key, scope.marker_key(0))
+        left = yield from proof.inspect(scope, driver_epoch, names, key, scope.marker_key(0))
         offsets = list((yield read))
     # Brokers of Kafka 3 tell offsets some time after their transaction is over.
     while offsets[0].get(key, "") != offsets[1].get(key, ""):
@@ -310,7 +310,7 @@ def _carried_out(
     # The list was asked for together with the commits, so it may still name parts that have just been
     # committed: leave those out.
     ours = {scope.task_id(part.task, part.slot) for part in parts if part not in failed}
-    left = yield from proof.look_at(scope, driver_epoch, [name for name in names if name not in ours])
+    left = yield from proof.inspect(scope, driver_epoch, [name for name in names if name not in ours])
     aborted = yield from proof.abort_others(left, scope, parts)
     # It was decided just now.
     judgement = yield from proof.judge(scope, left.driver_epoch, decision, failed, decision.began_ms)

@@ -101,7 +101,7 @@ def commit(
     with client_of(options) as client:
         compare = options.transaction_rerun_compare
         steps = batches.commit(reports, records_empty=records_empty, compare=compare, now_ms=wall_ms())
-        # The decision's own, which comes after the look at what tasks have left.
+        # The decision's own, which comes after what tasks have left is inspected.
         ids, bound = (planned.scope.driver_id,), "kafka.delivery.timeout.ms"
         outcome = client.run(steps, options.delivery_timeout_ms, bound, transactional_ids=ids)
     if planned.batch is not None:

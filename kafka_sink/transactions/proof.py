@@ -89,12 +89,12 @@ class LeftOpen:
     found: Mapping[str, Described]
 
 
-def look_at(
+def inspect(
     scope: Scope, driver_epoch: ProducerEpoch, names: Iterable[str], *keys: OffsetKey
 ) -> Steps[LeftOpen]:
     """Describe these ids. Raises as ``require_owner``; ``keys`` as there.
 
-    The order makes it safe to end what is found: the driver epoch is proven after the look, so no later
+    The order makes it safe to end what is found: the driver epoch is proven after the inspection, so no later
     driver's tasks had begun by then, and what they begin later has other epochs.
     """
     found = yield from describe(*names, afresh=True)
@@ -170,7 +170,7 @@ def judge(
             failed = tuple(part for part in failed if part in again or part in absent)
             # Or it is another attempt's, whose progress marker has the same place.
             (names,) = yield (ListOpen(scope.prefix),)
-            left = yield from look_at(scope, driver_epoch, names)
+            left = yield from inspect(scope, driver_epoch, names)
             driver_epoch = left.driver_epoch
             aborted += yield from abort_others(left, scope, decision.parts)
         elif not absent:

@@ -112,7 +112,7 @@ class TaskAttempt:
         """Begin the transaction, unless it has begun."""
         with self._lock:
             if self._producer is None:
-                self._look_at_others()
+                self._inspect_others()
                 steps = begin_steps(self._scope, self._handover.driver_epoch, self._task, self._slot)
                 began = time.monotonic_ns()
                 groups = (self._scope.marker_key(self._task).group,)
@@ -123,7 +123,7 @@ class TaskAttempt:
                 adds_partitions = self._client.protocol == PROTOCOL_1
                 writes.begin_transaction(name, *self._producer, adds_partitions=adds_partitions)
 
-    def _look_at_others(self) -> None:
+    def _inspect_others(self) -> None:
         """Warn of transactions that are open for long. Only in a batch that was planned long ago, as it costs
         a request to each broker."""
         if self._open_time.earlier_may_be_long:

@@ -160,7 +160,7 @@ def test_a_mute_is_explained_with_broker_partitions_time_and_last_error() -> Non
     assert bench.gate.explain(P1) is None
 
 
-def test_thousands_of_batches_are_explained_by_one_look_at_the_partitions() -> None:
+def test_thousands_of_batches_are_explained_by_one_check_of_the_partitions() -> None:
     """Catches: a broker's thousands of batches expire at once, and each walks all partitions of the topic."""
     bench = Bench()
     bench.cluster.leaders["t"] = [1 + number % 3 for number in range(10_000)]

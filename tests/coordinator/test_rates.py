@@ -256,7 +256,7 @@ def test_thousands_that_wait_are_served_in_parts_of_bounded_size() -> None:
     assert (served, parts) == (2_999, 6)
 
 
-def test_more_jobs_than_one_iteration_looks_at_are_served_in_turn() -> None:
+def test_more_jobs_than_one_iteration_checks_are_served_in_turn() -> None:
     """Catches: each iteration refilled the buckets of all jobs, also when it had granted all it may."""
     coordinator = Coordinator()
     for peer in range(3_000):

@@ -351,7 +351,7 @@ def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_stream_looks_once_a_minute(broker: LocalBroker, topic: str, application: Path) -> None:
+def test_a_stream_checks_once_a_minute(broker: LocalBroker, topic: str, application: Path) -> None:
     with ProxyCluster(broker.bootstrap_servers) as proxies:
         given = options(proxies.bootstrap_servers, topic)
 
@@ -411,7 +411,7 @@ def test_an_answer_that_is_no_kafka_is_told_as_such(topic: str) -> None:
 
 
 @pytest.mark.usefixtures("application")
-def test_a_stream_looks_again_after_an_error(
+def test_a_stream_checks_again_after_an_error(
     topic: str,
 ) -> None:
     given = options("127.0.0.1:1", topic, kafka_max_block_ms="50")

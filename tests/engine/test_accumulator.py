@@ -378,7 +378,7 @@ def test_unacknowledged_rows_are_those_that_were_sent() -> None:
     assert bench.accumulator.unacknowledged_records() == 2
 
 
-def test_among_many_that_linger_the_oldest_says_when_to_look_again() -> None:
+def test_among_many_that_linger_the_oldest_says_when_to_check_again() -> None:
     bench = Bench(linger_ms=500)
     bench.leaders = dict.fromkeys(P, 0)
     for age, partition in enumerate(P[:3]):

@@ -77,7 +77,7 @@ def test_the_signature_is_the_one_that_botocore_makes(
     assert SECRET_KEY not in json.dumps(message)
 
 
-def test_the_look_for_credentials_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_for_credentials_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: 60 s five times for each request to AWS, and logins that wait for another's for ever."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
@@ -90,7 +90,7 @@ def test_the_look_for_credentials_has_bounds(monkeypatch: pytest.MonkeyPatch) ->
     assert config.retries == {"total_max_attempts": 2}
 
 
-def test_a_look_for_credentials_that_hangs_ends_every_login_and_is_not_begun_again(
+def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Catches: a credential_process without an end held the first login for ever, and its connection."""

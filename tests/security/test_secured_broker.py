@@ -383,7 +383,7 @@ def test_one_good_address_of_several_is_enough_and_all_bad_ones_are_named_in_tim
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_doctor_looks_at_a_secured_cluster_and_writes_no_secret(
+def test_the_doctor_checks_a_secured_cluster_and_writes_no_secret(
     secured: Secured,
     way: str,
     tmp_path: Path,

@@ -154,7 +154,7 @@ def test_the_model_reaches_what_it_is_for() -> None:
 
 def abort_all(scope: Any, driver_epoch: Any) -> Steps[Any]:
     (names,) = yield (ListOpen(scope.prefix),)
-    left = yield from proof.look_at(scope, driver_epoch, names)
+    left = yield from proof.inspect(scope, driver_epoch, names)
     yield from proof.abort_others(left, scope, ())
     return left.driver_epoch
 
@@ -253,7 +253,7 @@ def aborts_what_was_refused(reports: Any, **_: Any) -> Steps[Any]:
     names, *results = yield (ListOpen(one.scope.prefix), *proof.ends_of(one.scope, parts))
     failed = proof.failed_of(parts, results)
     accepted = {one.scope.task_id(part.task, part.slot) for part in parts if part not in failed}
-    left = yield from proof.look_at(one.scope, driver_epoch, [name for name in names if name not in accepted])
+    left = yield from proof.inspect(one.scope, driver_epoch, [name for name in names if name not in accepted])
     yield from proof.abort_others(left, one.scope, ())
 
 

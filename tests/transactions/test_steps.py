@@ -350,7 +350,7 @@ def test_an_abort_does_not_ask_who_has_raised_an_epoch_to_the_last_one() -> None
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
 
-def test_an_abort_leaves_alone_a_driver_that_took_over_behind_the_look_at_the_id() -> None:
+def test_an_abort_leaves_alone_a_driver_that_took_over_after_the_id_was_inspected() -> None:
     """Catches: with protocol 1 an abort without a transaction is refused, too. The replaced driver took the
     id over then, whoever had it by now, and so ended a query that was well."""
     cluster = Cluster(1)
