@@ -78,8 +78,8 @@ class ResponseHandler:
         self._telemetry = telemetry
         # Partitions with queued rows that are missing from their topic.
         self.missing: set[Partition] = set()
-        # No batch expires before then. With thousands of partitions, a check of every batch would be most of a
-        # pass's cost.
+        # No batch expires before then. With thousands of partitions, a check of every batch would be most of
+        # a pass's cost.
         self.expires_ms = 0.0
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
