@@ -319,7 +319,7 @@ class Breaker:
     ) -> None:
         self.manager = manager
         self._local = manager.local
-        self._probes = manager.probes
+        self.probes = manager.probes
         self.is_off = breaker is None
         self._breaker = breaker
         self._brokers = manager.brokers
@@ -396,7 +396,7 @@ class Breaker:
     def note_free_rows(self, topics: Iterable[str]) -> None:
         """The task has rows of these topics that may go to any partition."""
         if self.manager.view:
-            self._probes.note_free_rows(topics)
+            self.probes.note_free_rows(topics)
 
     def explain(self, partition: TopicPartition) -> str | None:
         """Why a partition is muted, for messages; None if it is not. Any thread."""
@@ -448,7 +448,7 @@ class Breaker:
     def on_send(self, broker: Broker, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """These batches go to a broker in one request."""
         self._at(now_ms)
-        self._probes.batches_sent(batches)
+        self.probes.batches_sent(batches)
         breaker, context = self._breaker, self._context
         if breaker is not None and self._tells_all:
             context.node_id, context.request_sent_ms = broker.id, now_ms
@@ -460,7 +460,7 @@ class Breaker:
         """Attempts of one request have ended. ``cause`` is None if the broker has the batches."""
         self.is_busy = True
         self._at(now_ms)
-        self._probes.batches_done(batches, cause)
+        self.probes.batches_done(batches, cause)
         shared = self._shared
         if shared is not None and cause is not None:
             shared.failed(broker, batches, cause, now_ms)
@@ -472,7 +472,7 @@ class Breaker:
     def on_connected(self, broker: Broker, now_ms: float) -> None:
         """A connection is ready: the broker has responded to its first request."""
         self._at(now_ms)
-        self._probes.connected(broker.id)
+        self.probes.connected(broker.id)
 
     def on_other_cluster(self, now_ms: float) -> None:
         """Another Kafka cluster responds at bootstrap.servers now, whose brokers and partitions may have the
@@ -489,10 +489,6 @@ class Breaker:
         self.due_ms = min(self.due_ms, now_ms + self.prompt_ms)
         if any(one.is_failing for one in brokers):
             self.is_busy = True
-
-    def on_waiting(self, partitions: Iterable[TopicPartition]) -> None:
-        """These partitions are not muted and have batches, but their brokers take no request now."""
-        self._probes.note_waiting(partitions)
 
     def run(self, now_ms: float) -> None:
         """In a pass of the sender: let the breaker class judge, log and report its changes, apply the
@@ -521,7 +517,7 @@ class Breaker:
         self.due_ms = now_ms + self.next_change_ms(now_ms)
 
     def _needs_calls(self) -> bool:
-        if self._tells_all or self._local.mutes or self._local.has_changes or self._probes.asks:
+        if self._tells_all or self._local.mutes or self._local.has_changes or self.probes.asks:
             return True
         if self.awaits_mutes and not self._is_current.is_set():
             return True
@@ -533,14 +529,10 @@ class Breaker:
                 shared.changed(change)
             self._log_change(change)
 
-    def brokers_to_probe(self) -> Collection[int]:
-        """Brokers that should get a request without rows now."""
-        return self._probes.brokers_to_probe()
-
     def on_probe(self, node_id: int, now_ms: float) -> None:
         """A request without rows goes to a broker."""
         self._at(now_ms)
-        self._probes.broker_probe_sent(node_id)
+        self.probes.broker_probe_sent(node_id)
 
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         """That request has its response, or failed with ``cause``."""
@@ -548,16 +540,12 @@ class Breaker:
         self._at(now_ms)
         if has_response(cause) and node_id in self._brokers:
             self._brokers[node_id].probed_ms = now_ms
-        if self._probes.broker_probe_done(node_id, cause) and self._shared is not None:
+        if self.probes.broker_probe_done(node_id, cause) and self._shared is not None:
             self._shared.answered(node_id, now_ms)
         # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid
         # partitions without a leader, so nothing else would have that metadata fetched again.
         for topic in self.manager.leaderless_topics():
             self._mark_stale(topic, now_ms)
-
-    def may_probe(self, partition: TopicPartition) -> bool:
-        """Whether one batch of a muted partition may go now."""
-        return self._probes.may_probe(partition)
 
     def next_change_ms(self, now_ms: float) -> float:
         """Milliseconds until time alone may change something."""

@@ -63,6 +63,7 @@ class ProbePolicy:
     # -- brokers: requests without rows ---------------------------------------------------------------
 
     def brokers_to_probe(self) -> list[int]:
+        """Brokers that should get a request without rows now."""
         now_ms, mutes = self._table.now_ms, self._table.mutes.values()
         due = {one.target for one in mutes if isinstance(one.target, int) and one.is_due(now_ms)}
         brokers = self._brokers.values()
@@ -103,6 +104,7 @@ class ProbePolicy:
     # -- partitions: record batches -------------------------------------------------------------------
 
     def may_probe(self, partition: TopicPartition) -> bool:
+        """Whether one batch of a muted partition may go now."""
         covering = self._covering(partition)
         self._note_held(covering)
         return (

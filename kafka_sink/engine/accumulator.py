@@ -101,10 +101,6 @@ class RecordAccumulator:
         self.live.add(batch)
         self.incomplete += 1
 
-    def close(self, batch: ProducerBatch) -> None:
-        """An open batch takes no more rows. Inside ``planning``."""
-        batch.move_to(BatchState.CLOSED)
-
     def open_batch(self, name: TopicPartition) -> ProducerBatch | None:
         """The partition's batch that still takes rows, if it has one. Inside ``planning``."""
         found = self.partitions.get(name)
@@ -273,7 +269,7 @@ class RecordAccumulator:
         if not partition.batches:
             del self.waiting[partition]
         if batch.state is BatchState.OPEN:
-            self.close(batch)
+            batch.move_to(BatchState.CLOSED)
         partition.in_flight += 1
         batch.request_references += 1
         return batch
@@ -355,7 +351,7 @@ class RecordAccumulator:
     def _append_moved_locked(self, batch: ProducerBatch, target: Partition) -> None:
         for one in (batch, *((target.batches[-1],) if target.batches else ())):
             if one.state is BatchState.OPEN:
-                self.close(one)
+                one.move_to(BatchState.CLOSED)
         batch.move_to_partition(target)
         target.batches.append(batch)
         self.waiting[target] = None
@@ -481,10 +477,6 @@ class RecordAccumulator:
         record()
         self.incomplete -= 1
         self._completed.notify_all()
-
-    @property
-    def holds_memory(self) -> bool:
-        return bool(self.live)
 
     def held_bytes(self, muted: Container[TopicPartition]) -> int:
         """Bytes of memory of these partitions' batches, whatever their state."""

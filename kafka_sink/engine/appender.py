@@ -227,7 +227,7 @@ class AppendPass:
     def _close(self, batch: ProducerBatch) -> None:
         """``batch`` takes no more rows. It is sealed after this pass's rows are in, and held till then."""
         batch.held = True
-        self._accumulator.close(batch)
+        batch.move_to(BatchState.CLOSED)
         self.closed.append(batch)
 
     def _extend(self, tail: ProducerBatch, limits: TopicLimits, start: int, stop: int, bound: int) -> bool:
@@ -546,7 +546,7 @@ class RecordAppender:
                 closed = [batch for batch in found if batch is not None]
             for batch in closed:
                 batch.held = True
-                accumulator.close(batch)
+                batch.move_to(BatchState.CLOSED)
         started = self._clock_ms()
         self._seal(closed)
         self.encode_ms += self._clock_ms() - started

@@ -83,7 +83,8 @@ class ResponseHandler:
         self.expires_ms = 0.0
         # Since when, and when last, topics were not authorized; with errors.tolerance=all.
         self._unauthorized_topics: dict[str, tuple[float, float]] = {}
-        # Rejected batches that wait in their queues until there is room for their dead letters.
+        # Rejected batches that wait in their queues until there is room for their dead letters. They must not
+        # be sent.
         self.waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
         self.splitter = BatchSplitter(deliveries, accumulator)
 
@@ -236,7 +237,9 @@ class ResponseHandler:
             self._retry(batch, cause, verdict, now_ms)
         elif self._skips(batch, verdict):
             self._skip_records(batch, verdict.unwritable or (), cause)
-        elif verdict.action is Action.FAIL or not self._retries_left(batch, verdict):
+        elif verdict.action is Action.FAIL or (
+            verdict.spends_retry and batch.retries_spent > self._options.retries
+        ):
             self._fail_taken(batch, self._with_reason(batch, verdict, cause))
         else:
             if verdict.action is Action.RESTART:
@@ -259,9 +262,6 @@ class ResponseHandler:
             self._accumulator.note_too_large(batch, costs_task=verdict.action is Action.FAIL)
         if self._identity is not None:
             batch.home.attempt_failed()
-
-    def _retries_left(self, batch: ProducerBatch, verdict: Verdict) -> bool:
-        return not verdict.spends_retry or batch.retries_spent <= self._options.retries
 
     def _request_restart(self, batch: ProducerBatch, cause: Exception) -> None:
         if self._identity is None:
@@ -397,10 +397,6 @@ class ResponseHandler:
         )
         self.waiting[batch] = positions, cause
         self._accumulator.reenqueue(batch, 0.0)
-
-    def awaits_dead_letters(self, batch: ProducerBatch) -> bool:
-        """Whether brokers have rejected the batch, and it waits for its dead letters. It must not be sent."""
-        return batch in self.waiting
 
     def skip_waiting(self) -> None:
         """Make dead letters of the batches that wait, while there is room for them."""

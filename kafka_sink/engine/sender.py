@@ -197,7 +197,7 @@ class Sender(threading.Thread):
             now_ms = self._clock_ms()
             # The breaker class may have asked for a broker's response.
             if only_acknowledged and self._breaker.is_busy:
-                only_acknowledged = not self._breaker.brokers_to_probe()
+                only_acknowledged = not self._breaker.probes.brokers_to_probe()
                 # The response may have changed what the circuit breaker waits for.
                 until_ms = min(until_ms, now_ms + self._breaker.next_change_ms(now_ms))
 
@@ -238,7 +238,7 @@ class Sender(threading.Thread):
     @property
     def is_reusable(self) -> bool:
         """Whether the task ended well and left nothing behind, so that another task may use this sender."""
-        unfinished = self._accumulator.incomplete or self._accumulator.holds_memory
+        unfinished = self._accumulator.incomplete or self._accumulator.live
         identity = self._identity
         return (
             self.is_alive()
@@ -346,7 +346,7 @@ class Sender(threading.Thread):
         """Note which brokers batches wait for."""
         waiting = [broker for broker in ready if broker not in accepting]
         for broker in waiting if self._breaker.is_busy else ():
-            self._breaker.on_waiting(queue.id for queue in ready[broker])
+            self._breaker.probes.note_waiting(queue.id for queue in ready[broker])
         brokers = self._cluster.brokers.values()
         # The others have a full in-flight window, or throttle.
         unreachable = [broker for broker in waiting if not broker.is_connected]
@@ -387,7 +387,7 @@ class Sender(threading.Thread):
         """Send one batch of a muted partition that the breaker wants to probe; return the delay until
         the next look at this broker."""
         for queue in queues:
-            if not self._breaker.may_probe(queue.id):
+            if not self._breaker.probes.may_probe(queue.id):
                 continue
             if not broker.accepts(now_ms):
                 return broker.delay_ms(now_ms)
@@ -423,12 +423,12 @@ class Sender(threading.Thread):
 
     def _sending_rule(self, now_ms: float) -> Callable[[ProducerBatch], bool]:
         """Whether a batch may be sent now: its partition's order permits it, and no dead letters go first."""
-        identity, awaits_dead_letters = self._identity, self._responses.awaits_dead_letters
+        identity, waiting = self._identity, self._responses.waiting
         if identity is None:
-            return lambda batch: not awaits_dead_letters(batch)
-        if not self._responses.waiting:
+            return lambda batch: batch not in waiting
+        if not waiting:
             return partial(identity.may_send, now_ms=now_ms)
-        return lambda batch: not awaits_dead_letters(batch) and identity.may_send(batch, now_ms)
+        return lambda batch: batch not in waiting and identity.may_send(batch, now_ms)
 
     # -- what the network reports -------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ class BatchSplit:
         self._left = parent.raw_bytes
         self._made: list[_Piece] = []
         self._piece: _Piece | None = None
-        self._room = self._target = 0.0
+        self._target = 0.0
 
     def add(self, record: Record) -> None:
         piece = self._piece

@@ -192,20 +192,20 @@ def test_a_failing_partition_is_muted_alone_and_a_probe_brings_it_back() -> None
     mutes = run_pass(bench.gate, bench.now)
     assert P0 in mutes
     assert P3 not in mutes
-    assert not bench.gate.may_probe(P0)
+    assert not bench.gate.probes.may_probe(P0)
     assert bench.gate.next_change_ms(bench.now) == 2_000.0
     bench.now = 2_000.0
     run_pass(bench.gate, bench.now)
-    assert bench.gate.may_probe(P0)
+    assert bench.gate.probes.may_probe(P0)
     bench.send(P0)
     run_pass(bench.gate, bench.now)
-    assert not bench.gate.may_probe(P0), "one at a time"
+    assert not bench.gate.probes.may_probe(P0), "one at a time"
     bench.answer(P0, REPLICAS)
     run_pass(bench.gate, bench.now)
-    assert not bench.gate.may_probe(P0)
+    assert not bench.gate.probes.may_probe(P0)
     bench.now = 4_000.0
     run_pass(bench.gate, bench.now)
-    assert bench.gate.may_probe(P0)
+    assert bench.gate.probes.may_probe(P0)
     bench.send(P0)
     bench.answer(P0)
     assert not run_pass(bench.gate, bench.now)
@@ -304,7 +304,7 @@ def test_a_class_that_raises_is_switched_off_and_its_mutes_end_by_probes(
     ]
     bench.now = 2_001.0
     assert P0 in run_pass(bench.gate, bench.now)
-    assert bench.gate.may_probe(P0)
+    assert bench.gate.probes.may_probe(P0)
     bench.send(P0)
     bench.answer(P0)
     assert not run_pass(bench.gate, bench.now)
@@ -373,11 +373,11 @@ def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None
     bench.cluster.move(P0, -1)
     bench.cluster.leaders["other"] = [2]
     bench.pass_time(2_100)
-    assert bench.gate.brokers_to_probe() == [1]
+    assert bench.gate.probes.brokers_to_probe() == [1]
     bench.gate.on_probe(1, bench.now)
     bench.gate.on_probe_done(1, ConnectionError("the cluster misses it"), bench.now)
     assert stale == ["t"]
-    assert bench.gate.brokers_to_probe() == [], "once an interval"
+    assert bench.gate.probes.brokers_to_probe() == [], "once an interval"
     bench.pass_time(2_100)
     bench.gate.on_probe(1, bench.now)
     bench.gate.on_probe_done(1, None, bench.now)
@@ -394,7 +394,7 @@ def test_outcomes_and_changes_go_to_the_coordinator_until_the_task_leaves_it() -
     assert shared.seen == [(1, P0, 40, REPLICAS)]
     assert [(c.target, c.muted, c.own) for c in shared.changes] == [(P0, True, True)]
     assert not shared.held
-    bench.gate.may_probe(P0)
+    bench.gate.probes.may_probe(P0)
     run_pass(bench.gate, bench.now)
     assert shared.held == [P0]
     assert bench.gate.next_change_ms(bench.now) == 250.0

@@ -287,7 +287,7 @@ def test_a_late_response_changes_nothing_but_frees_the_memory() -> None:
     assert not bench.accumulator.finish(taken, BatchState.SUCCEEDED, lambda: recorded.append(None))
     assert (recorded, bench.used(), bench.accumulator.incomplete) == ([], 0, 0)
     assert taken.state is BatchState.FAILED
-    assert not bench.accumulator.holds_memory
+    assert not bench.accumulator.live
 
 
 def test_a_second_success_is_a_bug() -> None:
@@ -351,7 +351,7 @@ def test_closing_gives_all_back_wherever_it_is(include_held: bool) -> None:
     assert (bench.used() == 0) is include_held
     bench.accumulator.abort_incomplete(failed.append, include_held=True)
     assert (len(failed), bench.used(), bench.accumulator.incomplete) == (3, 0, 0)
-    assert not bench.accumulator.holds_memory
+    assert not bench.accumulator.live
 
 
 def test_the_partitioner_learns_how_many_batches_wait() -> None:

@@ -125,7 +125,7 @@ def test_thousands_of_small_batches_are_given_to_the_sender_in_groups(
         closed = queues.open_batches()
         for batch in closed:
             batch.held = True
-            queues.close(batch)
+            batch.move_to(BatchState.CLOSED)
     bench.wakes = 0
     bench.appender._seal(closed)
     assert not any(batch.held for batch in closed)

@@ -192,7 +192,7 @@ class Run:
         self.appender.flush()
         while self.drain():
             pass
-        assert not self.accumulator.holds_memory
+        assert not self.accumulator.live
         metrics = self.pool.metrics()
         assert (metrics.used_bytes, metrics.heap_bytes, metrics.full_strategy_bytes) == (0, 0, 0)
         return self.wire

@@ -128,7 +128,7 @@ class Task:
             assert found == [value for value in wanted[number] if value not in refused]
         assert all(self.is_refused(value) for value in refused)
         assert not self.accumulator.incomplete
-        assert not self.accumulator.holds_memory
+        assert not self.accumulator.live
         metrics = self.pool.metrics()
         assert (metrics.used_bytes, metrics.heap_bytes, self.pool.open_batches) == (0, 0, 0)
 

@@ -57,7 +57,7 @@ def assert_nothing_is_left(cluster: FakeCluster, producer: Producer) -> None:
     metrics = producer.accumulator.allocator.pool.metrics()
     assert (metrics.used_bytes, metrics.reserved_bytes, metrics.heap_bytes) == (0, 0, 0)
     assert metrics.waiting_threads == 0
-    assert not producer.accumulator.holds_memory
+    assert not producer.accumulator.live
     assert producer.accumulator.incomplete == 0
     for node in (0, 1):
         cluster.thaw(node)  # a frozen broker does not look at its connections either
@@ -275,7 +275,7 @@ def test_what_was_held_when_the_sender_broke_down_is_given_back_with_the_task(
         monkeypatch.setattr(NetworkClient, "poll", breaking)
         producer.sender.wakeup()
         producer.sender.join(10)
-        assert producer.accumulator.holds_memory, "the task still writes into it"
+        assert producer.accumulator.live, "the task still writes into it"
 
     dies_while_it_writes_into_batches(cluster, monkeypatch, ends_its_sender)
 
@@ -301,7 +301,7 @@ def test_a_sender_that_ends_late_gives_everything_back_itself(
             seen[0].sender.wakeup()
             stuck.wait(10)
             seen[0].sender.close(1)
-            assert seen[0].accumulator.holds_memory
+            assert seen[0].accumulator.live
             threading.Timer(0.1, free.set).start()
             raise ValueError("the task fails")
 
