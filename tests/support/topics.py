@@ -105,6 +105,17 @@ def read_to_end(
     return values
 
 
+def log_ends(bootstrap: str, topic: str, partitions: int) -> list[int]:
+    """Where each partition's log ends, rows of open and aborted transactions included."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "log-ends", "isolation.level": "read_uncommitted"}
+    )
+    try:
+        return [log_end(consumer, TopicPartition(topic, partition)) for partition in range(partitions)]
+    finally:
+        consumer.close()
+
+
 def log_end(consumer: Consumer, place: TopicPartition) -> int:
     """Where the partition's log ends. A broker may still refuse to say, if the topic was just created."""
     deadline = time.monotonic() + 60
