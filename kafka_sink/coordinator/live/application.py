@@ -275,7 +275,7 @@ class ApplicationMetrics:
                 job.state, job.ended_s = "lost", self._wall_s()
                 for name, write in [pair for pair in self._writes.items() if pair[1].job == key]:
                     # A micro-batch that runs again has its name.
-                    self._forget_write(name, write.last_task)
+                    self._forget_write(name, write.last_task if job.query else math.inf)
         # Queries that have ended count as running, because the driver does not report their end.
         by_age = sorted(self._jobs, key=lambda key: self._jobs[key].reported_ms)
         running = [key for key in by_age if self._jobs[key].state == "running"]

@@ -422,6 +422,14 @@ def test_a_query_whose_driver_was_killed_as_it_committed_is_lost_and_its_next_ru
     assert (board.job()["state"], board.job()["tasks"]) == ("running", 1)
 
 
+def test_rows_of_a_lost_write_that_ends_after_all_are_counted_once() -> None:
+    board = Board()
+    board.report(report(5), 0.0)
+    board.metrics.sample(700_000.0)
+    board.end(final(9, last_task=TASK.task + 1), 700_000.0)
+    assert (board.job()["state"], board.total()) == ("lost", 5)
+
+
 def test_a_write_whose_driver_says_for_long_that_it_waits_is_not_lost() -> None:
     """Catches: a write that was committed after eleven minutes, and shown as lost."""
     board = Board()
