@@ -443,8 +443,8 @@ class ServerBounds:
     ``connections``: with proof. ``messages_per_s`` and ``burst``: of each peer, where a long message
     counts as several. ``messages_at_once`` and ``iteration_ms``: of all peers in one iteration of the loop.
     ``greeting_ms``: in one iteration, for first messages, of which each costs a signature. ``challenge_ms``:
-    from a peer's connecting to its proof, but for the time that it waits for its turn. ``frame_ms``: the time for the rest of a
-    message, and for a peer to read some of what waits for it.
+    from a peer's connecting to its proof, but for the time that it waits for its turn. ``frame_ms``: the time
+    for the rest of a message, and for a peer to read some of what waits for it.
     ``unread_bytes_of_all`` leaves out messages that many peers get, because there is one copy of each.
     """
 
