@@ -32,7 +32,8 @@ from kafka_sink.transactions import planning
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.forked import in_a_fork
-from tests.support.scripted_cluster import TOPIC, rows, sender_threads, task_options, until, written
+from tests.support.scripted_cluster import TOPIC, rows, sender_threads, task_options, written
+from tests.support.waiting import until
 
 MESSAGE_TOO_LARGE, TOPIC_AUTHORIZATION_FAILED = 10, 29
 DEAD_LETTERS = "dead-letters"

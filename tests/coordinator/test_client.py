@@ -26,11 +26,11 @@ from tests.support.coordinator_harness import (
     Shout,
     address_at,
     clock_ms,
-    eventually,
     identity,
     serving,
 )
 from tests.support.forked import in_a_fork
+from tests.support.waiting import until
 
 
 def client_to(
@@ -63,11 +63,11 @@ def test_a_client_sends_and_receives() -> None:
     ):
         channel.to_tell.append(Said(1))
         client.wake()
-        eventually(lambda: channel.received == [Said(1)])
-        eventually(lambda: len(found.echo.tasks) == 2)
+        until(lambda: channel.received == [Said(1)])
+        until(lambda: len(found.echo.tasks) == 2)
         channel.to_tell.append(Shout(3))
         client.wake()
-        eventually(lambda: other.received == [Said(0, "xxx")])
+        until(lambda: other.received == [Said(0, "xxx")])
         assert channel.events == ["connected"]
 
 
@@ -78,11 +78,11 @@ def test_a_task_that_learns_its_cluster_says_hello_again() -> None:
         client = CoordinatorClient(found.address, [channel], lambda: hello, clock_ms)
         client.start()
         client.resume()
-        eventually(lambda: found.echoes)
+        until(lambda: found.echoes)
         hello = HELLO
         channel.to_tell.append(Said(1))
         client.wake()
-        eventually(lambda: channel.received)
+        until(lambda: channel.received)
         assert channel.events == ["connected", "connected"]
         assert found.echoes[1].heard == [Said(1)]
         client.close()
@@ -98,9 +98,9 @@ def test_a_broken_connection_is_made_again_after_one_warning(caplog: pytest.LogC
         channel.received = None  # type: ignore[assignment]  # on_said raises
         channel.to_tell.append(Said(1))
         client.wake()
-        eventually(lambda: "lost" in channel.events)
+        until(lambda: "lost" in channel.events)
         channel.received = []
-        eventually(lambda: channel.events == ["connected", "lost", "connected"])
+        until(lambda: channel.events == ["connected", "lost", "connected"])
     assert len([line for line in caplog.messages if "coordinator" in line]) == 1
 
 
@@ -110,7 +110,7 @@ def test_a_coordinator_that_never_responds_costs_one_warning(caplog: pytest.LogC
         socket.create_server(("127.0.0.1", 0)) as frozen,
         client_of(address_at(frozen.getsockname()[1], identity()), silence_ms=50) as (_client, channel),
     ):
-        eventually(lambda: channel.events.count("lost") >= 2)
+        until(lambda: channel.events.count("lost") >= 2)
     assert len([line for line in caplog.messages if "coordinator" in line]) == 1
     assert "connected" not in channel.events
 
@@ -118,12 +118,12 @@ def test_a_coordinator_that_never_responds_costs_one_warning(caplog: pytest.LogC
 def test_a_coordinator_that_stalls_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ALIVE_MS", 100.0)
     with serving() as found, client_of(found.address, silence_ms=300) as (_client, channel):
-        eventually(lambda: "connected" in channel.events)
-        eventually(lambda: found.server is not None and found.server._watch.messages > 3)
+        until(lambda: "connected" in channel.events)
+        until(lambda: found.server is not None and found.server._watch.messages > 3)
         assert "lost" not in channel.events
         with found.busy():
-            eventually(lambda: "lost" in channel.events)
-        eventually(lambda: channel.events.count("connected") == 2)
+            until(lambda: "lost" in channel.events)
+        until(lambda: channel.events.count("connected") == 2)
 
 
 def test_a_task_that_relies_on_the_coordinator_asks_for_signs_of_life_sooner(
@@ -135,10 +135,10 @@ def test_a_task_that_relies_on_the_coordinator_asks_for_signs_of_life_sooner(
         server = found.server
         assert server is not None
         # Hello and one sign of life.
-        eventually(lambda: server._watch.messages == 2)
+        until(lambda: server._watch.messages == 2)
         channel.is_waiting = True
         client.wake()
-        eventually(lambda: server._watch.messages > 5)
+        until(lambda: server._watch.messages > 5)
 
 
 def test_a_process_that_stalled_takes_nobody_for_silent() -> None:
@@ -151,7 +151,7 @@ def test_a_process_that_stalled_takes_nobody_for_silent() -> None:
         connection = client._connection
         assert connection is not None
         client._send(connection, 0.0, leaving=False)
-        eventually(lambda: select.select([connection.socket], [], [], 0.0)[0])
+        until(lambda: select.select([connection.socket], [], [], 0.0)[0])
         now_ms = 10_000.0
         client._wait(connection, 0.0)
         assert client._unanswered_ms == math.inf
@@ -199,7 +199,7 @@ def test_a_client_takes_no_response_from_who_does_not_prove_itself(wrong: str) -
         value: Any = "x.invalid" if wrong == "name" else b"x" * 32
         address = replace(found.address, location=replace(found.address.location, **{wrong: value}))
         with client_of(address) as (_client, channel):
-            eventually(lambda: "lost" in channel.events)
+            until(lambda: "lost" in channel.events)
             assert not channel.received
             assert not found.echoes
 
@@ -212,7 +212,7 @@ def test_another_process_at_the_coordinators_port_is_not_taken_for_it(says: byte
             peer, _ = other.accept()
             with peer:
                 peer.sendall(says)
-            eventually(lambda: "lost" in channel.events)
+            until(lambda: "lost" in channel.events)
             assert "connected" not in channel.events
 
 
@@ -227,9 +227,9 @@ def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection(
     ):
         channel.to_tell.append(Said(1))
         client.wake()
-        eventually(lambda: channel.received)
+        until(lambda: channel.received)
         now_ms += 60_000
-        eventually(lambda: channel.events[:3] == ["connected", "lost", "connected"])
+        until(lambda: channel.events[:3] == ["connected", "lost", "connected"])
     assert not [line for line in caplog.messages if "coordinator" in line]
 
 
@@ -240,7 +240,7 @@ def test_a_client_that_is_let_in_and_then_turned_away_comes_back_ever_later() ->
         client = CoordinatorClient(found.address, [channel], lambda: wrong, clock_ms, 20_000)
         client.start()
         client.resume()
-        eventually(lambda: channel.events.count("lost") >= 2)
+        until(lambda: channel.events.count("lost") >= 2)
         assert client._failures == 2
         assert client._connect_after_ms - clock_ms() > 500
         client.close()
@@ -253,10 +253,10 @@ def test_a_task_too_many_works_alone_after_one_line(caplog: pytest.LogCaptureFix
         serving(ServerBounds(connections=1)) as found,
         client_of(found.address) as (_, first),
     ):
-        eventually(lambda: first.events == ["connected"])
-        eventually(lambda: found.server is not None and found.server._connections.is_full)
+        until(lambda: first.events == ["connected"])
+        until(lambda: found.server is not None and found.server._connections.is_full)
         with client_of(found.address) as (client, second):
-            eventually(lambda: "lost" in second.events)
+            until(lambda: "lost" in second.events)
             assert client._connect_after_ms - clock_ms() > 25_000
         assert first.events == ["connected"]
     lines = [one for one in caplog.records if "as many tasks as it can" in one.message]
@@ -273,13 +273,13 @@ def test_a_resting_client_does_not_come_back_before_the_next_task(caplog: pytest
     ):
         channel.to_tell.append(Said(1))
         client.wake()
-        eventually(lambda: channel.received)
+        until(lambda: channel.received)
         client.pause()
-        eventually(lambda: "hurry" in channel.events)
+        until(lambda: "hurry" in channel.events)
         now_ms += 60_000
-        eventually(lambda: found.connections() == 0)
+        until(lambda: found.connections() == 0)
         client.resume()
-        eventually(lambda: channel.events.count("connected") == 2)
+        until(lambda: channel.events.count("connected") == 2)
     assert not [line for line in caplog.messages if "coordinator" in line]
 
 
@@ -292,7 +292,7 @@ def test_what_a_task_reports_at_its_end_is_sent_though_it_ended_before_the_clien
         client.pause()
         client.start()
         try:
-            eventually(lambda: channel.received, within_s=60)
+            until(lambda: channel.received, within_s=60)
         finally:
             client.close()
             client.join(60)
@@ -328,8 +328,8 @@ def test_a_statement_of_a_driver_that_does_not_wait_arrives() -> None:
     with serving() as found:
         for _ in range(20):
             tell(found.address, HELLO, 20_000, waits=False)
-        eventually(lambda: found.echoes and len(found.echo.gone) == 20)
-        eventually(lambda: found.connections() == 0)
+        until(lambda: found.echoes and len(found.echo.gone) == 20)
+        until(lambda: found.connections() == 0)
 
 
 def test_a_fork_does_not_write_to_its_parents_connection() -> None:

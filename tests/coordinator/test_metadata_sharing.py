@@ -25,10 +25,11 @@ from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import PRODUCERS, task_producer
-from tests.support.coordinator_harness import Serving, eventually, serving
+from tests.support.coordinator_harness import Serving, serving
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.lookups import asked, rows, written
+from tests.support.waiting import until
 
 PLAN = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
 NOT_LEADER_OR_FOLLOWER, TOPIC_AUTHORIZATION_FAILED = 6, 29
@@ -108,7 +109,7 @@ def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it(is_named: bo
             writing.send(rows("t"))
             writing.finish()
             partition = TopicPartition("t", 0)
-            eventually(lambda: (leader := view(idle).leader(partition)) and leader.leader == 1)
+            until(lambda: (leader := view(idle).leader(partition)) and leader.leader == 1)
             idle.send(rows("t"))
             idle.finish()
         assert written(cluster, "t") == 4
@@ -157,7 +158,7 @@ def test_tasks_go_on_when_the_coordinator_ends(caplog: pytest.LogCaptureFixture)
         # Nobody waits for the dead, as one would for a coordinator that is only busy.
         assert time.monotonic() - ended < 30
         assert [written(cluster, topic) for topic in topics] == [2, 1, 1]
-        eventually(lambda: [line for line in caplog.messages if "coordinator" in line])
+        until(lambda: [line for line in caplog.messages if "coordinator" in line])
         producer.close()
     assert len([line for line in caplog.messages if "coordinator" in line]) == 1
 
@@ -173,7 +174,7 @@ def test_a_producer_that_lives_on_works_with_the_coordinator_that_took_the_place
                     producer.send(rows(topic))
                     producer.finish()
                     kept.append(producer)
-                eventually(lambda found=found: found.connections() == 1)
+                until(lambda found=found: found.connections() == 1)
         assert len({id(one) for one in kept}) == 1
         assert asked(cluster) == [{"t"}, {"u"}]
 
@@ -189,13 +190,13 @@ def test_a_long_task_comes_back_to_a_coordinator_whose_connections_dropped(
             assert client is not None
             assert server is not None
             assert found.loop is not None
-            eventually(lambda: client._has_received)
+            until(lambda: client._has_received)
             first = client._connection
             for peer in list(server._connections.peers.values()):
                 found.loop.call_soon_threadsafe(server._connections.remove, peer)
-            eventually(lambda: client._connection not in (None, first))
+            until(lambda: client._connection not in (None, first))
             # Its channels know.
-            eventually(lambda: view(producer)._schedule.shared)
+            until(lambda: view(producer)._schedule.shared)
             producer.send(rows("u"))
             producer.finish()
         assert asked(cluster) == [{"t"}, {"u"}]
@@ -217,7 +218,7 @@ def test_a_frozen_coordinator_costs_one_warning_and_a_moment(caplog: pytest.LogC
             producer.finish()
             # A second for each unit that has new topics, until the client gives up after two.
             assert time.monotonic() - started < 30
-            eventually(lambda: [line for line in caplog.messages if "coordinator" in line])
+            until(lambda: [line for line in caplog.messages if "coordinator" in line])
         assert len([line for line in caplog.messages if "coordinator" in line]) == 1
 
 

@@ -41,17 +41,8 @@ from kafka_sink.coordinator.transport import (
     framed_bytes,
 )
 from kafka_sink.options import SinkOptions
-from tests.support.coordinator_harness import (
-    HELLO,
-    Echo,
-    Said,
-    Serving,
-    Shout,
-    clock_ms,
-    eventually,
-    identity,
-    serving,
-)
+from tests.support.coordinator_harness import HELLO, Echo, Said, Serving, Shout, clock_ms, identity, serving
+from tests.support.waiting import until
 
 # For peers that prove nothing, and for peers that do and are as slow as a busy machine.
 SHORT = ServerBounds(challenge_ms=200, silence_ms=60_000)
@@ -140,7 +131,7 @@ def test_a_write_to_a_connection_that_is_closed_is_no_failure_of_tls() -> None:
 def test_who_knows_certificate_and_token_is_served() -> None:
     with serving() as found:
         assert works(found)
-        eventually(lambda: found.echo.gone)
+        until(lambda: found.echo.gone)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +178,7 @@ def test_a_conversation_that_was_recorded_says_nothing_again() -> None:
             sent = outgoing.read()
             recorded += sent
             far.sendall(sent)
-            eventually(lambda: found.echoes and found.echo.heard)
+            until(lambda: found.echoes and found.echo.heard)
         with raw(found) as again:
             again.socket.sendall(recorded)
             assert again.is_closed()
@@ -199,7 +190,7 @@ def test_silence_instead_of_a_proof_is_bounded() -> None:
         half.shake_hands()
         assert peer.is_closed()
         assert half.is_closed()
-        eventually(lambda: found.connections() == 0)
+        until(lambda: found.connections() == 0)
 
 
 def test_a_thousand_silent_connections_do_not_keep_a_task_out() -> None:
@@ -230,7 +221,7 @@ def test_a_flood_from_one_address_keeps_no_task_of_another_out() -> None:
         slow = stack.enter_context(raw(found))
         for _ in range(100):
             stack.enter_context(raw(found, "127.0.0.2"))
-        eventually(lambda: found.server is not None and found.server._count == 101)
+        until(lambda: found.server is not None and found.server._count == 101)
         assert found.connections() == 8
         slow.shake_hands()
 
@@ -249,7 +240,7 @@ def test_a_task_too_many_is_told_so() -> None:
         for one in tasks:
             assert asked(one, Said(2)) == Said(2)
         stack.close()
-        eventually(lambda: found.connections() == 0)
+        until(lambda: found.connections() == 0)
         assert works(found)
 
 
@@ -295,7 +286,7 @@ def test_a_message_that_never_ends_is_bounded_in_time() -> None:
     with serving(replace(PATIENT, frame_ms=200)) as found, task(found) as one:
         one.socket.sendall(b"\0\0\1\0abc")
         assert is_closed(one)
-        eventually(lambda: found.connections() == 0)
+        until(lambda: found.connections() == 0)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +325,7 @@ def test_a_peer_that_does_not_read_is_dropped_and_not_heard_after() -> None:
         with contextlib.suppress(OSError):
             for number in range(30):
                 one.send(Said(number, text))
-        eventually(lambda: found.connections() == 0)
+        until(lambda: found.connections() == 0)
         assert len(found.echo.heard) < 30
         assert len(found.echo.gone) == 1
         assert not found.echo.tasks
@@ -392,7 +383,7 @@ def test_many_messages_in_one_frame_s_time_do_not_keep_others_waiting() -> None:
         before = server._watch.iterations
         one.socket.sendall(framed(Said(0)) * 5_000)
         assert asked(other, Said(2)) == Said(2)
-        eventually(lambda: len(found.echo.heard) == 5_002)
+        until(lambda: len(found.echo.heard) == 5_002)
         assert server._watch.iterations - before >= 5_000 / 50
         assert server._watch._longest_ms < 500
 
@@ -469,7 +460,7 @@ def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         with raw(found) as peer:
             peer.shake_hands().socket.sendall(framed_bytes(bytes((VERSION,)) + b"x" * 32))
             assert peer.is_closed()
-        eventually(lambda: any("did not prove that they know" in line for line in caplog.messages))
+        until(lambda: any("did not prove that they know" in line for line in caplog.messages))
     (line,) = [line for line in caplog.messages if "connections dropped" in line]
     assert "127.0.0.1" in line
     assert identity().token.hex() not in line
@@ -478,7 +469,7 @@ def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_peer_may_prove_itself_after_the_server_stalled() -> None:
     now_ms = 0.0
     with serving(ServerBounds(challenge_ms=1_000), clock=lambda: now_ms) as found, raw(found) as peer:
-        eventually(lambda: found.connections() == 1)
+        until(lambda: found.connections() == 1)
         with found.busy():
             now_ms += 10_000.0
         peer.shake_hands().socket.sendall(
@@ -491,7 +482,7 @@ def test_a_peer_that_waits_for_its_turn_is_not_given_up() -> None:
     """Catches: of many tasks that connect again to a busy process, some were dropped before it heard them."""
     with serving(replace(SHORT, greeting_ms=0.0)) as found, raw(found) as peer:
         peer.plain.sendall(b"x")
-        eventually(lambda: found.connections() == 1)
+        until(lambda: found.connections() == 1)
         time.sleep(5 * SHORT.challenge_ms / 1000)
         assert found.connections() == 1
     with serving(replace(SHORT, messages_at_once=0)) as found, raw(found) as peer:
@@ -566,7 +557,7 @@ def test_a_group_that_nobody_uses_is_forgotten(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("kafka_sink.coordinator.server._IDLE_MS", {ServiceScope.CLUSTER: 100.0})
     with serving(replace(PATIENT, frame_ms=400)) as found:
         assert works(found)
-        eventually(lambda: found.echoes[0].closed == 1)
+        until(lambda: found.echoes[0].closed == 1)
         assert works(found)
         assert len(found.echoes) == 2
 
@@ -590,13 +581,13 @@ def test_what_is_kept_of_a_cluster_goes_soon_after_its_last_task() -> None:
     services: Services = {Echo: make, OfGroup: make_of_group}
     with serving(replace(PATIENT, frame_ms=400), services, lambda: now_ms, clock_ms) as found:
         with task(found):
-            eventually(lambda: len(made) == 2)
-        eventually(lambda: not found.connections())
+            until(lambda: len(made) == 2)
+        until(lambda: not found.connections())
         now_ms = 6_000.0
-        eventually(lambda: made["cluster"].closed)
+        until(lambda: made["cluster"].closed)
         assert not made["group"].closed
         now_ms = 601_000.0
-        eventually(lambda: made["group"].closed)
+        until(lambda: made["group"].closed)
 
 
 class Timed(Service):
@@ -632,7 +623,7 @@ def test_a_service_that_fails_at_its_time_gets_it_again_later(caplog: pytest.Log
 
     with serving(services={Timed: make}) as found, task(found, None) as one:
         one.send(Shout(1))
-        eventually(lambda: made and made[0].times == 2)
+        until(lambda: made and made[0].times == 2)
     assert caplog.text.count("a service failed") == 1
 
 
@@ -675,10 +666,10 @@ def test_a_service_gets_its_time_however_many_messages_come() -> None:
             assert asked(one, Alive()) == Alive()
         for one in tasks:
             one.send(Shout(1))
-        eventually(lambda: made)
+        until(lambda: made)
         made[0].may_go_on.set()
-        eventually(lambda: made[0].heard == len(tasks))
-        eventually(lambda: made[0].heard_before is not None)
+        until(lambda: made[0].heard == len(tasks))
+        until(lambda: made[0].heard_before is not None)
         assert made[0].heard_before is not None
         assert made[0].heard_before <= 3
 

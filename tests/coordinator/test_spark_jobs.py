@@ -13,8 +13,8 @@ from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator import spark_jobs
 from kafka_sink.coordinator.spark_jobs import MAX_STAGES, SparkJobs, SparkUi, StageTracker
 from kafka_sink.driver.driver_process import DriverProcess
-from tests.support.coordinator_harness import eventually
 from tests.support.spark_ui import serving_ui
+from tests.support.waiting import until
 
 
 def _nothing(stages: list[int]) -> None:
@@ -82,7 +82,7 @@ def watching(
     jobs.on_ended = on_end
     yield jobs
     jobs.close()
-    eventually(lambda: not any(one.name == "kafka-chunked-jobs" for one in threading.enumerate()))
+    until(lambda: not any(one.name == "kafka-chunked-jobs" for one in threading.enumerate()))
 
 
 def test_a_stage_that_is_watched_for_less_than_an_interval_costs_no_request() -> None:
@@ -98,10 +98,10 @@ def test_a_stage_that_is_watched_for_less_than_an_interval_costs_no_request() ->
         watching(port, _nothing, clock, interval_s=0.001) as jobs,
     ):
         jobs.watch(9, "w")
-        eventually(lambda: len(checks) >= 4)
+        until(lambda: len(checks) >= 4)
         assert not requests
         now[0] = 1.0
-        eventually(lambda: requests)
+        until(lambda: requests)
 
 
 def test_the_end_of_a_job_is_reported() -> None:
@@ -110,10 +110,10 @@ def test_the_end_of_a_job_is_reported() -> None:
     with serving_ui(running, requests=requests) as port, watching(port, ended.append) as jobs:
         jobs.watch(7, "w")
         # The second list is asked for once the first was looked at.
-        eventually(lambda: sum("/jobs?" in one for one in requests) >= 2)
+        until(lambda: sum("/jobs?" in one for one in requests) >= 2)
         assert not ended
         running.clear()
-        eventually(lambda: ended == [[7]])
+        until(lambda: ended == [[7]])
 
 
 @pytest.mark.parametrize("status", [302, 403, 500])

@@ -29,8 +29,9 @@ from kafka_sink.errors import ProtocolError, WriteOverError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.write import PlannedWrite
-from tests.support.coordinator_harness import HELLO, clock_ms, eventually, serving
+from tests.support.coordinator_harness import HELLO, clock_ms, serving
 from tests.support.fake_outbox import FakeOutbox
+from tests.support.waiting import until
 
 DRIVER = 99
 
@@ -249,7 +250,7 @@ def test_a_driver_that_must_not_wait_tells_only() -> None:
         assert end_attempts(server.address, "q/1", is_urgent=True) == "", "no answer within the bound"
     with serving(services={WriteService: make}) as server:
         assert end_attempts(server.address, "q/1", is_urgent=False) == ""
-        eventually(lambda: made and "q/1" in made[-1]._over)
+        until(lambda: made and "q/1" in made[-1]._over)
 
 
 def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
@@ -263,10 +264,10 @@ def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
         planned = PlannedCoordinator(server.address.location, None, server.address)
         other, mine = (PlannedWrite(options, ColumnPlan(value=0, topic="t"), planned) for _ in range(2))
         channel.begin(mine._name_in_task())
-        eventually(lambda: server.server is not None and server.server.state()["messages"] >= 2)
+        until(lambda: server.server is not None and server.server.state()["messages"] >= 2)
         other.commit([])
         mine.commit([])
-        eventually(lambda: causes)
+        until(lambda: causes)
         assert isinstance(causes[0], WriteOverError)
         channel.end()
         client.close()

@@ -27,15 +27,9 @@ from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
-from tests.support.scripted_cluster import (
-    TOPIC,
-    attempts,
-    rows,
-    task_options,
-    until,
-    written,
-)
+from tests.support.scripted_cluster import TOPIC, attempts, rows, task_options, written
 from tests.support.topics import read_topic
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,7 +28,8 @@ from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import METADATA, FakeCluster
-from tests.support.scripted_cluster import TOPIC, rows, send, task, until, written
+from tests.support.scripted_cluster import TOPIC, rows, send, task, written
+from tests.support.waiting import until
 
 
 def lookups(cluster: FakeCluster, client_id: str | None = None) -> int:

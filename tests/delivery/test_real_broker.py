@@ -18,8 +18,9 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
-from tests.support.scripted_cluster import sender_threads, until
+from tests.support.scripted_cluster import sender_threads
 from tests.support.topics import numbers_in
+from tests.support.waiting import until
 
 
 def numbered(start: int, count: int, size: int = 100) -> pa.RecordBatch:

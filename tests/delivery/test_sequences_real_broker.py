@@ -12,7 +12,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
-from tests.support.scripted_cluster import until
+from tests.support.waiting import until
 
 
 def rows(start: int, count: int) -> pa.RecordBatch:

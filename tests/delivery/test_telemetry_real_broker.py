@@ -21,8 +21,8 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from local_kafka import LocalBroker
-from tests.support.scripted_cluster import until
 from tests.support.telemetry import Pushed, read
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,7 +22,7 @@ from tests.support.fake_replies import error
 from tests.support.lookups import asked, rows, written
 from tests.support.ports import refusing_port
 from tests.support.proxy import Proxy
-from tests.support.scripted_cluster import until
+from tests.support.waiting import until
 
 NOT_LEADER_OR_FOLLOWER, INVALID_TOPIC, TOPIC_AUTHORIZATION_FAILED = 6, 17, 29
 

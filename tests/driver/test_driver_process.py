@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kafka_sink.driver import driver_process
 from kafka_sink.driver.driver_process import DriverProcess
-from tests.support.coordinator_harness import eventually
+from tests.support.waiting import until
 
 
 def test_the_driver_is_the_nearest_ancestor_that_is_no_python() -> None:
@@ -30,4 +30,4 @@ def test_a_process_is_known_by_its_start_too() -> None:
     assert found is not None
     assert found.is_alive()
     assert not DriverProcess(os.getpid(), "another time").is_alive()
-    eventually(lambda: driver_process.process(2**22 + 1) is None)
+    until(lambda: driver_process.process(2**22 + 1) is None)

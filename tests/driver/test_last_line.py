@@ -17,7 +17,7 @@ from kafka_sink import spark_application
 from kafka_sink.driver import driver_process, last_line
 from local_kafka import LocalBroker
 from tests.support.commands import run
-from tests.support.coordinator_harness import eventually
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the driver's stderr is found in /proc")
 
@@ -53,7 +53,7 @@ def test_the_last_failure_comes_behind_all_that_the_driver_prints(driver: Driver
     last_line.leave("a stream", "an earlier failure")
     last_line.leave("", "what to do")
     waiting = last_line._started[-1]
-    eventually(lambda: str(driver.log) in opened_by(waiting.pid))
+    until(lambda: str(driver.log) in opened_by(waiting.pid))
     with driver.log.open("a") as log:
         log.write("a traceback\n")
     driver.end()

@@ -27,7 +27,8 @@ from tests.support import footprint
 from tests.support.effort import EFFORT, tries
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import SWALLOWED, Refuse, error
-from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task, until
+from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

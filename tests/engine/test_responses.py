@@ -17,17 +17,8 @@ from kafka_sink.task.producer import Producer
 from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_log import numbers_in
 from tests.support.fake_replies import OK, SWALLOWED, Refuse, Reply, error
-from tests.support.scripted_cluster import (
-    SECRET,
-    TOPIC,
-    attempts,
-    marks,
-    rows,
-    send,
-    task,
-    until,
-    written,
-)
+from tests.support.scripted_cluster import SECRET, TOPIC, attempts, marks, rows, send, task, written
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.both_strategies
 

@@ -19,7 +19,8 @@ from kafka_sink.network.produce import ProduceResponse
 from tests.support.breaker_cluster import IdleBreaker
 from tests.support.brokers import Brokers
 from tests.support.fake_broker import FakeCluster
-from tests.support.scripted_cluster import rows, task, until, written
+from tests.support.scripted_cluster import rows, task, written
+from tests.support.waiting import until
 
 # Kafka's defaults: what a cluster that is away is tried with.
 BACKOFFS: dict[str, object] = {

@@ -14,8 +14,8 @@ import pytest
 
 from local_kafka import LocalBroker
 from tests.support.commands import run
-from tests.support.coordinator_harness import eventually
 from tests.support.topics import numbers_in
+from tests.support.waiting import until
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="elsewhere PySpark's own daemon runs")
 
@@ -107,7 +107,7 @@ def test_workers_share_what_the_daemon_imported_and_nothing_is_left_of_a_driver_
             assert len(found) == 1
             # The script lives on and waits for nothing: its JVM stays as a zombie.
             os.kill(jvm, signal.SIGKILL)
-            eventually(lambda: not children().keys() & set(found), within_s=60)
+            until(lambda: not children().keys() & set(found), within_s=60)
         finally:
             driver.kill()
     assert "kafka_sink.daemon" not in log.read_text()

@@ -52,14 +52,6 @@ def clock_ms() -> float:
     return time.monotonic() * 1000
 
 
-def eventually(condition: Callable[[], object], within_s: float = 20.0) -> None:
-    """Waits for another thread; fails where it takes too long."""
-    until = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.005)
-
-
 class Echo(Service):
     """Says back what it hears."""
 

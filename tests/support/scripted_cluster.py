@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 
@@ -81,14 +79,6 @@ def marks(batch: RecordBatch) -> tuple[int, int, int]:
 def mutes(producer: Producer) -> Container[TopicPartition]:
     """What the producer's circuit breaker has muted."""
     return producer.breaker.mutes
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    """Waits; fails the test after PATIENCE_S."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.005)
 
 
 def sender_threads() -> list[threading.Thread]:

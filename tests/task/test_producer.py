@@ -31,17 +31,9 @@ from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
 from tests.support.interrupts import interruptible
-from tests.support.scripted_cluster import (
-    TOPIC,
-    rows,
-    send,
-    sender_threads,
-    task,
-    task_options,
-    until,
-    written,
-)
+from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task, task_options, written
 from tests.support.strategy import forced
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.both_strategies
 

@@ -12,7 +12,8 @@ from kafka_sink.coordinator.client import CoordinatorClient
 from kafka_sink.coordinator.rates import RateChannel, RateService
 from kafka_sink.errors import DeliveryError
 from kafka_sink.task.rate_limit import RateLimit
-from tests.support.coordinator_harness import HELLO, clock_ms, eventually, serving
+from tests.support.coordinator_harness import HELLO, clock_ms, serving
+from tests.support.waiting import until
 
 TABLE = pa.table({"value": [b"0123456789"] * 1000})
 
@@ -136,14 +137,14 @@ def test_tasks_share_a_limit_and_go_on_alone_when_the_coordinator_is_lost() -> N
             threads.append(threading.Thread(target=write, args=(number, limit), daemon=True))
         for thread in threads:
             thread.start()
-        eventually(lambda: sum(counts) > 200)
+        until(lambda: sum(counts) > 200)
         begun, before = time.monotonic(), sum(counts)
         time.sleep(2)
         rate = (sum(counts) - before) / (time.monotonic() - begun)
         assert 1000 < rate < 2300
         assert min(counts) > 0.5 * max(counts)
     alone = sum(counts)
-    eventually(lambda: sum(counts) > alone + 500)
+    until(lambda: sum(counts) > alone + 500)
     done.set()
     for thread in threads:
         thread.join(5)

@@ -13,9 +13,9 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from kafka_sink.task.report import first_dead_letters
-from tests.support.coordinator_harness import eventually
 from tests.support.fake_broker import FakeCluster
 from tests.support.task_reports import TASK
+from tests.support.waiting import until
 
 PLAN = ColumnPlan.of([("value", "string")], "t")
 NO_BREAKER = {"kafka.producer.circuit.breaker.class": "none"}
@@ -43,11 +43,11 @@ def test_a_broker_owes_an_answer_while_rows_wait_for_it_though_no_request_is_und
         options = parse({**raw, "kafka.bootstrap.servers": cluster.bootstrap_servers}).options
         with task_producer(options, PLAN, None) as producer:
             producer.send(pa.table({"value": ["a"]}))
-            eventually(lambda: reported(producer).requests == 1 and not reported(producer).in_flight)
+            until(lambda: reported(producer).requests == 1 and not reported(producer).in_flight)
             assert (reported(producer).oldest_ms, reported(producer).left_ms) == (0, None)
             cluster.freeze(0)
             producer.send(pa.table({"value": ["b"]}))
-            eventually(lambda: reported(producer).failures > 0 and not reported(producer).in_flight)
+            until(lambda: reported(producer).failures > 0 and not reported(producer).in_flight)
             time.sleep(1.2)
             late = reported(producer)
             assert late.oldest_ms > 1_200

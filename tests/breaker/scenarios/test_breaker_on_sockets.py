@@ -17,17 +17,9 @@ from kafka_sink.task.producer import Producer
 from tests.support.breaker_cluster import IdleBreaker
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import OK, Reply, error
-from tests.support.scripted_cluster import (
-    PATIENCE_S,
-    TOPIC,
-    attempts,
-    rows,
-    send,
-    task,
-    until,
-    written,
-)
+from tests.support.scripted_cluster import PATIENCE_S, TOPIC, attempts, rows, send, task, written
 from tests.support.topics import moved_in
+from tests.support.waiting import until
 
 BREAKER = "producer_circuit_breaker_"
 # On a loaded machine healthy brokers may take a while to respond.

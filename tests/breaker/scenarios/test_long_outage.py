@@ -24,8 +24,9 @@ from local_kafka import LocalBroker
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import FakeCluster
 from tests.support.producer_ids import ask_for_producer_id
-from tests.support.scripted_cluster import TOPIC, mutes, until, written
+from tests.support.scripted_cluster import TOPIC, mutes, written
 from tests.support.topics import numbers_in
+from tests.support.waiting import until
 
 BREAKER = "kafka.producer.circuit.breaker."
 PARTITIONS = 3

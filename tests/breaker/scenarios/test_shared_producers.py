@@ -22,7 +22,8 @@ from kafka_sink.task.producer_cache import task_producer
 from tests.support.breaker_cluster import IdleBreaker
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import PRODUCE, FakeCluster
-from tests.support.scripted_cluster import PATIENCE_S, TOPIC, mutes, rows, until, written
+from tests.support.scripted_cluster import PATIENCE_S, TOPIC, mutes, rows, written
+from tests.support.waiting import until
 
 BREAKER = "kafka.producer.circuit.breaker."
 INTERVAL_MS = 400

@@ -19,8 +19,9 @@ from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from local_kafka import LocalBroker
 from tests.support.fake_broker import FakeCluster
 from tests.support.producer_ids import ask_for_producer_id
-from tests.support.scripted_cluster import TOPIC, mutes, until, written
+from tests.support.scripted_cluster import TOPIC, mutes, written
 from tests.support.topics import moved_in, numbers_in
+from tests.support.waiting import until
 
 PARTITIONS = 6
 ROWS = 2_000

@@ -1,0 +1,36 @@
+"""Waiting for real threads, processes and brokers: for a condition, and never for a time alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Found = TypeVar("Found")
+
+
+def until(
+    condition: Callable[[], Found],
+    what: str | Callable[[], object] = "it",
+    within_s: float = 60.0,
+    poll_s: float = 0.005,
+) -> Found:
+    """The first true value of ``condition``; fails the test with ``what`` where there is none in time."""
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        if time.monotonic() >= deadline:
+            said = what() if callable(what) else what
+            raise AssertionError(f"did not happen within {within_s:.0f} s: {said}")
+        time.sleep(poll_s)
+    return found
+
+
+def throughout(condition: Callable[[], object], for_s: float, what: str = "it") -> None:
+    """Fails the test once ``condition`` does not hold at some moment of ``for_s`` seconds."""
+    deadline = time.monotonic() + for_s
+    while True:
+        assert condition(), f"did not last: {what}"
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(left, 0.02))
