@@ -65,7 +65,7 @@ class MutedMemoryLimit:
         self._clock_ms = clock_ms
         self._said = False
 
-    def wait(self, needs: Sequence[tuple[TopicPartition, int]], check: Callable[[], None]) -> int:
+    def wait(self, needs: Sequence[tuple[TopicPartition, int]], check: Callable[[], object]) -> int:
         """How many of these runs may go, the first at least. A run is a partition and the bytes of its rows.
 
         Waits until enough memory is free or the first is no longer muted. The caller holds no batch, and no
@@ -417,7 +417,7 @@ class RecordAppender:
         found._muted_memory_limit = None
         return found
 
-    def append(self, ordered: OrderedRows, check: Callable[[], None], waited_ms: float = 0.0) -> None:
+    def append(self, ordered: OrderedRows, check: Callable[[], object], waited_ms: float = 0.0) -> None:
         """Take all rows, waiting up to max.block.ms for memory where it is short.
 
         ``waited_ms`` is how long these rows have waited for metadata. As in Kafka's producer the first wait
@@ -448,7 +448,7 @@ class RecordAppender:
                 self._append_runs(ordered, run, stop, check)
             del muted[:taken]
 
-    def _append_runs(self, ordered: OrderedRows, run: int, stop_run: int, check: Callable[[], None]) -> None:
+    def _append_runs(self, ordered: OrderedRows, run: int, stop_run: int, check: Callable[[], object]) -> None:
         row = ordered.starts[run]
         granted: ChunkedBuffer | None = None
         granted_stop = 0
@@ -500,7 +500,7 @@ class RecordAppender:
                 self._wake_sender()
                 group, held = [], 0
 
-    def _wait_for_memory(self, size: int, first_record: int, check: Callable[[], None]) -> ChunkedBuffer:
+    def _wait_for_memory(self, size: int, first_record: int, check: Callable[[], object]) -> ChunkedBuffer:
         def watch() -> None:
             # Only now, with this request in line: a sender woken earlier could find no waiter and sleep on
             # until linger is over.

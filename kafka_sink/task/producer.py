@@ -36,14 +36,14 @@ from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import MutedMemoryLimit, RecordAppender
-from kafka_sink.engine.deliveries import LiveProducers, Metrics, RowMetrics
+from kafka_sink.engine.deliveries import LiveProducers, Metrics, RowMetrics, task_metrics
 from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.engine.sender import Sender
 from kafka_sink.engine.telemetry import ClientTelemetry
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.memory.allocator import BufferAllocator, WorkerPools, chunk_size
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import SparkTask, TaskResult, TopicMetadata
+from kafka_sink.model import SparkTask, TaskResult
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
@@ -320,30 +320,26 @@ class Producer:
         plan = plan or self.plan
         if plan is None:
             raise ValueError("rows need a plan of their columns")
-        if self._rate_limit is None:
-            return self._send(plan, batch)
-        return max((self._send(plan, part) for part in self._rate_limit.slices(batch, self.check)), default=0)
-
-    def _send(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> int:
+        task, limit, partitions = self._task, self._rate_limit, 0
         self.check()
-        if batch.num_rows == 0:
-            return 0
-        task = self._task
-        ordered: OrderedRows | None
-        if self._rejection is None or task.dead_letters is None:
-            ordered = self._order(plan, batch)
-            task.rows += batch.num_rows
-        else:
-            task.rows += batch.num_rows
-            ordered = self._rejection.order(plan, batch, self._order, task.dead_letters)
-        # Of the rows that are left. What invalid ones waited before is their own, as in Kafka's producer.
-        waited_ms = task.latest_metadata_wait_ms
-        self._write_dead_letters()
-        if ordered is None:
-            return 0
-        task.largest_record = max(task.largest_record, ordered.largest_bound)
-        self._parts.appender.append(ordered, self._check_and_write_dead_letters, waited_ms)
-        return len(ordered.partitions)
+        for rows in (batch,) if limit is None else limit.slices(batch, self.check):
+            if rows.num_rows == 0:
+                continue
+            ordered: OrderedRows | None
+            if self._rejection is None or task.dead_letters is None:
+                ordered = self._order(plan, rows)
+                task.rows += rows.num_rows
+            else:
+                task.rows += rows.num_rows
+                ordered = self._rejection.order(plan, rows, self._order, task.dead_letters)
+            # Of the rows that are left. What invalid ones waited before is their own, as in Kafka's producer.
+            waited_ms = task.latest_metadata_wait_ms
+            self._check_and_write_dead_letters()
+            if ordered is not None:
+                task.largest_record = max(task.largest_record, ordered.largest_bound)
+                self._parts.appender.append(ordered, self._check_and_write_dead_letters, waited_ms)
+                partitions = max(partitions, len(ordered.partitions))
+        return partitions
 
     def reject(self, rows: RejectedRows) -> None:
         """Rows that could not be encoded, with errors.tolerance=all. Raises TooManyDeadLettersError."""
@@ -365,17 +361,7 @@ class Producer:
             return False
         self._check_and_write_dead_letters()
         # In this order: a row becomes a dead letter before its batch is complete.
-        return self.accumulator.incomplete > 0 or self._has_dead_letters
-
-    def _write_dead_letters(self) -> bool:
-        """Append the dead letters that wait; return whether there were any."""
-        writer = self._task.writer
-        return writer is not None and writer.write()
-
-    @property
-    def _has_dead_letters(self) -> bool:
-        dead_letters = self._task.dead_letters
-        return dead_letters is not None and dead_letters.topic is not None and dead_letters.is_waiting
+        return self.accumulator.incomplete > 0 or dead_letters.is_waiting
 
     def _append_dead_letters(self, ordered: OrderedRows) -> None:
         """Their batches are their own and go at once: memory for the next dead letters waits for them."""
@@ -383,60 +369,56 @@ class Producer:
         self._parts.dead_letter_appender.append(ordered, self.check)
         self._parts.dead_letter_appender.flush(ordered.partitions)
 
-    def _check_and_write_dead_letters(self) -> None:
+    def _check_and_write_dead_letters(self) -> bool:
         """What a task does while it waits with rows: rows that brokers rejected may hold the memory for them
-        until dead letters are written."""
+        until dead letters are written. Return whether there were any."""
         self.check()
-        self._write_dead_letters()
+        writer = self._task.writer
+        return writer is not None and writer.write()
 
     def _order(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> OrderedRows:
         """The rows by partition. Waits for metadata, and for what the coordinator has muted."""
         now_ms = int(wall_ms())
         rows = extract(plan, batch, now_ms)
-        topics = self._await_topics(rows)
-        breaker = self.breaker
-        if breaker.awaits_mutes:
-            breaker.await_mutes(self._task.reporter.started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
-        muted = breaker.mutes
-        if muted and self._partitioner.chooses(rows.key, rows.partition):
-            breaker.note_free_rows(rows.topics)
-        unavailable = self.sender.unavailable | breaker.manager.congested
-        near = self._parts.rack.brokers() if self.options.partitioner_rack_aware else ()
-        ordered = self._partitioner.order(rows, topics, now_ms, unavailable, muted, near)
-        self._check_sizes(rows, ordered)
-        return ordered
-
-    def _await_topics(self, rows: RowBatch) -> dict[str, TopicMetadata]:
+        options, breaker, task = self.options, self.breaker, self._task
         started_ms = monotonic_ms()
         try:
             with self.activity.waiting(METADATA):
                 if self._rejection is not None:
-                    return self._rejection.await_topics(rows, self.check)
-                timeout_ms = self.options.max_block_ms
-                return self.cluster.await_topics(rows.topics, timeout_ms, self.check, partitions_needed(rows))
+                    topics = self._rejection.await_topics(rows, self.check)
+                else:
+                    topics = self.cluster.await_topics(
+                        rows.topics, options.max_block_ms, self.check, partitions_needed(rows)
+                    )
         finally:
-            task = self._task
             task.latest_metadata_wait_ms = monotonic_ms() - started_ms
             task.metadata_wait_ms += task.latest_metadata_wait_ms
+        if breaker.awaits_mutes:
+            breaker.await_mutes(task.reporter.started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
+        muted = breaker.mutes
+        if muted and self._partitioner.chooses(rows.key, rows.partition):
+            breaker.note_free_rows(rows.topics)
+        unavailable = self.sender.unavailable | breaker.manager.congested
+        near = self._parts.rack.brokers() if options.partitioner_rack_aware else ()
+        ordered = self._partitioner.order(rows, topics, now_ms, unavailable, muted, near)
+        if ordered.largest_bound + batch_header.SIZE > min(options.max_request_size, options.buffer_memory):
+            raise self._record_too_large(rows, ordered)
+        return ordered
 
-    def _check_sizes(self, rows: RowBatch, ordered: OrderedRows) -> None:
-        largest = ordered.largest_bound + batch_header.SIZE
-        options = self.options
-        for limit, name in (
-            (options.max_request_size, "kafka.max.request.size"),
-            (options.buffer_memory, "kafka.buffer.memory"),
-        ):
-            if largest > limit:
-                found = rows_larger_than(rows, ordered, limit - batch_header.SIZE)
-                raise RecordTooLargeError(
-                    f"a row for topic '{found.topic}' makes a record of {found.record_bytes} bytes (key "
-                    f"{found.key_bytes}, value {found.value_bytes}), more than {name} = {limit}. Find such "
-                    f"rows by length(value). Raise {name} (and the topic's max.message.bytes where it is "
-                    "lower), send smaller rows, or set errors.tolerance=all to skip them "
-                    "(errors.deadletterqueue.topic.name keeps them)",
-                    found.rows,
-                    f"the record is larger than {name} = {limit}",
-                )
+    def _record_too_large(self, rows: RowBatch, ordered: OrderedRows) -> RecordTooLargeError:
+        limit, name = self.options.max_request_size, "kafka.max.request.size"
+        if self.options.buffer_memory < limit:
+            limit, name = self.options.buffer_memory, "kafka.buffer.memory"
+        found = rows_larger_than(rows, ordered, limit - batch_header.SIZE)
+        return RecordTooLargeError(
+            f"a row for topic '{found.topic}' makes a record of {found.record_bytes} bytes (key "
+            f"{found.key_bytes}, value {found.value_bytes}), more than {name} = {limit}. Find such "
+            f"rows by length(value). Raise {name} (and the topic's max.message.bytes where it is "
+            "lower), send smaller rows, or set errors.tolerance=all to skip them "
+            "(errors.deadletterqueue.topic.name keeps them)",
+            found.rows,
+            f"the record is larger than {name} = {limit}",
+        )
 
     def finish(self) -> TaskResult:
         """Send what is left and wait until every row is acknowledged.
@@ -445,7 +427,7 @@ class Producer:
         cause and the counts.
         """
         started = monotonic_ms()
-        self._send_all()
+        self.flush()
         task = self._task
         counts = task.reporter.counts()
         written = counts.records + counts.unconfirmed
@@ -466,15 +448,18 @@ class Producer:
     def flush(self) -> None:
         """Send what is left, wait until every row so far is acknowledged, and go on. Raises as
         ``finish``."""
-        self._send_all()
-        self.accumulator.begin_task()
-
-    def _send_all(self) -> None:
+        deliveries, dead_letters = self.sender.deliveries, self._task.dead_letters
         self._parts.appender.flush()
-        self._await_completion()
-        # Brokers reject rows meanwhile, and dead letters that are too large.
-        while self._write_dead_letters():
-            self._await_completion()
+        is_complete = False
+        while not is_complete:
+            with self.activity.waiting(BROKER):
+                is_complete = self.accumulator.await_completion(
+                    _WATCH_MS / 1000,
+                    lambda: deliveries.has_failed or (dead_letters is not None and dead_letters.is_waiting),
+                )
+            # Brokers reject rows meanwhile, and dead letters that are too large.
+            is_complete &= not self._check_and_write_dead_letters()
+        self.accumulator.begin_task()
 
     @property
     def rows(self) -> int:
@@ -484,16 +469,6 @@ class Producer:
     def acknowledged(self) -> int:
         """Rows of this task that brokers have acknowledged; with acks=0 rows that were sent."""
         return self.sender.deliveries.counts().written
-
-    def _await_completion(self) -> None:
-        deliveries = self.sender.deliveries
-        with self.activity.waiting(BROKER):
-            while not self.accumulator.await_completion(
-                _WATCH_MS / 1000, lambda: deliveries.has_failed or self._has_dead_letters
-            ):
-                if not self.sender.is_alive():
-                    break
-        self.check()
 
     def check(self) -> None:
         """Raise DeliveryError if rows of this task have failed. A task that waits calls it now and then."""
@@ -544,11 +519,15 @@ class Producer:
 
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
-        muted = self.breaker.manager.muted_count
+        task, muted = self._task, self.breaker.manager.muted_count
         age_ms = self.cluster.age_ms(monotonic_ms())
-        task = self._task
-        rows = RowMetrics(task.largest_record, task.metadata_wait_ms, age_ms, muted)
-        return task.reporter.metrics(rows)
+        return task_metrics(
+            self._parts.allocator.pool.metrics(),
+            task.reporter.memory_before,
+            self.sender.deliveries.counts(),
+            task.reporter.counts(),
+            RowMetrics(task.largest_record, task.metadata_wait_ms, age_ms, muted),
+        )
 
     @property
     def is_reusable(self) -> bool:

@@ -24,7 +24,7 @@ from kafka_sink.coordinator.live.messages import (
 )
 from kafka_sink.coordinator.schema import cut
 from kafka_sink.counts import NAMES, BrokerMetrics, Number, TaskCounts, TopicMetrics
-from kafka_sink.engine.deliveries import Deliveries, Metrics, RowMetrics, task_metrics
+from kafka_sink.engine.deliveries import Deliveries
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TaskReporter:
         self.transaction_since_ms: float | None = None
         # The last leaders of partitions with rows that wait.
         self._led_by: dict[TopicPartition, int | None] = {}
-        self._memory_before = parts.allocator.pool.metrics()
+        self.memory_before = parts.allocator.pool.metrics()
         self._before = self._of_all_tasks()
 
     def _of_all_tasks(self) -> dict[str, int]:
@@ -78,13 +78,6 @@ class TaskReporter:
             "breaker_trips": self._parts.breaker.manager.local.own_trips,
             "breaker_probes": self._parts.breaker.manager.local.probes,
         }
-
-    def metrics(self, rows: RowMetrics) -> Metrics:
-        """Under the names of Kafka's producer."""
-        counts = self._parts.sender.deliveries.counts()
-        return task_metrics(
-            self._parts.allocator.pool.metrics(), self._memory_before, counts, self.counts(), rows
-        )
 
     def read(self, identity: TaskIdentity, *, done: bool = False, failed: bool = False) -> TaskReport:
         """The report of the present task."""
