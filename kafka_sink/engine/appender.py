@@ -448,7 +448,9 @@ class RecordAppender:
                 self._append_runs(ordered, run, stop, check)
             del muted[:taken]
 
-    def _append_runs(self, ordered: OrderedRows, run: int, stop_run: int, check: Callable[[], object]) -> None:
+    def _append_runs(
+        self, ordered: OrderedRows, run: int, stop_run: int, check: Callable[[], object]
+    ) -> None:
         row = ordered.starts[run]
         granted: ChunkedBuffer | None = None
         granted_stop = 0
