@@ -96,9 +96,9 @@ class TaskCounts:
     pool_wait_ms: float = _time("bufferpool_wait_time_seconds", "Time that tasks waited for memory")
     rate_wait_ms: float = _time("rate_limit_wait_time_seconds", "Time that tasks waited for a rate limit")
     buffer_exhausted: int = _count("buffer_exhausted", "Waits for memory that ended after max.block.ms")
-    metadata_requests: int = _count()
-    metadata_avoided: int = _count()
-    metadata_fetches: int = _count()
+    metadata_requests: int = _count("metadata_request", "Metadata requests of tasks for their own topics")
+    metadata_fetches: int = _count("metadata_fetch", "Metadata requests that also asked for other tasks")
+    metadata_avoided: int = _count("metadata_request_avoided", "Metadata requests that the coordinator saved")
     transactions_begun: int = _count()
 
     def by_name(self) -> dict[str, Any]:
@@ -179,7 +179,6 @@ GAUGES: Mapping[str, str] = {
     "buffer_used_bytes": "Memory that unacknowledged rows hold",
     "buffer_allocated_bytes": "Used memory and memory kept for reuse",
     "buffer_heap_bytes": "Memory held beyond the pool",
-    "buffer_full_strategy_bytes": "What the strategy full would hold",
     "waiting_threads": "Tasks that wait for memory",
 }
 

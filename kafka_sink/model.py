@@ -175,13 +175,12 @@ class PartitionResult(NamedTuple):
 class EndedTransactions:
     """How many transactions a write has committed, aborted or recovered, and for how long they had been open.
 
-    ``oldest_ms`` is the longest time of one, ``total_ms`` the sum: from the first row by the coordinating
-    broker's clock to the end by the driver's. Where no broker says when one began, it counts as 0 ms.
+    ``oldest_ms`` is the longest time of one: from the first row by the coordinating broker's clock to the end
+    by the driver's. Where no broker says when one began, it counts as 0 ms.
     """
 
     count: int = 0
     oldest_ms: int = 0
-    total_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,7 +133,6 @@ def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
         total(ended.results).by_name(),
         topics if len(topics) <= MAX_FINAL_TOPICS else {},
         {name: one.count for name, one in ended.transactions.items()},
-        {name: one.total_ms for name, one in ended.transactions.items()},
         ended.last_task,
         max((result.elapsed_ms for result in ended.results), default=0.0),
         tuple(cut(one) for one in ended.schemas[:MAX_SCHEMAS]),

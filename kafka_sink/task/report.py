@@ -133,14 +133,11 @@ class TaskReporter:
 
     def _gauges(self) -> dict[str, Number]:
         pool = self._parts.allocator.pool.metrics()
-        held = pool.used_bytes + pool.heap_bytes
         return {
             "buffer_total_bytes": pool.buffer_total_bytes,
             "buffer_used_bytes": pool.used_bytes,
             "buffer_allocated_bytes": pool.allocated_bytes,
             "buffer_heap_bytes": pool.heap_bytes,
-            # Under the strategy `full` itself, what it holds.
-            "buffer_full_strategy_bytes": max(held, pool.full_strategy_bytes),
             "waiting_threads": pool.waiting_threads,
         }
 
@@ -165,7 +162,6 @@ class TaskReporter:
                 one.failures,
                 0 if done else one.in_flight,
                 round(one.latency_ms, 1),
-                round(one.max_latency_ms, 1),
                 one.latency_buckets,
                 round(one.throttle_ms, 1),
                 0 if done else round(oldest_ms),

@@ -184,7 +184,7 @@ class BatchOutcome:
 def ended(began_ms: BeganMs, now_ms: float) -> EndedTransactions:
     """The transactions that began then and have ended now. The clocks of two hosts may differ."""
     ages = [max(0, round(now_ms) - one) for one in began_ms if one >= 0]
-    return EndedTransactions(len(began_ms), max(ages, default=0), sum(ages))
+    return EndedTransactions(len(began_ms), max(ages, default=0))
 
 
 def described(transactions: EndedTransactions, what: str) -> str:

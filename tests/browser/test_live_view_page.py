@@ -197,10 +197,8 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
         page.picture(tmp_path / "live-view-memory.png")
         for broker in range(3):
             cluster.thaw(broker)
-        starved.end(recovered=EndedTransactions(3), committed=EndedTransactions(4, 2_000, 4_800))
+        starved.end(recovered=EndedTransactions(3), committed=EndedTransactions(4, 2_000))
         page.eventually(lambda: "Recovered\n3" in page.text("transactions"))
-        assert "Committed after, on average\n1.2 s" in page.text("transactions")
-        assert "Recovered after, on average\n–" in page.text("transactions"), "no broker said when"
         page.eventually(lambda: "running" not in page.text("jobs").replace("0 running", ""))
         assert page.errors() == []
 

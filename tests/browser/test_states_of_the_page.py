@@ -42,7 +42,7 @@ MINUTE = 60
 def broker(node: int, task: int, requests: int, oldest_ms: float = 8.0, **left: Any) -> BrokerReport:
     latency = 4.0 * requests * (1 + task)
     address = f"10.0.0.{node}:9092"
-    return BrokerReport(address, requests, 0, 1, latency, 30.0, (requests,), 0, oldest_ms, **left)
+    return BrokerReport(address, requests, 0, 1, latency, (requests,), 0, oldest_ms, **left)
 
 
 class Night(Board):

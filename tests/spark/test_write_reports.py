@@ -121,8 +121,8 @@ def test_the_json_summary_has_the_numbers_and_ages_of_transactions(
     for handler in list(logging.getLogger().handlers):
         logging.getLogger().removeHandler(handler)
     ended = {
-        "committed": EndedTransactions(2, 1_240, 2_000),
-        "recovered": EndedTransactions(1, 34_000, 34_000),
+        "committed": EndedTransactions(2, 1_240),
+        "recovered": EndedTransactions(1, 34_000),
     }
     write = EndedWrite("w", "committed", "q-1", 7, 2, [], ended)
     write_report.report(planned(log_summary_format="json").options, PlannedCoordinator(), write)

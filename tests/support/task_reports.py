@@ -47,7 +47,7 @@ def final(records: int, **changes: Any) -> WriteEnded:
 
 
 def broker(requests: int, buckets: tuple[int, ...]) -> BrokerReport:
-    return BrokerReport("b:9092", requests, 0, 2, 50.0, 30.0, buckets, 5.0, 7_000.0)
+    return BrokerReport("b:9092", requests, 0, 2, 50.0, buckets, 5.0, 7_000.0)
 
 
 def full_report() -> TaskReport:

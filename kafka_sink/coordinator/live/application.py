@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
 from kafka_sink.clock import STARTING, STATES, STEPS
+from kafka_sink.coordinator.live import running_tasks
 from kafka_sink.coordinator.live.messages import (
     MIN_INTERVAL_MS,
     OUTCOMES,
@@ -31,7 +32,7 @@ from kafka_sink.coordinator.live.messages import (
 )
 from kafka_sink.coordinator.live.running_tasks import RunningTask, RunningTasks
 from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, receives
-from kafka_sink.counts import NAMES, Number, RateWindow, TopicMetrics
+from kafka_sink.counts import GAUGES, NAMES, Number, RateWindow, TopicMetrics
 from kafka_sink.errors import ProtocolError
 from kafka_sink.printable import printable
 
@@ -45,10 +46,8 @@ _MAX_JOBS = 50
 _MAX_TASKS_SHOWN = 100
 _MAX_MUTES_SHOWN = 200
 _MAX_DEAD_LETTERS = 100
-_MAX_ATTEMPTS = 25_000
 _MAX_ENDED_WRITES = 10_000
-# Of writes that have not ended: themselves, the numbers of their tasks, the topics that their tasks name.
-_MAX_WRITES, _MAX_NUMBERS, _MAX_WRITE_TOPICS = 5_000, 1_000_000, 200_000
+MAX_EVENTS, _MAX_EVENT_TEXT = 50, 400
 _SAMPLE_MS = 1000.0
 _HISTORY = 300
 # Tasks report every second, or less often where there are many: 200 reports a second cost the coordinator's
@@ -62,15 +61,27 @@ _SILENT_MS, _GONE_MS = 5_000.0, 30_000.0
 _SILENT_INTERVALS, _GONE_INTERVALS = 2.5, 6.0
 # From then on a wait of the driver is an event.
 _LONG_WAIT_MS = 3_000.0
-# A batch job without reports for this long has ended without the driver's word. A stream may pause for long.
-_LOST_JOB_MS, _LOST_STREAM_MS = 600_000.0, 86_400_000.0
-# So has a write that the driver began to end, of which it has not said since that it waits. Its transactions
-# are over by then: brokers allow no longer ones by default (transaction.max.timeout.ms).
-_LOST_ENDING_MS = 900_000.0
+# A write of which nobody has said anything for so long has ended without the driver's word. Its transactions
+# are over by then: brokers allow no longer ones by default (transaction.max.timeout.ms). A stream may pause
+# for long between two writes.
+_LOST_MS, _LOST_STREAM_MS = 900_000.0, 86_400_000.0
+_LEVELS = {"committed": "good", "aborted": "bad", "lost": "warn"}
 # Counters of rows that brokers have.
 _ACKNOWLEDGED = ("records", "unconfirmed")
 # What the driver reports about transactions.
 TRANSACTION_OUTCOMES = (*OUTCOMES, "recovered")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsBounds:
+    """``tasks`` that run; ``entries``: names in their reports. Of writes that have not ended: themselves, the
+    ``numbers`` of their tasks, the topics that their tasks name."""
+
+    tasks: int = 25_000
+    entries: int = 300_000
+    writes: int = 5_000
+    numbers: int = 1_000_000
+    write_topics: int = 200_000
 
 
 @dataclass(slots=True)
@@ -78,16 +89,13 @@ class _Cluster:
     counters: Counter[str] = field(default_factory=Counter)
     # By topic and reason.
     dead_letters: Counter[tuple[str, str]] = field(default_factory=Counter)
-    # By outcome, how many, and for how long they had been open, added up.
     transactions: Counter[str] = field(default_factory=Counter)
-    transactions_ms: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
 class _Topic:
     totals: TopicMetrics = field(default_factory=TopicMetrics)
     records: RateWindow = field(default_factory=RateWindow)
-    sent_bytes: RateWindow = field(default_factory=RateWindow)
 
 
 @dataclass(slots=True)
@@ -96,30 +104,28 @@ class _Broker:
 
     address: str = ""
     totals: list[Number] = field(default_factory=lambda: [0, 0, 0.0, 0.0])
-    max_latency_ms: float = 0.0
     responses: RateWindow = field(default_factory=RateWindow)
     latency_ms: RateWindow = field(default_factory=RateWindow)
 
 
 @dataclass(slots=True)
 class _Write:
-    """A write that has not ended: the sums of its attempts, and the numbers of those that run or have ended.
-
-    ``last_task``: the highest number. ``open_transactions``: of tasks that are done, open until the driver
-    ends the write.
-    """
+    """A write that has not ended: the sums of its attempts. ``tasks``: their numbers, and whether they have
+    ended. ``open_transactions``: of tasks that are done, open until the driver ends the write."""
 
     job: str
     cluster: str = ""
     began_ms: float = math.inf
     counters: Counter[str] = field(default_factory=Counter)
     topics: dict[str, TopicMetrics] = field(default_factory=dict)
-    running: set[int] = field(default_factory=set)
-    ended: set[int] = field(default_factory=set)
+    tasks: dict[int, bool] = field(default_factory=dict)
     done: int = 0
-    last_task: int = -1
     open_transactions: int = 0
     open_since_ms: float = math.inf
+
+    @property
+    def last_task(self) -> int:
+        return max(self.tasks, default=-1)
 
 
 @dataclass(slots=True)
@@ -156,45 +162,39 @@ class _Job:
 class ApplicationMetrics:
     """All methods belong to the coordinator's loop. Times are monotonic milliseconds."""
 
-    def __init__(self, wall_s: Callable[[], float] = time.time, max_attempts: int = _MAX_ATTEMPTS) -> None:
+    def __init__(self, wall_s: Callable[[], float] = time.time, bounds: MetricsBounds | None = None) -> None:
         self._wall_s = wall_s
         self._started_s = wall_s()
+        self._bounds = bounds or MetricsBounds()
         # Its name, which only tasks know.
         self._application = ""
         self._clusters: dict[str, _Cluster] = {}
         self._topics: dict[tuple[str, str], _Topic] = {}
         self._brokers: dict[tuple[str, int], _Broker] = {}
         self._jobs: OrderedDict[str, _Job] = OrderedDict()
-        self._writes: OrderedDict[str, _Write] = OrderedDict()
-        self._numbers = self._write_topics = 0
+        self.writes: OrderedDict[str, _Write] = OrderedDict()
+        # Of all these writes.
+        self.numbers = self.write_topics = 0
         # With the highest number of a task that belonged to it.
         self._ended_writes: OrderedDict[str, float] = OrderedDict()
-        # Of one that has ended only its number is kept, with its write.
-        self._attempts = RunningTasks(max_attempts)
+        self.running = RunningTasks(self._bounds.tasks, self._bounds.entries)
         self._sampled_ms = -_SAMPLE_MS
         # What the driver waits for and when it said so, by its name of the write.
         self._driver: dict[str, tuple[DriverWaits, float]] = {}
         # How often a task is to report.
         self.interval_ms = MIN_INTERVAL_MS
         self._records, self._sent_bytes = RateWindow(), RateWindow()
-        self._events = EventLog()
-        # Time, rows and bytes per second, latency.
-        self._history: deque[tuple[float, float, float, float | None]] = deque(maxlen=_HISTORY)
+        # The last first.
+        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+        # What is muted, and since when.
+        self._muted: dict[str, float] = {}
+        # Time, rows per second, latency in milliseconds.
+        self._history: deque[tuple[float, float, float | None]] = deque(maxlen=_HISTORY)
         self.reports = 0
-        # How often the driver has reported the end of a write. Read from any thread.
-        self.writes_ended = 0
         # The port of Spark's own UI on this host, where it is known.
         self.spark_ui: int | None = None
         # What the coordinator says of itself.
         self.coordinator: Callable[[], Mapping[str, Any]] = dict
-
-    @property
-    def _silent_ms(self) -> float:
-        return max(_SILENT_MS, _SILENT_INTERVALS * self.interval_ms)
-
-    @property
-    def _gone_ms(self) -> float:
-        return max(_GONE_MS, _GONE_INTERVALS * self.interval_ms)
 
     # -- reports ------------------------------------------------------------------------------------
 
@@ -210,36 +210,28 @@ class ApplicationMetrics:
         name, cluster = self._cluster_of(report.cluster)
         job = self._job_of(name, identity, now_ms)
         write = self._write_of(name, identity)
-        if identity.task in write.ended:
-            return
-        if identity.task not in write.running:
-            if self._numbers >= _MAX_NUMBERS:
+        if identity.task not in write.tasks:
+            if self.numbers >= self._bounds.numbers:
                 return
-            self._numbers += 1
-            write.running.add(identity.task)
-            write.last_task = max(write.last_task, identity.task)
+            self.numbers += 1
             job.ending = None
+        elif write.tasks[identity.task]:
+            return
+        write.tasks[identity.task] = report.done
         write.began_ms = min(write.began_ms, now_ms - report.elapsed_ms)
-        job.about = identity.about or job.about
-        attempt = self._attempts.report(name, report, now_ms)
+        attempt = self.running.report(name, report, now_ms)
         self._add_counters(cluster, job, write, attempt, report)
         self._add_topics(job, write, attempt, report)
         self._add_brokers(attempt, report)
         self._add_dead_letters(cluster, attempt, report)
         if report.done:
-            self._attempts.remove(attempt.key)
-            self._end_attempt(job, write, report, now_ms)
-
-    def _end_attempt(self, job: _Job, write: _Write, last: TaskReport, now_ms: float) -> None:
-        write.running.discard(last.identity.task)
-        write.ended.add(last.identity.task)
-        if last.failed:
-            return
-        write.done += 1
-        job.tasks_done += 1
-        if last.transaction_ms is not None:
-            write.open_transactions += 1
-            write.open_since_ms = min(write.open_since_ms, now_ms - last.transaction_ms)
+            self.running.remove(attempt.key)
+        if report.done and not report.failed:
+            write.done += 1
+            job.tasks_done += 1
+            if attempt.transaction_since_ms is not None:
+                write.open_transactions += 1
+                write.open_since_ms = min(write.open_since_ms, attempt.transaction_since_ms)
 
     def _cluster_of(self, name: str) -> tuple[str, _Cluster]:
         if name not in self._clusters and len(self._clusters) >= _MAX_CLUSTERS:
@@ -248,10 +240,10 @@ class ApplicationMetrics:
 
     def _write_of(self, cluster: str, identity: TaskIdentity) -> _Write:
         name = identity.write
-        write = self._writes.setdefault(name, _Write(identity.query or name, cluster))
-        self._writes.move_to_end(name)
-        while len(self._writes) > _MAX_WRITES:
-            self._forget_write(next(iter(self._writes)))
+        write = self.writes.setdefault(name, _Write(identity.query or name, cluster))
+        self.writes.move_to_end(name)
+        while len(self.writes) > self._bounds.writes:
+            self._forget_write(next(iter(self.writes)), math.inf)
         return write
 
     def _job_of(self, cluster: str, identity: TaskIdentity, now_ms: float) -> _Job:
@@ -259,23 +251,16 @@ class ApplicationMetrics:
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = _Job(cluster, identity.query, self._wall_s(), now_ms)
-            self._forget_jobs(now_ms)
+            self._forget_jobs()
         if job.state != "running":
             job.state, job.ended_s = "running", None
         job.write = identity.write.partition("/")[0]
         job.reported_ms = now_ms
         job.batch = max(job.batch, identity.batch)
+        job.about = identity.about or job.about
         return job
 
-    def _forget_jobs(self, now_ms: float) -> None:
-        for key, job in list(self._jobs.items()):
-            stream_ms = _LOST_STREAM_MS if job.ending is None else _LOST_ENDING_MS
-            lost_ms = stream_ms if job.query else _LOST_JOB_MS
-            if job.state == "running" and now_ms - job.reported_ms > lost_ms:
-                job.state, job.ended_s = "lost", self._wall_s()
-                for name, write in [pair for pair in self._writes.items() if pair[1].job == key]:
-                    # A micro-batch that runs again has its name.
-                    self._forget_write(name, write.last_task if job.query else math.inf)
+    def _forget_jobs(self) -> None:
         # Queries that have ended count as running, because the driver does not report their end.
         by_age = sorted(self._jobs, key=lambda key: self._jobs[key].reported_ms)
         running = [key for key in by_age if self._jobs[key].state == "running"]
@@ -283,12 +268,27 @@ class ApplicationMetrics:
         for key in (*running[:-_MAX_JOBS], *ended[:-_MAX_JOBS]):
             del self._jobs[key]
 
+    def _end_lost_jobs(self, now_ms: float) -> None:
+        for key, job in list(self._jobs.items()):
+            lost_ms = _LOST_STREAM_MS if job.query and job.ending is None else _LOST_MS
+            if job.state == "running" and now_ms - job.reported_ms > lost_ms:
+                self._end_job(key, job, "lost")
+                for name, write in [pair for pair in self.writes.items() if pair[1].job == key]:
+                    # A micro-batch that runs again has its name.
+                    self._forget_write(name, write.last_task if job.query else math.inf)
+
+    def _end_job(self, key: str, job: _Job, state: str) -> None:
+        job.state, job.ended_s = state, self._wall_s()
+        why = f": {job.cause}" if job.cause and state != "committed" else ""
+        self._note(_LEVELS[state], f"{_label(key, job)} {state}{why}")
+        self._forget_jobs()
+
     def _add_counters(
         self, cluster: _Cluster, job: _Job, write: _Write, attempt: RunningTask, report: TaskReport
     ) -> None:
         # Those of a newer version are ignored.
         now = [report.counters.get(name, 0) for name in NAMES]
-        for name, added in zip(NAMES, self._attempts.grow(attempt, None, now), strict=False):
+        for name, added in zip(NAMES, self.running.grow(attempt, None, now), strict=False):
             if not added:
                 continue
             for sums in (cluster.counters, job.counters, write.counters):
@@ -298,26 +298,22 @@ class ApplicationMetrics:
 
     def _add_topics(self, job: _Job, write: _Write, attempt: RunningTask, report: TaskReport) -> None:
         for name, now in report.topics.items():
-            if name not in write.topics and self._write_topics >= _MAX_WRITE_TOPICS:
+            if name not in write.topics and self.write_topics >= self._bounds.write_topics:
                 continue
-            added = self._attempts.grow(attempt, name, now)
-            if not added:
-                continue
-            shown = self._topic(attempt.cluster, name)
-            shown.totals = _sum(shown.totals, added)
-            self._write_topics += name not in write.topics
-            write.topics[name] = _sum(write.topics.get(name, _NO_ROWS), added)
-            if len(job.topics) < MAX_TOPICS:
-                job.topics.add(name or OTHER)
+            added = self.running.grow(attempt, name, now)
+            if added:
+                self._add_to_topic(attempt.cluster, job, name, added)
+                self.write_topics += name not in write.topics
+                write.topics[name] = _sum(write.topics.get(name, _NO_ROWS), added)
 
-    def _topic(self, cluster: str, name: str) -> _Topic:
+    def _add_to_topic(self, cluster: str, job: _Job, name: str, added: Iterable[Number]) -> None:
         key = (cluster, name or OTHER)
-        found = self._topics.get(key)
-        if found is None:
-            if len(self._topics) >= MAX_TOPICS:
-                key = (cluster, OTHER)
-            found = self._topics.setdefault(key, _Topic())
-        return found
+        if key not in self._topics and len(self._topics) >= MAX_TOPICS:
+            key = (cluster, OTHER)
+        shown = self._topics.setdefault(key, _Topic())
+        shown.totals = _sum(shown.totals, added)
+        if len(job.topics) < MAX_TOPICS:
+            job.topics.add(name or OTHER)
 
     def _add_brokers(self, attempt: RunningTask, report: TaskReport) -> None:
         for node, now in report.brokers.items():
@@ -327,29 +323,28 @@ class ApplicationMetrics:
                     continue
                 broker = self._brokers[attempt.cluster, node] = _Broker()
             broker.address = now.address or broker.address
-            broker.max_latency_ms = max(broker.max_latency_ms, now.max_latency_ms)
             totals = (now.requests, now.failures, now.latency_ms, now.throttle_ms, *now.latency_buckets)
-            added = self._attempts.grow(attempt, node, totals)
+            added = self.running.grow(attempt, node, totals)
             broker.totals = [sum(pair) for pair in zip_longest(broker.totals, added, fillvalue=0)]
 
     def _add_dead_letters(self, cluster: _Cluster, attempt: RunningTask, report: TaskReport) -> None:
         for topic, reason, rows in report.dead_letters:
-            added = self._attempts.grow(attempt, (topic, reason), (rows,))
+            added = self.running.grow(attempt, (topic, reason), (rows,))
             if added:
                 key, kept = (topic, reason), cluster.dead_letters
                 kept[key if key in kept or len(kept) < _MAX_DEAD_LETTERS else (OTHER, "")] += int(added[0])
 
     def note_failure(self, write: str, cause: str) -> None:
         """A task of a write that goes on has failed."""
-        found = self._writes.get(write)
+        found = self.writes.get(write)
         job = None if found is None else self._jobs.get(found.job)
         if job is not None:
             job.cause = cause
-        self._events.note(self._wall_s(), "warn", f"a task failed: {cause}")
+        self._note("warn", f"a task failed: {cause}")
 
     def note_over(self, write: str, now_ms: float, *, aborts: bool) -> None:
         """The driver has begun to commit or abort a write."""
-        job = self._jobs.get(self._writes[write].job) if write in self._writes else None
+        job = self._jobs.get(self.writes[write].job) if write in self.writes else None
         if job is not None:
             job.ending, job.reported_ms = ("aborting" if aborts else "committing", now_ms), now_ms
 
@@ -359,23 +354,227 @@ class ApplicationMetrics:
         # Those whose process was killed.
         self._driver = {name: one for name, one in self._driver.items() if now_ms - one[1] <= _SILENT_MS}
         if waits.age_ms >= _LONG_WAIT_MS and (before is None or before[0].age_ms < _LONG_WAIT_MS):
-            self._events.note(self._wall_s(), "warn", f"{waits.step} a write: waits for {waits.awaited}")
+            self._note("warn", f"{waits.step} a write: waits for {waits.awaited}")
         if waits.awaited and len(self._driver) < _MAX_JOBS:
             # Of a write that starts no task may have named its cluster yet.
             name, _ = self._cluster_of(waits.cluster)
             self._driver[waits.write] = replace(waits, cluster=name), now_ms
-        job = self._jobs.get(self._key_of(waits.write))
+        key = self._key_of(waits.write)
+        job = self._jobs.get(key)
         if job is not None:
             job.reported_ms = now_ms
         if waits.cause and waits.step == STARTING:
             # Nothing has begun, so nothing will be aborted.
-            self._events.note(self._wall_s(), "bad", f"a write could not start: {waits.cause}")
             if job is not None:
-                job.state, job.cause, job.ended_s = "aborted", waits.cause, self._wall_s()
+                job.cause = waits.cause
+                self._end_job(key, job, "aborted")
+            else:
+                self._note("bad", f"a write could not start: {waits.cause}")
 
     def _key_of(self, write: str) -> str:
         """The job's, by the driver's name of its writes; "" if unknown."""
         return next((key for key, job in self._jobs.items() if write in (key, job.write)), "")
+
+    def end_write(self, ended: WriteEnded, now_ms: float) -> None:
+        """The driver has committed or aborted a write. A repeated report changes nothing."""
+        if ended.last_task <= self._ended_writes.get(ended.write, -math.inf):
+            return
+        name, cluster = self._cluster_of(ended.cluster)
+        write = self.writes.get(ended.write) or _Write(ended.query or ended.write)
+        # Where no task has finished, the driver does not know the query.
+        query = write.job if write.job != ended.write else ""
+        job = self._job_of(name, TaskIdentity(ended.write, 0, query=query, batch=ended.batch), now_ms)
+        self._replace_sums(name, cluster, job, write, ended)
+        cluster.counters[f"writes_{ended.outcome}"] += 1
+        for outcome in TRANSACTION_OUTCOMES:
+            cluster.transactions[outcome] += ended.transactions.get(outcome, 0)
+        job.writes += 1
+        job.ending = None
+        job.cause = ended.cause or (job.cause if ended.outcome == "aborted" else "")
+        job.schemas = ended.schemas or job.schemas
+        # The last reports of some tasks may come later, or never.
+        job.tasks_done += ended.tasks - write.done
+        if job.query:
+            # No task may have reported before the end, or only one that began late.
+            took_ms = max(ended.elapsed_ms, now_ms - write.began_ms)
+            rows = _rows(ended.counters)
+            seconds = took_ms / 1000 if took_ms > 0 else None
+            last = {"batch": ended.batch, "outcome": ended.outcome, "rows": rows, "seconds": seconds}
+            job.last_batch = last, now_ms
+        else:
+            self._end_job(ended.write, job, ended.outcome)
+        last_task = max(ended.last_task, write.last_task)
+        # Of an aborted micro-batch nothing may be known, and its next run has the same name.
+        is_final = last_task < 0 and (ended.outcome == "committed" or ended.batch < 0)
+        self._forget_write(ended.write, math.inf if is_final else last_task)
+
+    def _replace_sums(
+        self, name: str, cluster: _Cluster, job: _Job, write: _Write, ended: WriteEnded
+    ) -> None:
+        """What its tasks have reported gives way to the driver's sums, but no total shrinks."""
+        for counter in ended.counters.keys() & set(NAMES):
+            missing = ended.counters[counter] - write.counters[counter]
+            job.counters[counter] += missing  # type: ignore[assignment]
+            cluster.counters[counter] += max(0, missing)  # type: ignore[assignment]
+        cluster.counters["uncommitted"] += max(0, _rows(write.counters) - _rows(ended.counters))
+        for topic, sums in ended.topics.items():
+            before = write.topics.get(topic, _NO_ROWS)
+            added = [max(0, now - old) for now, old in zip(sums, before, strict=False)]
+            self._add_to_topic(name, job, topic, added)
+
+    def _forget_write(self, name: str, last_task: float) -> None:
+        self._ended_writes[name] = last_task
+        while len(self._ended_writes) > _MAX_ENDED_WRITES:
+            self._ended_writes.popitem(last=False)
+        write = self.writes.pop(name, None)
+        if write is not None:
+            self.numbers -= len(write.tasks)
+            self.write_topics -= len(write.topics)
+            for task in write.tasks:
+                self.running.remove((name, task))
+
+    # -- once a second ------------------------------------------------------------------------------
+
+    def sample(self, now_ms: float) -> None:
+        """Once a second: take the totals from which rates are computed, and note what is muted."""
+        if now_ms - self._sampled_ms < _SAMPLE_MS * 0.9:
+            return
+        self._sampled_ms = now_ms
+        if not self._clusters:
+            return
+        self._end_lost_jobs(now_ms)
+        for topic in self._topics.values():
+            topic.records.add(now_ms, topic.totals.records)
+        for job in self._jobs.values():
+            job.records.add(now_ms, _rows(job.counters))
+            job.sent_bytes.add(now_ms, job.counters["sent_bytes"])
+        for broker in self._brokers.values():
+            broker.responses.add(now_ms, sum(broker.totals[4:]))
+            broker.latency_ms.add(now_ms, broker.totals[2])
+        counters = [one.counters for one in self._clusters.values()]
+        self._records.add(now_ms, sum(map(_rows, counters)))
+        self._sent_bytes.add(now_ms, sum(one["sent_bytes"] for one in counters))
+        self._note_mutes(running_tasks.muted(self._present_tasks(now_ms), now_ms))
+        latency_s = _recent_latency_s(self._brokers.values())
+        latency_ms = None if latency_s is None else round(latency_s * 1000, 1)
+        self._history.append((round(self._wall_s(), 1), round(self._records.per_second, 1), latency_ms))
+
+    def _note_mutes(self, mutes: Iterable[Mapping[str, Any]]) -> None:
+        now_s = self._wall_s()
+        present = {f"{mute['kind']} {mute['target']}": mute for mute in mutes}
+        for name, mute in present.items():
+            if name not in self._muted:
+                self._muted[name] = now_s - mute["seconds"]
+                self._note("bad", f"{name} muted: {mute['reason']}", self._muted[name])
+        for name in self._muted.keys() - present.keys():
+            self._note("good", f"{name} unmuted after {now_s - self._muted.pop(name):.0f} s")
+
+    def _note(self, level: str, text: str, time_s: float | None = None) -> None:
+        """An event, now unless a time is given. ``level``: good, warn or bad."""
+        at_s = self._wall_s() if time_s is None else time_s
+        self._events.appendleft({"time": at_s, "level": level, "text": printable(text, _MAX_EVENT_TEXT)})
+
+    # -- snapshot -----------------------------------------------------------------------------------
+
+    def _silent_before_ms(self, now_ms: float) -> float:
+        return now_ms - max(_SILENT_MS, _SILENT_INTERVALS * self.interval_ms)
+
+    def _present_tasks(self, now_ms: float) -> list[RunningTask]:
+        """Those that have not been silent for so long that they are gone."""
+        gone_before_ms = now_ms - max(_GONE_MS, _GONE_INTERVALS * self.interval_ms)
+        return [one for one in self.running if one.reported_ms >= gone_before_ms]
+
+    def snapshot(self, now_ms: float) -> dict[str, Any]:
+        """Everything that the page and the metrics show, as plain values. Times are seconds."""
+        tasks = self._present_tasks(now_ms)
+        mutes = running_tasks.muted(tasks, now_ms)
+        opened, driver = self._open_transactions(), self._shown_driver(now_ms)
+        running = Counter(one.job for one in tasks)
+        return {
+            "application": self._application,
+            "time": self._wall_s(),
+            "started": self._started_s,
+            "spark_ui": self.spark_ui,
+            "rates": {"records": self._records.per_second, "sent_bytes": self._sent_bytes.per_second},
+            "history": list(self._history),
+            "events": list(self._events),
+            "clusters": [
+                {
+                    "cluster": name,
+                    "counters": dict(one.counters),
+                    "dead_letters": [[*key, number] for key, number in one.dead_letters.most_common()],
+                    **self._shown_running([task for task in tasks if task.cluster == name], now_ms),
+                    "muted": Counter(mute["kind"] for mute in mutes if mute["cluster"] == name),
+                    "driver": {
+                        wait["step"]: wait["seconds"] for wait in reversed(driver) if wait["cluster"] == name
+                    },
+                    "transactions": self._shown_transactions(name, one, opened, now_ms),
+                }
+                for name, one in sorted(self._clusters.items())
+            ],
+            "jobs": [
+                self._shown_job(key, job, running[key], opened, now_ms)
+                for key, job in reversed(self._jobs.items())
+            ],
+            "topics": [
+                {
+                    "cluster": cluster,
+                    "topic": name,
+                    **topic.totals._asdict(),
+                    "records_rate": topic.records.per_second,
+                }
+                for (cluster, name), topic in sorted(self._topics.items())
+            ],
+            "brokers": self._shown_brokers(tasks, mutes, now_ms),
+            "driver": driver,
+            "mutes": mutes[:_MAX_MUTES_SHOWN],
+            "tasks": self._shown_tasks(tasks, now_ms),
+            "tasks_running": len(tasks),
+            "reports": self.reports,
+            "coordinator": self.coordinator(),
+        }
+
+    def _shown_running(self, tasks: Sequence[RunningTask], now_ms: float) -> dict[str, Any]:
+        """Of one cluster's tasks."""
+        sums = map(sum, zip(*(one.gauges for one in tasks), strict=True))
+        return {
+            "gauges": {name: value for name, value in zip(GAUGES, sums, strict=False) if value},
+            "states": Counter(self._state_of(one, now_ms) for one in tasks),
+        }
+
+    def _state_of(self, task: RunningTask, now_ms: float) -> str:
+        return "silent" if task.reported_ms < self._silent_before_ms(now_ms) else task.state
+
+    def _open_transactions(self) -> dict[tuple[str, str], tuple[int, float]]:
+        """Of tasks that are done and whose write has not ended, by cluster and job: how many, since when."""
+        opened: dict[tuple[str, str], tuple[int, float]] = {}
+        for write in self.writes.values():
+            if write.open_transactions:
+                key = write.cluster, write.job
+                number, since_ms = opened.get(key, (0, math.inf))
+                opened[key] = number + write.open_transactions, min(since_ms, write.open_since_ms)
+        return opened
+
+    def _shown_transactions(
+        self,
+        name: str,
+        cluster: _Cluster,
+        done: Mapping[tuple[str, str], tuple[int, float]],
+        now_ms: float,
+    ) -> dict[str, Any]:
+        # Of all tasks that run, also silent ones, and then of those that are done.
+        opened = [
+            (1, one.transaction_since_ms)
+            for one in self.running
+            if one.transaction_since_ms is not None and one.cluster == name
+        ]
+        opened += [one for key, one in done.items() if key[0] == name]
+        since_ms = min((since_ms for _, since_ms in opened), default=now_ms)
+        return {
+            "open": sum(number for number, _ in opened),
+            "oldest": max(0.0, now_ms - since_ms) / 1000,
+            **{one: cluster.transactions[one] for one in TRANSACTION_OUTCOMES},
+        }
 
     def _shown_driver(self, now_ms: float) -> list[dict[str, Any]]:
         """What the driver waits for, the longest first; one that has not said so for long has ended."""
@@ -387,186 +586,14 @@ class ApplicationMetrics:
                 shown.append({**asdict(waits), "job": key, "seconds": seconds, "left": left})
         return sorted(shown, key=lambda one: -one["seconds"])
 
-    def end_write(self, ended: WriteEnded, now_ms: float) -> None:
-        """The driver has committed or aborted a write. A repeated report changes nothing."""
-        if ended.last_task <= self._ended_writes.get(ended.write, -math.inf):
-            return
-        name, cluster = self._cluster_of(ended.cluster)
-        write = self._writes.get(ended.write) or _Write(ended.query or ended.write)
-        # Where no task has finished, the driver does not know the query.
-        query = write.job if write.job != ended.write else ""
-        job = self._job_of(name, TaskIdentity(ended.write, 0, query=query, batch=ended.batch), now_ms)
-        for counter in ended.counters.keys() & set(NAMES):
-            missing = ended.counters[counter] - write.counters[counter]
-            job.counters[counter] += missing  # type: ignore[assignment]
-            cluster.counters[counter] += max(0, missing)  # type: ignore[assignment]
-        cluster.counters["uncommitted"] += max(0, _rows(write.counters) - _rows(ended.counters))
-        for topic, sums in ended.topics.items():
-            shown, before = self._topic(name, topic), write.topics.get(topic, _NO_ROWS)
-            missing_rows = [max(0, now - old) for now, old in zip(sums, before, strict=False)]
-            shown.totals = _sum(shown.totals, missing_rows)
-            if len(job.topics) < MAX_TOPICS:
-                job.topics.add(topic)
-        cluster.counters[f"writes_{ended.outcome}"] += 1
-        for outcome in TRANSACTION_OUTCOMES:
-            cluster.transactions[outcome] += ended.transactions.get(outcome, 0)
-            cluster.transactions_ms[outcome] += ended.transactions_ms.get(outcome, 0)
-        job.writes += 1
-        job.ending = None
-        job.cause = ended.cause or (job.cause if ended.outcome == "aborted" else "")
-        if job.query:
-            # No task may have reported before the end, or only one that began late.
-            took_ms = max(ended.elapsed_ms, now_ms - write.began_ms)
-            rows = _rows(ended.counters)
-            seconds = took_ms / 1000 if took_ms > 0 else None
-            last = {"batch": ended.batch, "outcome": ended.outcome, "rows": rows, "seconds": seconds}
-            job.last_batch = last, now_ms
-        job.schemas = ended.schemas or job.schemas
-        # The last reports of some tasks may come later, or never.
-        job.tasks_done += ended.tasks - write.done
-        if not job.query:
-            job.state, job.ended_s = ended.outcome, self._wall_s()
-            self._forget_jobs(now_ms)
-        last_task = max(ended.last_task, write.last_task)
-        # Of an aborted micro-batch nothing may be known, and its next run has the same name.
-        is_final = last_task < 0 and (ended.outcome == "committed" or ended.batch < 0)
-        self._forget_write(ended.write, math.inf if is_final else last_task)
-        self.writes_ended += 1
-
-    def _forget_write(self, name: str, last_task: float = math.inf) -> None:
-        self._ended_writes[name] = last_task
-        while len(self._ended_writes) > _MAX_ENDED_WRITES:
-            self._ended_writes.popitem(last=False)
-        write = self._writes.pop(name, None)
-        if write is not None:
-            self._numbers -= len(write.running) + len(write.ended)
-            self._write_topics -= len(write.topics)
-            for task in write.running:
-                self._attempts.remove((name, task))
-
-    # -- rates --------------------------------------------------------------------------------------
-
-    def sample(self, now_ms: float) -> None:
-        """Once a second: take the totals from which rates are computed."""
-        if now_ms - self._sampled_ms < _SAMPLE_MS * 0.9:
-            return
-        self._sampled_ms = now_ms
-        if not self._clusters:
-            return
-        self._forget_jobs(now_ms)
-        for topic in self._topics.values():
-            topic.records.add(now_ms, topic.totals.records)
-            topic.sent_bytes.add(now_ms, topic.totals.sent_bytes)
-        for job in self._jobs.values():
-            job.records.add(now_ms, _rows(job.counters))
-            job.sent_bytes.add(now_ms, job.counters["sent_bytes"])
-        for broker in self._brokers.values():
-            broker.responses.add(now_ms, sum(broker.totals[4:]))
-            broker.latency_ms.add(now_ms, broker.totals[2])
-        counters = [one.counters for one in self._clusters.values()]
-        self._records.add(now_ms, sum(map(_rows, counters)))
-        self._sent_bytes.add(now_ms, sum(one["sent_bytes"] for one in counters))
-        self._observe_events(now_ms)
-        rates = (self._records.per_second, self._sent_bytes.per_second)
-        responses = sum(one.responses.increase for one in self._brokers.values())
-        waited_ms = sum(one.latency_ms.increase for one in self._brokers.values())
-        latency_ms = round(waited_ms / responses, 1) if responses else None
-        self._history.append((round(self._wall_s(), 1), round(rates[0], 1), round(rates[1], 1), latency_ms))
-
-    def _observe_events(self, now_ms: float) -> None:
-        jobs = {key: (_label(key, job), job.state, job.cause) for key, job in self._jobs.items()}
-        skipped = int(sum(one.counters["skipped"] for one in self._clusters.values()))
-        self._events.observe(self._wall_s(), self._attempts.muted(now_ms), jobs, skipped)
-
-    # -- snapshot -----------------------------------------------------------------------------------
-
-    def snapshot(self, now_ms: float) -> dict[str, Any]:
-        """Everything that the page and the metrics show, as plain values. Times are seconds."""
-        self._attempts.expire(now_ms - self._gone_ms)
-        silent_before_ms = now_ms - self._silent_ms
-        mutes = self._attempts.muted(now_ms)
-        opened, driver = self._open_transactions(), self._shown_driver(now_ms)
-        return {
-            "application": self._application,
-            "time": self._wall_s(),
-            "started": self._started_s,
-            "spark_ui": self.spark_ui,
-            "rates": {"records": self._records.per_second, "sent_bytes": self._sent_bytes.per_second},
-            "history": list(self._history),
-            "events": self._events.shown(),
-            "clusters": [
-                self._shown_cluster(name, one, mutes, driver, opened, now_ms)
-                for name, one in sorted(self._clusters.items())
-            ],
-            "jobs": [self._shown_job(key, job, opened, now_ms) for key, job in reversed(self._jobs.items())],
-            "topics": [
-                {
-                    "cluster": cluster,
-                    "topic": name,
-                    **topic.totals._asdict(),
-                    "records_rate": topic.records.per_second,
-                    "sent_bytes_rate": topic.sent_bytes.per_second,
-                }
-                for (cluster, name), topic in sorted(self._topics.items())
-            ],
-            "brokers": self._shown_brokers(mutes, now_ms),
-            "driver": driver,
-            "mutes": mutes[:_MAX_MUTES_SHOWN],
-            "tasks": self._shown_tasks(silent_before_ms, now_ms),
-            "tasks_running": self._attempts.shown,
-            "reports": self.reports,
-            "coordinator": self.coordinator(),
-        }
-
-    def _shown_cluster(
+    def _shown_job(
         self,
-        name: str,
-        cluster: _Cluster,
-        mutes: list[dict[str, Any]],
-        driver: list[dict[str, Any]],
-        done: Mapping[tuple[str, str], tuple[int, float]],
+        key: str,
+        job: _Job,
+        tasks: int,
+        opened: Mapping[tuple[str, str], tuple[int, float]],
         now_ms: float,
     ) -> dict[str, Any]:
-        totals, silent_before_ms = cluster.counters, now_ms - self._silent_ms
-        # Of tasks that run, then of those that are done.
-        opened, open_since_ms = self._attempts.transactions(name)
-        for number, since_ms in (one for key, one in done.items() if key[0] == name):
-            opened, open_since_ms = opened + number, min(open_since_ms, since_ms)
-        return {
-            "cluster": name,
-            "counters": dict(totals),
-            "dead_letters": [[*key, number] for key, number in cluster.dead_letters.most_common()],
-            "gauges": self._attempts.gauges(name),
-            "states": self._attempts.states(name, silent_before_ms),
-            "muted": Counter(one["kind"] for one in mutes if one["cluster"] == name),
-            "driver": {one["step"]: one["seconds"] for one in reversed(driver) if one["cluster"] == name},
-            "lookups": {
-                "coordinator": totals["metadata_fetches"],
-                "tasks": totals["metadata_requests"],
-                "avoided": max(0, totals["metadata_avoided"] - totals["metadata_fetches"]),
-            },
-            "transactions": {
-                "open": opened,
-                "oldest": max(0.0, now_ms - open_since_ms) / 1000,
-                **{one: cluster.transactions[one] for one in TRANSACTION_OUTCOMES},
-            },
-            "transaction_seconds": {one: cluster.transactions_ms[one] / 1000 for one in TRANSACTION_OUTCOMES},
-        }
-
-    def _open_transactions(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """Of tasks that are done and whose write has not ended, by cluster and job: how many, since when."""
-        opened: dict[tuple[str, str], tuple[int, float]] = {}
-        for write in self._writes.values():
-            if write.open_transactions:
-                key = write.cluster, write.job
-                number, since_ms = opened.get(key, (0, math.inf))
-                opened[key] = number + write.open_transactions, min(since_ms, write.open_since_ms)
-        return opened
-
-    def _shown_job(
-        self, key: str, job: _Job, opened: Mapping[tuple[str, str], tuple[int, float]], now_ms: float
-    ) -> dict[str, Any]:
-        tasks = self._attempts.of_job[key]
         number, since_ms = opened.get((job.cluster, key), (0, now_ms))
         state, ending_ms = job.state, 0.0
         if job.ending is not None and job.state == "running":
@@ -602,11 +629,14 @@ class ApplicationMetrics:
             "sent_bytes_rate": job.sent_bytes.per_second if job.state == "running" else 0.0,
         }
 
-    def _shown_brokers(self, mutes: list[dict[str, Any]], now_ms: float) -> list[dict[str, Any]]:
+    def _shown_brokers(
+        self, tasks: Iterable[RunningTask], mutes: Iterable[Mapping[str, Any]], now_ms: float
+    ) -> list[dict[str, Any]]:
         muted = {(mute["cluster"], mute["target"]): mute["seconds"] for mute in mutes}
+        waited_for = running_tasks.requests(tasks)
         shown = []
         for (cluster, node), broker in sorted(self._brokers.items()):
-            in_flight, since_ms, deadline_ms = self._attempts.requests(cluster, node)
+            in_flight, since_ms, deadline_ms = waited_for.get((cluster, node), _NO_REQUESTS)
             requests, failures, latency_ms, throttle_ms, *buckets = broker.totals
             shown.append(
                 {
@@ -620,19 +650,20 @@ class ApplicationMetrics:
                     "left": max(0.0, deadline_ms - now_ms) / 1000 if deadline_ms < math.inf else None,
                     "latency_sum": latency_ms / 1000,
                     "latency_buckets": buckets,
-                    "latency": _recent_latency_s(broker),
-                    "latency_max": broker.max_latency_ms / 1000,
+                    "latency": _recent_latency_s([broker]),
                     "throttled": throttle_ms / 1000,
                     "muted": muted.get((cluster, str(node))),
                 }
             )
         return shown
 
-    def _shown_tasks(self, silent_before_ms: float, now_ms: float) -> list[dict[str, Any]]:
-        tasks: list[dict[str, Any]] = []
-        for one, state in self._attempts.to_show(_MAX_TASKS_SHOWN, silent_before_ms):
+    def _shown_tasks(self, tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
+        shown: list[dict[str, Any]] = []
+        silent_before_ms = self._silent_before_ms(now_ms)
+        for one in running_tasks.longest_waits(tasks, _MAX_TASKS_SHOWN, silent_before_ms):
             counters = dict(zip(NAMES, one.totals.get(None, ()), strict=False))
-            tasks.append(
+            gauges = dict(zip(GAUGES, one.gauges, strict=True))
+            shown.append(
                 {
                     "cluster": one.cluster,
                     "job": one.job,
@@ -640,15 +671,15 @@ class ApplicationMetrics:
                     "partition": one.partition,
                     "attempt": one.attempt,
                     "host": one.host,
-                    "state": state,
+                    "state": self._state_of(one, now_ms),
                     "seconds": (now_ms - one.state_since_ms) / 1000,
                     "elapsed": (one.elapsed_ms + now_ms - one.reported_ms) / 1000,
                     "records": _rows(counters),
-                    "buffer_used_bytes": one.gauges.get("buffer_used_bytes", 0),
-                    "buffer_total_bytes": one.gauges.get("buffer_total_bytes", 0),
+                    "buffer_used_bytes": gauges["buffer_used_bytes"],
+                    "buffer_total_bytes": gauges["buffer_total_bytes"],
                 }
             )
-        return tasks
+        return shown
 
 
 def _rows(counters: Mapping[str, Number]) -> int:
@@ -664,78 +695,16 @@ def _age_s(since_ms: float, now_ms: float) -> float | None:
     return (now_ms - since_ms) / 1000 if since_ms > -math.inf else None
 
 
-def _recent_latency_s(broker: _Broker) -> float | None:
-    responses = broker.responses.increase
-    return broker.latency_ms.increase / responses / 1000 if responses else None
+def _recent_latency_s(brokers: Collection[_Broker]) -> float | None:
+    responses = sum(one.responses.increase for one in brokers)
+    return sum(one.latency_ms.increase for one in brokers) / responses / 1000 if responses else None
 
 
-_NO_ROWS = TopicMetrics()
+_NO_ROWS, _NO_REQUESTS = TopicMetrics(), (0, math.inf, math.inf)
 
 
 def _sum(totals: TopicMetrics, added: Iterable[Number]) -> TopicMetrics:
     return TopicMetrics(*(int(have + more) for have, more in zip_longest(totals, added, fillvalue=0)))
-
-
-# -- what happened, in order: it follows from the rest once a second, so nobody has to report it -------------
-
-
-MAX_EVENTS = 50
-_MAX_TEXT = 400
-# Dead letters that go on are one event, until none has come for this long.
-_QUIET_S = 60.0
-
-
-class EventLog:
-    """The last events. Belongs to the coordinator's loop."""
-
-    def __init__(self) -> None:
-        # The last first.
-        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
-        self._mutes: dict[str, float] = {}
-        self._jobs: dict[str, str] = {}
-        self._dead_letters = 0
-        self._dead_letters_s = -_QUIET_S
-
-    def observe(
-        self,
-        now_s: float,
-        mutes: Iterable[Mapping[str, Any]],
-        jobs: Mapping[str, tuple[str, str, str]],
-        dead_letters: int,
-    ) -> None:
-        """``mutes`` as the snapshot lists them. ``jobs``: each one's name, state and cause of an abort, by
-        its key. ``dead_letters``: so far."""
-        self._observe_mutes(now_s, mutes)
-        self._observe_jobs(now_s, jobs)
-        added = dead_letters - self._dead_letters
-        if added > 0:
-            if now_s - self._dead_letters_s >= _QUIET_S:
-                self.note(now_s, "warn", f"dead letters: {added:,} (in all {dead_letters:,})")
-            self._dead_letters, self._dead_letters_s = dead_letters, now_s
-
-    def _observe_mutes(self, now_s: float, mutes: Iterable[Mapping[str, Any]]) -> None:
-        present = {f"{mute['kind']} {mute['target']}": mute for mute in mutes}
-        for name, mute in present.items():
-            if name not in self._mutes:
-                self._mutes[name] = now_s - mute["seconds"]
-                self.note(self._mutes[name], "bad", f"{name} muted: {mute['reason']}")
-        for name in self._mutes.keys() - present.keys():
-            self.note(now_s, "good", f"{name} unmuted after {now_s - self._mutes.pop(name):.0f} s")
-
-    def _observe_jobs(self, now_s: float, jobs: Mapping[str, tuple[str, str, str]]) -> None:
-        levels = {"committed": "good", "aborted": "bad", "lost": "warn"}
-        for key, (name, state, cause) in jobs.items():
-            if self._jobs.get(key) != state:
-                why = f": {cause}" if cause and state in ("aborted", "lost") else ""
-                self.note(now_s, levels.get(state, "info"), f"{name} {state}{why}")
-        self._jobs = {key: state for key, (_, state, _) in jobs.items()}
-
-    def note(self, time_s: float, level: str, text: str) -> None:
-        """Something else has happened. ``level``: good, info, warn or bad."""
-        self._events.appendleft({"time": time_s, "level": level, "text": printable(text, _MAX_TEXT)})
-
-    def shown(self) -> list[dict[str, Any]]:
-        return list(self._events)
 
 
 class ReportService(Service):
@@ -747,36 +716,24 @@ class ReportService(Service):
         super().__init__(out)
         self._metrics = metrics
         # By task, the interval that it was told.
-        self._told: dict[int, float] = {}
-        # How many reports may be taken at once, as of then.
-        self._admitted, self._admitted_ms = _REPORTS_PER_S, -math.inf
+        self.told: dict[int, float] = {}
 
     @receives(TaskReport)
     def on_task_report(self, peer: int, message: TaskReport, now_ms: float) -> None:
         if message.state not in STATES:
             raise ProtocolError(f"unknown state of a task {printable(repr(message.state), 60)}")
-        known_ms = self._told.setdefault(peer, MIN_INTERVAL_MS)
+        self._metrics.report(message, now_ms)
+        known_ms = self.told.setdefault(peer, MIN_INTERVAL_MS)
         self._set_interval()
-        # After a stall or a restart thousands come together. They are totals: the next one has it all.
-        is_taken = message.done or self._admits(now_ms)
-        if is_taken:
-            self._metrics.report(message, now_ms)
         interval_ms = self._metrics.interval_ms
-        if not is_taken or abs(interval_ms - known_ms) > _NEWS * known_ms:
-            self._told[peer] = interval_ms
-            self.out.send(peer, ReportEvery(interval_ms, again=not is_taken))
+        if abs(interval_ms - known_ms) > _NEWS * known_ms:
+            self.told[peer] = interval_ms
+            self.out.send(peer, ReportEvery(interval_ms))
 
     def _set_interval(self) -> None:
         """However short its tasks are, a worker sends about one report in an interval."""
-        wanted_ms = len(self._told) / _REPORTS_PER_S * 1000
+        wanted_ms = len(self.told) / _REPORTS_PER_S * 1000
         self._metrics.interval_ms = min(max(MIN_INTERVAL_MS, wanted_ms), _LONGEST_INTERVAL_MS)
-
-    def _admits(self, now_ms: float) -> bool:
-        refill = _REPORTS_PER_S * (now_ms - self._admitted_ms) / 1000
-        self._admitted, self._admitted_ms = min(_REPORTS_PER_S, self._admitted + refill), now_ms
-        is_admitted = self._admitted >= 1
-        self._admitted -= is_admitted
-        return is_admitted
 
     @receives(WriteEnded)
     def on_write_ended(self, peer: int, message: WriteEnded, now_ms: float) -> None:
@@ -791,5 +748,5 @@ class ReportService(Service):
         self._metrics.note_driver(message, now_ms)
 
     def on_gone(self, peer: int, now_ms: float) -> None:
-        self._told.pop(peer, None)
+        self.told.pop(peer, None)
         self._set_interval()

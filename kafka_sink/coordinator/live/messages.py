@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice, zip_longest
 from typing import Annotated, NamedTuple
 
 from kafka_sink import spark_application
@@ -145,27 +144,10 @@ class BrokerReport(NamedTuple):
     failures: Count = 0
     in_flight: Count = 0
     latency_ms: Ms = 0.0
-    max_latency_ms: Ms = 0.0
     latency_buckets: Annotated[tuple[Count, ...], AtMost(_MAX_BUCKETS)] = ()
     throttle_ms: Ms = 0.0
     oldest_ms: Ms = 0.0
     left_ms: Ms | None = None
-
-    def plus(self, other: BrokerReport | None) -> BrokerReport:
-        """Both of tasks that have ended."""
-        if other is None:
-            return self
-        return self._replace(
-            address=self.address or other.address,
-            requests=self.requests + other.requests,
-            failures=self.failures + other.failures,
-            latency_ms=self.latency_ms + other.latency_ms,
-            max_latency_ms=max(self.max_latency_ms, other.max_latency_ms),
-            latency_buckets=tuple(
-                map(sum, zip_longest(self.latency_buckets, other.latency_buckets, fillvalue=0))
-            ),
-            throttle_ms=self.throttle_ms + other.throttle_ms,
-        )
 
 
 class DeadLetterCount(NamedTuple):
@@ -203,10 +185,10 @@ class WriteEnded:
     """A write's sums as its summary has them. ``outcome``: one of OUTCOMES.
 
     ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
-    counts what the driver did with the write's transactions, by outcome; ``transactions_ms`` is for how long
-    they had been open, added up. ``last_task`` is the highest number of its tasks; -1 if unknown. Tasks with
-    higher ones belong to another run of the micro-batch. ``elapsed_ms``: of the slowest task. ``schemas``: by
-    which schemas of a registry keys and values were encoded. ``cause``: of an abort.
+    counts what the driver did with the write's transactions, by outcome. ``last_task`` is the highest number
+    of its tasks; -1 if unknown. Tasks with higher ones belong to another run of the micro-batch.
+    ``elapsed_ms``: of the slowest task. ``schemas``: by which schemas of a registry keys and values were
+    encoded. ``cause``: of an abort.
     """
 
     cluster: Text
@@ -218,7 +200,6 @@ class WriteEnded:
     counters: Counts = field(default_factory=dict)
     topics: Annotated[dict[Topic, TopicCounts], AtMost(MAX_FINAL_TOPICS)] = field(default_factory=dict)
     transactions: _ByOutcome = field(default_factory=dict)
-    transactions_ms: _ByOutcome = field(default_factory=dict)
     last_task: int = -1
     elapsed_ms: Ms = 0.0
     schemas: Annotated[tuple[Text, ...], AtMost(MAX_SCHEMAS)] = ()
@@ -244,11 +225,9 @@ class DriverWaits:
 
 @message
 class ReportEvery:
-    """To a task: report at this interval. ``again``: its last report was not taken, and the next one must
-    have all topics."""
+    """To a task: report at this interval."""
 
     interval_ms: Annotated[float, Within(1_000, 60_000)]
-    again: bool = False
 
 
 def cluster_name(options: SinkOptions) -> str:
@@ -292,8 +271,7 @@ class ReportChannel(Channel):
     def end(self, last: TaskReport) -> None:
         """The task has ended; ``last`` has all its totals.
 
-        Of short tasks that follow one another, one reports in an interval, with the requests of the others:
-        what these wrote is in the driver's sums.
+        Of short tasks that follow one another, one reports in an interval: the driver's sums have the others.
         """
         with self._lock:
             if self._identity is None:
@@ -301,12 +279,6 @@ class ReportChannel(Channel):
             self._identity = None
             if self._has_reported or last.failed or not self._ended:
                 self._ended.append(last)
-            else:
-                # Only tasks say which broker took what.
-                ended = self._ended[-1]
-                both = {**{node: BrokerReport() for node in last.brokers}, **ended.brokers}
-                both = {node: one.plus(last.brokers.get(node)) for node, one in both.items()}
-                self._ended[-1] = replace(ended, brokers=dict(islice(both.items(), MAX_BROKERS)))
         self.wake()
 
     @property
@@ -350,8 +322,6 @@ class ReportChannel(Channel):
         with self._lock:
             self._due_ms += message.interval_ms - self._interval_ms
             self._interval_ms = message.interval_ms
-            if message.again:
-                self._sent_topics = {}
 
     def on_connected(self, now_ms: float) -> None:
         """A new coordinator knows nothing of this task, nor of thousands that connect with it."""

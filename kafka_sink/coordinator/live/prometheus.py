@@ -58,58 +58,51 @@ class MetricSpec:
                     yield [*labels, name] if name else labels, value * self.scale
 
 
-def _spec(name: str, kind: str, doc: str, part: str, source: str = "", **more: Any) -> MetricSpec:
-    return MetricSpec(name, kind, doc, part=part, source=source, **more)
-
-
-def _named(
-    name: str, kind: str, doc: str, part: str, label: str, names: tuple[str, ...], source: str = ""
-) -> MetricSpec:
-    """By cluster and another label."""
-    return MetricSpec(name, kind, doc, ("cluster", label), source, part=part, names=names)
-
-
 # Sums over all tasks of a cluster. Tasks do not count the rows of attempts that their write did not count.
 OF_CLUSTER: tuple[MetricSpec, ...] = (
     *(
-        _spec(one.metric, "counter", one.doc, "counters", name, scale=one.scale)
+        MetricSpec(one.metric, "counter", one.doc, source=name, part="counters", scale=one.scale)
         for name, one in SPECS.items()
         if one.metric
     ),
-    _spec(
-        *("record_uncommitted", "counter", "Rows written by attempts that their write did not count"),
-        *("counters", "uncommitted"),
+    *(MetricSpec(name, "gauge", doc, source=name, part="gauges") for name, doc in GAUGES.items()),
+    *(
+        MetricSpec(name, kind, doc, source=source, part=part)
+        for name, kind, part, source, doc in (
+            (
+                "record_uncommitted",
+                "counter",
+                "counters",
+                "uncommitted",
+                "Rows that their write did not count",
+            ),
+            ("open_transactions", "gauge", "transactions", "open", "Transactions whose write has not ended"),
+            (
+                "oldest_open_transaction_age_seconds",
+                "gauge",
+                "transactions",
+                "oldest",
+                "Age of the oldest one",
+            ),
+        )
     ),
-    *(_spec(name, "gauge", doc, "gauges", name) for name, doc in GAUGES.items()),
-    _named("muted", "gauge", "Muted brokers and partitions", "muted", "kind", ("broker", "partition")),
-    _named("tasks", "gauge", "Running tasks by what they wait for", "states", "state", (*STATES, "silent")),
-    _named("driver_wait_seconds", "gauge", "How long the driver has waited", "driver", "step", STEPS),
-    _named(
-        *("writes", "counter", "Jobs and micro-batches that ended", "counters"),
-        *("outcome", OUTCOMES, "writes_"),
-    ),
-    _named(
-        *("metadata_request", "counter", "Metadata requests", "lookups", "source", ("coordinator", "tasks"))
-    ),
-    _spec(
-        *("metadata_request_avoided", "counter", "Metadata requests that the coordinator spared tasks"),
-        *("lookups", "avoided"),
-    ),
-    _named(
-        *("transactions", "counter", "Transactions that ended", "transactions"),
-        *("outcome", TRANSACTION_OUTCOMES),
-    ),
-    _named(
-        *("transaction_open_time_seconds", "counter", "For how long transactions had been open at their end"),
-        *("transaction_seconds", "outcome", TRANSACTION_OUTCOMES),
-    ),
-    _spec(
-        *("open_transactions", "gauge", "Transactions of tasks whose write has not ended"),
-        *("transactions", "open"),
-    ),
-    _spec(
-        *("oldest_open_transaction_age_seconds", "gauge", "Age of the oldest of them"),
-        *("transactions", "oldest"),
+    *(
+        MetricSpec(name, kind, doc, ("cluster", label), source, part=part, names=names)
+        for name, kind, part, source, label, names, doc in (
+            ("muted", "gauge", "muted", "", "kind", ("broker", "partition"), "Muted brokers and partitions"),
+            ("tasks", "gauge", "states", "", "state", (*STATES, "silent"), "Tasks by what they wait for"),
+            ("driver_wait_seconds", "gauge", "driver", "", "step", STEPS, "How long the driver has waited"),
+            ("writes", "counter", "counters", "writes_", "outcome", OUTCOMES, "Ended jobs and micro-batches"),
+            (
+                "transactions",
+                "counter",
+                "transactions",
+                "",
+                "outcome",
+                TRANSACTION_OUTCOMES,
+                "Ended transactions",
+            ),
+        )
     ),
 )
 OF_TOPIC: tuple[MetricSpec, ...] = tuple(

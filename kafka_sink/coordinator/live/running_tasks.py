@@ -1,15 +1,14 @@
-"""The tasks that run, as they last reported, with sums over them that follow each report. No I/O.
+"""The tasks that run, as they last reported, and what a snapshot shows of them. No I/O.
 
-A snapshot therefore inspects no task but those that are silent, and those that it shows. What is kept is
-bounded over all tasks: one whose reports name ever more would otherwise take all memory.
+What is kept is bounded over all tasks: one whose reports name ever more would otherwise take all memory.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any
@@ -29,8 +28,12 @@ _MAX_TARGETS = 2_000
 
 @dataclass(slots=True)
 class RunningTask:
-    """An attempt as it last reported. ``awaited``: brokers that owe it a response; ``totals``: what of it is
-    in the sums of the application."""
+    """An attempt as it last reported.
+
+    ``gauges``: in the order of GAUGES. ``waits_for``: by broker that owes it a response, the requests in
+    flight, since when it owes one, and when rows that wait for it fail. ``totals``: what of it is in the sums
+    of the application.
+    """
 
     key: AttemptKey
     cluster: str
@@ -42,44 +45,31 @@ class RunningTask:
     elapsed_ms: float = 0.0
     state: str = STATES[0]
     state_since_ms: float = 0.0
-    gauges: Mapping[str, Number] = field(default_factory=dict)
-    awaited: tuple[int, ...] = ()
-    mutes: Sequence[MuteReport] = ()
+    transaction_since_ms: float | None = None
+    gauges: tuple[Number, ...] = ()
+    waits_for: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    mutes: tuple[MuteReport, ...] = ()
     totals: dict[TotalsKey, tuple[Number, ...]] = field(default_factory=dict)
 
-
-@dataclass(slots=True)
-class _Sums:
-    """Sums over one cluster's tasks, and by task since when: for the oldest, which no sum gives."""
-
-    gauges: Counter[str] = field(default_factory=Counter)
-    states: Counter[str] = field(default_factory=Counter)
-    # By broker: requests in flight, since when it owes a response, and when rows that wait for it fail.
-    awaited: dict[int, dict[AttemptKey, tuple[int, float, float]]] = field(default_factory=dict)
-    transaction_since_ms: dict[AttemptKey, float] = field(default_factory=dict)
+    @property
+    def entries(self) -> int:
+        return len(self.totals) + len(self.waits_for) + len(self.mutes)
 
 
 class RunningTasks:
-    """At most ``max_tasks`` are kept. A task that has not reported for long is gone: it is not shown, but its
-    next report finds what it had reported before."""
+    """At most ``max_tasks`` are kept, those that reported last."""
 
     def __init__(self, max_tasks: int, max_entries: int = MAX_ENTRIES) -> None:
         self._max_tasks = max_tasks
         self._max_entries = max_entries
         self.entries = 0
         self._tasks: OrderedDict[AttemptKey, RunningTask] = OrderedDict()
-        # Those that are not gone, in the order of their last reports.
-        self._shown: OrderedDict[AttemptKey, RunningTask] = OrderedDict()
-        self._sums: defaultdict[str, _Sums] = defaultdict(_Sums)
-        self.of_job: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    @property
-    def shown(self) -> int:
-        """How many are not gone."""
-        return len(self._shown)
+    def __iter__(self) -> Iterator[RunningTask]:
+        return iter(self._tasks.values())
 
     def report(self, cluster: str, report: TaskReport, now_ms: float) -> RunningTask:
         one = report.identity
@@ -87,29 +77,23 @@ class RunningTasks:
         task = self._tasks.get(key)
         if task is None:
             job = one.query or one.write
-            task = RunningTask(key, cluster, job, one.partition, one.attempt, one.host)
-            self._tasks[key] = task
+            task = self._tasks[key] = RunningTask(key, cluster, job, one.partition, one.attempt, one.host)
             while len(self._tasks) > self._max_tasks:
                 self.remove(next(iter(self._tasks)))
-        else:
-            self._hide(key)
+        self._tasks.move_to_end(key)
+        self.entries -= len(task.waits_for) + len(task.mutes)
         task.reported_ms, task.elapsed_ms = now_ms, report.elapsed_ms
         task.state, task.state_since_ms = report.state, now_ms - report.state_ms
-        task.gauges = {name: value for name, value in report.gauges.items() if name in GAUGES}
-        waiting = ((node, one) for node, one in report.brokers.items() if one.in_flight or one.oldest_ms)
-        awaited = dict(islice(waiting, self._capacity))
-        task.awaited = tuple(awaited)
-        self._shown[key] = task
-        self._count(task, 1)
-        sums = self._sums[task.cluster]
-        for node, broker in awaited.items():
-            left_ms = math.inf if broker.left_ms is None else broker.left_ms
-            owed = broker.in_flight, now_ms - broker.oldest_ms, now_ms + left_ms
-            sums.awaited.setdefault(node, {})[key] = owed
-        if report.transaction_ms is not None and not report.failed:
-            sums.transaction_since_ms[key] = now_ms - report.transaction_ms
-        else:
-            sums.transaction_since_ms.pop(key, None)
+        has_transaction = report.transaction_ms is not None and not report.failed
+        task.transaction_since_ms = now_ms - (report.transaction_ms or 0.0) if has_transaction else None
+        task.gauges = tuple(report.gauges.get(name, 0) for name in GAUGES)
+        waiting = (
+            (node, (one.in_flight, now_ms - one.oldest_ms, _deadline_ms(one.left_ms, now_ms)))
+            for node, one in report.brokers.items()
+            if one.in_flight or one.oldest_ms
+        )
+        task.waits_for = dict(islice(waiting, self._capacity))
+        self.entries += len(task.waits_for)
         # Each target once, whatever the report says.
         task.mutes = tuple({one.target: one for one in report.mutes[: self._capacity]}.values())
         self.entries += len(task.mutes)
@@ -137,140 +121,65 @@ class RunningTasks:
 
     def remove(self, key: AttemptKey) -> None:
         """It has ended."""
-        self._hide(key)
         task = self._tasks.pop(key, None)
         if task is not None:
-            self.entries -= len(task.totals)
-            self._sums[task.cluster].transaction_since_ms.pop(key, None)
-
-    def expire(self, gone_before_ms: float) -> None:
-        """Those that have not reported since then are gone."""
-        while self._shown:
-            key, task = next(iter(self._shown.items()))
-            if task.reported_ms >= gone_before_ms:
-                return
-            self._hide(key)
-
-    def _hide(self, key: AttemptKey) -> None:
-        task = self._shown.pop(key, None)
-        if task is not None:
-            self._count(task, -1)
-            awaited = self._sums[task.cluster].awaited
-            for node in task.awaited:
-                del awaited[node][key]
-                if not awaited[node]:
-                    del awaited[node]
-            self.entries -= len(task.mutes)
-
-    def _count(self, task: RunningTask, sign: int) -> None:
-        """Add a task's last report to the sums, or take it off."""
-        sums = self._sums[task.cluster]
-        self.entries += sign * len(task.awaited)
-        sums.states[task.state] += sign
-        self.of_job[task.job] += sign
-        if not self.of_job[task.job]:
-            del self.of_job[task.job]
-        for name, value in task.gauges.items():
-            sums.gauges[name] += sign * value  # type: ignore[assignment]  # all are whole numbers
-
-    # -- sums -----------------------------------------------------------------------------------------
-
-    def gauges(self, cluster: str) -> dict[str, int]:
-        """Their sums over a cluster's tasks."""
-        return {name: value for name, value in self._sums[cluster].gauges.items() if value}
-
-    def states(self, cluster: str, silent_before_ms: float) -> dict[str, int]:
-        """How many tasks of a cluster are in each state; "silent" instead, where the last report is older."""
-        states = Counter(self._sums[cluster].states)
-        for task in self._shown.values():
-            if task.reported_ms >= silent_before_ms:
-                break
-            if task.cluster == cluster:
-                states[task.state] -= 1
-                states["silent"] += 1
-        return {name: count for name, count in states.items() if count}
-
-    def requests(self, cluster: str, node: int) -> tuple[int, float, float]:
-        """Of one broker: the requests in flight, since when it owes a response, and when rows that wait for
-        it fail; infinite without any."""
-        awaited = self._sums[cluster].awaited.get(node)
-        if not awaited:
-            return 0, math.inf, math.inf
-        numbers, since_ms, until_ms = zip(*awaited.values(), strict=True)
-        return sum(numbers), min(since_ms), min(until_ms)
-
-    def transactions(self, cluster: str) -> tuple[int, float]:
-        """How many are open, and since when the oldest is; infinite without one."""
-        since_ms = self._sums[cluster].transaction_since_ms
-        return len(since_ms), min(since_ms.values(), default=math.inf)
-
-    def to_show(self, count: int, silent_before_ms: float) -> list[tuple[RunningTask, str]]:
-        """So many tasks with their states: those that work last, and else those longest in their state."""
-        ranks = (
-            (task.state == STATES[0] and task.reported_ms >= silent_before_ms, task.state_since_ms, key)
-            for key, task in self._shown.items()
-        )
-        found = (self._shown[key] for _, _, key in heapq.nsmallest(count, ranks))
-        return [(one, "silent" if one.reported_ms < silent_before_ms else one.state) for one in found]
-
-    # -- muted brokers and partitions, and rows that wait for them ------------------------------------------
-
-    def muted(self, now_ms: float) -> list[dict[str, Any]]:
-        """By target, the longest first: since when and why, whether for all tasks, and what waits for it.
-
-        ``left``: seconds until the first of the rows reach delivery.timeout.ms; None where none wait.
-        """
-        found: dict[tuple[str, str], _ReportedMutes] = {}
-        for task in self._shown.values():
-            for one in task.mutes:
-                key = task.cluster, one.target
-                muted = found.get(key)
-                if muted is None:
-                    if len(found) >= _MAX_TARGETS:
-                        continue
-                    muted = found[key] = _ReportedMutes()
-                muted.add(one, task.reported_ms)
-        return [
-            one.shown(*key, now_ms) for key, one in sorted(found.items(), key=lambda item: item[1].since_ms)
-        ]
+            self.entries -= task.entries
 
 
-@dataclass(slots=True)
-class _ReportedMutes:
-    """A target as tasks see it. Tens of thousands may wait for it, each time that somebody asks."""
+def _deadline_ms(left_ms: float | None, now_ms: float) -> float:
+    return math.inf if left_ms is None else now_ms + left_ms
 
-    since_ms: float = math.inf
-    reason: str = ""
-    shared: bool = False
-    rows: int = 0
-    partitions: int = 0
-    named: dict[str, None] = field(default_factory=dict)
-    deadline_ms: float = math.inf
 
-    def add(self, one: MuteReport, at_ms: float) -> None:
-        since_ms = at_ms - one.age_ms
-        if since_ms < self.since_ms:
-            self.since_ms, self.reason = since_ms, one.reason
-        self.rows += one.rows
-        if one.left_ms is not None and at_ms + one.left_ms < self.deadline_ms:
-            self.deadline_ms = at_ms + one.left_ms
-        if one.shared:
-            self.shared = True
-        if one.partitions > self.partitions:
-            self.partitions = one.partitions
-        if len(self.named) < MAX_PARTITIONS:
-            self.named.update(dict.fromkeys(one.named[: MAX_PARTITIONS - len(self.named)]))
+def requests(tasks: Iterable[RunningTask]) -> dict[tuple[str, int], tuple[int, float, float]]:
+    """By cluster and broker: the requests in flight, since when it owes a response, and when rows that wait
+    for it fail; infinite where none do."""
+    found: dict[tuple[str, int], tuple[int, float, float]] = {}
+    for task in tasks:
+        for node, (in_flight, since_ms, deadline_ms) in task.waits_for.items():
+            key = task.cluster, node
+            others, first_ms, soonest_ms = found.get(key, (0, math.inf, math.inf))
+            found[key] = others + in_flight, min(first_ms, since_ms), min(soonest_ms, deadline_ms)
+    return found
 
-    def shown(self, cluster: str, target: str, now_ms: float) -> dict[str, Any]:
-        return {
-            "cluster": cluster,
-            "target": target,
-            "kind": "broker" if target.lstrip("-").isdigit() else "partition",
-            "reason": self.reason,
-            "seconds": max(0.0, now_ms - self.since_ms) / 1000,
-            "shared": self.shared,
-            "rows": self.rows,
-            "partitions": self.partitions,
-            "named": list(self.named),
-            "left": max(0.0, self.deadline_ms - now_ms) / 1000 if self.deadline_ms < math.inf else None,
-        }
+
+def longest_waits(tasks: Iterable[RunningTask], count: int, silent_before_ms: float) -> list[RunningTask]:
+    """So many tasks: those that work last, and else those longest in their state."""
+
+    def rank(task: RunningTask) -> tuple[bool, float, AttemptKey]:
+        works = task.state == STATES[0] and task.reported_ms >= silent_before_ms
+        return works, task.state_since_ms, task.key
+
+    return heapq.nsmallest(count, tasks, rank)
+
+
+def muted(tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
+    """Brokers and partitions that tasks have muted, and what waits for them: the longest first."""
+    found: dict[tuple[str, str], list[tuple[float, MuteReport]]] = {}
+    for task in tasks:
+        for one in task.mutes:
+            key = task.cluster, one.target
+            if key in found or len(found) < _MAX_TARGETS:
+                found.setdefault(key, []).append((task.reported_ms, one))
+    shown = [_muted(*key, reports, now_ms) for key, reports in found.items()]
+    return sorted(shown, key=lambda one: -one["seconds"])
+
+
+def _muted(
+    cluster: str, target: str, reports: Sequence[tuple[float, MuteReport]], now_ms: float
+) -> dict[str, Any]:
+    """``left``: seconds until the first of the rows reach delivery.timeout.ms; None where none wait."""
+    since_ms, reason = min((at_ms - one.age_ms, one.reason) for at_ms, one in reports)
+    deadline_ms = min(_deadline_ms(one.left_ms, at_ms) for at_ms, one in reports)
+    named = dict.fromkeys(name for _, one in reports for name in one.named)
+    return {
+        "cluster": cluster,
+        "target": target,
+        "kind": "broker" if target.lstrip("-").isdigit() else "partition",
+        "reason": reason,
+        "seconds": max(0.0, now_ms - since_ms) / 1000,
+        "shared": any(one.shared for _, one in reports),
+        "rows": sum(one.rows for _, one in reports),
+        "partitions": max(one.partitions for _, one in reports),
+        "named": list(islice(named, MAX_PARTITIONS)),
+        "left": max(0.0, deadline_ms - now_ms) / 1000 if deadline_ms < math.inf else None,
+    }

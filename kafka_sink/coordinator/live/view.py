@@ -6,10 +6,10 @@ import asyncio
 import base64
 import hashlib
 import json
+import math
 import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Any
@@ -21,11 +21,12 @@ from kafka_sink.coordinator.live.http_server import HttpServer, Response
 from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, Text, Within, cut, message, receives
 from kafka_sink.version import __version__
 
-# How long a snapshot and what is made of it serve all clients, unless a write ends, and even then.
-_FRESH_MS, _ALWAYS_FRESH_MS = 500.0, 50.0
-# How long a client waits for a snapshot.
+# From one snapshot to the next, however many clients ask.
+_SNAPSHOT_INTERVAL_MS = 500.0
+# How long a client waits for one.
 _SNAPSHOT_S = 2.0
 _BACKLOG = 64
+_Render = Callable[[dict[str, Any]], Response]
 
 
 @message
@@ -86,80 +87,65 @@ def _listen(address: str, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
 
 
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """``taken_ms``: monotonic. ``writes_ended``: how many writes had ended by then."""
-
-    taken_ms: float
-    writes_ended: int
-    content: dict[str, Any]
-
-
 class LivePages:
     """The pages, for the server's thread. ``owner`` is the loop that ``metrics`` belongs to.
 
-    All clients share a snapshot for a moment, so that many cost no more than one. A response contains the
-    sums of each write that ended before its request, so of a write whose ``save()`` has returned.
+    A client gets a snapshot that was begun after its request, so with the sums of each write that had ended
+    by then. All who wait for the next one share it, so that many clients cost no more than one.
     """
 
-    def __init__(self, metrics: ApplicationMetrics, owner: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        metrics: ApplicationMetrics,
+        owner: asyncio.AbstractEventLoop,
+        interval_ms: float = _SNAPSHOT_INTERVAL_MS,
+        patience_s: float = _SNAPSHOT_S,
+    ) -> None:
         self._metrics = metrics
         self._owner = owner
-        self._snapshot: _Snapshot | None = None
-        # The next snapshot, for all clients that wait for it.
-        self._taking: asyncio.Future[_Snapshot] | None = None
-        self._made: dict[str, tuple[_Snapshot, Response]] = {}
+        self._interval_ms = interval_ms
+        self._patience_s = patience_s
+        self._begun_ms = -math.inf
+        # The next snapshot, which has not begun yet.
+        self._next: asyncio.Task[dict[str, Any]] | None = None
+        # By the function that made it, with its snapshot.
+        self._made: dict[_Render, tuple[dict[str, Any], Response]] = {}
         self.by_path: dict[str, Callable[[], Awaitable[Response]]] = {
             "/": self._page,
-            "/metrics.json": lambda: self._shared("json", as_json),
-            # The path of 0.1, for one release.
-            "/figures.json": lambda: self._shared("json", as_json),
-            "/metrics": lambda: self._shared("metrics", _metrics),
+            "/metrics.json": lambda: self._shared(as_json),
+            "/metrics": lambda: self._shared(_metrics),
         }
 
     async def _page(self) -> Response:
         return page()
 
-    async def _shared(self, name: str, render: Callable[[dict[str, Any]], Response]) -> Response:
+    async def _shared(self, render: _Render) -> Response:
         """A response that is made once of each snapshot."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._take())
         try:
-            snapshot = await asyncio.wait_for(self._current(), _SNAPSHOT_S)
+            # A client that gives up must not take it from the others.
+            snapshot = await asyncio.wait_for(asyncio.shield(self._next), self._patience_s)
         except asyncio.TimeoutError:
             busy = "503 Service Unavailable"
             return Response(b"the coordinator is busy\n", status=busy, headers={"Retry-After": "1"})
-        made = self._made.get(name)
+        made = self._made.get(render)
         if made is None or made[0] is not snapshot:
-            made = self._made[name] = snapshot, render(snapshot.content)
+            made = self._made[render] = snapshot, render(snapshot)
         return made[1]
 
-    async def _current(self) -> _Snapshot:
-        """A snapshot that a request of this moment may get."""
-        asked_ms, writes_ended = monotonic_ms(), self._metrics.writes_ended
-        while True:
-            found = self._snapshot
-            if found is not None:
-                # The time of the request counts: on a busy host, a new snapshot may be old before it gets
-                # here.
-                if found.writes_ended >= writes_ended and found.taken_ms >= asked_ms - _FRESH_MS:
-                    return found
-                left_ms = found.taken_ms + _ALWAYS_FRESH_MS - monotonic_ms()
-                if left_ms > 0:
-                    # Short writes may end one after another.
-                    await asyncio.sleep(left_ms / 1000)
-                    continue
-            if self._taking is None or self._taking.done():
-                taken = asyncio.run_coroutine_threadsafe(_snapshot_of(self._metrics), self._owner)
-                self._taking = asyncio.wrap_future(taken)
-            # A client that gives up must not take it from the others.
-            self._snapshot = await asyncio.shield(self._taking)
+    async def _take(self) -> dict[str, Any]:
+        await asyncio.sleep(max(0.0, self._begun_ms + self._interval_ms - monotonic_ms()) / 1000)
+        self._begun_ms, self._next = monotonic_ms(), None
+        taken = asyncio.run_coroutine_threadsafe(_snapshot_of(self._metrics), self._owner)
+        return await asyncio.wrap_future(taken)
 
 
-async def _snapshot_of(metrics: ApplicationMetrics) -> _Snapshot:
-    now_ms = monotonic_ms()
-    return _Snapshot(now_ms, metrics.writes_ended, metrics.snapshot(now_ms))
+async def _snapshot_of(metrics: ApplicationMetrics) -> dict[str, Any]:
+    return metrics.snapshot(monotonic_ms())
 
 
-def as_json(snapshot: Mapping[str, Any]) -> Response:
+def as_json(snapshot: dict[str, Any]) -> Response:
     """What the page reads."""
     body = json.dumps({**snapshot, "version": __version__}, separators=(",", ":")).encode()
     return Response(body, "application/json")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import replace
 from typing import Any
 
 from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, BrokerReport, MuteReport
-from kafka_sink.coordinator.live.running_tasks import RunningTasks
+from kafka_sink.coordinator.live.running_tasks import RunningTasks, muted, requests
 from tests.support.task_reports import TASK, report
 
 
@@ -19,7 +20,7 @@ class Waiting:
         self.tasks.report("c", report(1, replace(TASK, task=task), mutes=mutes), now_ms)
 
     def shown(self, now_ms: float) -> dict[str, Any]:
-        return next((one for one in self.tasks.muted(now_ms) if one["target"] == "1"), {})
+        return next((one for one in muted(self.tasks, now_ms) if one["target"] == "1"), {})
 
 
 def mute(rows: int, left_ms: float, *named: str, partitions: int = 1) -> tuple[MuteReport, ...]:
@@ -32,7 +33,7 @@ def test_rows_of_several_attempts_are_added_up_and_taken_off_again() -> None:
     waiting.report(2, mute(5, 7_000.0, "t-1"), 1_000.0)
     waiting.report(2, mute(7, 6_000.0, "t-1"), 2_000.0)
     waiting.tasks.report("other", report(1, replace(TASK, task=3), mutes=mute(1, 1.0)), 0.0)
-    ours, theirs = waiting.tasks.muted(3_000.0)
+    ours, theirs = muted(waiting.tasks, 3_000.0)
     expected = {"cluster": "c", "rows": 17, "partitions": 3, "named": ["t-0", "t-1"], "left": 5.0}
     assert expected.items() <= ours.items()
     assert (theirs["cluster"], theirs["rows"]) == ("other", 1)
@@ -69,8 +70,7 @@ def test_tasks_whose_reports_name_ever_new_gauges_and_brokers_leave_nothing() ->
     for number in range(100):
         brokers = {number: BrokerReport(in_flight=1)}
         tasks.report("c", report(1, gauges={f"g{number}": 1, "waiting_threads": 2}, brokers=brokers), 0.0)
-    assert tasks.gauges("c") == {"waiting_threads": 2}
-    assert tasks.requests("c", 99)[0] == 1
+    assert requests(tasks) == {("c", 99): (1, 0.0, math.inf)}
     kept = len(pickle.dumps(tasks))
     for number in range(100, 200):
         brokers = {number: BrokerReport(in_flight=1)}

@@ -8,7 +8,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from email.message import Message
 from itertools import pairwise
@@ -17,12 +17,10 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks import live_view_cost
-from kafka_sink.coordinator.live import view as live_view
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.live.http_server import Response
 from kafka_sink.coordinator.live.view import LivePages, OpenView, ViewOpened, ViewService
 from kafka_sink.coordinator.schema import deliver
-from kafka_sink.counts import TopicMetrics
 from tests.support.fake_outbox import FakeOutbox
 from tests.support.task_reports import Board, final, full_report
 
@@ -34,10 +32,8 @@ class Got(NamedTuple):
 
 
 class Served:
-    def __init__(self, port: int, metrics: ApplicationMetrics, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, port: int) -> None:
         self.port = port
-        self.metrics = metrics
-        self.loop = loop
 
     def get(self, path: str, host: str | None = None, method: str = "GET") -> Got:
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
@@ -88,7 +84,7 @@ def served() -> Iterator[Served]:
         assert (answer.url, answer.error) == (f"http://127.0.0.1:{answer.port}/", "")
         try:
             assert opened(loop, service, "127.0.0.1", 0) == answer, "it is opened once"
-            yield Served(answer.port, board.metrics, loop)
+            yield Served(answer.port)
         finally:
             service.close()
 
@@ -107,9 +103,8 @@ def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(serv
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
-@pytest.mark.parametrize("path", ["/metrics.json", "/figures.json"])
-def test_the_pages_data_is_json(served: Served, path: str) -> None:
-    data = json.loads(served.body(path))
+def test_the_pages_data_is_json(served: Served) -> None:
+    data = json.loads(served.body("/metrics.json"))
     assert data["application"] == "app"
     assert data["jobs"][0]["counters"]["records"] == 3
 
@@ -163,58 +158,37 @@ def count_snapshots(metrics: ApplicationMetrics) -> list[float]:
     return taken
 
 
-@pytest.fixture
-def still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot serves for longer than any test takes."""
-    monkeypatch.setattr(live_view, "_FRESH_MS", 600_000.0)
+Pages = Callable[[LivePages], Awaitable[None]]
 
 
-@pytest.mark.usefixtures("still")
-def test_many_clients_of_one_moment_share_a_snapshot(served: Served) -> None:
-    taken = count_snapshots(served.metrics)
-    for _ in range(10):
-        served.body("/metrics.json")
-        served.body("/metrics")
-    assert len(taken) == 1
+def with_pages(metrics: ApplicationMetrics, use: Pages, interval_ms: float) -> None:
+    """The server and the coordinator share a loop."""
+
+    async def run() -> None:
+        await use(LivePages(metrics, asyncio.get_running_loop(), interval_ms))
+
+    asyncio.run(run())
 
 
-@pytest.mark.usefixtures("still")
-def test_a_write_that_has_ended_is_in_the_next_response_whoever_asked_just_before(served: Served) -> None:
-    assert b"late-topic" not in served.body("/metrics.json") + served.body("/metrics")
-    ended = final(9, write="late", topics={"late-topic": TopicMetrics(9, 90, 180, 1)})
-
-    async def end() -> None:
-        served.metrics.end_write(ended, 0.0)
-
-    asyncio.run_coroutine_threadsafe(end(), served.loop).result(10)
-    assert {job["job"]: job["state"] for job in json.loads(served.body("/metrics.json"))["jobs"]} == {
-        "w": "running",
-        "late": "committed",
-    }
-    assert b'topic="late-topic"} 9' in served.body("/metrics")
-
-
-@pytest.mark.usefixtures("still")
-def test_clients_that_ask_while_a_snapshot_is_taken_wait_for_the_same_one() -> None:
+def test_clients_that_ask_at_the_same_time_share_a_snapshot() -> None:
     board = Board()
     taken = count_snapshots(board.metrics)
 
-    async def ask() -> None:
-        pages = LivePages(board.metrics, asyncio.get_running_loop())
+    async def ask(pages: LivePages) -> None:
         found = await asyncio.gather(*(pages.by_path[path]() for path in ("/metrics", "/metrics.json") * 8))
         assert {response.status for response in found} == {"200 OK"}
+        assert len(set(map(id, found))) == 2, "each is made once"
 
-    asyncio.run(ask())
+    with_pages(board.metrics, ask, 60_000.0)
     assert len(taken) == 1
 
 
-@pytest.mark.usefixtures("still")
 def test_a_client_gets_no_snapshot_that_was_begun_before_the_write_it_waited_for() -> None:
     """The snapshot is under way when the write ends and the client asks."""
     board = Board()
+    bodies: list[bytes] = []
 
-    async def ask() -> bytes:
-        pages = LivePages(board.metrics, asyncio.get_running_loop())
+    async def ask(pages: LivePages) -> None:
         original, later = board.metrics.snapshot, list[asyncio.Task[Response]]()
 
         def overtaken(now_ms: float) -> dict[str, object]:
@@ -229,54 +203,43 @@ def test_a_client_gets_no_snapshot_that_was_begun_before_the_write_it_waited_for
 
         board.metrics.snapshot = overtaken  # type: ignore[method-assign]
         await pages.by_path["/metrics.json"]()
-        return (await later[0]).body
+        bodies.append((await later[0]).body)
 
-    (job,) = json.loads(asyncio.run(ask()))["jobs"]
+    with_pages(board.metrics, ask, 0.0)
+    (job,) = json.loads(bodies[0])["jobs"]
     assert job["state"] == "committed"
 
 
-@pytest.mark.usefixtures("still")
-def test_writes_that_end_one_after_another_cost_twenty_snapshots_a_second_at_most() -> None:
+def test_clients_that_ask_again_and_again_cost_no_more_snapshots_than_the_interval_allows() -> None:
     board = Board()
     taken = count_snapshots(board.metrics)
 
-    async def ask() -> None:
-        pages = LivePages(board.metrics, asyncio.get_running_loop())
+    async def ask(pages: LivePages) -> None:
         for number in range(5):
             board.end(final(1, write=str(number)))
             shown = json.loads((await pages.by_path["/metrics.json"]()).body)
             assert len(shown["jobs"]) == number + 1
 
-    asyncio.run(ask())
+    with_pages(board.metrics, ask, 50.0)
     assert all(after - before >= 50 for before, after in pairwise(taken))
 
 
-def test_a_snapshot_that_takes_longer_than_it_serves_is_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches: on a busy host, a client would wait for one snapshot after the other."""
-    board = Board()
-    monkeypatch.setattr(live_view, "_FRESH_MS", 0.0)
-    taken = count_snapshots(board.metrics)
-
-    async def ask() -> None:
-        await LivePages(board.metrics, asyncio.get_running_loop()).by_path["/metrics.json"]()
-
-    asyncio.run(ask())
-    assert len(taken) == 1
-
-
-def test_a_coordinator_that_is_busy_is_reported_and_not_waited_for_for_long(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_coordinator_that_is_busy_is_reported_and_not_waited_for_for_long() -> None:
     release = threading.Event()
-    served.loop.call_soon_threadsafe(release.wait, 60)
-    with monkeypatch.context() as impatient:
-        impatient.setattr(live_view, "_SNAPSHOT_S", 0.1)
+
+    async def ask(loop: asyncio.AbstractEventLoop) -> None:
+        impatient = LivePages(ApplicationMetrics(), loop, patience_s=0.1)
+        loop.call_soon_threadsafe(release.wait, 60)
         try:
-            assert served.get("/metrics").status == 503
+            busy = await impatient.by_path["/metrics"]()
+            assert (busy.status, busy.headers) == ("503 Service Unavailable", {"Retry-After": "1"})
         finally:
             release.set()
-    monkeypatch.setattr(live_view, "_SNAPSHOT_S", 60.0)
-    assert served.get("/metrics").status == 200
+        patient = LivePages(ApplicationMetrics(), loop, patience_s=60.0)
+        assert (await patient.by_path["/metrics"]()).status == "200 OK"
+
+    with looping() as loop:
+        asyncio.run(ask(loop))
 
 
 def test_the_live_view_costs_less_than_a_hundredth_of_a_jobs_processor_time() -> None:
