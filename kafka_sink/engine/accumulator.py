@@ -15,7 +15,7 @@ from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import TopicLimits, kept_limits
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.memory.allocator import BufferAllocator
-from kafka_sink.memory.pool import LentChunks, give_all
+from kafka_sink.memory.pool import BufferPool, LentChunks
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.compression import codec_for
@@ -300,7 +300,7 @@ class RecordAccumulator:
                 if batch.release_if_unused(returned):
                     self.live.discard(batch)
         finally:
-            give_all(returned)
+            BufferPool.give_all(returned)
 
     def move_unsent(
         self, sources: Iterable[Partition], targets: Callable[[TopicPartition], Sequence[TopicPartition]]

@@ -148,10 +148,10 @@ class ProducerBatch:
         self._blocks: BlockCodec | None = None
         self._released = False
         self.codec = codec
-        buffer.write(_NO_HEADER)
+        buffer.write_growing(_NO_HEADER)
         if isinstance(codec, BlockCodec):
             self._blocks = codec
-            buffer.write(codec.prologue)
+            buffer.write_growing(codec.prologue)
         self._tail_at = buffer.size
 
     # -- filling: the task's thread, outside the lock -------------------------------------------
@@ -165,7 +165,7 @@ class ProducerBatch:
             raise IllegalTransitionError(f"append to a batch of {self.partition} that is {self.state.value}")
         blocks = self._blocks
         if blocks is None:
-            self.buffer.write(records[:])
+            self.buffer.write_growing(records[:])
         else:
             self._append_blocks(blocks, records)
         self.raw_bytes += len(records)
@@ -202,7 +202,7 @@ class ProducerBatch:
                 self.buffer.write_growing(self.codec.compress(tail))
             else:
                 block = self.codec.compress_block(tail) if tail else ()
-                self.buffer.write_growing(*block, self.codec.epilogue)
+                self.buffer.write_growing(b"".join((*block, self.codec.epilogue)))
         self.buffer.trim()
         self.move_to(BatchState.SEALED)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
 from kafka_sink.clock import Clock
-from kafka_sink.memory.arena import Chunk, ChunkArena
+from kafka_sink.memory.arena import ChunkArena
 from kafka_sink.memory.buffer import ChunkedBuffer
 from kafka_sink.memory.pool import BufferPool, PoolClient
 
@@ -61,37 +61,30 @@ class BufferAllocator:
         self._heap_bytes = pool.total_bytes if full else 2 * self._batch_size
         self.begin()
 
-    def _arena_for(self, projected: int, first_record: int | None = None, count: int = 1) -> ChunkArena:
-        """The chunks of the last of ``count`` new batches."""
-        arenas = self._arenas
+    def _needs(
+        self, projected: int, first_record: int | None = None, batches: int = 1
+    ) -> tuple[ChunkArena, int, int]:
+        """What the last of so many new batches gets: an arena's chunks, how many, and what `full` would
+        hold for it."""
         if self.full:
             pooled = projected if first_record is None else min(projected, first_record)
-            return arenas[0] if pooled <= self._batch_size else ChunkArena(pooled, kept=False)
-        open_batches = self.pool.open_batches + count - 1
-        for arena in arenas[:-1]:
+            arena = self._arenas[0] if pooled <= self._batch_size else ChunkArena(pooled, kept=False)
+            return arena, 1, arena.size
+        open_batches = self.pool.open_batches + batches - 1
+        for arena in self._arenas:
             if projected >= arena.size or open_batches * arena.size < self._share:
-                return arena
-        return arenas[-1]
-
-    def _need(self, arena: ChunkArena, projected: int) -> tuple[int, int]:
-        """How many chunks a new batch gets, and what `full` would hold for it."""
-        if self.full:
-            return 1, arena.size
-        return -(-projected // arena.size) or 1, max(self._batch_size, projected)
-
-    def _buffer(self, arena: ChunkArena, chunks: list[Chunk], full_bytes: int) -> ChunkedBuffer:
-        return ChunkedBuffer(self.pool, arena, chunks, full_bytes, self._heap_arena)
+                break
+        return arena, -(-projected // arena.size) or 1, max(self._batch_size, projected)
 
     def try_open(self, projected: int, first_record: int | None = None) -> ChunkedBuffer | None:
         """A new batch's memory, or None when the pool cannot give it now or others wait. Never blocks."""
-        if self._client.closed or self.pool.overdrawn:
+        if self._client.closed:
             return None
-        arena = self._arena_for(projected, first_record)
-        count, full_bytes = self._need(arena, projected)
+        arena, count, full_bytes = self._needs(projected, first_record)
         chunks = self.pool.try_take(arena, count, full_bytes, new_batches=1)
         if chunks is None:
             return None
-        buffer = self._buffer(arena, chunks, full_bytes)
+        buffer = ChunkedBuffer(self.pool, arena, chunks, full_bytes, self._heap_arena)
         grown = False
         try:
             grown = buffer.grow(projected)
@@ -102,14 +95,14 @@ class BufferAllocator:
 
     def try_open_all(self, projected: Sequence[int]) -> Sequence[ChunkedBuffer]:
         """As ``try_open`` for each, up to the first that the pool refuses."""
-        count, largest = len(projected), max(projected, default=0)
-        arena = self._arena_for(largest, None, count)
-        one_chunk_each = arena.kept and largest <= arena.size
-        if count > 1 and one_chunk_each and not self._client.closed and not self.pool.overdrawn:
-            full_bytes = self._need(arena, largest)[1]
-            chunks = self.pool.try_take(arena, count, count * full_bytes, new_batches=count)
-            if chunks is not None:
-                return [self._buffer(arena, [chunk], full_bytes) for chunk in chunks]
+        batches, pool = len(projected), self.pool
+        if batches > 1 and not self._client.closed:
+            arena, _, full_bytes = self._needs(max(projected), None, batches)
+            if arena.kept and max(projected) <= arena.size:
+                chunks = pool.try_take(arena, batches, batches * full_bytes, new_batches=batches)
+                if chunks is not None:
+                    heap = self._heap_arena
+                    return [ChunkedBuffer(pool, arena, [chunk], full_bytes, heap) for chunk in chunks]
         found: list[ChunkedBuffer] = []
         try:
             for size in projected:
@@ -135,10 +128,9 @@ class BufferAllocator:
 
         Raises BufferExhaustedError after the timeout, RecordTooLargeError at once for more than
         buffer.memory, ProducerClosedError when closed; nothing stays reserved then."""
-        arena = self._arena_for(projected, first_record)
-        count, full_bytes = self._need(arena, projected)
+        arena, count, full_bytes = self._needs(projected, first_record)
         chunks = self.pool.take(arena, count, timeout_ms, self._client, full_bytes, watch)
-        buffer = self._buffer(arena, chunks, full_bytes)
+        buffer = ChunkedBuffer(self.pool, arena, chunks, full_bytes, self._heap_arena)
         try:
             if not buffer.grow(projected):
                 # It has waited for memory; it gets no more than one grant beyond the heap's limit.

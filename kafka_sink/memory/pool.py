@@ -65,8 +65,7 @@ class PoolMetrics:
 
     ``used_bytes`` are lent out; ``reserved_bytes`` are promised to waiters; ``allocated_bytes`` are used plus
     free memory that is kept for reuse; ``available`` is total minus used minus reserved. ``heap_*`` is
-    outside of all these. ``full_strategy_*`` is what `full` would hold for the same open batches, so that
-    ``saved_*`` is what the incremental strategy spares; 0 under `full`.
+    outside of all these. ``full_strategy_*`` is what `full` would hold for the same open batches.
     """
 
     buffer_total_bytes: int
@@ -88,17 +87,9 @@ class PoolMetrics:
     full_strategy_bytes: int
     max_full_strategy_bytes: int
 
-    @property
-    def saved_bytes(self) -> int:
-        return max(0, self.full_strategy_bytes - self.used_bytes - self.heap_bytes)
-
-    @property
-    def max_saved_bytes(self) -> int:
-        """The peak that `full` would have held, minus the peak that was held."""
-        return max(0, self.max_full_strategy_bytes - self.max_used_bytes - self.max_heap_bytes)
-
     def by_kafka_name(self) -> dict[str, int | float]:
         """Values by Kafka's producer-metrics names, and by similar names for those that Kafka lacks."""
+        held, most_held = self.used_bytes + self.heap_bytes, self.max_used_bytes + self.max_heap_bytes
         return {
             "buffer-total-bytes": self.buffer_total_bytes,
             "buffer-available-bytes": self.buffer_available_bytes,
@@ -114,8 +105,9 @@ class PoolMetrics:
             "buffer-heap-bytes": self.heap_bytes,
             "buffer-heap-bytes-max": self.max_heap_bytes,
             "buffer-heap-bytes-total": self.heap_total_bytes,
-            "buffer-saved-bytes": self.saved_bytes,
-            "buffer-saved-bytes-max": self.max_saved_bytes,
+            "buffer-saved-bytes": max(0, self.full_strategy_bytes - held),
+            # The peak that `full` would have held, minus the peak that was held.
+            "buffer-saved-bytes-max": max(0, self.max_full_strategy_bytes - most_held),
         }
 
 
@@ -157,8 +149,8 @@ class BufferPool:
 
     ``poolable_size`` is what its own producer takes; another producer gets chunks of its size by ``arena``.
     A request is granted whole or not at all, and ``try_take`` never overtakes a waiter. ``full_bytes``
-    arguments say what the `full` strategy would hold for the same; only the metrics use them. The pool counts
-    the batches that hold memory: ``open_batches``.
+    arguments say what the `full` strategy would hold for the same; only the metrics use them.
+    ``open_batches`` of all producers hold memory: without the lock a hint.
     """
 
     def __init__(
@@ -185,7 +177,7 @@ class BufferPool:
         self._allocated = 0
         self._heap = 0
         self._full = 0
-        self._batches = 0
+        self.open_batches = 0
         self._heap_total = 0
         self._peak_used = self._peak_allocated = self._peak_heap = self._peak_full = 0
         self._wait_ns = 0
@@ -237,14 +229,14 @@ class BufferPool:
     ) -> list[Chunk] | None:
         """``count`` chunks, or None if the pool has too little now or a request waits. Never blocks.
 
-        ``new_batches``: they are the first of so many batches.
+        ``new_batches``: they are the first of so many batches. None is opened while the pool is overdrawn.
 
         Raises MemoryError or OSError, changing nothing, if the system has no memory; so do the other methods.
         """
         need = count * arena.size
         with self._lock:
             # This covers waiting requests: while there are any, all memory is used or reserved.
-            if self._used + need > self._grantable:
+            if self._used + need > self._grantable or (new_batches and self.overdrawn):
                 return None
             return self._lend(arena, count, full_bytes, new_batches)
 
@@ -339,7 +331,7 @@ class BufferPool:
         full = self._full = self._full + full_bytes
         if full > self._peak_full:
             self._peak_full = full
-        self._batches += new_batches
+        self.open_batches += new_batches
         return chunks
 
     def _make_room(self, arena: ChunkArena, fresh_bytes: int) -> None:
@@ -421,7 +413,7 @@ class BufferPool:
         returned = len(chunks) * arena.size
         with self._lock:
             arena.give(chunks)
-            self._batches -= ended
+            self.open_batches -= ended
             self._full -= full_bytes
             if arena.heap:
                 self._heap -= returned
@@ -431,6 +423,20 @@ class BufferPool:
                     self._allocated -= returned
             if self._waiters:
                 self._serve()
+
+    @staticmethod
+    def give_all(lent: Sequence[LentChunks]) -> None:
+        """The last chunks of batches go back, those of one arena in one call."""
+        arenas: dict[ChunkArena, tuple[BufferPool, list[Chunk], list[int]]] = {}
+        for pool, arena, chunks, full_bytes in lent:
+            found = arenas.get(arena)
+            if found is None:
+                arenas[arena] = pool, chunks, [full_bytes]
+            else:
+                found[1].extend(chunks)
+                found[2].append(full_bytes)
+        for arena, (pool, chunks, full) in arenas.items():
+            pool.give(arena, chunks, sum(full), ended=len(full))
 
     def restart_maxima(self) -> None:
         """Reset the peaks to the present values: a new task begins."""
@@ -481,11 +487,6 @@ class BufferPool:
         """The bytes that a request could get now. Read without the lock: a hint."""
         return self._grantable - self._used
 
-    @property
-    def open_batches(self) -> int:
-        """Batches of all producers that hold memory. Read without the lock: a hint."""
-        return self._batches
-
     def metrics(self, now_ms: float | None = None) -> PoolMetrics:
         """A consistent snapshot; rates are those at ``now_ms``."""
         now_ms = self._clock_ms() if now_ms is None else now_ms
@@ -514,20 +515,6 @@ class BufferPool:
 
 # All that a batch holds of a pool: its arena, its chunks there, and what `full` would hold for them.
 LentChunks = tuple[BufferPool, ChunkArena, list[Chunk], int]
-
-
-def give_all(lent: Sequence[LentChunks]) -> None:
-    """The last chunks of batches go back, those of one arena in one call."""
-    arenas: dict[ChunkArena, tuple[BufferPool, list[Chunk], list[int]]] = {}
-    for pool, arena, chunks, full_bytes in lent:
-        found = arenas.get(arena)
-        if found is None:
-            arenas[arena] = pool, chunks, [full_bytes]
-        else:
-            found[1].extend(chunks)
-            found[2].append(full_bytes)
-    for arena, (pool, chunks, full) in arenas.items():
-        pool.give(arena, chunks, sum(full), ended=len(full))
 
 
 def _await(turn: threading.Lock, timeout_s: float, watch: Callable[[], None] | None) -> None:

@@ -6,7 +6,7 @@ import random
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import numpy as np
@@ -23,7 +23,7 @@ from kafka_sink.errors import (
 from kafka_sink.memory import arena
 from kafka_sink.memory.allocator import BufferAllocator, chunk_size
 from kafka_sink.memory.buffer import ChunkedBuffer, Memory
-from kafka_sink.memory.pool import BufferPool, LentChunks, give_all
+from kafka_sink.memory.pool import BufferPool, LentChunks
 from tests.support.allocators import full_allocator, incremental_allocator
 
 BATCH = 400  # four chunks at most in a small batch, so that borders are everywhere
@@ -90,7 +90,7 @@ def test_many_batches_are_opened_as_one_by_one_and_returned_together(
     returned: list[LentChunks] = []
     for one in together:
         one.release(returned)
-    give_all(returned)
+    BufferPool.give_all(returned)
     assert_idle(pools[0])
     assert pools[0].open_batches == 0
 
@@ -115,7 +115,6 @@ class Batch:
 OPERATIONS = [
     "open",
     "grow",
-    "write",
     "write_growing",
     "truncate",
     "patch",
@@ -173,15 +172,6 @@ class Machine:
         else:
             assert batch.buffer.capacity == before < projected
 
-    def write(self, batch: Batch, call: Call) -> None:
-        data = self.data(call.length)
-        if batch.buffer.size + len(data) > batch.buffer.capacity:
-            with pytest.raises(ValueError, match="do not fit"):
-                batch.buffer.write(data)
-        else:
-            batch.buffer.write(memoryview(data))
-            batch.model += data
-
     def write_growing(self, batch: Batch, call: Call) -> None:
         data = self.data(call.length)
         heap = batch.buffer.heap_bytes
@@ -219,8 +209,6 @@ class Machine:
         before = self.allocator.pool.metrics()
         with pytest.raises(BufferOwnershipError):
             batch.buffer.release()
-        with pytest.raises(ValueError, match="do not fit"):
-            batch.buffer.write(b"x")
         attempts: list[Callable[[], object]] = [
             lambda: batch.buffer.write_growing(b"x"),
             lambda: batch.buffer.grow(1),
@@ -295,9 +283,6 @@ def test_full_and_incremental_hold_the_same_bytes(script: list[Call]) -> None:
         machine = Machine(make(pool_of(1 << 20, 128)))
         history = []
         for call in script:
-            # A plain write depends on the capacity, which is what the two differ in.
-            if call.name == "write":
-                call = replace(call, name="write_growing")
             machine.run(call)
             history.append([content(batch.buffer) for batch in machine.batches])
         machine.finish()
@@ -316,7 +301,7 @@ def test_full_and_incremental_hold_the_same_bytes(script: list[Call]) -> None:
 def test_any_contiguous_bytes_are_taken(strategy: Strategy, data: bytes) -> None:
     buffer = opened(strategy(pool_of(10_000)), 300)
     for _ in range(100):
-        buffer.write(data)
+        buffer.write_growing(data)
     assert content(buffer) == b"abc" * 100
 
 
@@ -332,11 +317,11 @@ def test_what_is_no_contiguous_bytes_is_refused_and_changes_nothing(
     pool = pool_of(10_000, 128 if strategy is incremental_allocator else BATCH)
     scatter(pool, 1)
     buffer = opened(strategy(pool), 384)
-    buffer.write(b"\5" * size)
+    buffer.write_growing(b"\5" * size)
     with pytest.raises((ValueError, IndexError, BufferError)):
-        buffer.write(data)
+        buffer.write_growing(data)
     assert content(buffer) == b"\5" * size
-    buffer.write(b"\6" * 250)
+    buffer.write_growing(b"\6" * 250)
     assert content(buffer) == b"\5" * size + b"\6" * 250
 
 
@@ -347,15 +332,15 @@ def test_scattered_chunks_are_viewed_one_by_one_and_neighbours_together() -> Non
     for index in range(5):
         for buffer in (left, right):
             assert buffer.grow(128 * (index + 2))
-    left.write(bytes(range(256)) * 3)
-    right.write(b"\xff" * 768)
+    left.write_growing(bytes(range(256)) * 3)
+    right.write_growing(b"\xff" * 768)
     assert content(left) == bytes(range(256)) * 3
     assert [len(view) for view in left.views(100, 700)] == [28, 128, 128, 128, 128, 60]
     left.release()
     right.release()
     pool.trim_free()
     together = opened(allocator, 768)
-    together.write(bytes(range(256)) * 3)
+    together.write_growing(bytes(range(256)) * 3)
     assert [bytes(view) for view in together.views(100, 700)] == [(bytes(range(256)) * 3)[100:700]]
 
 
@@ -393,25 +378,25 @@ def test_only_true_neighbours_are_taken_for_one_piece_of_memory(chunks: str, pie
     made = Handmade(chunks)
     expected = bytes(range(256)) * 2
     for at in range(0, 512, piece):
-        made.buffer.write(expected[at : at + piece])
+        made.buffer.write_growing(expected[at : at + piece])
     made.check(expected)
     made.buffer.truncate(130)
-    made.buffer.write(b"\1" * 300)
+    made.buffer.write_growing(b"\1" * 300)
     made.check(expected[:130] + b"\1" * 300)
 
 
 def test_a_new_chunk_beside_the_current_one_is_not_the_next_while_another_is() -> None:
     made = Handmade("A0 A2")
-    made.buffer.write(b"\1" * 100)
+    made.buffer.write_growing(b"\1" * 100)
     made.grow_by("A1")
-    made.buffer.write(b"\2" * 100)
-    made.buffer.write(b"\3" * 100)
+    made.buffer.write_growing(b"\2" * 100)
+    made.buffer.write_growing(b"\3" * 100)
     made.check(b"\1" * 100 + b"\2" * 100 + b"\3" * 100)
 
 
 def test_over_neighbours_writing_goes_straight_on(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Handmade("B0 A0 A1")
-    made.buffer.write(b"\1" * 130)
+    made.buffer.write_growing(b"\1" * 130)
     made.grow_by("A2")
 
     def not_now(_self: ChunkedBuffer, _data: bytes) -> None:
@@ -419,14 +404,14 @@ def test_over_neighbours_writing_goes_straight_on(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(ChunkedBuffer, "_write_across", not_now)
     for _ in range(38):
-        made.buffer.write(b"\2" * 10)
+        made.buffer.write_growing(b"\2" * 10)
     made.check(b"\1" * 130 + b"\2" * 380)
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 5), (0, 11), (6, 5), (11, None)])
 def test_views_of_what_is_not_written_are_refused(strategy: Strategy, start: int, end: int | None) -> None:
     buffer = opened(strategy(pool_of(10_000)), 100)
-    buffer.write(b"0123456789")
+    buffer.write_growing(b"0123456789")
     with pytest.raises(ValueError, match="that are written"):
         buffer.views(start, end)
 
@@ -434,7 +419,7 @@ def test_views_of_what_is_not_written_are_refused(strategy: Strategy, start: int
 @pytest.mark.parametrize("size", [-1, 11])
 def test_truncating_to_what_is_not_written_is_refused(strategy: Strategy, size: int) -> None:
     buffer = opened(strategy(pool_of(10_000)), 100)
-    buffer.write(b"0123456789")
+    buffer.write_growing(b"0123456789")
     with pytest.raises(ValueError, match="cannot truncate 10 bytes"):
         buffer.truncate(size)
     assert content(buffer) == b"0123456789"
@@ -506,7 +491,7 @@ def test_every_way_to_open_a_batch_counts_it_until_its_release(
     assert buffers[0] is not None
     assert buffers[1] is not None
     assert buffers[0].grow(BATCH + 1)
-    buffers[1].write(bytes(10))
+    buffers[1].write_growing(bytes(10))
     buffers[1].write_growing(bytes(5 * BATCH))
     buffers[1].trim()
     assert pool.open_batches == 2
@@ -554,14 +539,13 @@ def test_memory_that_was_trimmed_is_not_written_to() -> None:
     pool = pool_of(512, 128)
     allocator = incremental_allocator(pool)
     buffer = opened(allocator, 512)
-    buffer.write(b"\1" * 100)
+    buffer.write_growing(b"\1" * 100)
     buffer.trim()
     other = opened(allocator, 384)
-    other.write(b"\2" * 384)
-    with pytest.raises(ValueError, match="100 bytes do not fit: 100 of 128"):
-        buffer.write(b"\3" * 100)
-    buffer.write(b"\3" * 28)
-    assert content(buffer) == b"\1" * 100 + b"\3" * 28
+    other.write_growing(b"\2" * 384)
+    buffer.write_growing(b"\3" * 100)
+    assert (buffer.heap_bytes, buffer.overflowed) == (128, True)
+    assert content(buffer) == b"\1" * 100 + b"\3" * 100
     assert content(other) == b"\2" * 384
 
 
@@ -584,7 +568,7 @@ def test_full_takes_nothing_from_the_pool_after_batch_size() -> None:
     allocator = full_allocator(pool)
     pool.heap_limit_bytes = 2 * BATCH
     buffer = opened(allocator, 10)
-    buffer.write(b"abc")
+    buffer.write_growing(b"abc")
     assert buffer.growable_bytes == 2 * BATCH
     assert buffer.grow(BATCH + 1)
     assert (buffer.capacity, buffer.heap_bytes, content(buffer)) == (2 * BATCH, BATCH, b"abc")
@@ -592,7 +576,7 @@ def test_full_takes_nothing_from_the_pool_after_batch_size() -> None:
     assert buffer.grow(3 * BATCH)
     assert not buffer.grow(3 * BATCH + 1)
     assert (buffer.capacity, buffer.overflowed) == (3 * BATCH, False)
-    buffer.write(b"x" * (2 * BATCH))
+    buffer.write_growing(b"x" * (2 * BATCH))
     views = buffer.views()
     buffer.truncate(BATCH)
     buffer.trim()
@@ -628,7 +612,7 @@ def test_pressed_for_memory_a_batch_goes_on_outside_the_pool(strategy: Strategy)
     pool = pool_of(BATCH, BATCH, heap=500)
     allocator = strategy(pool)
     buffer = opened(allocator, BATCH)
-    buffer.write(b"\1" * 100)
+    buffer.write_growing(b"\1" * 100)
     assert not buffer.grow(1000)
     buffer.write_growing(b"\2" * 900)
     assert content(buffer) == b"\1" * 100 + b"\2" * 900
@@ -666,7 +650,7 @@ def test_reserved_rows_may_exceed_the_heaps_limit_and_nothing_new_is_reserved_th
     pool = pool_of(2 * BATCH, BATCH, heap=1000)
     allocator = strategy(pool)
     buffer, other = opened(allocator, BATCH), opened(allocator, BATCH)
-    buffer.write(b"abc")
+    buffer.write_growing(b"abc")
     buffer.write_growing(bytes(2000))
     assert buffer.overflowed
     assert content(buffer) == b"abc" + bytes(2000)
@@ -802,13 +786,17 @@ def test_producers_of_a_worker_share_one_pool() -> None:
         assert allocators[0].try_open(1) is None
         opened(allocators[1], 1).release()
         for buffer in buffers:
-            buffer.write(b"\1" * 9_000)
+            buffer.write_growing(b"\1" * 9_000)
             assert content(buffer) == b"\1" * 9_000
             buffer.release()
     assert_idle(pool)
 
 
 # -- what incremental saves ---------------------------------------------------------------------------
+
+
+def saved(pool: BufferPool) -> float:
+    return pool.metrics().by_kafka_name()["buffer-saved-bytes"]
 
 
 def test_savings_are_measured_against_a_batch_size_for_each_open_batch() -> None:
@@ -819,24 +807,24 @@ def test_savings_are_measured_against_a_batch_size_for_each_open_batch() -> None
     metrics = pool.metrics()
     assert metrics.full_strategy_bytes == (9 << 20) + (3 << 20)
     assert metrics.used_bytes == 9 * 16384 + (3 << 20)
-    assert metrics.saved_bytes == (9 << 20) - 9 * 16384
+    assert saved(pool) == (9 << 20) - 9 * 16384
     for buffer in buffers:
-        buffer.write(b"x")
+        buffer.write_growing(b"x")
         buffer.trim()
         buffer.release()
     metrics = pool.metrics()
-    assert metrics.saved_bytes == metrics.full_strategy_bytes == 0
-    assert metrics.max_saved_bytes == (9 << 20) - 9 * 16384
+    assert saved(pool) == metrics.full_strategy_bytes == 0
+    assert pool.metrics().by_kafka_name()["buffer-saved-bytes-max"] == (9 << 20) - 9 * 16384
     assert_idle(pool)
 
 
 def test_full_saves_nothing_against_itself() -> None:
     pool = pool_of(64 << 20, 1 << 20)
     buffers = [opened(full_allocator(pool), size) for size in (10, 1 << 20, 3 << 20)]
-    buffers[0].write(bytes(1 << 20))
+    buffers[0].write_growing(bytes(1 << 20))
     buffers[0].write_growing(bytes(1 << 20))
     assert pool.metrics().full_strategy_bytes == pool.metrics().used_bytes
     for buffer in buffers:
         buffer.release()
-    assert pool.metrics().saved_bytes == 0
+    assert saved(pool) == 0
     assert_idle(pool)

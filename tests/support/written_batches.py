@@ -18,6 +18,6 @@ def written_batch(
         sent_bytes, 0.0
     )
     batch = ProducerBatch(partition, buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
-    buffer.write(bytes(sent_bytes - buffer.size))
+    buffer.write_growing(bytes(sent_bytes - buffer.size))
     batch.record_count, batch.raw_bytes = records, raw_bytes
     return batch, base_offset, -1
