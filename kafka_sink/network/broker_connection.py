@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     import ssl
 
     from kafka_sink.options import SinkOptions
-    from kafka_sink.security.preparation import Preparation, Security
-    from kafka_sink.security.sasl import SaslExchange
+    from kafka_sink.security.sasl import Preparation, SaslExchange, Security
 
 _CANONICAL = "resolve_canonical_bootstrap_servers_only"
 
@@ -116,7 +115,7 @@ class BrokerConnection:
             options.socket_connection_setup_timeout_ms, options.socket_connection_setup_timeout_max_ms, random
         )
         self._notify = notify
-        self._security = security if security is not None and security.needs_preparation else None
+        self._security = security
         self._settings = SecuritySettings() if security is None else security.settings
         self._preparation: Preparation | None = None
         # APIs of whose trailing bytes there was a warning.

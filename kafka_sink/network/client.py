@@ -25,11 +25,11 @@ from kafka_sink.model import Node
 from kafka_sink.network import requests
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState
 from kafka_sink.network.broker_protocol import CompletedRequest, Request
-from kafka_sink.security.preparation import Security
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
     from kafka_sink.options import SinkOptions
+    from kafka_sink.security.sasl import Security
 
 _log = logging.getLogger(__name__)
 _RECEIVE_BYTES = 128 * 1024
@@ -75,7 +75,7 @@ class NetworkClient:
         self.on_disconnected: Callable[[int, Exception, bool, float], object] = _ignore
         self.on_responded: Callable[[int, Request, Any, float], object] | None = None
         self._options = options
-        self._security = Security(SecuritySettings.from_options(options))
+        self._security = _security_of(SecuritySettings.from_options(options))
         # Whether the bootstrap addresses are used again when no known broker can be reached (KIP-899).
         self._rebootstraps = options.metadata_recovery_strategy == "rebootstrap"
         self._clock_ms = clock_ms
@@ -109,7 +109,8 @@ class NetworkClient:
 
     def check_security(self) -> None:
         """Read the TLS files at once, where there are any. Raises ConfigurationError."""
-        self._security.check()
+        if self._security is not None:
+            self._security.check()
 
     # -- nodes ------------------------------------------------------------------------------------
 
@@ -470,3 +471,12 @@ def _ignore(*_: object) -> None:
 
 def _same(one: Node, other: Node) -> bool:
     return (one.host, one.port) == (other.host, other.port)
+
+
+def _security_of(settings: SecuritySettings) -> Security | None:
+    """None where connections are in clear and without a login: most clusters need none of its modules."""
+    if settings.tls is None and settings.sasl is None:
+        return None
+    from kafka_sink.security.sasl import Security
+
+    return Security(settings)

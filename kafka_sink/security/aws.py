@@ -8,12 +8,13 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.printable import printable
-from kafka_sink.security.sasl import MechanismExchange, SaslExchange, Steps
+from kafka_sink.security.sasl import SaslExchange, Steps
 from kafka_sink.security.settings import IamSettings
 from kafka_sink.security.token import TokenUnavailableError
 
@@ -25,9 +26,6 @@ _SERVICE, _ACTION = "kafka-cluster", "kafka-cluster:Connect"
 _EXPIRES_S = 900
 # Each request to AWS; botocore's defaults are 60 s, five times.
 _CONNECT_S, _READ_S, _ATTEMPTS = 5, 10, 2
-# For the whole look for credentials. botocore tries one place after the other, and among them is a program of
-# the user's (credential_process), which has no bound.
-_WAIT_S = 60.0
 
 
 class _Lookup:
@@ -37,11 +35,29 @@ class _Lookup:
         self.error: Exception | None = None
 
 
-class IamLogin:
-    """One set of options. botocore renews credentials by itself, and may go to the network for them."""
+def _new_session(profile: str | None) -> Any:
+    from botocore.session import Session
 
-    def __init__(self, settings: IamSettings) -> None:
+    return Session(profile=profile)
+
+
+class IamLogin:
+    """One set of options. botocore renews credentials by itself, and may go to the network for them.
+
+    ``new_session`` makes botocore's session of a profile. ``wait_s`` is for the whole search for credentials:
+    botocore tries one place after the other, and among them is a program of the user's (credential_process),
+    which has no bound.
+    """
+
+    def __init__(
+        self,
+        settings: IamSettings,
+        new_session: Callable[[str | None], Any] = _new_session,
+        wait_s: float = 60.0,
+    ) -> None:
         self._settings = settings
+        self._new_session = new_session
+        self._wait_s = wait_s
         self._lock = threading.Lock()  # guards the next one
         self._lookup: _Lookup | None = None
         # Of the thread that looks them up: there is one at most, as botocore's are not for threads.
@@ -49,7 +65,7 @@ class IamLogin:
         self._default_region = ""
 
     def exchange(self, host: str) -> SaslExchange:
-        """A login for one broker; blocks while credentials are fetched, for a minute at most.
+        """A login for one broker; blocks while credentials are fetched, for ``wait_s`` at most.
 
         Raises AuthenticationError where there are none or no region is known, TokenUnavailableError where
         AWS cannot be reached, or the time is over.
@@ -65,7 +81,7 @@ class IamLogin:
                 f"AWS_MSK_IAM: the AWS region of {host} is not known: set AWS_DEFAULT_REGION"
             )
         remedy = "check that the role may kafka-cluster:Connect to this cluster"
-        return MechanismExchange("AWS_MSK_IAM", _iam(_signed(host, region, frozen)), remedy)
+        return SaslExchange("AWS_MSK_IAM", _iam(signed(host, region, frozen)), remedy)
 
     def _looked_up(self) -> Any:
         """Credentials of one moment. Logins that wait at the same time share a look for them."""
@@ -75,9 +91,9 @@ class IamLogin:
                 lookup = self._lookup = _Lookup()
                 name = "kafka-chunked-aws"
                 threading.Thread(target=self._run, args=(lookup,), name=name, daemon=True).start()
-        if not lookup.done.wait(_WAIT_S):
+        if not lookup.done.wait(self._wait_s):
             raise TokenUnavailableError(
-                f"AWS_MSK_IAM: botocore has looked for credentials for {_WAIT_S:.0f} s in vain; check "
+                f"AWS_MSK_IAM: botocore has looked for credentials for {self._wait_s:.0f} s in vain; check "
                 "credential_process of the AWS profile, and whether this host reaches AWS"
             )
         if lookup.error is not None:
@@ -108,12 +124,11 @@ class IamLogin:
 
     def _find(self) -> Any:
         from botocore.config import Config
-        from botocore.session import Session
 
         # Below this it logs AWS's responses, with the credentials of a role, and signatures.
         logger = logging.getLogger("botocore")
         logger.setLevel(max(logger.level, logging.INFO))
-        session = Session(profile=self._settings.profile or None)
+        session = self._new_session(self._settings.profile or None)
         session.set_default_client_config(
             Config(
                 connect_timeout=_CONNECT_S, read_timeout=_READ_S, retries={"total_max_attempts": _ATTEMPTS}
@@ -147,7 +162,7 @@ class IamLogin:
         return DeferredRefreshableCredentials(refresh_using=fetcher.fetch_credentials, method="assume-role")
 
 
-def _signed(host: str, region: str, credentials: Any) -> bytes:
+def signed(host: str, region: str, credentials: Any) -> bytes:
     """The message of the login: a request that is signed and never sent, as JSON."""
     from botocore.auth import SigV4QueryAuth
     from botocore.awsrequest import AWSRequest

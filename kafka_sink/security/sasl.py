@@ -1,6 +1,6 @@
-"""SASL exchanges as bytes in, bytes out.
+"""What a connection needs before it is made, found off the sender's thread: TLS context and SASL exchange.
 
-A mechanism is made with all it needs, off the sender's thread; from then on nothing in it blocks.
+Exchanges are bytes in, bytes out: a mechanism is made with all it needs; from then on nothing in it blocks.
 """
 
 from __future__ import annotations
@@ -11,13 +11,23 @@ import hmac
 import operator
 import re
 import secrets
+import socket
+import threading
+import time
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from kafka_sink.errors import AuthenticationError
+from kafka_sink.errors import AuthenticationError, KafkaSinkError
 from kafka_sink.printable import printable
 from kafka_sink.secret import Secret
-from kafka_sink.security.settings import KerberosSettings, SaslSettings
+from kafka_sink.security.settings import KerberosSettings, SaslSettings, SecuritySettings
+
+# What a protocol or a mechanism needs is imported when it is used: most clusters need little of it.
+if TYPE_CHECKING:
+    import ssl
+
+    from kafka_sink.security.aws import IamLogin
+    from kafka_sink.security.tls_context import TlsContexts
 
 # RFC 5802; Java accepts no fewer, either: a forged broker would get a proof from which passwords are soon
 # guessed.
@@ -34,26 +44,16 @@ _SERVER_FIRST = re.compile(
 _NO_LAYER = 1
 
 
-class SaslExchange(Protocol):
-    """One login on one connection. Raises AuthenticationError for a message that no broker should send."""
-
-    mechanism: str
-    # What to check when a broker refuses the login.
-    remedy: str
-
-    def first(self) -> bytes:
-        """What the client begins with."""
-
-    def respond(self, challenge: bytes) -> bytes | None:
-        """The response to a broker's challenge; None where the exchange is over."""
-
-
 # Yields what the client sends, gets what the broker responds, and ends once the login is through.
 Steps = Generator[bytes, bytes, None]
 
 
-class MechanismExchange:
-    """By the steps of a mechanism, which may raise anything for a message that is not one of it."""
+class SaslExchange:
+    """One login on one connection, by the steps of a mechanism. They may raise anything for a message that is
+    not one of it; what is raised here is AuthenticationError.
+
+    ``remedy``: what to check when a broker refuses the login.
+    """
 
     def __init__(
         self, mechanism: str, steps: Steps, remedy: str = "check the user name and the password"
@@ -64,9 +64,10 @@ class MechanismExchange:
         self._is_over = False
 
     def __repr__(self) -> str:
-        return f"MechanismExchange({self.mechanism})"
+        return f"SaslExchange({self.mechanism})"
 
     def first(self) -> bytes:
+        """What the client begins with."""
         try:
             return next(self._steps)
         except Exception as error:  # noqa: BLE001 - a UnicodeEncodeError holds the password that it is about
@@ -74,6 +75,7 @@ class MechanismExchange:
         raise AuthenticationError(f"SASL {self.mechanism}: the login cannot be encoded ({problem})")
 
     def respond(self, challenge: bytes) -> bytes | None:
+        """The response to a broker's challenge; None where the exchange is over."""
         problem = "the login is over"
         # Steps that have failed end at once when they are asked again, as those do that are through.
         if not self._is_over:
@@ -119,7 +121,7 @@ def exchange(settings: SaslSettings, host: str, iam: Callable[[str], SaslExchang
 
 def plain(username: str, password: Secret) -> SaslExchange:
     """RFC 4616."""
-    return MechanismExchange("PLAIN", _plain(username, password))
+    return SaslExchange("PLAIN", _plain(username, password))
 
 
 def _plain(username: str, password: Secret) -> Steps:
@@ -133,18 +135,19 @@ def _require_silence(challenge: bytes) -> None:
         raise ValueError
 
 
-def scram(mechanism: str, username: str, password: Secret) -> SaslExchange:
+def scram(
+    mechanism: str, username: str, password: Secret, new_nonce: Callable[[], str] = secrets.token_hex
+) -> SaslExchange:
     """RFC 5802, without its preparation of strings, as in Java's client."""
-    return MechanismExchange(mechanism, _scram(mechanism, username, password))
+    return SaslExchange(mechanism, _scram(mechanism, username, password, new_nonce().encode()))
 
 
-def _scram(mechanism: str, username: str, password: Secret) -> Steps:
+def _scram(mechanism: str, username: str, password: Secret, nonce: bytes) -> Steps:
     algorithm = mechanism.removeprefix("SCRAM-").replace("-", "").lower()
 
     def mac(key: bytes, message: bytes) -> bytes:
         return hmac.digest(key, message, algorithm)
 
-    nonce = secrets.token_hex(16).encode()
     bare = b"n=" + username.replace("=", "=3D").replace(",", "=2C").encode() + b",r=" + nonce
     challenge = yield b"n,," + bare
     server_nonce, salt, iterations = _server_first(mechanism, challenge)
@@ -186,7 +189,7 @@ def _server_first(mechanism: str, challenge: bytes) -> tuple[bytes, bytes, int]:
 def oauthbearer(token: Secret, extensions: Iterable[tuple[str, str]]) -> SaslExchange:
     """RFC 7628 with a token that was fetched before, and SASL extensions as names and values."""
     remedy = "check the token's issuer, audience and lifetime"
-    return MechanismExchange("OAUTHBEARER", _bearer(token, tuple(extensions)), remedy)
+    return SaslExchange("OAUTHBEARER", _bearer(token, tuple(extensions)), remedy)
 
 
 def _bearer(token: Secret, extensions: Iterable[tuple[str, str]]) -> Steps:
@@ -215,7 +218,7 @@ def kerberos(settings: KerberosSettings, host: str) -> SaslExchange:
             creds=_kerberos_credentials(gssapi, settings),
         )
         steps = _gssapi(context, context.step(None), target)
-        return MechanismExchange("GSSAPI", steps, "check the principal, and kafka.sasl.kerberos.service.name")
+        return SaslExchange("GSSAPI", steps, "check the principal, and kafka.sasl.kerberos.service.name")
     except gssapi.exceptions.GSSError as error:
         problem = printable(" ".join(str(error).split()))
     raise AuthenticationError(
@@ -244,3 +247,77 @@ def _kerberos_credentials(gssapi: Any, settings: KerberosSettings) -> Any:
     # Tickets of a keytab stay in this process.
     store = {"client_keytab": settings.keytab, "ccache": "MEMORY:kafka-chunked"} if settings.keytab else None
     return gssapi.Credentials(name=name, usage="initiate", store=store)
+
+
+class Preparation:
+    """What a connection needs before it is made. Under way until ``done``, which is set last, after ``error``
+    or the other two."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: Exception | None = None
+        self.context: ssl.SSLContext | None = None
+        self.exchange: SaslExchange | None = None
+
+
+class Security:
+    """The security of one set of options: made once, asked for each connection.
+
+    Files are read, tokens and tickets fetched: each may take seconds, so this is off the sender's thread. A
+    thread that hangs is a daemon and ends with the process, and its connection asks for no second one
+    meanwhile.
+    """
+
+    def __init__(self, settings: SecuritySettings) -> None:
+        self.settings = settings
+        self._contexts: TlsContexts | None = None
+        self._iam: IamLogin | None = None
+        if settings.tls is not None:
+            from kafka_sink.security.tls_context import TlsContexts
+
+            self._contexts = TlsContexts(settings.tls)
+        if settings.sasl is not None and settings.sasl.iam is not None:
+            from kafka_sink.security.aws import IamLogin
+
+            self._iam = IamLogin(settings.sasl.iam)
+
+    def check(self) -> None:
+        """Read all files once, but for those of tokens. Raises ConfigurationError."""
+        if self._contexts is not None:
+            self._contexts.current()
+        tokens = None if self.settings.sasl is None else self.settings.sasl.tokens
+        if tokens is not None and tokens.assertion is not None:
+            from kafka_sink.security.token import assertion_of
+
+            assertion_of(tokens.assertion, time.time())
+
+    def begin(self, host: str, notify: Callable[[], None]) -> Preparation:
+        """Start to prepare a connection to this host; ``notify`` is called, on another thread, when it is
+        done."""
+        preparation = Preparation()
+        arguments = (preparation, host, notify)
+        threading.Thread(
+            target=self._run, args=arguments, name=f"kafka-chunked-login-{host}", daemon=True
+        ).start()
+        return preparation
+
+    def _run(self, preparation: Preparation, host: str, notify: Callable[[], None]) -> None:
+        try:
+            if self._contexts is not None:
+                preparation.context = self._contexts.current()
+            if self.settings.sasl is not None:
+                iam = None if self._iam is None else self._iam.exchange
+                preparation.exchange = exchange(self.settings.sasl, host, iam)
+        except KafkaSinkError as error:
+            # Executors have files, packages and roles of their own, which the driver cannot check.
+            preparation.error = AuthenticationError(f"{error} (on host {socket.gethostname()})")
+        except OSError as error:
+            # Its frames know what was sent to whom.
+            preparation.error = error.with_traceback(None)
+        except Exception as error:  # noqa: BLE001 - otherwise the cause of a missing connection would be lost
+            preparation.error = AuthenticationError(
+                f"preparing the login failed with {type(error).__name__} (on host {socket.gethostname()})"
+            )
+        finally:
+            preparation.done = True
+            notify()

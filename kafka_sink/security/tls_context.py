@@ -10,7 +10,7 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.security.key_material import ClientKey, read_key, read_trust
@@ -226,11 +226,8 @@ class TlsContexts:
     Any thread.
     """
 
-    def __init__(
-        self, settings: TlsSettings, make: Callable[[TlsSettings], ssl.SSLContext] = make_context
-    ) -> None:
+    def __init__(self, settings: TlsSettings) -> None:
         self._settings = settings
-        self._make = make
         self._lock = threading.Lock()  # guards the two below
         self._context: ssl.SSLContext | None = None
         self._stamp: _Stamp = ()
@@ -243,7 +240,7 @@ class TlsContexts:
             if self._context is not None and stamp == self._stamp:
                 return self._context
             try:
-                self._context = self._make(self._settings)
+                self._context = make_context(self._settings)
             except ConfigurationError as error:
                 if self._context is None:
                     raise

@@ -16,7 +16,7 @@ from kafka_sink.model import Node
 from kafka_sink.network import transport
 from kafka_sink.network.broker_connection import RequestTimeoutError
 from kafka_sink.secret import Secret
-from kafka_sink.security.preparation import Preparation, Security
+from kafka_sink.security.sasl import Preparation, Security
 from tests.support.fake_broker import API_VERSIONS, FakeCluster
 from tests.support.network_harness import (
     Connected,

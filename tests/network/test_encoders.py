@@ -45,6 +45,7 @@ from kafka_sink.network.transaction_requests import (
     encode_offset_fetch,
     encode_txn_offset_commit,
 )
+from kafka_sink.security.sasl import SaslExchange, Steps
 
 # Longer than what one byte of a compact length can say, and no ASCII.
 LONG = "töpic" * 40
@@ -239,20 +240,14 @@ def test_list_transactions(version: int) -> None:
     )
 
 
-class Exchange:
-    mechanism = "SCRAM-SHA-256"
-    remedy = ""
-
-    def first(self) -> bytes:
-        return b"\0" * 300
-
-    def respond(self, challenge: bytes) -> bytes | None:
-        return None
-
-
 @each(apis.SASL_AUTHENTICATE)
 def test_a_login(version: int) -> None:
-    login = Login(Exchange(), "h:1", {apis.SASL_HANDSHAKE: (0, 1), apis.SASL_AUTHENTICATE: (0, version)})
+    steps: Steps = (b"\0" * 300 for _ in range(1))  # type: ignore[assignment]
+    login = Login(
+        SaslExchange("SCRAM-SHA-256", steps),
+        "h:1",
+        {apis.SASL_HANDSHAKE: (0, 1), apis.SASL_AUTHENTICATE: (0, version)},
+    )
     assert login.begin().body == encoded(SaslHandshakeRequest, 1, mechanism="SCRAM-SHA-256")
     assert bytes(login._authenticate(b"\0" * 300).body) == encoded(
         SaslAuthenticateRequest, version, auth_bytes=b"\0" * 300

@@ -14,7 +14,7 @@ from kafka_sink.network.broker_connection import BrokerConnection, ConnectionSta
 from kafka_sink.network.wire import Buffer
 from kafka_sink.secret import Secret
 from kafka_sink.security import sasl
-from kafka_sink.security.preparation import Preparation, Security
+from kafka_sink.security.sasl import Preparation, Security
 from kafka_sink.security.settings import SaslSettings, SecuritySettings
 from tests.support.login_broker import SECRET, Broker
 from tests.support.network_harness import OPTIONS, metadata_request

@@ -16,6 +16,8 @@ from kafka_sink.errors import AuthenticationError, ProtocolError
 from kafka_sink.network import admin_requests, authentication, produce, requests, transaction_requests
 from kafka_sink.network.wire import address_of
 from kafka_sink.printable import MAX_CHARACTERS, printable, printable_list
+from kafka_sink.secret import Secret
+from kafka_sink.security.sasl import plain
 from tests.support.fake_state import framed
 
 FORGED = "x\n26/11/22 12:00:00 ERROR forged\x1b[2J\u202e" + "y" * 30_000
@@ -76,22 +78,11 @@ def test_explanations_of_every_response_are_bounded_and_printable() -> None:
 def test_mechanisms_on_offer_are_cut() -> None:
     offer = SaslHandshakeResponse(version=1, error_code=33, mechanisms=["A\nB"] * 500)
     response = authentication.decode_handshake(1, framed(offer, 1)[4:])
-    login = authentication.Login(_Exchange(), "broker", {17: (0, 1), 36: (0, 2)})
+    login = authentication.Login(plain("user", Secret("x")), "broker", {17: (0, 1), 36: (0, 2)})
     login.begin()
     with pytest.raises(AuthenticationError) as caught:
         login.on_response(response)
     assert is_safe(str(caught.value).partition(" but ")[2].partition(": set")[0])
-
-
-class _Exchange:
-    mechanism = "PLAIN"
-    remedy = ""
-
-    def first(self) -> bytes:
-        return b""
-
-    def respond(self, challenge: bytes) -> bytes | None:
-        return None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import datetime
 import json
 import logging
 import threading
+from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -16,23 +18,29 @@ from botocore.credentials import Credentials
 from botocore.session import Session
 
 from kafka_sink.errors import AuthenticationError
-from kafka_sink.security import aws
 from kafka_sink.security.aws import IamLogin, region_of
 from kafka_sink.security.settings import IamSettings
 from kafka_sink.security.token import TokenUnavailableError
+from tests.security.conftest import Environ, Modules
 from tests.support.http_server import served
+from tests.support.waiting import until
 
 HOST = "b-1.demo.abc123.c2.kafka.eu-west-1.amazonaws.com"
 KEY, SECRET_KEY = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 
 
 @pytest.fixture(autouse=True)
-def _no_credentials_of_this_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION", "AWS_REGION"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+def _no_credentials_of_this_host(environ: Environ, tmp_path: Path) -> None:
+    """Credentials are those in the environment, unless a test gives others."""
+    names = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION", "AWS_REGION")
+    environ(**dict.fromkeys(names))
+    environ(
+        AWS_EC2_METADATA_DISABLED="true",
+        AWS_CONFIG_FILE=str(tmp_path / "config"),
+        AWS_SHARED_CREDENTIALS_FILE=str(tmp_path / "credentials"),
+        AWS_ACCESS_KEY_ID=KEY,
+        AWS_SECRET_ACCESS_KEY=SECRET_KEY,
+    )
 
 
 def sent(login: IamLogin, host: str = HOST) -> dict[str, str]:
@@ -48,25 +56,14 @@ def botocores(message: dict[str, str], token: str | None, region: str = "eu-west
     )
     request = AWSRequest("GET", f"https://{HOST}/", params={"Action": "kafka-cluster:Connect"})
     request.context["timestamp"] = message["x-amz-date"]
-    now = getattr(botocore_auth, "get_current_datetime", None)
-    patch = pytest.MonkeyPatch()
-    if now is not None:
-        patch.setattr(botocore_auth, "get_current_datetime", lambda *_, **__: moment)
-    try:
+    with mock.patch.object(botocore_auth, "get_current_datetime", return_value=moment, create=True):
         signer.add_auth(request)
-    finally:
-        patch.undo()
     return str(parse_qs(urlsplit(request.url).query)["X-Amz-Signature"][0])
 
 
 @pytest.mark.parametrize("token", [None, "FwoGZXIvYXdzE//token=="])
-def test_the_signature_is_the_one_that_botocore_makes(
-    monkeypatch: pytest.MonkeyPatch, token: str | None
-) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
-    if token is not None:
-        monkeypatch.setenv("AWS_SESSION_TOKEN", token)
+def test_the_signature_is_the_one_that_botocore_makes(environ: Environ, token: str | None) -> None:
+    environ(AWS_SESSION_TOKEN=token)
     message = sent(IamLogin(IamSettings()))
     assert message["version"] == "2020_10_22"
     assert message["host"] == HOST
@@ -77,46 +74,46 @@ def test_the_signature_is_the_one_that_botocore_makes(
     assert SECRET_KEY not in json.dumps(message)
 
 
-def test_the_search_for_credentials_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_for_credentials_has_bounds() -> None:
     """Catches: 60 s five times for each request to AWS, and logins that wait for another's for ever."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
-    seen: list[Any] = []
-    monkeypatch.setattr(Session, "set_default_client_config", lambda self, config: seen.append(config))
-    login = IamLogin(IamSettings())
-    sent(login)
-    (config,) = seen
+    session = Session()
+    sent(IamLogin(IamSettings(), lambda _: session))
+    config = session.get_default_client_config()
     assert config.connect_timeout + config.read_timeout <= 30
     assert config.retries == {"total_max_attempts": 2}
 
 
-def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_search_for_credentials_that_hangs_ends_every_login_and_is_not_begun_again() -> None:
     """Catches: a credential_process without an end held the first login for ever, and its connection."""
-    monkeypatch.setattr(aws, "_WAIT_S", 0.05)
     began: list[int] = []
     end = threading.Event()
 
-    def hang(_self: Session) -> None:
-        began.append(1)
-        end.wait(60)
+    class Hanging(Session):  # type: ignore[misc]
+        def get_credentials(self) -> None:
+            began.append(1)
+            end.wait(60)
 
-    monkeypatch.setattr(Session, "get_credentials", hang)
-    login = IamLogin(IamSettings())
+    login = IamLogin(IamSettings(), lambda _: Hanging(), wait_s=0.05)
     for _ in range(3):
         with pytest.raises(TokenUnavailableError, match=r"in vain; check credential_process"):
             login.exchange(HOST)
     assert began == [1]
     end.set()
-    monkeypatch.setattr(aws, "_WAIT_S", 30)
-    with pytest.raises(AuthenticationError, match="there are no AWS credentials here"):
-        login.exchange(HOST)
+
+    def found_none() -> bool:
+        try:
+            login.exchange(HOST)
+        except TokenUnavailableError:
+            return False
+        except AuthenticationError as error:
+            return "there are no AWS credentials here" in str(error)
+        return False
+
+    until(found_none, "the end of the search")
 
 
-def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
+def test_a_profile_is_read(environ: Environ, tmp_path: Path) -> None:
+    environ(AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None)
     (tmp_path / "credentials").write_text(
         "[kafka]\naws_access_key_id = OTHER\naws_secret_access_key = x\nregion = us-east-2\n"
     )
@@ -126,19 +123,16 @@ def test_a_profile_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> No
     assert message["host"] == "localhost"
 
 
-def test_without_credentials_or_region_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
-    with pytest.raises(AuthenticationError, match="there are no AWS credentials here: set AWS_ACCESS_KEY_ID"):
-        IamLogin(IamSettings()).exchange(HOST)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+def test_without_credentials_or_region_it_says_what_to_set(environ: Environ) -> None:
     with pytest.raises(AuthenticationError, match="set AWS_DEFAULT_REGION"):
         IamLogin(IamSettings()).exchange("localhost")
+    environ(AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None)
+    with pytest.raises(AuthenticationError, match="there are no AWS credentials here: set AWS_ACCESS_KEY_ID"):
+        IamLogin(IamSettings()).exchange(HOST)
 
 
-def test_without_botocore_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+def test_without_botocore_it_says_what_to_install(modules: Modules) -> None:
+    modules(botocore=None)
     with pytest.raises(AuthenticationError, match=r"pip install botocore"):
         IamLogin(IamSettings()).exchange(HOST)
 
@@ -157,9 +151,7 @@ def test_the_region_is_in_the_brokers_name(host: str, region: str) -> None:
     assert region_of(host) == region
 
 
-def test_a_response_ends_the_exchange_and_an_empty_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+def test_a_response_ends_the_exchange_and_an_empty_one_is_refused() -> None:
     login = IamLogin(IamSettings())
     exchange = login.exchange(HOST)
     exchange.first()
@@ -170,12 +162,9 @@ def test_a_response_ends_the_exchange_and_an_empty_one_is_refused(monkeypatch: p
         exchange.respond(b"")
 
 
-def test_a_role_is_assumed_once_with_what_the_login_module_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    from botocore.session import Session
-
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+def test_a_role_is_assumed_once_with_what_the_login_module_says() -> None:
     asked: list[dict[str, Any]] = []
+    made: list[tuple[Any, Any]] = []
 
     class Sts:
         def assume_role(self, **given: Any) -> dict[str, Any]:
@@ -184,15 +173,13 @@ def test_a_role_is_assumed_once_with_what_the_login_module_says(monkeypatch: pyt
             credentials = {"AccessKeyId": "ROLE", "SecretAccessKey": "s", "SessionToken": "t"}
             return {"Credentials": {**credentials, "Expiration": ends}, "AssumedRoleUser": {}}
 
-    made: list[tuple[Any, Any]] = []
+    class OfSts(Session):  # type: ignore[misc]
+        def create_client(self, service: str, **given: Any) -> Sts:
+            made.append((service, given.get("region_name")))
+            return Sts()
 
-    def create_client(_self: Session, service: str, **given: Any) -> Sts:
-        made.append((service, given.get("region_name")))
-        return Sts()
-
-    monkeypatch.setattr(Session, "create_client", create_client)
     role = "arn:aws:iam::1:role/r"
-    login = IamLogin(IamSettings("", role, "nightly", "external", "eu-central-1"))
+    login = IamLogin(IamSettings("", role, "nightly", "external", "eu-central-1"), lambda _: OfSts())
     for _ in range(2):
         message = sent(login)
         assert message["x-amz-credential"].startswith("ROLE/")
@@ -207,15 +194,15 @@ ASSUMED = """<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15
 </AssumeRoleResult></AssumeRoleResponse>"""
 
 
-def test_no_log_has_the_credentials_of_a_role(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_log_has_the_credentials_of_a_role(environ: Environ, caplog: pytest.LogCaptureFixture) -> None:
     """Catches: botocore, which logs AWS's whole response at DEBUG."""
     with served() as sts:
         sts.respond = lambda _: (200, {"Content-Type": "text/xml"}, ASSUMED.encode())
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASOURCE")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret-of-the-source")
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
+        environ(
+            AWS_ACCESS_KEY_ID="AKIASOURCE",
+            AWS_SECRET_ACCESS_KEY="the-secret-of-the-source",
+            AWS_ENDPOINT_URL_STS=sts.url,
+        )
         login = IamLogin(IamSettings("", "arn:aws:iam::1:role/r", "nightly", "", "eu-central-1"))
         with caplog.at_level(logging.DEBUG):
             assert b"ASIAROLE" in login.exchange("b-1.c.x.kafka.eu-central-1.amazonaws.com").first()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import socket
 import ssl
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_sink.security.http import HttpClient
+from tests.security.conftest import Environ
 from tests.support.http_server import Server, served
 
 LIMIT = 64 << 10
@@ -70,18 +70,16 @@ def test_no_redirection_is_followed(server: Server, status: int) -> None:
     assert len(server.requests) == 1
 
 
-def test_no_proxy_of_the_environment_is_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_of_the_environment_is_asked(server: Server, environ: Environ) -> None:
     with served() as proxy:
-        for name in ("http_proxy", "https_proxy", "all_proxy"):
-            monkeypatch.setenv(name, proxy.url)
-            monkeypatch.setenv(name.upper(), proxy.url)
-        monkeypatch.delenv("no_proxy", raising=False)
-        assert os.environ["HTTP_PROXY"]
+        names = ("http_proxy", "https_proxy", "all_proxy")
+        environ(**dict.fromkeys((*names, *map(str.upper, names)), proxy.url), no_proxy=None)
         assert get(server.url) == (200, b"{}")
         assert proxy.requests == []
 
 
-def test_a_server_that_drips_is_left_within_the_bound() -> None:
+@pytest.mark.parametrize("drop", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"x"])
+def test_a_server_that_drips_is_left_within_the_bound(drop: bytes) -> None:
     """Catches: a socket's own time-out, which begins anew with each byte."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         done = threading.Event()
@@ -91,7 +89,7 @@ def test_a_server_that_drips_is_left_within_the_bound() -> None:
             with peer:
                 while not done.wait(0.05):
                     try:
-                        peer.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                        peer.sendall(drop)
                     except OSError:
                         return
 

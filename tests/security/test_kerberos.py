@@ -19,7 +19,9 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from local_kafka import LocalBroker
+from tests.security.conftest import Environ
 from tests.support.security.key_distribution import REALM, KeyDistribution, is_available
+from tests.support.waiting import until
 
 if not is_available():
     pytest.skip("no KDC is installed", allow_module_level=True)
@@ -67,9 +69,8 @@ def kerberised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberised]
 
 
 @pytest.fixture(autouse=True)
-def _where_kerberos_looks(kerberised: Kerberised, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in kerberised.kdc.environ.items():
-        monkeypatch.setenv(name, value)
+def _where_kerberos_looks(kerberised: Kerberised, environ: Environ) -> None:
+    environ(**kerberised.kdc.environ)
 
 
 def write(raw: dict[str, str], for_s: float = 0.0) -> int:
@@ -89,7 +90,7 @@ def write(raw: dict[str, str], for_s: float = 0.0) -> int:
         while not sent or time.monotonic() - begun < for_s:
             producer.send(rows, plan=plan)
             sent += 500
-            time.sleep(0.05)
+            until(lambda: producer.acknowledged == producer.rows, "acknowledgements")
         result = producer.finish()
         assert (result.records, result.retries) == (sent, 0)
         return sent
@@ -98,9 +99,9 @@ def write(raw: dict[str, str], for_s: float = 0.0) -> int:
 
 
 def test_without_a_ticket_planning_says_what_to_do(
-    kerberised: Kerberised, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kerberised: Kerberised, environ: Environ, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("KRB5CCNAME", f"FILE:{tmp_path}/none")
+    environ(KRB5CCNAME=f"FILE:{tmp_path}/none")
     with pytest.raises(AuthenticationError, match=r"no ticket for kafka@127\.0\.0\.1: .*kinit on every host"):
         write(kerberised.options())
 
@@ -111,9 +112,9 @@ def test_a_ticket_in_the_cache_is_used(kerberised: Kerberised) -> None:
 
 
 def test_a_keytab_of_the_jaas_options_is_used(
-    kerberised: Kerberised, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kerberised: Kerberised, environ: Environ, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("KRB5CCNAME", f"FILE:{tmp_path}/none")
+    environ(KRB5CCNAME=f"FILE:{tmp_path}/none")
     jaas = (
         f'{MODULE} useKeyTab=true keyTab="{kerberised.keytab}" principal="alice@{REALM}" serviceName="kafka";'
     )

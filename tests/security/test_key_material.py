@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import ssl
 import subprocess
 import threading
 import traceback
@@ -18,7 +17,7 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.secret import Secret
 from kafka_sink.security.key_material import read_key, read_trust
 from kafka_sink.security.settings import Store, TlsSettings
-from kafka_sink.security.tls_context import TlsContexts, make_context
+from kafka_sink.security.tls_context import make_context
 from tests.support.security.certificates import Authority, Identity
 
 PASSWORD = Secret("pass, 'word\"")
@@ -116,18 +115,8 @@ def test_keytools_own_stores_are_read_and_jks_is_refused_with_the_line_that_conv
 ) -> None:
     authority.pem_file(tmp_path / "ca.pem")
     for kind in ("PKCS12", "JKS"):
-        command = [
-            "keytool",
-            "-importcert",
-            "-noprompt",
-            "-file",
-            "ca.pem",
-            "-alias",
-            "ca",
-            "-storepass:env",
-            "PW",
-        ]
-        command += ["-keystore", f"{kind}.store", "-storetype", kind]
+        command = ["keytool", "-importcert", "-noprompt", "-file", "ca.pem", "-alias", "ca"]
+        command += ["-storepass:env", "PW", "-keystore", f"{kind}.store", "-storetype", kind]
         subprocess.run(
             command, cwd=tmp_path, env={**os.environ, "PW": "secret1"}, capture_output=True, check=True
         )
@@ -198,45 +187,3 @@ def test_no_frame_of_an_error_shows_a_private_key(case: str, authority: Authorit
         assert shown
         assert not [one for one in shown if middle[:16] in one]
         error = error.__context__
-
-
-def test_renewed_files_are_used_by_new_connections_and_damaged_ones_are_not(
-    authority: Authority, tmp_path: Path
-) -> None:
-    path = tmp_path / "client.pem"
-    authority.issue("one").pem_file(path)
-    made: list[ssl.SSLContext] = []
-
-    def make(settings: TlsSettings) -> ssl.SSLContext:
-        made.append(make_context(settings))
-        return made[-1]
-
-    contexts = TlsContexts(TlsSettings(key=location(path)), make)
-    first = contexts.current()
-    assert contexts.current() is first
-    authority.issue("two").pem_file(path)
-    os.utime(path, ns=(1, 1))
-    second = contexts.current()
-    assert second is not first
-    path.write_bytes(b"half a fil")
-    assert contexts.current() is second
-    path.unlink()
-    assert contexts.current() is second
-    authority.issue("three").pem_file(path)
-    assert contexts.current() not in (first, second)
-
-
-def test_no_key_touches_a_disk(client: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    opened: list[str] = []
-    real = ssl.SSLContext.load_cert_chain
-
-    def watch(self: ssl.SSLContext, certificate: str, key: str) -> None:
-        opened.extend([certificate, key])
-        real(self, certificate, key)
-
-    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watch)
-    make_context(TlsSettings(key=location(client.pem_file(tmp_path / "c.pem"))))
-    assert all(path.startswith("/dev/fd/") for path in opened)
-    assert list((tmp_path / "tmp").iterdir()) == []

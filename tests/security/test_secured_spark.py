@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,14 +129,13 @@ def test_no_secret_is_left_anywhere(driver: Driver) -> None:
 
 
 def _watch_children(root: int, seen: set[str], stop: threading.Event) -> None:
-    while not stop.is_set():
+    while not stop.wait(0.1):
         for pid in _descendants(root):
             for name in ("cmdline", "environ"):
                 try:
                     seen.add(Path(f"/proc/{pid}/{name}").read_text(errors="replace"))
                 except OSError:
                     pass
-        time.sleep(0.1)
 
 
 def _descendants(root: int) -> set[int]:
