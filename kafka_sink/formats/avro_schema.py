@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats.columns import is_list, joined, plain_type, require_text_keys
-from kafka_sink.formats.row_encoding import Steps
+from kafka_sink.formats.planning import Steps
 from kafka_sink.printable import printable
 from kafka_sink.records import varint
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats.columns import is_list, joined, plain_type, unsupported_type
-from kafka_sink.formats.row_encoding import Steps
+from kafka_sink.formats.planning import Steps
 from kafka_sink.printable import printable
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from kafka_sink.errors import ConfigurationError, KafkaSinkError, RegistryError, SchemaError
-from kafka_sink.formats.row_encoding import KINDS, RegisteredSchema, Schema, message_name
+from kafka_sink.formats.planning import KINDS, RegisteredSchema, Schema, message_name
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
 from kafka_sink.secret import HiddenValues, Secret

@@ -18,7 +18,7 @@ from kafka_sink.errors import InvalidRowError, SchemaError
 from kafka_sink.formats import byte_columns, json_values
 from kafka_sink.formats.byte_columns import Piece, Word
 from kafka_sink.formats.columns import Encoder, UnfitRowsError, plain, present_only, reject
-from kafka_sink.formats.row_encoding import (
+from kafka_sink.formats.planning import (
     ID_HEADERS,
     KINDS,
     PartFormat,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from kafka_sink.coordinator.live.messages import TaskIdentity
     from kafka_sink.dead_letters.rejected_rows import RejectedRows
-    from kafka_sink.formats.row_encoding import RowEncoding
+    from kafka_sink.formats.planning import RowEncoding
     from kafka_sink.task.producer import Producer
     from kafka_sink.transactions.batch import AttemptReport
     from kafka_sink.transactions.decision import BatchIdentity

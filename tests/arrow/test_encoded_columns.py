@@ -18,7 +18,7 @@ from kafka_sink.dead_letters.rejected_rows import RejectedRows
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import registry
 from kafka_sink.formats.columns import plain
-from kafka_sink.formats.row_encoding import RegisteredSchema, Schema
+from kafka_sink.formats.planning import RegisteredSchema, Schema
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.fake_broker import FakeCluster

@@ -15,7 +15,7 @@ from hypothesis import given
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import avro, avro_schema, byte_columns
 from kafka_sink.formats.columns import UnfitRowsError
-from tests.support.avro_cases import tables
+from tests.support.avro_cases import field, record, tables
 
 
 def _by_fastavro(schema: str, rows: list[Any]) -> list[bytes]:
@@ -41,14 +41,6 @@ def test_bytes_are_fastavros(table: tuple[pa.StructArray, list[dict[str, Any]]])
     assert _encoded(schema, column) == _by_fastavro(schema, rows)
 
 
-def _record(*fields: Any) -> str:
-    return json.dumps({"type": "record", "name": "Row", "namespace": "n", "fields": list(fields)})
-
-
-def _field(name: str, kind: Any, **more: Any) -> dict[str, Any]:
-    return {"name": name, "type": kind, **more}
-
-
 _MICROS = {"type": "long", "logicalType": "timestamp-micros"}
 _FIXED_DECIMAL = {
     "type": "fixed",
@@ -62,7 +54,7 @@ _ENUM = {"type": "enum", "name": "Size", "symbols": ["S", "M", "L"]}
 _INNER = {
     "type": "record",
     "name": "Inner",
-    "fields": [_field("z", "string", default="d"), _field("y", "int")],
+    "fields": [field("z", "string", default="d"), field("y", "int")],
 }
 
 
@@ -71,51 +63,51 @@ _INNER = {
     [
         # Columns go to fields by name, in the schema's order; fields without a column get their default.
         (
-            _record(
-                _field("y", "long"),
-                _field("d", ["null", "string"], default=None),
-                _field("e", _ENUM, default="M"),
-                _field("l", {"type": "array", "items": "int"}, default=[1, -2]),
-                _field("m", {"type": "map", "values": "boolean"}, default={"k": True}),
-                _field("i", _INNER, default={"y": 3}),
-                _field("x", "string"),
+            record(
+                field("y", "long"),
+                field("d", ["null", "string"], default=None),
+                field("e", _ENUM, default="M"),
+                field("l", {"type": "array", "items": "int"}, default=[1, -2]),
+                field("m", {"type": "map", "values": "boolean"}, default={"k": True}),
+                field("i", _INNER, default={"y": 3}),
+                field("x", "string"),
             ),
             [("x", pa.string()), ("y", pa.int32())],
             [{"x": "a", "y": 1}, {"x": "", "y": -(1 << 31)}],
         ),
         # Null last, only a value, several branches.
         (
-            _record(
-                _field("a", ["string", "null"]),
-                _field("b", ["long"]),
-                _field("c", ["null", "boolean", "double", {"type": "array", "items": ["null", "long"]}]),
+            record(
+                field("a", ["string", "null"]),
+                field("b", ["long"]),
+                field("c", ["null", "boolean", "double", {"type": "array", "items": ["null", "long"]}]),
             ),
             [("a", pa.string()), ("b", pa.int64()), ("c", pa.list_(pa.int64()))],
             [{"a": None, "b": 1, "c": [None, 2]}, {"a": "x", "b": -1, "c": None}],
         ),
         # Wider numbers, and numbers as what their logical type says.
         (
-            _record(_field("f", "double"), _field("g", "float"), _field("t", _MICROS), _field("n", "null")),
+            record(field("f", "double"), field("g", "float"), field("t", _MICROS), field("n", "null")),
             [("f", pa.int32()), ("g", pa.int16()), ("t", pa.int64()), ("n", pa.null())],
             [{"f": 7, "g": -3, "t": 5, "n": None}],
         ),
         (
-            _record(
-                _field("s", _ENUM),
-                _field("o", ["null", "n.Size"]),
-                _field("f", {"type": "fixed", "name": "F", "size": 3}),
+            record(
+                field("s", _ENUM),
+                field("o", ["null", "n.Size"]),
+                field("f", {"type": "fixed", "name": "F", "size": 3}),
             ),
             [("s", pa.string()), ("o", pa.dictionary(pa.int8(), pa.string())), ("f", pa.binary())],
             [{"s": "L", "o": "S", "f": b"abc"}, {"s": "S", "o": None, "f": b"\0\0\0"}],
         ),
         (
-            _record(_field("d", _FIXED_DECIMAL)),
+            record(field("d", _FIXED_DECIMAL)),
             [("d", pa.decimal128(9, 2))],
             [{"d": decimal.Decimal(text)} for text in ("0.01", "-0.01", "1234567.89", "-1234567.89")],
         ),
         # A record that names itself ends where the columns do.
         (
-            _record(_field("v", "int"), _field("next", ["null", "n.Row"], default=None)),
+            record(field("v", "int"), field("next", ["null", "n.Row"], default=None)),
             [("v", pa.int32()), ("next", pa.struct([("v", pa.int32())]))],
             [{"v": 1, "next": {"v": 2}}, {"v": 1, "next": None}],
         ),
@@ -126,7 +118,7 @@ def test_given_schemas(schema: str, kind: list[Any], rows: list[dict[str, Any]])
 
 
 def test_timestamps_of_other_units_belong_to_the_one_that_they_lie_in() -> None:
-    schema = _record(_field("t", {"type": "long", "logicalType": "timestamp-millis"}))
+    schema = record(field("t", {"type": "long", "logicalType": "timestamp-millis"}))
     column = pa.array([{"t": -1}, {"t": 1999}], pa.struct([("t", pa.int64())]))
     micros = pa.StructArray.from_arrays([column.field(0).cast(pa.timestamp("us", "UTC"))], ["t"])
     assert _encoded(schema, micros) == [b"\x01", b"\x02"]
@@ -136,29 +128,29 @@ def test_timestamps_of_other_units_belong_to_the_one_that_they_lie_in() -> None:
     ("schema", "kind", "said"),
     [
         (
-            _record(_field("x", "int")),
+            record(field("x", "int")),
             [("x", pa.int64())],
             "column 'x' has the type int64, and the schema wants int",
         ),
         (
-            _record(_field("x", "int")),
+            record(field("x", "int")),
             [("y", pa.int32())],
             "requires field 'x', for which there is no column",
         ),
-        (_record(_field("x", "int")), [("X", pa.int32())], "found 'X', and names are case-sensitive"),
-        (_record(_field("x", "int")), [("x", pa.int32()), ("y", pa.int32())], "column 'y' is no field"),
-        (_record(_field("x", _MICROS)), [("x", pa.timestamp("us"))], "column 'x'"),
-        (_record(_field("x", _FIXED_DECIMAL)), [("x", pa.decimal128(12, 4))], r"decimal\(12,3\)"),
-        (_record(_field("x", ["null", "int", "string"])), [("x", pa.float64())], r"\[null, int, string\]"),
-        (_record(_field("x", _INNER)), [("x", pa.struct([("y", pa.string())]))], "column 'x.y'"),
+        (record(field("x", "int")), [("X", pa.int32())], "found 'X', and names are case-sensitive"),
+        (record(field("x", "int")), [("x", pa.int32()), ("y", pa.int32())], "column 'y' is no field"),
+        (record(field("x", _MICROS)), [("x", pa.timestamp("us"))], "column 'x'"),
+        (record(field("x", _FIXED_DECIMAL)), [("x", pa.decimal128(12, 4))], r"decimal\(12,3\)"),
+        (record(field("x", ["null", "int", "string"])), [("x", pa.float64())], r"\[null, int, string\]"),
+        (record(field("x", _INNER)), [("x", pa.struct([("y", pa.string())]))], "column 'x.y'"),
         (
-            _record(_field("x", {"type": "array", "items": "int"})),
+            record(field("x", {"type": "array", "items": "int"})),
             [("x", pa.list_(pa.string()))],
             r"column 'x\[\]'",
         ),
-        (_record(_field("x", "nowhere")), [("x", pa.int32())], "neither it nor a reference defines"),
+        (record(field("x", "nowhere")), [("x", pa.int32())], "neither it nor a reference defines"),
         (
-            _record(_field("x", "int"), _field("y", "int", default="z")),
+            record(field("x", "int"), field("y", "int", default="z")),
             [("x", pa.int32())],
             "default of field 'y'",
         ),
@@ -173,23 +165,23 @@ def test_what_does_not_fit_is_named_at_planning(schema: str, kind: list[Any], sa
 @pytest.mark.parametrize(
     ("schema", "kind", "rows", "said"),
     [
-        (_record(_field("x", "int")), [("x", pa.int32())], [1, None], "field 'x' is null"),
-        (_record(_field("x", _ENUM)), [("x", pa.string())], ["S", "XXL"], "is no symbol"),
+        (record(field("x", "int")), [("x", pa.int32())], [1, None], "field 'x' is null"),
+        (record(field("x", _ENUM)), [("x", pa.string())], ["S", "XXL"], "is no symbol"),
         (
-            _record(_field("x", {"type": "fixed", "name": "F", "size": 2})),
+            record(field("x", {"type": "fixed", "name": "F", "size": 2})),
             [("x", pa.binary())],
             [b"ab", b"a"],
             "2 bytes",
         ),
         (
-            _record(_field("x", ["null", {"type": "map", "values": {"type": "array", "items": "int"}}])),
+            record(field("x", ["null", {"type": "map", "values": {"type": "array", "items": "int"}}])),
             [("x", pa.map_(pa.string(), pa.list_(pa.int32())))],
             [None, [("a", [1]), ("b", [2, None])]],
             r"field 'x\{\}\[\]' is null",
         ),
         # The end of time in a finer unit.
         (
-            _record(_field("x", ["null", {"type": "long", "logicalType": "timestamp-nanos"}])),
+            record(field("x", ["null", {"type": "long", "logicalType": "timestamp-nanos"}])),
             [("x", pa.timestamp("us", "UTC"))],
             [None, 253402214400000000],
             "field 'x' is too far from 1970",
@@ -203,43 +195,9 @@ def test_rows_that_do_not_fit_are_marked(schema: str, kind: list[Any], rows: lis
     assert caught.value.rows.tolist() == [False, True]
 
 
-def _doubling(levels: int) -> dict[str, Any]:
-    """A record whose default has twice the parts with each level."""
-    kind: dict[str, Any] = {"type": "record", "name": "R0", "fields": [_field("a", "int", default=1)]}
-    for level in range(1, levels):
-        fields = [_field("a", kind, default={}), _field("b", f"R{level - 1}", default={})]
-        kind = {"type": "record", "name": f"R{level}", "fields": fields}
-    return kind
-
-
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        ("[" * 100_000, "cannot be read"),
-        (_record(1), "cannot be read"),
-        (_record(_field("x", {"type": "fixed", "name": "F", "size": "many"})), "cannot be read"),
-        (_record(_field("x", "int"), _field("y", "Row", default={"x": 1})), "no value of its type"),
-        (_record(_field("x", "int"), _field("y", _doubling(30), default={})), "too often"),
-    ],
-)
-def test_no_schema_costs_more_than_a_second(schema: str, said: str) -> None:
-    """Catches: errors of Python, and defaults without an end."""
-    with pytest.raises(SchemaError, match=said):
-        _encoded(schema, pa.array([{"x": 1}], pa.struct([("x", pa.int32())])))
-
-
 def test_a_null_beside_a_branch_behind_many() -> None:
     """Catches: branches whose number takes two bytes."""
     records = [{"type": "record", "name": f"R{number}", "fields": []} for number in range(70)]
-    schema = _record(_field("x", [*records, "string", "null"]))
+    schema = record(field("x", [*records, "string", "null"]))
     rows = [{"x": "a"}, {"x": None}]
     assert _encoded(schema, pa.array(rows)) == _by_fastavro(schema, rows)
-
-
-def test_references_define_names() -> None:
-    inner = json.dumps({"type": "record", "name": "Inner", "namespace": "o", "fields": [_field("y", "int")]})
-    schema = avro_schema.read(_record(_field("x", "o.Inner")), [inner])
-    column = pa.array([{"x": {"y": 4}}], pa.struct([("x", pa.struct([("y", pa.int32())]))]))
-    assert byte_columns.join(avro.encoder(schema, column.type, "").pieces(column, None), 1).to_pylist() == [
-        b"\x08"
-    ]

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given
 
-from kafka_sink.errors import SchemaError
 from kafka_sink.formats import byte_columns, json_schema, json_values
 from kafka_sink.formats.columns import UnfitRowsError
 from kafka_sink.formats.row_encoder import dead_letter_values
@@ -123,34 +122,3 @@ def test_a_number_that_json_has_not_is_an_error_of_its_row(wrong: float) -> None
     with pytest.raises(UnfitRowsError, match=r"field 'x\[\]' is NaN or infinite") as caught:
         _encoded(schema, column)
     assert caught.value.rows.tolist() == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        ({"type": "object", "required": ["y"]}, "requires field 'y', for which there is no column"),
-        (
-            {"properties": {"x": {"type": "string"}}},
-            "column 'x' has the type int64, and the schema wants string",
-        ),
-        ({"additionalProperties": False, "properties": {}}, "column 'x' is no property of the schema"),
-        (
-            {"properties": {"x": {"$ref": "#/d/n"}}, "d": {"n": {"type": "null"}}},
-            "column 'x'",
-        ),
-        ({"properties": {"x": {"$ref": "#/definitions/n"}}, "definitions": {}}, "refers to"),
-        ({"properties": {"x": {"$ref": "#/properties/x"}}}, "nested more than"),
-        ({"properties": {"x": {"allOf": 5}}}, "cannot be read"),
-        (
-            {
-                "properties": {"x": {"$ref": "#/d/40"}},
-                "d": {"0": {}}
-                | {str(one): {"allOf": [{"$ref": f"#/d/{one - 1}"}] * 2} for one in range(1, 41)},
-            },
-            "too often",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_named_at_planning(schema: dict[str, Any], said: str) -> None:
-    with pytest.raises(SchemaError, match=said):
-        json_values.encoder(json.dumps(schema), (), pa.struct([("x", pa.int64())]), "")

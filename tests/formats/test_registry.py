@@ -22,36 +22,16 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from kafka_sink import doctor
-from kafka_sink.errors import ConfigurationError, RegistryError, SchemaError
-from kafka_sink.formats import planning
+from kafka_sink.errors import ConfigurationError, RegistryError
+from kafka_sink.formats.planning import PartFormat, RegisteredSchema, RowEncoding
 from kafka_sink.formats.row_encoder import RowEncoder
-from kafka_sink.formats.row_encoding import PartFormat, RegisteredSchema, RowEncoding
-from kafka_sink.options import SinkOptions, parse
+from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from local_kafka.schema_registry import LocalRegistry
-from tests.support.http_server import Server, served
+from tests.formats.conftest import KINDS, options, planned
+from tests.support.http_server import Server
 from tests.support.registry_gate import PASSWORD, USER, RegistryGate
 from tests.support.security.token_server import TokenServer
-
-COLUMNS = [("id", "bigint"), ("name", "string")]
-KINDS = pa.schema([("id", pa.int64()), ("name", pa.string())])
-
-
-def options(**given: str) -> SinkOptions:
-    plain = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "value.format": "avro"}
-    return parse(plain | {name.replace("__", "."): value for name, value in given.items()}).options
-
-
-def planned(made: SinkOptions, query: str | None = None) -> RowEncoding:
-    found = planning.plan(made, COLUMNS, lambda: KINDS, query)
-    assert found is not None
-    return found
-
-
-@pytest.fixture(autouse=True)
-def _notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where an application keeps what it has found, as in Spark's workers."""
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
 
 
 @pytest.fixture
@@ -73,66 +53,6 @@ def test_tls_and_a_login(gate: RegistryGate) -> None:
     assert "guess" not in str(refused.value)
     with pytest.raises(RegistryError, match="certificate verify failed"):
         planned(options(schema__registry__url=gate.url, topic="other", **login))
-
-
-def test_a_query_goes_on_with_its_schemas_while_the_registry_is_down(
-    registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches: a micro-batch that fails because of the registry, or asks it again."""
-    made = options(schema__registry__url=registry.url, topic="stream")
-    first = planned(made, "query")
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("asked again")
-
-    monkeypatch.setattr(planning, "_found", refuse)
-    assert planned(made, "query") == first
-    monkeypatch.undo()
-
-
-def test_a_write_goes_on_with_the_schemas_of_the_one_before_with_a_warning(
-    registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = options(schema__registry__url=registry.url, topic="again")
-    first = planned(made)
-
-    def down(*_: Any) -> None:
-        raise RegistryError("the schema registry is down", is_temporary=True)
-
-    monkeypatch.setattr(planning, "_found", down)
-    assert planned(made) == first
-    with pytest.raises(RegistryError):
-        planned(options(schema__registry__url=registry.url, topic="never-before"))
-
-
-def test_many_topics_share_one_schema(registry: LocalRegistry) -> None:
-    """Catches: a note of a megabyte for a thousand topics, and as much for every task."""
-    topics = ",".join(f"shared-{number}" for number in range(20))
-    plain = {"kafka.bootstrap.servers": "127.0.0.1:1", "value.format": "avro"}
-    made = parse(plain | {"schema.registry.url": registry.url, "schema.registry.topics": topics}).options
-    columns = [*COLUMNS, ("topic", "string")]
-    kinds = pa.schema([*KINDS, ("topic", pa.string())])
-    found = planning.plan(made, columns, lambda: kinds, "query")
-    assert found is not None
-    assert len(found.parts[0].schemas) == 20
-    assert len({id(one.schema) for _, one in found.parts[0].schemas}) == 1
-    assert planning.plan(made, columns, lambda: kinds, "query") == found
-    assert len(planning._written({"value": found.parts[0].schemas})) < 4_000
-
-
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ([("id", "bigint"), ("id", "int")], "two columns 'id'"),
-        ([("id", "array<struct<a:variant>>")], "variants have no schema"),
-        ([("id", "interval year")], "which pyarrow lacks"),
-        ([("key", "string")], "there is no column for the value"),
-    ],
-)
-def test_columns_that_have_no_schema(columns: list[tuple[str, str]], said: str) -> None:
-    made = options(schema__registry__url="http://127.0.0.1:1")
-    with pytest.raises(SchemaError, match=said):
-        planning.plan(made, columns, lambda: KINDS, None)
 
 
 def test_a_registry_that_is_down_is_told_in_a_bound() -> None:
@@ -248,12 +168,6 @@ LOGINS = {
     "basic": {"schema__registry__basic__auth__user__info": f"somebody:{SECRET}"},
     "token": {"schema__registry__bearer__auth__token": SECRET},
 }
-
-
-@pytest.fixture
-def fake() -> Iterator[Server]:
-    with served() as running:
-        yield running
 
 
 def says(fake: Server, body: object, status: int = 200) -> None:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
+
+
+def record(*fields: Any) -> str:
+    """A schema in Avro of n.Row."""
+    return json.dumps({"type": "record", "name": "Row", "namespace": "n", "fields": list(fields)})
+
+
+def field(name: str, kind: Any, **more: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, **more}
+
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
 _DAY_ONE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)

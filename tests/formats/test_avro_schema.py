@@ -1,0 +1,59 @@
+"""Schemas in Avro are read within bounds, and those derived of columns are valid to others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+from kafka_sink.errors import SchemaError
+from kafka_sink.formats import avro, avro_schema, byte_columns
+from tests.support.avro_cases import field, record, tables
+
+
+@given(tables())
+def test_derived_schemas_are_valid_and_name_the_columns(table: tuple[pa.StructArray, object]) -> None:
+    column, _ = table
+    text = avro_schema.derived(list(column.type), "com.example.Row")
+    parsed: Any = fastavro.parse_schema(json.loads(text))
+    assert parsed["name"] == "com.example.Row"
+    assert [one["name"] for one in parsed["fields"]] == [one.name for one in column.type]
+    assert avro_schema.read(text).full_name == "com.example.Row"
+
+
+def _doubling(levels: int) -> dict[str, Any]:
+    """A record whose default has twice the parts with each level."""
+    kind: dict[str, Any] = {"type": "record", "name": "R0", "fields": [field("a", "int", default=1)]}
+    for level in range(1, levels):
+        fields = [field("a", kind, default={}), field("b", f"R{level - 1}", default={})]
+        kind = {"type": "record", "name": f"R{level}", "fields": fields}
+    return kind
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("[" * 100_000, "cannot be read"),
+        (record(1), "cannot be read"),
+        (record(field("x", {"type": "fixed", "name": "F", "size": "many"})), "cannot be read"),
+        (record(field("x", "int"), field("y", "Row", default={"x": 1})), "no value of its type"),
+        (record(field("x", "int"), field("y", _doubling(30), default={})), "too often"),
+    ],
+)
+def test_no_schema_costs_more_than_a_second(schema: str, said: str) -> None:
+    """Catches: errors of Python, and defaults without an end."""
+    with pytest.raises(SchemaError, match=said):
+        avro.encoder(avro_schema.read(schema), pa.struct([("x", pa.int32())]), "")
+
+
+def test_references_define_names() -> None:
+    inner = json.dumps({"type": "record", "name": "Inner", "namespace": "o", "fields": [field("y", "int")]})
+    schema = avro_schema.read(record(field("x", "o.Inner")), [inner])
+    column = pa.array([{"x": {"y": 4}}], pa.struct([("x", pa.struct([("y", pa.int32())]))]))
+    assert byte_columns.join(avro.encoder(schema, column.type, "").pieces(column, None), 1).to_pylist() == [
+        b"\x08"
+    ]

@@ -1,0 +1,43 @@
+"""JSON Schemas: what columns do not fit is named, and no schema costs more than a second."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kafka_sink.errors import SchemaError
+from kafka_sink.formats import json_schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "object", "required": ["y"]}, "requires field 'y', for which there is no column"),
+        (
+            {"properties": {"x": {"type": "string"}}},
+            "column 'x' has the type int64, and the schema wants string",
+        ),
+        ({"additionalProperties": False, "properties": {}}, "column 'x' is no property of the schema"),
+        (
+            {"properties": {"x": {"$ref": "#/d/n"}}, "d": {"n": {"type": "null"}}},
+            "column 'x'",
+        ),
+        ({"properties": {"x": {"$ref": "#/definitions/n"}}, "definitions": {}}, "refers to"),
+        ({"properties": {"x": {"$ref": "#/properties/x"}}}, "nested more than"),
+        ({"properties": {"x": {"allOf": 5}}}, "cannot be read"),
+        (
+            {
+                "properties": {"x": {"$ref": "#/d/40"}},
+                "d": {"0": {}}
+                | {str(one): {"allOf": [{"$ref": f"#/d/{one - 1}"}] * 2} for one in range(1, 41)},
+            },
+            "too often",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_at_planning(schema: dict[str, Any], said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        json_schema.check(json.dumps(schema), (), pa.struct([("x", pa.int64())]), "")

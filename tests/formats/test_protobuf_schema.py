@@ -1,0 +1,46 @@
+"""Schemas in Protobuf, as text and as descriptors: read once, within bounds, or refused."""
+
+from __future__ import annotations
+
+import base64
+
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2
+
+from kafka_sink.errors import SchemaError
+from kafka_sink.formats import protobuf, protobuf_schema
+
+
+@pytest.mark.parametrize(
+    "declared", ["google.type.Date x = 1;", "optional group X = 1 { optional int32 y = 1; } int32 x = 2;"]
+)
+def test_a_type_that_is_not_known_takes_no_numbers(declared: str) -> None:
+    """Catches: varints where consumers read messages."""
+    name = "X" if "group" in declared else "x"
+    schema = protobuf_schema.read(f"message Row {{ {declared} }}")
+    with pytest.raises(SchemaError, match=r"the schema wants (google\.type\.Date|group)"):
+        protobuf.encoder(schema, "", pa.struct([(name, pa.int32())]), "")
+
+
+def test_a_group_in_a_descriptor_is_refused() -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="row.proto")
+    row = file.message_type.add(name="Row")
+    row.nested_type.add(name="X").field.add(name="y", number=1, type=5, label=1)
+    row.field.add(name="x", number=1, type=10, label=1, type_name=".Row.X")
+    schema = protobuf_schema.read(base64.b64encode(file.SerializeToString()).decode())
+    with pytest.raises(SchemaError, match=r"the schema wants \.Row\.X"):
+        protobuf.encoder(schema, "", pa.struct([("x", pa.struct([("y", pa.int32())]))]), "")
+
+
+@pytest.mark.parametrize("text", ['"' + '\\"' * 100_000, "/*" * 100_000, "'" * 99_999])
+def test_what_does_not_end_is_read_once(text: str) -> None:
+    """Catches: a search to the end from each sign, which takes half an hour."""
+    with pytest.raises(SchemaError):
+        protobuf_schema.read(text)
+
+
+@pytest.mark.parametrize("text", ["", "message {", "CgVvcmRl", "no schema at all", 'edition = "2023";'])
+def test_what_is_no_schema_is_refused(text: str) -> None:
+    with pytest.raises(SchemaError):
+        protobuf_schema.read(text).message("")
