@@ -12,8 +12,8 @@ from kafka_sink.errors import RegistryError, SchemaError
 from kafka_sink.formats import planning
 from kafka_sink.options import parse
 from kafka_sink.spark_application import SparkApplication, planning_for
-from tests.formats.conftest import COLUMNS, KINDS, options, planned
 from tests.support.http_server import Server
+from tests.support.planned_formats import COLUMNS, KINDS, options, planned
 
 
 @pytest.fixture(autouse=True)

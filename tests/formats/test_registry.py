@@ -28,8 +28,8 @@ from kafka_sink.formats.row_encoder import RowEncoder
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from local_kafka.schema_registry import LocalRegistry
-from tests.formats.conftest import KINDS, options, planned
 from tests.support.http_server import Server
+from tests.support.planned_formats import KINDS, options, planned
 from tests.support.registry_gate import PASSWORD, USER, RegistryGate
 from tests.support.security.token_server import TokenServer
 

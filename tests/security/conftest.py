@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import pytest
 
-Environ = Callable[..., None]
-Modules = Callable[..., None]
+from tests.support.surroundings import Environ, Modules
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from kafka_sink.errors import AuthenticationError
 from kafka_sink.security.aws import IamLogin, region_of
 from kafka_sink.security.settings import IamSettings
 from kafka_sink.security.token import TokenUnavailableError
-from tests.security.conftest import Environ, Modules
 from tests.support.http_server import served
+from tests.support.surroundings import Environ, Modules
 from tests.support.waiting import until
 
 HOST = "b-1.demo.abc123.c2.kafka.eu-west-1.amazonaws.com"

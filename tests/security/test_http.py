@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_sink.security.http import HttpClient
-from tests.security.conftest import Environ
 from tests.support.http_server import Server, served
+from tests.support.surroundings import Environ
 
 LIMIT = 64 << 10
 

@@ -19,8 +19,8 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from local_kafka import LocalBroker
-from tests.security.conftest import Environ
 from tests.support.security.key_distribution import REALM, KeyDistribution, is_available
+from tests.support.surroundings import Environ
 from tests.support.waiting import until
 
 if not is_available():

@@ -31,7 +31,7 @@ from kafka_sink.security.settings import (
     TokenSettings,
 )
 from kafka_sink.security.token import TokenUnavailableError
-from tests.security.conftest import Modules
+from tests.support.surroundings import Modules
 
 NAME, PASSWORD = "us=er,ü", "pässword"
 

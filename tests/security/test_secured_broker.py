@@ -38,7 +38,6 @@ from kafka_sink.secret import Secret, repeats_secret
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from kafka_sink.task.producer import Producer
 from local_kafka import LocalBroker
-from tests.security.conftest import Environ
 from tests.support.security.certificates import Authority
 from tests.support.security.secured_broker import (
     CONNECTION_STRING,
@@ -52,6 +51,7 @@ from tests.support.security.secured_broker import (
     secured_broker,
 )
 from tests.support.security.token_server import TokenServer
+from tests.support.surroundings import Environ
 from tests.support.waiting import until
 
 OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"

@@ -10,8 +10,8 @@ from typing import Any
 from kafka_sink.security.key_material import read_key
 from kafka_sink.security.settings import Store, TlsSettings
 from kafka_sink.security.tls_context import TlsContexts, load_key
-from tests.security.conftest import Environ
 from tests.support.security.certificates import Authority
+from tests.support.surroundings import Environ
 
 
 def test_renewed_files_are_used_by_new_connections_and_damaged_ones_are_not(tmp_path: Path) -> None:
