@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from random import Random
@@ -52,11 +52,11 @@ from kafka_sink.options.table import DEFAULT_BREAKER
 # Tasks have so long to report when they watch a partition, and to answer a question.
 _WATCH_MS, _QUESTION_MS = 400.0, 250.0
 # A partition that does not fail by the sums is not watched again sooner.
-_REST_MS = 2_000.0
+_REST_MS = 1_000.0
 # How many tasks watch a partition at most, and at least where thousands are watched; and how many reports of
 # watchers may come in all.
 _MAX_WATCHERS, _MIN_WATCHERS, _MAX_REPORTS = 100, 10, 20_000
-# How many of the tasks that report without being asked count, each for itself.
+# How many of the tasks that report without being asked count.
 _MAX_REPORTERS = 10
 # How many tasks are asked about one broker, and about how many brokers at a time.
 _MAX_ASKED, _MAX_QUESTIONS = 20, 200
@@ -90,16 +90,11 @@ class _Counted(NamedTuple):
 
 @dataclass(slots=True)
 class _Watched:
-    """A partition in question; one that does not fail (``is_decided``) is not watched anew before
-    ``until_ms``. A watcher's report counts for ``each`` tasks."""
+    """A partition in question: what tasks have reported, and which watchers have not yet."""
 
-    until_ms: float = math.inf
     reports: dict[int, _Counted] = field(default_factory=dict)
-    watchers: frozenset[int] = frozenset()
-    each: float = 1.0
     missing: set[int] = field(default_factory=set)
     error: str = ""
-    is_decided: bool = False
 
 
 class FailingPartitions:
@@ -117,12 +112,12 @@ class FailingPartitions:
         # Whether there is no memory to watch more.
         self.is_full = False
         self._watched: dict[TopicPartition, _Watched] = {}
-        # Those that nobody watches yet, those of which all watchers have reported. By time: those that wait
-        # for reports, and those that are decided.
+        # Of these, those that nobody watches yet, and those of which all watchers have reported.
         self._new: deque[TopicPartition] = deque()
         self._complete: deque[TopicPartition] = deque()
-        self._open: deque[tuple[float, TopicPartition]] = deque()
-        self._decided: deque[tuple[float, TopicPartition]] = deque()
+        # Until when others wait for reports, and until when those rest that do not fail; the first come first.
+        self._open: dict[TopicPartition, float] = {}
+        self._resting: dict[TopicPartition, float] = {}
         self._asked_ms = -math.inf
 
     def count(
@@ -131,12 +126,12 @@ class FailingPartitions:
         """A task has written so many batches in the last seconds, and so many have failed."""
         watched = self._watched.get(partition)
         if watched is None:
-            if self.is_full or len(self._watched) >= _MAX_WATCHED or not failed:
+            if self.is_full or len(self) >= _MAX_WATCHED or not failed or partition in self._resting:
                 return
             watched = self._watched[partition] = _Watched()
             self._new.append(partition)
         # Where thousands of partitions fail for thousands of tasks, most of what they report ends here.
-        is_one_more = peer not in watched.reports and peer not in watched.watchers
+        is_one_more = peer not in watched.reports and peer not in watched.missing
         if is_one_more and len(watched.reports) >= _MAX_REPORTERS:
             return
         fails = failed > 0 and reaches(failed, failed + written, self._perc)
@@ -149,29 +144,20 @@ class FailingPartitions:
             watched.missing.discard(peer)
             if not watched.missing:
                 self._complete.append(partition)
-        elif watched.is_decided and counts and self._fails(watched):
-            watched.is_decided = False
-            self._complete.append(partition)
 
     def watch(self, tasks: Collection[int], now_ms: float) -> tuple[list[TopicPartition], list[int]]:
         """Some partitions, and the tasks that are to watch all of them."""
-        while self._decided and self._decided[0][0] <= now_ms:
-            until_ms, partition = self._decided.popleft()
-            if partition in self._watched and self._watched[partition].until_ms == until_ms:
-                del self._watched[partition]
+        for partition in list(takewhile(lambda one: self._resting[one] <= now_ms, self._resting)):
+            del self._resting[partition]
         if not self._new or now_ms < self._asked_ms + GATHER_MUTES_MS:
             return [], []
-        self._asked_ms, until_ms = now_ms, now_ms + _WATCH_MS
+        self._asked_ms = now_ms
         wanted = min(_MAX_WATCHERS, max(_MIN_WATCHERS, _MAX_REPORTS // len(self._new)))
         watchers = self._random.sample(list(tasks), min(wanted, len(tasks)))
-        chosen = frozenset(watchers)
         partitions = [self._new.popleft() for _ in range(min(_WATCHED_AT_ONCE, len(self._new)))]
         for partition in partitions:
-            watched = self._watched[partition]
-            watched.watchers, watched.missing, watched.until_ms = chosen, set(chosen), until_ms
-            others = len(tasks) - len(watched.reports.keys() - chosen)
-            watched.each = max(1.0, others / max(1, len(chosen)))
-            self._open.append((until_ms, partition))
+            self._watched[partition].missing = set(watchers)
+            self._open[partition] = now_ms + _WATCH_MS
         return partitions, watchers
 
     def judge(self, now_ms: float) -> Iterator[tuple[TopicPartition, str, list[int]]]:
@@ -179,42 +165,29 @@ class FailingPartitions:
         for _ in range(_JUDGED_AT_ONCE):
             if self._complete:
                 partition = self._complete.popleft()
-            elif self._open and self._open[0][0] <= now_ms:
-                until_ms, partition = self._open.popleft()
-                if partition not in self._watched or self._watched[partition].until_ms != until_ms:
-                    continue
+            elif self._open and next(iter(self._open.values())) <= now_ms:
+                partition = next(iter(self._open))
             else:
                 return
-            watched = self._watched.get(partition)
-            if watched is None or watched.is_decided:
-                continue
-            if self._fails(watched):
-                del self._watched[partition]
-                failing = [peer for peer, one in watched.reports.items() if one.fails]
-                writing = sum(one.writes for one in watched.reports.values())
+            del self._open[partition]
+            watched = self._watched.pop(partition)
+            failing = [peer for peer, one in watched.reports.items() if one.fails]
+            writing = sum(one.writes for one in watched.reports.values())
+            enough = sum(one.failures for one in watched.reports.values()) >= MIN_FAILURES
+            if enough and self.rows >= self._trigger_count and reaches(len(failing), writing, self._perc):
                 who = f"{len(failing)} of {writing} tasks that write to it and were asked"
                 yield partition, f"it fails for {who}; last error: {watched.error}", failing
             else:
-                watched.is_decided, watched.until_ms = True, now_ms + _REST_MS
-                self._decided.append((watched.until_ms, partition))
-
-    def _fails(self, watched: _Watched) -> bool:
-        failing = writing = 0.0
-        for peer, one in watched.reports.items():
-            each = watched.each if peer in watched.watchers else 1.0
-            failing += each * one.fails
-            writing += each * one.writes
-        enough = sum(one.failures for one in watched.reports.values()) >= MIN_FAILURES
-        return enough and self.rows >= self._trigger_count and reaches(failing, writing, self._perc)
+                self._resting[partition] = now_ms + _REST_MS
 
     def __len__(self) -> int:
-        return len(self._watched)
+        return len(self._watched) + len(self._resting)
 
     def due_ms(self) -> float:
         """When there is something to watch, to judge or to forget."""
         if self._complete:
             return -math.inf
-        due_ms = min((one[0][0] for one in (self._open, self._decided) if one), default=math.inf)
+        due_ms = min((next(iter(one.values())) for one in (self._open, self._resting) if one), default=math.inf)
         return min(due_ms, self._asked_ms + GATHER_MUTES_MS) if self._new else due_ms
 
 
@@ -243,9 +216,7 @@ class _Muted:
 
 
 class BreakerService(Service):
-    """``stalled_ms``: for how long the loop has stalled in all. What tasks have sent meanwhile waits for
-    it, so the times here are those of a clock that stands still with it. ``budget`` is shared by all
-    clusters; what exceeds it is not shared."""
+    """``budget`` is shared by all clusters; what exceeds it is not shared."""
 
     scope = ServiceScope.CLUSTER
 
@@ -253,14 +224,12 @@ class BreakerService(Service):
         self,
         options: SinkOptions,
         out: Outbox,
-        stalled_ms: Callable[[float], float] = lambda _: 0.0,
         budget: MemoryBudget | None = None,
         random: Random = RANDOM,
     ) -> None:
         super().__init__(out)
         self._budget = MemoryBudget() if budget is None else budget
         self._cost = 0
-        self._stalled_ms = stalled_ms
         self._random = random
         settings = options.breaker
         # None where a user's class decides, whose mutes are shared.
@@ -285,9 +254,6 @@ class BreakerService(Service):
         self._told_ms = -math.inf
         self._newcomers: dict[int, None] = {}
         self._welcomed_ms = -math.inf
-
-    def _at(self, now_ms: float) -> float:
-        return now_ms - self._stalled_ms(now_ms)
 
     def _is_full(self) -> bool:
         """Whether there is no memory for more."""
@@ -358,7 +324,7 @@ class BreakerService(Service):
 
     @receives(MuteChanges)
     def on_mute_changes(self, peer: int, message: MuteChanges, now_ms: float) -> None:
-        muted, now_ms = with_reasons(message.muted, MAX_TARGETS), self._at(now_ms)
+        muted = with_reasons(message.muted, MAX_TARGETS)
         unmuted, failed = apart(message.unmuted, MAX_TARGETS), with_reasons(message.failed, MAX_TARGETS)
         for target, reason in muted.items():
             if isinstance(target, int):
@@ -393,12 +359,12 @@ class BreakerService(Service):
 
     @receives(Answer)
     def on_answer(self, peer: int, message: Answer, now_ms: float) -> None:
-        node, at_ms = message.broker, self._at(now_ms) - message.age_ms
+        node, at_ms = message.broker, now_ms - message.age_ms
         found = self._inquiries.get(node)
         if found is not None and peer in found.asked and at_ms >= found.asked_ms - found.silence_ms / 2:
             del self._inquiries[node]
         elif node in self._muted and at_ms > self.table.mutes[node].since_ms:
-            self._hurry(node, self._at(now_ms))
+            self._hurry(node, now_ms)
 
     def _end_questions(self, now_ms: float) -> None:
         over = takewhile(lambda one: one[1].asked_ms + _QUESTION_MS <= now_ms, self._inquiries.items())
@@ -525,7 +491,6 @@ class BreakerService(Service):
             self.out.broadcast(list(self._tasks), Mutes(False, added, removed, len(self._tasks)))
 
     def on_time(self, now_ms: float) -> None:
-        now_ms = self._at(now_ms)
         if self._failing is not None:
             self._judge(self._failing, now_ms)
         self._end_questions(now_ms)
@@ -540,4 +505,4 @@ class BreakerService(Service):
         due_ms = min(
             failing_ms, asked_ms + _QUESTION_MS, self._welcome_ms(), self._tell_ms(), self._check_due_ms()
         )
-        return max(0.0, due_ms - self._at(now_ms))
+        return max(0.0, due_ms - now_ms)

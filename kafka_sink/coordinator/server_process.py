@@ -79,9 +79,7 @@ class ServerProcess:
         metrics = self._metrics
         return {
             MetadataService: partial(MetadataService, budget=MemoryBudget()),
-            BreakerService: partial(
-                BreakerService, stalled_ms=self._watch.stalled_ms, budget=MemoryBudget(96 * 1024 * 1024)
-            ),
+            BreakerService: partial(BreakerService, budget=MemoryBudget(96 * 1024 * 1024)),
             RateService: RateService,
             WriteService: partial(WriteService, jobs=self._jobs, listener=metrics),
             ReportService: partial(ReportService, metrics=metrics),

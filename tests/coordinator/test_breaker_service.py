@@ -79,8 +79,8 @@ class Bench:
 
     def __init__(self, tasks: int, budget: MemoryBudget | None = None, /, **breaker: str) -> None:
         self.out = FakeOutbox()
-        self.now, self.stalled = 100_000.0, 0.0
-        self.service = service(self.out, lambda _: self.stalled, budget, **breaker)
+        self.now = 100_000.0
+        self.service = service(self.out, budget, **breaker)
         # How tasks answer.
         self.answer: Callable[[int, Message], Iterable[Message]] = lambda peer, message: ()
         self.pushed: list[tuple[float, int, Message]] = []
@@ -226,31 +226,27 @@ def test_rows_of_all_tasks_count_and_go_on_counting() -> None:
     assert P1 in bench.muted(), "the rows of a task that has ended count"
 
 
-def test_a_partition_that_does_not_fail_rests_for_two_seconds() -> None:
+def test_a_partition_that_does_not_fail_rests_for_a_second() -> None:
     bench = Bench(10)
     bench.writes([0])
     for _ in range(40):
         bench.say(0, outcomes((P0, 0, 5)))
         bench.run(100)
-    assert len({at for at, _ in bench.of(Watch)}) == 2
+    assert len({at for at, _ in bench.of(Watch)}) == 4
     assert not bench.muted()
 
 
-def test_a_partition_that_begins_to_fail_while_it_rests_is_muted_at_once() -> None:
-    """Catches: the first failure of many found that all was well, and nobody looked again for two seconds."""
+def test_a_partition_that_begins_to_fail_while_it_rests_is_muted_after_that() -> None:
     bench = Bench(3)
     bench.writes([], written=29)
     bench.say(0, outcomes((P0, 29, 1)))
     bench.run(100)
-    for peer in range(3):
-        bench.say(peer, outcomes((P0, 29, 17)))
-    bench.run(100)
-    assert not bench.muted()
-    for peer in range(2):
-        bench.say(peer, outcomes((P0, 29, 29)))
-    bench.run(100)
+    bench.writes([0, 1])
+    for _ in range(11):
+        assert not bench.muted()
+        bench.say(0, outcomes((P0, 29, 29)))
+        bench.run(100)
     assert bench.muted() == {P0}
-    assert len(bench.of(Watch)) == 3
 
 
 # -- brokers --------------------------------------------------------------------------------------------
@@ -464,18 +460,14 @@ def test_mutes_take_no_more_bytes_than_a_message_has() -> None:
     assert len(encode(message)) < MAX_MESSAGE_BYTES
 
 
-def test_a_stall_of_the_driver_decides_nothing() -> None:
-    """Catches: after a stall of 0.4 s the first report that was read decided for all, and a broker was muted
-    because its answers had not been read."""
+def test_what_is_read_after_a_stall_of_the_driver_counts() -> None:
+    """The loop reads what has come before it calls services whose time is over."""
     bench = Bench(5)
     bench.say(0, outcomes((P0, 0, 5)))
     bench.say(0, wanted(SICK, silence_ms=800.0))
     bench.run(60)
     assert len(bench.of(Watch)) == 5
     bench.now += 5_000.0
-    bench.stalled += 4_900.0
-    bench.service.on_time(bench.now)
-    assert not bench.muted()
     for peer in range(5):
         bench.say(peer, outcomes((P0, 5 * (peer > 0), 5 * (peer == 0))))
         bench.say(peer, Answer(SICK, 5.0))

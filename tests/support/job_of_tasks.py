@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 from kafka_sink.breaker import FailureRateCircuitBreaker
@@ -24,7 +23,6 @@ BREAKER = "kafka.producer.circuit.breaker."
 
 def service(
     out: FakeOutbox,
-    stalled_ms: Callable[[float], float] = lambda _: 0.0,
     budget: MemoryBudget | None = None,
     /,
     **breaker: str,
@@ -36,7 +34,7 @@ def service(
     }
     options = {f"{BREAKER}{name}": text for name, text in given.items()}
     parsed = parse({"kafka.bootstrap.servers": "h:1", "topic": "t", **options}).options
-    return BreakerService(parsed, out, stalled_ms, budget, Random(1))
+    return BreakerService(parsed, out, budget, Random(1))
 
 
 class Task:
@@ -111,8 +109,7 @@ class Job:
         self.random = Random(1)
         self.cluster = Cluster(t=[1, 2, 3])
         self.out = FakeOutbox()
-        self.stalled = 0.0
-        self.service = service(self.out, lambda _: self.stalled, **breaker)
+        self.service = service(self.out, **breaker)
         self.tasks = [Task(self, number) for number in range(tasks)]
         self.connected: set[int] = set()
         # Their clients send nothing, as if their processes were stalled.
