@@ -541,7 +541,7 @@ class Breaker:
         if has_response(cause) and node_id in self._brokers:
             self._brokers[node_id].probed_ms = now_ms
         if self.probes.broker_probe_done(node_id, cause) and self._shared is not None:
-            self._shared.answered(node_id, now_ms)
+            self._shared.answered(node_id)
         # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid
         # partitions without a leader, so nothing else would have that metadata fetched again.
         for topic in self.manager.leaderless_topics():

@@ -49,9 +49,8 @@ _RAMP_STEP_MS = 100.0
 # Thousands of tasks do not report at once, but within so long for each of them: what the first ones say is
 # enough, and what is muted meanwhile needs no report.
 _SPREAD_MS = 0.3
-# How often a task looks for which muted partitions it has rows, and names them again if it has named few of
-# those that are still muted.
-_CHECK_MS, _NAME_AGAIN_MS = 100.0, 10_000.0
+# A task that has named many muted partitions names others only after this time.
+_NAME_AGAIN_MS = 10_000.0
 
 _T = TypeVar("_T")
 _Counts = Annotated[tuple[Count, ...], AtMost(MAX_MUTES)]
@@ -236,16 +235,13 @@ class BreakerChannel(Channel):
         # Of partitions that failed, whether a broker responded, and the last error; which were not reported.
         self._errors: dict[TopicPartition, tuple[bool, str]] = {}
         self._unreported: set[TopicPartition] = set()
-        # By broker, when its last response came.
-        self._answers: dict[int, float] = {}
-        self._watched: list[TopicPartition] = []
         self._changes: dict[Target, MuteChange] = {}
-        self._outcomes_ms = self._checked_ms = -math.inf
+        self._outcomes_ms = -math.inf
         self._report_ms = math.inf
-        # Muted partitions that were named, and whether a batch waited for each; when, and when to name more.
+        # Muted partitions that were named, and whether a batch waited for each; when, and when to check.
         self._named: dict[Target, bool] = {}
         self._named_ms = -math.inf
-        self._name_at_ms = math.inf
+        self._waits_ms = math.inf
 
     # -- for the Breaker: the sender's thread ---------------------------------------------------------------
 
@@ -264,8 +260,10 @@ class BreakerChannel(Channel):
                 self._errors[home.id] = has_response(cause), str(cause)
                 self._unreported.add(home.id)
 
-    def answered(self, node_id: int, now_ms: float) -> None:
-        self._answers[node_id] = now_ms
+    def answered(self, node_id: int) -> None:
+        """A broker that the coordinator asked about has just responded."""
+        if self._connected:
+            self._say(Answer(node_id, 0.0))
 
     def changed(self, change: MuteChange) -> None:
         if not change.muted:
@@ -287,12 +285,6 @@ class BreakerChannel(Channel):
         now_ms = manager.local.now_ms
         self._release(manager)
         self._say_changes(manager)
-        for node, at_ms in self._answers.items():
-            self._say(Answer(node, now_ms - at_ms))
-        self._answers = {}
-        while self._watched:
-            part, self._watched = self._watched[:MAX_TARGETS], self._watched[MAX_TARGETS:]
-            self._say_outcomes(manager, part)
         if not self._unreported:
             self._report_ms = math.inf
         elif math.isinf(self._report_ms):
@@ -302,17 +294,15 @@ class BreakerChannel(Channel):
             self._outcomes_ms, self._report_ms = now_ms, math.inf
             # Where thousands fail, each task begins elsewhere.
             self._say_outcomes(manager, self._some(sorted(self._unreported), MAX_TARGETS))
-        if now_ms >= self._checked_ms + _CHECK_MS:
-            self._check_waits(manager)
+        if now_ms >= self._waits_ms:
+            self._say_waits(manager)
 
     def next_change_ms(self, now_ms: float) -> float:
         if not self._connected:
             return math.inf
-        if self._changes or self._answers or self._watched:
+        if self._changes or (self._unreported and math.isinf(self._report_ms)):
             return 0.0
-        if self._unreported and math.isinf(self._report_ms):
-            return 0.0
-        return max(0.0, min([self._report_ms, self._name_at_ms, *self._release_ms.values()]) - now_ms)
+        return max(0.0, min([self._report_ms, self._waits_ms, *self._release_ms.values()]) - now_ms)
 
     def _say(self, said: Message) -> None:
         self._outbox.append(said)
@@ -350,28 +340,27 @@ class BreakerChannel(Channel):
         topics = tuple(TopicOutcomes(*key, *zip(*counts, strict=True)) for key, counts in found.items())
         self._say(Outcomes(manager.rows, topics))
 
-    def _check_waits(self, manager: CircuitBreakManager) -> None:
+    def _say_waits(self, manager: CircuitBreakManager) -> None:
         """Name partitions with rows: not each time that one is unmuted, as thousands may be, one by one."""
-        now_ms = self._checked_ms = manager.local.now_ms
+        now_ms = manager.local.now_ms
         self._named = {target: held for target, held in self._named.items() if target in self._muted}
-        held: list[Target] = []
-        acceptable: list[Target] = []
-        if any(isinstance(one, TopicPartition) for one in self._muted):
-            held = [one for one in manager.probes.held() if one in self._muted]
-            acceptable = list(manager.probes.wanted())
+        held = [one for one in manager.probes.held() if one in self._muted]
+        acceptable = list(manager.probes.wanted())
         is_new = any(not self._named.get(one) for one in held) or not self._named.keys() >= set(acceptable)
-        is_due = len(self._named) < MAX_WAITING // 2 or now_ms >= self._named_ms + _NAME_AGAIN_MS
-        if not (is_new and is_due):
-            self._name_at_ms = math.inf
-        elif now_ms >= self._name_at_ms:
-            self._named_ms, self._name_at_ms = now_ms, math.inf
+        if is_new and (len(self._named) < MAX_WAITING // 2 or now_ms >= self._named_ms + _NAME_AGAIN_MS):
+            self._named_ms = now_ms
             held, acceptable = self._some(held, MAX_WAITING), self._some(acceptable, MAX_WAITING)
             self._named |= dict.fromkeys(acceptable, False) | dict.fromkeys(held, True)
             self._say(Waiting(together(held), together(acceptable)))
-        elif math.isinf(self._name_at_ms):
-            # Not all tasks at once: the first probe follows an interval after a mute.
-            most_ms = min(self._interval_ms, manager.local.retry_interval_ms / 4)
-            self._name_at_ms = now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
+        self._wait_to_name(manager)
+
+    def _wait_to_name(self, manager: CircuitBreakManager) -> None:
+        if not any(isinstance(one, TopicPartition) for one in self._muted):
+            self._waits_ms = math.inf
+            return
+        # Not all tasks at once: the first probe follows an interval after a mute.
+        most_ms = min(self._interval_ms, manager.local.retry_interval_ms / 4)
+        self._waits_ms = manager.local.now_ms + self._random() * max(most_ms, _SPREAD_MS * self._tasks)
 
     def _release(self, manager: CircuitBreakManager) -> None:
         """Unmute targets that the coordinator has unmuted, once their delay in this task is over."""
@@ -412,13 +401,19 @@ class BreakerChannel(Channel):
         self._release_ms |= dict.fromkeys((one for one in removed if one in self._muted), at_ms)
         self._release(manager)
         manager.local.apply_shared(self._muted, {})
+        if math.isinf(self._waits_ms):
+            self._wait_to_name(manager)
         self._is_told |= message.whole
+
+    def _take_watch(self, partitions: list[TopicPartition], manager: CircuitBreakManager) -> None:
+        for start in range(0, len(partitions), MAX_TARGETS):
+            self._say_outcomes(manager, partitions[start : start + MAX_TARGETS])
 
     def _take_question(self, asked: Question, manager: CircuitBreakManager) -> None:
         broker = manager.brokers.get(asked.broker)
         at_ms = -math.inf if broker is None else broker.last_response_ms
         if manager.local.now_ms - at_ms < asked.within_ms:
-            self._answers[asked.broker] = at_ms
+            self._say(Answer(asked.broker, manager.local.now_ms - at_ms))
         else:
             manager.probes.ask_broker(asked.broker)
 
@@ -461,7 +456,7 @@ class BreakerChannel(Channel):
     @receives(Watch)
     def on_watch(self, message: Watch, now_ms: float) -> None:
         partitions = [one for one in apart(message.partitions, MAX_MUTES) if isinstance(one, TopicPartition)]
-        self._put(lambda _: self._watched.extend(partitions))
+        self._put(partial(self._take_watch, partitions))
 
     @receives(Question)
     def on_question(self, asked: Question, now_ms: float) -> None:
