@@ -69,9 +69,9 @@ _CHECK_MS = 20.0
 _MAX_WATCHED, _MAX_HOLDERS = 20_000, 16
 # Bytes of all reasons as JSON, since a new task gets them in one message.
 _MAX_REASON_BYTES = 1_000_000
-# A change waits for others this long per task, and at most this long in all; a new task waits this long per
-# mute for all mutes. So sending takes only a part of the time.
-_TELL_MS, _MAX_TELL_MS, _WELCOME_MS = 0.3, 1_000.0, 0.05
+# A change, and a new task while anything is muted, waits for others this long per task, and at most this long
+# in all. So sending takes only a part of the time.
+_TELL_MS, _MAX_TELL_MS = 0.3, 1_000.0
 # Bytes that are kept of a partition or broker in question, and of a mute: estimates.
 _WATCHED_BYTES, _MUTE_BYTES = 2_500, 3_000
 # After a mute on one task's word, no such word counts for so many times as long, or so many intervals.
@@ -115,7 +115,7 @@ class FailingPartitions:
         # Of these, those that nobody watches yet, and those of which all watchers have reported.
         self._new: deque[TopicPartition] = deque()
         self._complete: deque[TopicPartition] = deque()
-        # Until when others wait for reports, and until when those rest that do not fail; the first come first.
+        # Until when others wait for reports, and until when those rest that do not fail; the first comes first.
         self._open: dict[TopicPartition, float] = {}
         self._resting: dict[TopicPartition, float] = {}
         self._asked_ms = -math.inf
@@ -187,8 +187,10 @@ class FailingPartitions:
         """When there is something to watch, to judge or to forget."""
         if self._complete:
             return -math.inf
-        due_ms = min((next(iter(one.values())) for one in (self._open, self._resting) if one), default=math.inf)
-        return min(due_ms, self._asked_ms + GATHER_MUTES_MS) if self._new else due_ms
+        times = [next(iter(one.values())) for one in (self._open, self._resting) if one]
+        if self._new:
+            times.append(self._asked_ms + GATHER_MUTES_MS)
+        return min(times, default=math.inf)
 
 
 @dataclass(slots=True)
@@ -248,12 +250,11 @@ class BreakerService(Service):
         self._reason_bytes = 0
         # By partition, until when no mute of it may rest on the word of one task.
         self._paused_ms: dict[Target, float] = {}
-        # What tasks have not been told yet; those that have been told nothing yet, and when others were told.
+        # What tasks have not been told yet; those that have been told nothing yet, and when others were.
         self._added: dict[Target, str] = {}
         self._removed: set[Target] = set()
         self._told_ms = -math.inf
         self._newcomers: dict[int, None] = {}
-        self._welcomed_ms = -math.inf
 
     def _is_full(self) -> bool:
         """Whether there is no memory for more."""
@@ -272,7 +273,10 @@ class BreakerService(Service):
 
     def on_joined(self, peer: int, now_ms: float) -> None:
         self._tasks[peer] = 0
-        self._newcomers[peer] = None
+        if self._muted:
+            self._newcomers[peer] = None
+        else:
+            self.out.send(peer, Mutes(True, (), Targets(), len(self._tasks)))
 
     def on_gone(self, peer: int, now_ms: float) -> None:
         del self._tasks[peer]
@@ -473,28 +477,27 @@ class BreakerService(Service):
 
     def _tell_ms(self) -> float:
         pause_ms = min(max(GATHER_MUTES_MS, _TELL_MS * len(self._tasks)), _MAX_TELL_MS)
-        return self._told_ms + pause_ms if self._added or self._removed else math.inf
-
-    def _welcome_ms(self) -> float:
-        return self._welcomed_ms + _WELCOME_MS * len(self._muted) if self._newcomers else math.inf
-
-    def _welcome(self, now_ms: float) -> None:
-        if now_ms >= self._welcome_ms():
-            reasons = by_reason({target: mute.reason for target, mute in self.table.mutes.items()})
-            self.out.broadcast(list(self._newcomers), Mutes(True, reasons, Targets(), len(self._tasks)))
-            self._newcomers, self._welcomed_ms = {}, now_ms
+        has_news = self._added or self._removed or self._newcomers
+        return self._told_ms + pause_ms if has_news else math.inf
 
     def _tell(self, now_ms: float) -> None:
-        if now_ms >= self._tell_ms():
+        if now_ms < self._tell_ms():
+            return
+        self._told_ms = now_ms
+        if self._newcomers:
+            reasons = by_reason({target: mute.reason for target, mute in self.table.mutes.items()})
+            self.out.broadcast(list(self._newcomers), Mutes(True, reasons, Targets(), len(self._tasks)))
+        if self._added or self._removed:
+            others = [peer for peer in self._tasks if peer not in self._newcomers]
             added, removed = by_reason(self._added), together(self._removed)
-            self._added, self._removed, self._told_ms = {}, set(), now_ms
-            self.out.broadcast(list(self._tasks), Mutes(False, added, removed, len(self._tasks)))
+            self._added, self._removed = {}, set()
+            self.out.broadcast(others, Mutes(False, added, removed, len(self._tasks)))
+        self._newcomers = {}
 
     def on_time(self, now_ms: float) -> None:
         if self._failing is not None:
             self._judge(self._failing, now_ms)
         self._end_questions(now_ms)
-        self._welcome(now_ms)
         self._tell(now_ms)
         self._check_some(now_ms)
         self._is_full()
@@ -502,7 +505,5 @@ class BreakerService(Service):
     def next_change_ms(self, now_ms: float) -> float:
         failing_ms = math.inf if self._failing is None else self._failing.due_ms()
         asked_ms = next((one.asked_ms for one in self._inquiries.values()), math.inf)
-        due_ms = min(
-            failing_ms, asked_ms + _QUESTION_MS, self._welcome_ms(), self._tell_ms(), self._check_due_ms()
-        )
+        due_ms = min(failing_ms, asked_ms + _QUESTION_MS, self._tell_ms(), self._check_due_ms())
         return max(0.0, due_ms - now_ms)

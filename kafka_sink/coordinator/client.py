@@ -147,18 +147,18 @@ class CoordinatorClient(threading.Thread):
         # A task may have ended before this thread first ran. Its last report is sent nevertheless.
         is_needed = self._active or leaving
         if self._connection is None and is_needed and now_ms >= self._connect_after_ms:
-            now_ms = self._connect()
+            self._connect()
+            now_ms = self._clock_ms()
         connection = self._connection
         if connection is not None:
             # Between tasks, too: others may wait for what this one has fetched, or muted.
             self._send(connection, now_ms, leaving=leaving)
         self._wait(connection, now_ms)
 
-    def _connect(self) -> float:
+    def _connect(self) -> None:
         self._connection = connect(self.address, self._connect_ms)
         self._has_received, self._greeted = False, None
         self._alive_ms, self._unanswered_ms = -math.inf, math.inf
-        return self._clock_ms()
 
     def _send(self, connection: Connection, now_ms: float, *, leaving: bool) -> None:
         hello = self._hello()
@@ -264,38 +264,29 @@ def ask(
     message: Message,
     answer: type[_Answer],
     timeout_ms: float,
-    hello: Hello | None = None,
+    before: Message | None = None,
 ) -> _Answer:
-    """The first message of this class that comes back. Raises OSError, TimeoutError among them, and
-    ProtocolError."""
-    connection = connect(address, timeout_ms)
-    try:
-        if hello is not None:
-            connection.send(hello)
-        return _asked(connection, message, answer, timeout_ms)
-    finally:
-        connection.close()
+    """The first message of this class that comes back. ``before`` is sent first. Raises OSError, TimeoutError
+    among them, and ProtocolError."""
+    with contextlib.closing(connect(address, timeout_ms)) as connection:
+        until_ms = monotonic_ms() + timeout_ms
+        if before is not None:
+            connection.send(before)
+        connection.send(message)
+        # Otherwise the next receive ends it.
+        with contextlib.suppress(TimeoutError):
+            while (left_ms := until_ms - monotonic_ms()) > 0:
+                connection.socket.settimeout(left_ms / 1000)
+                for received in connection.receive():
+                    if isinstance(received, answer):
+                        return received
+        raise TimeoutError(f"no {answer.__name__} within {timeout_ms:.0f} ms")
 
 
 def tell(address: CoordinatorAddress, message: Message, timeout_ms: float, *, waits: bool = True) -> None:
     """Send a message. ``waits``: until the coordinator has handled it. Raises as ``ask``."""
-    connection = connect(address, timeout_ms)
-    try:
-        connection.send(message)
-        if waits:
-            _asked(connection, Alive(), Alive, timeout_ms)
-    finally:
-        connection.close()
-
-
-def _asked(connection: Connection, message: Message, answer: type[_Answer], timeout_ms: float) -> _Answer:
-    until_ms = monotonic_ms() + timeout_ms
-    connection.send(message)
-    # Otherwise the next receive ends it.
-    with contextlib.suppress(TimeoutError):
-        while (left_ms := until_ms - monotonic_ms()) > 0:
-            connection.socket.settimeout(left_ms / 1000)
-            for received in connection.receive():
-                if isinstance(received, answer):
-                    return received
-    raise TimeoutError(f"no {answer.__name__} within {timeout_ms:.0f} ms")
+    if waits:
+        ask(address, Alive(), Alive, timeout_ms, before=message)
+    else:
+        with contextlib.closing(connect(address, timeout_ms)) as connection:
+            connection.send(message)

@@ -38,7 +38,6 @@ _MIN_GRANT = 0.001
 _BURST_S = 0.2
 # One grant costs the job no more than so many seconds of its limit, whatever size a task claims for a row.
 _MAX_DEBT_S = 10.0
-_FORGET_MS = 300_000.0
 # Jobs that are kept for which nobody waits.
 MAX_JOBS = 10_000
 # Jobs that one ``on_time`` looks at, and tasks that it serves; when it looks at further jobs.
@@ -119,8 +118,9 @@ class RateService(Service):
 
     scope = ServiceScope.APPLICATION
 
-    def __init__(self, out: Outbox) -> None:
+    def __init__(self, out: Outbox, max_jobs: int = MAX_JOBS) -> None:
         super().__init__(out)
+        self._max_jobs = max_jobs
         # A job is among those that a task waits for, no more than there are tasks, or among the others, the
         # one that was used longest ago first.
         self._waiting: dict[str, _JobBuckets] = {}
@@ -149,7 +149,7 @@ class RateService(Service):
             job = self._waiting[key]
             del job.waiting[peer]
             if not job.waiting:
-                self._rest(key, now_ms)
+                self._rest(key)
 
     def _serve(self, key: str, job: _JobBuckets, at_most: int, now_ms: float) -> int:
         """Grant rows to so many tasks of a job at most, and return to how many."""
@@ -163,16 +163,13 @@ class RateService(Service):
         if job.waiting:
             self._due_ms = min(self._due_ms, job.due_ms())
         else:
-            self._rest(key, now_ms)
+            self._rest(key)
         return served
 
-    def _rest(self, key: str, now_ms: float) -> None:
-        """Nobody waits for this job any more. Forget those that were used longest ago."""
+    def _rest(self, key: str) -> None:
+        """Nobody waits for this job any more. Forget the one that was used longest ago, if there are many."""
         self._idle[key] = self._waiting.pop(key)
-        while self._idle:
-            oldest = next(iter(self._idle.values()))
-            if len(self._idle) <= MAX_JOBS and now_ms - oldest.at_ms < _FORGET_MS:
-                return
+        if len(self._idle) > self._max_jobs:
             self._idle.popitem(last=False)
 
     def on_time(self, now_ms: float) -> None:

@@ -114,11 +114,10 @@ class CoordinatorServer:
         # Peers whose first message waits, in turn: thousands may connect at once.
         self._newcomers: deque[Peer] = deque()
         self._greeting = False
-        # What has been handled in this iteration.
+        # How many messages have been handled in this iteration, and when the first of them was.
         self._iteration = -1
-        self._handled, self._handled_ms = 0, 0.0
-        # Since when a peer is served; infinite between peers.
-        self._since_ms = math.inf
+        self._handled, self._began_ms = 0, 0.0
+        self._sweep_due_s = math.inf
 
     @property
     def connections(self) -> int:
@@ -137,7 +136,7 @@ class CoordinatorServer:
         listening.setblocking(False)
         self._listening = listening
         self._loop.add_reader(listening.fileno(), self._accept)
-        self._loop.call_later(self._bounds.sweep_ms / 1000, self._sweep)
+        self._sweep_later()
 
     def close(self) -> None:
         if self._listening is not None and self._loop is not None:
@@ -196,7 +195,7 @@ class CoordinatorServer:
                 self._running.call_soon(self._greet)
         elif not self._is_spent(peer):
             # Otherwise the selector names it again in the next iteration.
-            self._timed(peer, self._receive)
+            self._guarded(peer, self._receive)
 
     def _greet(self) -> None:
         """Take first messages for a part of the iteration: tasks who are there wait for no newcomer."""
@@ -216,16 +215,18 @@ class CoordinatorServer:
         """Whether enough has been handled in this iteration, so that this peer waits for its turn."""
         if self._iteration != self._watch.iterations:
             self._iteration = self._watch.iterations
-            self._handled, self._handled_ms = 0, 0.0
+            self._handled, self._began_ms = 0, self._clock_ms()
         now_ms = self._clock_ms()
-        took_ms = self._handled_ms + max(0.0, now_ms - self._since_ms)
-        if self._handled < self._bounds.messages_at_once and took_ms < self._bounds.iteration_ms:
+        is_in_time = now_ms - self._began_ms < self._bounds.iteration_ms
+        if is_in_time and self._handled < self._bounds.messages_at_once:
             return False
         peer.begin_deadlines(now_ms)
         return True
 
     def _guarded(self, peer: Peer, step: Callable[[Peer], None]) -> None:
         """Take this step with the peer. What goes wrong ends its connection and no other."""
+        if peer.is_gone:
+            return
         try:
             step(peer)
             self._connections.note_unfinished(peer, self._clock_ms())
@@ -238,14 +239,6 @@ class CoordinatorServer:
         except Exception:  # noqa: BLE001 - a bug in one service must not end the others
             _log.exception("a service failed")
             self._connections.remove(peer)
-
-    def _timed(self, peer: Peer, step: Callable[[Peer], None]) -> None:
-        """The same, as a part of what one iteration may take."""
-        if not peer.is_gone:
-            self._since_ms = self._clock_ms()
-            self._guarded(peer, step)
-            self._handled_ms += self._clock_ms() - self._since_ms
-            self._since_ms = math.inf
 
     def _receive(self, peer: Peer) -> None:
         try:
@@ -282,7 +275,7 @@ class CoordinatorServer:
         peer.allowance = min(self._bounds.burst, peer.allowance + rate * (now_ms - peer.allowed_ms))
         peer.allowed_ms = now_ms
         if peer.allowance < 1:
-            self._connections.log.note(Dropped.HELD_BACK, peer.source)
+            self._connections.note(peer, Dropped.HELD_BACK)
             return max((1 - peer.allowance) / rate, 100.0)
         return 0.0 if self._is_spent(peer) else None
 
@@ -290,7 +283,7 @@ class CoordinatorServer:
         if not peer.is_gone:
             peer.is_paused = False
             self._running.add_reader(peer.fileno(), self._on_readable, peer)
-            self._timed(peer, self._handle)
+            self._guarded(peer, self._handle)
 
     def _on_proof(self, peer: Peer, data: bytes) -> None:
         if data[0] != VERSION or not hmac.compare_digest(data[1:], self._identity.token):
@@ -475,10 +468,15 @@ class CoordinatorServer:
 
     # -- sweep --------------------------------------------------------------------------------------
 
+    def _sweep_later(self) -> None:
+        delay_s = self._bounds.sweep_ms / 1000
+        self._sweep_due_s = self._running.time() + delay_s
+        self._running.call_later(delay_s, self._sweep)
+
     def _sweep(self) -> None:
         now_ms = self._clock_ms()
-        self._connections.sweep(now_ms, self._watch.stalled_ms(now_ms))
-        line = self._connections.log.line(now_ms)
+        self._connections.sweep(now_ms, 1000 * (self._running.time() - self._sweep_due_s))
+        line = self._connections.log_line(now_ms)
         if line is not None:
             kinds = self.state()["connections"]
             _log.warning("%s; now open: %s", line, ", ".join(f"{kinds[kind]} {kind}" for kind in kinds))
@@ -488,7 +486,7 @@ class CoordinatorServer:
         if self._is_out_of_files and self._listening is not None:
             self._is_out_of_files = False
             self._running.add_reader(self._listening.fileno(), self._accept)
-        self._running.call_later(self._bounds.sweep_ms / 1000, self._sweep)
+        self._sweep_later()
 
 
 # -- how late the loop is -------------------------------------------------------------------------------
@@ -497,15 +495,11 @@ LATE_MS = 1000.0
 _MINUTE_MS = 60_000.0
 # A poll that returns sooner than this found something ready; a timer that fires later than this was held up.
 _AT_ONCE_MS, _SLACK_MS = 1.0, 5.0
-# Iterations that are shorter keep nobody waiting.
-_SHORT_MS = 100.0
 
 
 class LoopWatch:
-    """The time that each iteration of a loop takes, and that its process stalled. Times are milliseconds of
-    ``clock_ms``; all methods belong to the loop's thread.
-
-    Nobody is late, or silent, for the time in which the coordinator did not read: see ``stalled_ms``.
+    """The time that each iteration of a loop takes, and for which its process did not run: for metrics. Times
+    are milliseconds of ``clock_ms``; all methods belong to the loop's thread.
     """
 
     def __init__(self, clock_ms: Clock) -> None:
@@ -516,7 +510,7 @@ class LoopWatch:
         self._waits_since_ms = self._began_ms
         # The longest in this minute, and in the one before.
         self._longest_ms = self._longest_before_ms = 0.0
-        self._busy_ms = self._stalled_ms = 0.0
+        self._busy_ms = 0.0
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
         """A loop that is watched."""
@@ -542,11 +536,6 @@ class LoopWatch:
         if now_ms - self._minute_ms >= _MINUTE_MS:
             self._minute_ms, self._longest_before_ms, self._longest_ms = now_ms, self._longest_ms, 0.0
         self._longest_ms = max(self._longest_ms, took_ms)
-        self._stalled_ms += max(0.0, took_ms - _SHORT_MS)
-
-    def stalled_ms(self, now_ms: float) -> float:
-        """How long the loop has stalled since it began: long iterations, and when the process did not run."""
-        return self._stalled_ms + max(0.0, now_ms - self._began_ms - _SHORT_MS)
 
     def handled(self, now_ms: float) -> None:
         """A message of this iteration has been handled."""

@@ -4,10 +4,9 @@
     client -> server   a frame with the version and the token
     both directions    frames of messages
 
-A frame is four bytes of length and at most 64 KiB; the length's highest bit says that the message goes on
-in the next frame. The process makes its key and certificate when it starts. Their fingerprint, the token and
-the name travel with the plan. So a task talks to no other process, and who does not know the name costs no
-handshake.
+A frame is four bytes of length and a message. The process makes its key and certificate when it starts. Their
+fingerprint, the token and the name travel with the plan. So a task talks to no other process, and who does
+not know the name costs no handshake.
 
 The server reads and writes through ``ssl.MemoryBIO``, not through the transports for brokers: it accepts
 connections, shares one buffer for all, and must bound what a peer makes it do at once. Clients block.
@@ -34,12 +33,10 @@ from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, encode
 from kafka_sink.errors import ProtocolError
 
-VERSION = 4
+VERSION = 5
 TOKEN_BYTES = 32
 _PROOF_BYTES = 1 + TOKEN_BYTES
 _LENGTH = struct.Struct(">I")
-_GOES_ON = 1 << 31
-_FRAME_BYTES = 64 * 1024
 _READ_BYTES = 16 * 1024
 # OpenSSL keeps buffers of the largest piece for each connection.
 _PIECE_BYTES = 8 * 1024
@@ -104,20 +101,13 @@ def new_identity() -> ServerIdentity:
 
 
 def framed(message: Message) -> bytes:
-    """The frames of a message. Raises ProtocolError for one that is too large."""
+    """The frame of a message. Raises ProtocolError for one that is too large."""
     return framed_bytes(encode(message))
 
 
 def framed_bytes(data: bytes) -> bytes:
-    """The frames of these bytes."""
-    if len(data) <= _FRAME_BYTES:
-        return _LENGTH.pack(len(data)) + data
-    parts: list[bytes] = []
-    for at in range(0, len(data), _FRAME_BYTES):
-        part = data[at : at + _FRAME_BYTES]
-        goes_on = _GOES_ON if at + _FRAME_BYTES < len(data) else 0
-        parts += (_LENGTH.pack(len(part) | goes_on), part)
-    return b"".join(parts)
+    """The frame of these bytes."""
+    return _LENGTH.pack(len(data)) + data
 
 
 class FrameReader:
@@ -126,12 +116,11 @@ class FrameReader:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._received = bytearray()
-        self._begun = b""
 
     @property
     def held(self) -> int:
         """Bytes received that ``next_message`` has not returned yet."""
-        return len(self._received) + len(self._begun)
+        return len(self._received)
 
     def feed(self, data: bytes | memoryview) -> None:
         self._received += data
@@ -139,24 +128,19 @@ class FrameReader:
     def next_message(self) -> bytes | None:
         """The next message's bytes, or None while it is incomplete.
 
-        Raises ProtocolError for one that is too large, or a frame that is, as soon as a length tells.
+        Raises ProtocolError for one that is too large, as soon as its length tells.
         """
-        while len(self._received) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._received)
-            length, goes_on = length & ~_GOES_ON, length & _GOES_ON
-            most = min(_FRAME_BYTES, self.max_bytes - len(self._begun))
-            # Only the last frame of a message may be short.
-            if not (_FRAME_BYTES if goes_on else 1) <= length <= most:
-                raise ProtocolError(f"a frame of {length} bytes, where {most} are allowed")
-            if len(self._received) < _LENGTH.size + length:
-                return None
-            frame = bytes(self._received[_LENGTH.size : _LENGTH.size + length])
-            del self._received[: _LENGTH.size + length]
-            if not goes_on:
-                found, self._begun = self._begun + frame, b""
-                return found
-            self._begun += frame
-        return None
+        if len(self._received) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._received)
+        if not 1 <= length <= self.max_bytes:
+            raise ProtocolError(f"a frame of {length} bytes, where {self.max_bytes} are allowed")
+        end = _LENGTH.size + length
+        if len(self._received) < end:
+            return None
+        found = bytes(self._received[_LENGTH.size : end])
+        del self._received[:end]
+        return found
 
 
 # -- clients --------------------------------------------------------------------------------------------
@@ -345,7 +329,7 @@ class Peer:
         return self._own + len(self._rest)
 
     def enqueue(self, data: bytes, *, shared: bool) -> None:
-        """Queue the frames of a message, which other peers may share."""
+        """Queue the frame of a message, which other peers may share."""
         self._queue.append((data, shared))
         self._queued += len(data)
         if not shared:
@@ -405,35 +389,8 @@ class Dropped(Enum):
     UNREAD = "did not read the data sent to them"
 
 
-_INTERVAL_MS = 60_000.0
-_MAX_SOURCES = 3
-
-
-class ConnectionLog:
-    """Log lines for connections that were dropped: one a minute at most. Times: monotonic ms."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[Dropped] = Counter()
-        self._sources: Counter[str] = Counter()
-        self._logged_ms: float | None = None
-
-    def note(self, why: Dropped, source: str) -> None:
-        """A connection from ``source``, an address without port, ended."""
-        self._counts[why] += 1
-        # Only the first addresses of a flood are counted, so that memory is bounded.
-        if source in self._sources or len(self._sources) < 1000:
-            self._sources[source] += 1
-
-    def line(self, now_ms: float) -> str | None:
-        """The line to log now, if any. The first drop is logged at once, later ones together."""
-        if not self._counts or (self._logged_ms is not None and now_ms - self._logged_ms < _INTERVAL_MS):
-            return None
-        self._logged_ms = now_ms
-        reasons = "; ".join(f"{count} {why.value}" for why, count in self._counts.most_common())
-        sources = ", ".join(source for source, _ in self._sources.most_common(_MAX_SOURCES))
-        self._counts.clear()
-        self._sources.clear()
-        return f"connections dropped in the last minute: {reasons} (most from {sources})"
+# Drops are logged together, one line in this time.
+_LOG_MS = 60_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,7 +432,6 @@ class Connections:
     """
 
     def __init__(self, bounds: ServerBounds, on_removed: Callable[[Peer], None]) -> None:
-        self.log = ConnectionLog()
         self._bounds = bounds
         self._on_removed = on_removed
         self.peers: dict[int, Peer] = {}
@@ -483,9 +439,12 @@ class Connections:
         self._unproved: dict[int, Peer] = {}
         self._unproved_of: dict[str, list[Peer]] = {}
         self._unfinished = 0
-        self._stalled_ms = 0.0
         # Those that have not read all they were sent.
         self._behind: set[Peer] = set()
+        # Since the last line, how many were dropped why, and an address of each reason.
+        self._dropped: Counter[Dropped] = Counter()
+        self._sources: dict[Dropped, str] = {}
+        self._logged_ms = -math.inf
 
     @property
     def proved(self) -> int:
@@ -529,8 +488,25 @@ class Connections:
 
     def drop(self, peer: Peer, why: Dropped) -> None:
         """End a connection, and log the reason."""
-        self.log.note(why, peer.source)
+        self.note(peer, why)
         self.remove(peer)
+
+    def note(self, peer: Peer, why: Dropped) -> None:
+        self._dropped[why] += 1
+        self._sources[why] = peer.source
+
+    def log_line(self, now_ms: float) -> str | None:
+        """The line to log now, if any. The first drop is logged at once, later ones together."""
+        if not self._dropped or now_ms < self._logged_ms + _LOG_MS:
+            return None
+        self._logged_ms = now_ms
+        reasons = (
+            f"{count} {why.value} (the last from {self._sources[why]})"
+            for why, count in self._dropped.most_common()
+        )
+        line = f"connections dropped in the last minute: {'; '.join(reasons)}"
+        self._dropped.clear()
+        return line
 
     def remove(self, peer: Peer) -> None:
         """End a connection. One that is gone already stays gone."""
@@ -574,14 +550,13 @@ class Connections:
             held -= peer.held
             self.drop(peer, Dropped.UNREAD)
 
-    def sweep(self, now_ms: float, stalled_ms: float = 0.0) -> None:
-        """Drop the connections whose time is over. ``stalled_ms``: for how long the server has stalled in
-        all; what peers send meanwhile waits for it."""
+    def sweep(self, now_ms: float, late_ms: float = 0.0) -> None:
+        """Drop the connections whose time is over. ``late_ms``: for how long the server has stalled since the
+        last sweep; what peers sent meanwhile waited for it."""
         bounds = self._bounds
-        if stalled_ms > self._stalled_ms:
+        if late_ms > bounds.sweep_ms:
             for peer in self.peers.values():
-                peer.extend_deadlines(stalled_ms - self._stalled_ms)
-            self._stalled_ms = stalled_ms
+                peer.extend_deadlines(late_ms)
         for peer in [one for one in self._unproved.values() if now_ms - one.opened_ms > bounds.challenge_ms]:
             self.drop(peer, Dropped.NO_PROOF)
         for peer in list(self.peers.values()):

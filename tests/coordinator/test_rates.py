@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.coordinator import rates
-from kafka_sink.coordinator.rates import RateChannel, RateService, RowsGranted, RowsWanted
+from kafka_sink.coordinator.rates import MAX_JOBS, RateChannel, RateService, RowsGranted, RowsWanted
 from kafka_sink.coordinator.schema import decode, deliver, encode
 from kafka_sink.errors import ProtocolError
 from tests.support.fake_outbox import FakeOutbox
@@ -26,9 +25,9 @@ def wanted(rows: int, size: int = 0, job: str = "j", limits: dict[str, int] | No
 class Coordinator:
     """A service and what it grants."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_jobs: int = MAX_JOBS) -> None:
         self.out = FakeOutbox()
-        self.service = RateService(self.out)
+        self.service = RateService(self.out, max_jobs)
 
     def ask(self, peer: int, asked: RowsWanted, now_ms: float = 0.0) -> list[tuple[int, int]]:
         deliver(self.service, peer, decode(encode(asked)), now_ms)
@@ -177,18 +176,16 @@ def test_a_restart_with_another_limit_counts_at_once() -> None:
     assert tasks.rows(1) == pytest.approx(1000, rel=0.08)
 
 
-def test_jobs_have_limits_of_their_own_and_unused_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "MAX_JOBS", 3)
-    coordinator = Coordinator()
+def test_jobs_have_limits_of_their_own_and_unused_ones_are_forgotten() -> None:
+    coordinator = Coordinator(max_jobs=3)
     for number in range(5):
         assert coordinator.ask(number, wanted(1, job=f"job {number}")) == [(number, 1)]
     assert len(coordinator.service._idle) == 3
 
 
-def test_ever_new_jobs_for_which_a_task_waits_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ever_new_jobs_for_which_a_task_waits_do_not_add_up() -> None:
     """Catches: one peer that named ever new jobs filled the coordinator's memory."""
-    monkeypatch.setattr(rates, "MAX_JOBS", 3)
-    coordinator = Coordinator()
+    coordinator = Coordinator(max_jobs=3)
     for number in range(100):
         for _ in range(2):
             coordinator.ask(1, wanted(10_000, job=f"job {number}"))
@@ -196,10 +193,9 @@ def test_ever_new_jobs_for_which_a_task_waits_do_not_add_up(monkeypatch: pytest.
     assert len(coordinator.service._waiting) == len(coordinator.service._job_of) == 1
 
 
-def test_jobs_do_not_add_up_while_the_oldest_has_a_task_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_do_not_add_up_while_the_oldest_has_a_task_that_waits() -> None:
     """Catches: 60,001 jobs, kept because one task waited for the oldest."""
-    monkeypatch.setattr(rates, "MAX_JOBS", 3)
-    coordinator = Coordinator()
+    coordinator = Coordinator(max_jobs=3)
     for _ in range(2):
         coordinator.ask(1, wanted(1, 10**6, job="oldest", limits={"bytes": 1}))
     for number in range(100):

@@ -467,11 +467,11 @@ def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_peer_may_prove_itself_after_the_server_stalled() -> None:
-    now_ms = 0.0
-    with serving(ServerBounds(challenge_ms=1_000), clock=lambda: now_ms) as found, raw(found) as peer:
+    with serving(ServerBounds(challenge_ms=1_000)) as found, raw(found) as peer:
         until(lambda: found.connections() == 1)
+        until_ms = clock_ms() + 1_200.0
         with found.busy():
-            now_ms += 10_000.0
+            until(lambda: clock_ms() > until_ms)
         peer.shake_hands().socket.sendall(
             framed_bytes(bytes((VERSION,)) + identity().token) + framed(Alive())
         )
@@ -691,17 +691,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_ms
-
-
-def test_long_iterations_and_a_process_that_did_not_run_count_as_stalls() -> None:
-    clock = Clock()
-    watch = LoopWatch(clock)
-    assert watch.stalled_ms(150.0) == 50.0
-    # A timer that fires 400 ms late.
-    watch.on_polled(150.0, 650.0, 100.0)
-    assert watch.stalled_ms(650.0) == 350.0
-    # An iteration that goes on counts, too.
-    assert watch.stalled_ms(1_000.0) == 600.0
 
 
 def test_messages_that_waited_for_long_are_counted() -> None:
