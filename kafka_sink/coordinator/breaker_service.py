@@ -115,7 +115,7 @@ class FailingPartitions:
         # Of these, those that nobody watches yet, and those of which all watchers have reported.
         self._new: deque[TopicPartition] = deque()
         self._complete: deque[TopicPartition] = deque()
-        # Until when others wait for reports, and until when those rest that do not fail; the first comes first.
+        # Until when others wait for reports, and those rest that do not fail; the first comes first.
         self._open: dict[TopicPartition, float] = {}
         self._resting: dict[TopicPartition, float] = {}
         self._asked_ms = -math.inf

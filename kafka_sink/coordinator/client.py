@@ -14,6 +14,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from kafka_sink.clock import COORDINATOR_SILENCE_MS, RANDOM, Clock, ExponentialBackoff, monotonic_ms
@@ -28,12 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _BACKOFF_MS, _BACKOFF_MAX_MS = 1000.0, 30_000.0
 _AFTER_IDLE_MS = 100.0
-# Nobody waits for a connection, and where thousands connect at once, their turn takes seconds.
-_CONNECT_MS = 10_000.0
 _MAX_WAIT_S = 3600.0
-# After how long without a message a sign of life is sent, so that the server keeps the connection, and after
-# how long while a channel relies on the coordinator.
-_ALIVE_MS, _ALIVE_WAITING_MS = 60_000.0, 10_000.0
 _Answer = TypeVar("_Answer")
 
 
@@ -42,6 +38,22 @@ def connect(address: CoordinatorAddress, silence_ms: float) -> Connection:
     from kafka_sink.coordinator.transport import Connection
 
     return Connection(address, silence_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTimes:
+    """Milliseconds. Nobody waits for a connection, and where thousands connect at once, their turn takes
+    seconds. A sign of life is to be answered within ``silence_ms``. It is sent after so long without a
+    message, so that the server keeps the connection, or sooner while a channel relies on the coordinator.
+    """
+
+    connect_ms: float = 10_000.0
+    silence_ms: float = COORDINATOR_SILENCE_MS
+    alive_ms: float = 60_000.0
+    alive_waiting_ms: float = 10_000.0
+
+
+_DEFAULT_TIMES = ClientTimes()
 
 
 class CoordinatorClient(threading.Thread):
@@ -57,8 +69,7 @@ class CoordinatorClient(threading.Thread):
         channels: Sequence[Channel],
         hello: Callable[[], Hello],
         clock_ms: Clock,
-        silence_ms: float = COORDINATOR_SILENCE_MS,
-        connect_ms: float = _CONNECT_MS,
+        times: ClientTimes = _DEFAULT_TIMES,
     ) -> None:
         super().__init__(name="kafka-chunked-coordinator-client", daemon=True)
         self.address = address
@@ -66,8 +77,7 @@ class CoordinatorClient(threading.Thread):
         self._of_message = {kind: one for one in channels for kind in one.takes}
         self._hello = hello
         self._clock_ms = clock_ms
-        self._silence_ms = silence_ms
-        self._connect_ms = connect_ms
+        self._times = times
         self._backoff = ExponentialBackoff(_BACKOFF_MS, _BACKOFF_MAX_MS, RANDOM.random)
         self._failures = 0
         self._connect_after_ms = -math.inf
@@ -156,7 +166,7 @@ class CoordinatorClient(threading.Thread):
         self._wait(connection, now_ms)
 
     def _connect(self) -> None:
-        self._connection = connect(self.address, self._connect_ms)
+        self._connection = connect(self.address, self._times.connect_ms)
         self._has_received, self._greeted = False, None
         self._alive_ms, self._unanswered_ms = -math.inf, math.inf
 
@@ -183,12 +193,12 @@ class CoordinatorClient(threading.Thread):
     def _alive_due_ms(self) -> float:
         # The first one's answer shows that the coordinator knows the token.
         if self._alive_ms == -math.inf or any(one.is_waiting for one in self._channels):
-            return self._alive_ms + _ALIVE_WAITING_MS
-        return self._said_ms + _ALIVE_MS
+            return self._alive_ms + self._times.alive_waiting_ms
+        return self._said_ms + self._times.alive_ms
 
     @property
     def _silent_at_ms(self) -> float:
-        return self._unanswered_ms + self._silence_ms
+        return self._unanswered_ms + self._times.silence_ms
 
     def _delay_ms(self, connection: Connection | None, now_ms: float) -> float:
         if connection is None:

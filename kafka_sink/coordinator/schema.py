@@ -84,22 +84,18 @@ class Message(Protocol):
 
 
 MessageClass = TypeVar("MessageClass", bound=type)
-_by_name: dict[str, type] = {}
+# All messages of the modules that have been imported, by name.
+MESSAGES: dict[str, type] = {}
 
 
 @dataclass_transform(frozen_default=True)
 def message(declared: MessageClass) -> MessageClass:
     """Declare a message. Its annotations are read when it is first sent or received."""
     made: Any = dataclass(frozen=True, slots=True)(declared)
-    if made.__name__ in _by_name:
+    if made.__name__ in MESSAGES:
         raise TypeError(f"two messages are named {made.__name__}")
-    _by_name[made.__name__] = made
+    MESSAGES[made.__name__] = made
     return made  # type: ignore[no-any-return]
-
-
-def declared() -> Mapping[str, type]:
-    """All messages of the modules that have been imported, by name."""
-    return _by_name
 
 
 def cut(text: str, length: int = MAX_TEXT) -> str:
@@ -144,7 +140,7 @@ def parsed(data: bytes) -> Message:
         raise ProtocolError("a message is not JSON") from None
     if not isinstance(values, list) or not values or not isinstance(values[0], str):
         raise ProtocolError("a message is not a JSON array that begins with its kind")
-    kind = _by_name.get(values[0])
+    kind = MESSAGES.get(values[0])
     if kind is None:
         raise ProtocolError(f"unknown kind of message {printable(repr(values[0]), 60)}")
     try:
@@ -207,7 +203,8 @@ def _of_type(hint: Any) -> _Decoder:
         hint, bound, *_ = get_args(hint)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return _union([_of_type(one) for one in arguments])
+        (wanted,) = (one for one in arguments if one is not type(None))
+        return _optional(_of_type(wanted))
     if origin in (tuple, dict) or hint is str:
         if not isinstance(bound, AtMost):
             raise TypeError(f"{hint} needs AtMost")
@@ -216,20 +213,11 @@ def _of_type(hint: Any) -> _Decoder:
         return _text(bound.length) if hint is str else _mapping(arguments[0], arguments[1], bound.length)
     if hint in (int, float):
         return _number(hint, bound or Within(-_MAX_INT - 1))
-    return _simple(hint) if hint in (bool, type(None)) else _decoder(hint)
+    return _boolean if hint is bool else _decoder(hint)
 
 
-def _union(decoders: list[_Decoder]) -> _Decoder:
-    def decode_union(value: Any) -> Any:
-        for decoder in decoders[:-1]:
-            try:
-                return decoder(value)
-            except ValueError:
-                # Not kept: an exception that its own frame refers to is garbage that only a collection frees.
-                pass
-        return decoders[-1](value)
-
-    return decode_union
+def _optional(decoder: _Decoder) -> _Decoder:
+    return lambda value: None if value is None else decoder(value)
 
 
 def _collection(element: Any, most: int) -> _Decoder:
@@ -287,13 +275,10 @@ def _number(kind: type, bounds: Within) -> _Decoder:
     return decode_number
 
 
-def _simple(kind: type) -> _Decoder:
-    def decode_simple(value: Any) -> Any:
-        if type(value) is not kind:
-            raise ValueError("neither true nor false" if kind is bool else "not null")
-        return value
-
-    return decode_simple
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("neither true nor false")
+    return value
 
 
 # -- receivers ------------------------------------------------------------------------------------------

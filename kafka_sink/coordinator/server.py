@@ -54,7 +54,6 @@ _WRITE_AT_ONCE = 8 * 1024 * 1024
 _PEER_AT_ONCE = 256 * 1024
 # A message counts as one for so many bytes, once decompressed.
 _BYTES_OF_ONE = 16 * 1024
-_MAX_INSTANCES = 500
 # How long an instance is kept after its last task. Clusters are named by tasks, perhaps ever new ones.
 _IDLE_MS: Mapping[ServiceScope, float] = {ServiceScope.GROUP: 600_000.0, ServiceScope.CLUSTER: 5_000.0}
 _DEFAULT_BOUNDS = ServerBounds()
@@ -344,7 +343,7 @@ class CoordinatorServer:
             except ConfigurationError as error:
                 raise ProtocolError(f"invalid settings: {error}") from None
             self._options[settings] = found
-            if len(self._options) > _MAX_INSTANCES:
+            if len(self._options) > self._bounds.instances:
                 self._options.popitem(last=False)
         return found
 
@@ -353,7 +352,7 @@ class CoordinatorServer:
     ) -> _Instance:
         instance = self._instances.get(key)
         if instance is None:
-            if len(self._instances) >= _MAX_INSTANCES:
+            if len(self._instances) >= self._bounds.instances:
                 self._make_capacity()
             instance = self._instances[key] = _Instance(key, self._services[kind](*arguments, self))
         instance.tasks += 1
@@ -374,7 +373,7 @@ class CoordinatorServer:
     def _make_capacity(self) -> None:
         unused = [one for key, one in self._instances.items() if not one.tasks and len(key) > 1]
         if not unused:
-            raise ProtocolError(f"more than {_MAX_INSTANCES} groups of tasks")
+            raise ProtocolError(f"more than {self._bounds.instances} groups of tasks")
         self._close_instance(min(unused, key=lambda one: one.unused_ms))
 
     def _close_instance(self, instance: _Instance) -> None:

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from enum import Enum
+from random import Random
 
 from kafka_sink.clock import RANDOM
 from kafka_sink.coordinator.address import CoordinatorAddress
@@ -220,8 +221,8 @@ class Peer:
     __slots__ = (
         "_at", "_handshaken", "_incoming", "_outgoing", "_own", "_queue", "_queued", "_rest", "_socket",
         "_tls", "_without_data", "allowance", "allowed_ms", "begun_ms", "frames", "heard_ms", "is_gone",
-        "is_paused", "is_proved", "number", "opened_ms", "place", "source", "taken", "taken_before",
-        "unfinished", "unread_since_ms", "writes_later",
+        "is_paused", "is_proved", "number", "opened_ms", "source", "taken", "taken_before", "unfinished",
+        "unread_since_ms", "writes_later",
     )  # fmt: skip
 
     def __init__(self, number: int, source: str, connected: socket.socket, now_ms: float) -> None:
@@ -235,8 +236,6 @@ class Peer:
         # The messages that the rate limit still admits at once, as of ``allowed_ms``.
         self.allowance = 0.0
         self.unfinished = 0
-        # Among the connections of its address without proof.
-        self.place = 0
         # How many bytes the peer had taken at the last sweep.
         self.taken_before = 0
         self._socket = connected
@@ -403,6 +402,7 @@ class ServerBounds:
     from a peer's connecting to its proof, but for the time that it waits for its turn. ``frame_ms``: the time
     for the rest of a message, and for a peer to read some of what waits for it.
     ``unread_bytes_of_all`` leaves out messages that many peers get, because there is one copy of each.
+    ``instances``: of services, for groups of tasks.
     """
 
     connections: int = 20_000
@@ -418,6 +418,7 @@ class ServerBounds:
     challenge_ms: float = 10_000.0
     frame_ms: float = 5000.0
     silence_ms: float = 120_000.0
+    instances: int = 500
 
     @property
     def sweep_ms(self) -> float:
@@ -431,13 +432,16 @@ class Connections:
     ``on_removed`` is called once with each connection that goes. Times are monotonic milliseconds.
     """
 
-    def __init__(self, bounds: ServerBounds, on_removed: Callable[[Peer], None]) -> None:
+    def __init__(
+        self, bounds: ServerBounds, on_removed: Callable[[Peer], None], random: Random = RANDOM
+    ) -> None:
         self._bounds = bounds
         self._on_removed = on_removed
+        self._random = random
         self.peers: dict[int, Peer] = {}
         # Those without proof, and those of each address.
         self._unproved: dict[int, Peer] = {}
-        self._unproved_of: dict[str, list[Peer]] = {}
+        self._unproved_of: dict[str, dict[int, Peer]] = {}
         self._unfinished = 0
         # Those that have not read all they were sent.
         self._behind: set[Peer] = set()
@@ -464,12 +468,11 @@ class Connections:
         is most likely not hit in the moment that its proof takes.
         """
         if len(self._unproved) >= self._bounds.unproved:
-            self.drop(RANDOM.choice(max(self._unproved_of.values(), key=len)), Dropped.MADE_ROOM)
+            most = max(self._unproved_of.values(), key=len)
+            self.drop(most[self._random.choice(list(most))], Dropped.MADE_ROOM)
         peer.allowance = self._bounds.burst
         self.peers[peer.number] = self._unproved[peer.number] = peer
-        of_source = self._unproved_of.setdefault(peer.source, [])
-        peer.place = len(of_source)
-        of_source.append(peer)
+        self._unproved_of.setdefault(peer.source, {})[peer.number] = peer
 
     def on_proved(self, peer: Peer) -> None:
         """The peer has shown that it knows the token."""
@@ -480,9 +483,7 @@ class Connections:
     def _forget_unproved(self, peer: Peer) -> None:
         if self._unproved.pop(peer.number, None) is not None:
             of_source = self._unproved_of[peer.source]
-            last = of_source.pop()
-            if last is not peer:
-                of_source[peer.place], last.place = last, peer.place
+            del of_source[peer.number]
             if not of_source:
                 del self._unproved_of[peer.source]
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator import client as module
 from kafka_sink.coordinator.address import CoordinatorAddress
-from kafka_sink.coordinator.client import CoordinatorClient, ask, tell
+from kafka_sink.coordinator.client import ClientTimes, CoordinatorClient, ask, tell
 from kafka_sink.coordinator.schema import Alive, Hello
 from kafka_sink.coordinator.transport import Connection, ServerBounds
 from kafka_sink.errors import ProtocolError
@@ -34,17 +33,19 @@ from tests.support.waiting import until
 
 
 def client_to(
-    address: CoordinatorAddress, channel: RecordingChannel, silence_ms: float = 20_000
+    address: CoordinatorAddress, channel: RecordingChannel, silence_ms: float = 20_000, **times: float
 ) -> CoordinatorClient:
-    return CoordinatorClient(address, [channel], lambda: HELLO, clock_ms, silence_ms, silence_ms)
+    return CoordinatorClient(
+        address, [channel], lambda: HELLO, clock_ms, ClientTimes(silence_ms, silence_ms, **times)
+    )
 
 
 @contextmanager
 def client_of(
-    address: CoordinatorAddress, silence_ms: float = 20_000
+    address: CoordinatorAddress, silence_ms: float = 20_000, **times: float
 ) -> Iterator[tuple[CoordinatorClient, RecordingChannel]]:
     channel = RecordingChannel()
-    client = client_to(address, channel, silence_ms)
+    client = client_to(address, channel, silence_ms, **times)
     client.start()
     client.resume()
     try:
@@ -115,9 +116,11 @@ def test_a_coordinator_that_never_responds_costs_one_warning(caplog: pytest.LogC
     assert "connected" not in channel.events
 
 
-def test_a_coordinator_that_stalls_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ALIVE_MS", 100.0)
-    with serving() as found, client_of(found.address, silence_ms=300) as (_client, channel):
+def test_a_coordinator_that_stalls_is_left() -> None:
+    with (
+        serving() as found,
+        client_of(found.address, silence_ms=300, alive_ms=100.0) as (_client, channel),
+    ):
         until(lambda: "connected" in channel.events)
         until(lambda: found.server is not None and found.server._watch.messages > 3)
         assert "lost" not in channel.events
@@ -126,12 +129,8 @@ def test_a_coordinator_that_stalls_is_left(monkeypatch: pytest.MonkeyPatch) -> N
         until(lambda: channel.events.count("connected") == 2)
 
 
-def test_a_task_that_relies_on_the_coordinator_asks_for_signs_of_life_sooner(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "_ALIVE_MS", 60_000.0)
-    monkeypatch.setattr(module, "_ALIVE_WAITING_MS", 50.0)
-    with serving() as found, client_of(found.address) as (client, channel):
+def test_a_task_that_relies_on_the_coordinator_asks_for_signs_of_life_sooner() -> None:
+    with serving() as found, client_of(found.address, alive_waiting_ms=50.0) as (client, channel):
         server = found.server
         assert server is not None
         # Hello and one sign of life.
@@ -145,7 +144,7 @@ def test_a_process_that_stalled_takes_nobody_for_silent() -> None:
     """It ran neither when the answer came nor when its time was over."""
     now_ms = 0.0
     with serving() as found:
-        client = CoordinatorClient(found.address, [RecordingChannel()], lambda: HELLO, lambda: now_ms, 2_000)
+        client = CoordinatorClient(found.address, [RecordingChannel()], lambda: HELLO, lambda: now_ms)
         client.resume()
         client._connect()
         connection = client._connection
@@ -237,7 +236,7 @@ def test_a_client_that_is_let_in_and_then_turned_away_comes_back_ever_later() ->
     with serving() as found:
         channel = RecordingChannel()
         wrong = Hello("g", "c", {"topic": "t"})
-        client = CoordinatorClient(found.address, [channel], lambda: wrong, clock_ms, 20_000)
+        client = CoordinatorClient(found.address, [channel], lambda: wrong, clock_ms)
         client.start()
         client.resume()
         until(lambda: channel.events.count("lost") >= 2)

@@ -17,7 +17,7 @@ from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.coordinator import metadata as coordinator_metadata
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.breaker_service import BreakerService
-from kafka_sink.coordinator.client import CoordinatorClient
+from kafka_sink.coordinator.client import ClientTimes, CoordinatorClient
 from kafka_sink.coordinator.metadata import MetadataService
 from kafka_sink.errors import InvalidRowError, MetadataTimeoutError
 from kafka_sink.model import TopicPartition
@@ -49,9 +49,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_metadata, "HINT_WAIT_MS", 60_000.0)
     for name in ("HINT_WAIT_MS", "FETCH_SILENCE_MS"):
         monkeypatch.setattr(coordinator_metadata, name, 60_000.0)
-    defaults = CoordinatorClient.__init__.__defaults__
-    assert defaults is not None
-    monkeypatch.setattr(CoordinatorClient.__init__, "__defaults__", (60_000.0, *defaults[1:]))
+    monkeypatch.setattr(CoordinatorClient.__init__, "__defaults__", (ClientTimes(silence_ms=60_000.0),))
 
 
 def options_of(cluster: FakeCluster, **options: object) -> SinkOptions:

@@ -99,7 +99,7 @@ def test_fields_with_defaults_may_be_missing() -> None:
         ('0,[],["n",{}],[],[1,-2]', "counts: not an integer"),
         ('0,[],["n",{}],[],[true]', "counts: not an integer"),
         ('0,[],["n",{}],[],[],1.5', "share: not a number from 0 to 1"),
-        ('0,[],["n",{}],[],[],0.5,"",Infinity', "left_ms: "),
+        ('0,[],["n",{}],[],[],0.5,"",Infinity', "left_ms: not a number"),
         ('0,[],["n",{}],[],[],0.5,"",null,1', "not an array of 3 to 8 fields"),
         ("0,[]", "not an array of 3 to 8 fields"),
     ],
@@ -153,14 +153,14 @@ def test_a_text_without_bound_cannot_be_declared() -> None:
         decode(b'["_Unbounded","x"]')
     with pytest.raises(TypeError, match="two messages"):
         message(type("_Unbounded", (), {}))
-    schema._by_name.pop("_Unbounded")
+    schema.MESSAGES.pop("_Unbounded")
 
 
 def test_every_message_of_the_coordinator_has_bounds() -> None:
     for found in pkgutil.walk_packages(kafka_sink.coordinator.__path__, "kafka_sink.coordinator."):
         importlib.import_module(found.name)
-    assert len(schema.declared()) > 20
-    for name in schema.declared():
+    assert len(schema.MESSAGES) > 20
+    for name in schema.MESSAGES:
         # Raises TypeError where a bound is missing; whether fields may be missing does not matter.
         try:
             decode(json.dumps([name]).encode())

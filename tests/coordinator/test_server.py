@@ -541,9 +541,12 @@ def test_who_has_not_said_hello_has_no_group() -> None:
         assert not found.echoes
 
 
-def test_groups_are_bounded_and_the_longest_unused_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_sink.coordinator.server._MAX_INSTANCES", 3)
-    with serving(replace(PATIENT, burst=10_000)) as found, task(found) as kept, task(found, None) as one:
+def test_groups_are_bounded_and_the_longest_unused_goes() -> None:
+    with (
+        serving(replace(PATIENT, burst=10_000, instances=3)) as found,
+        task(found) as kept,
+        task(found, None) as one,
+    ):
         assert asked(kept, Said(0)) == Said(0)
         for number in range(20):
             one.send(Hello(str(number), "", {}))
@@ -551,15 +554,6 @@ def test_groups_are_bounded_and_the_longest_unused_goes(monkeypatch: pytest.Monk
         closed = [echo.closed for echo in found.echoes]
         assert closed == [0, *[1] * 18, 0, 0]
         assert asked(kept, Said(1)) == Said(1)
-
-
-def test_a_group_that_nobody_uses_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_sink.coordinator.server._IDLE_MS", {ServiceScope.CLUSTER: 100.0})
-    with serving(replace(PATIENT, frame_ms=400)) as found:
-        assert works(found)
-        until(lambda: found.echoes[0].closed == 1)
-        assert works(found)
-        assert len(found.echoes) == 2
 
 
 class OfGroup(Echo):

@@ -138,16 +138,20 @@ def test_who_has_given_up_before_its_turn_costs_no_handshake() -> None:
         assert not peer.has_begun
 
 
-def test_messages_of_tls_without_data_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_tls_without_data_are_bounded() -> None:
     """A peer that only sends what TLS itself answers would keep the loop busy for ever."""
-    monkeypatch.setattr(transport, "_MAX_WITHOUT_DATA", 100)
     left, right = socket.socketpair()
     with left, right:
         left.setblocking(False)
         peer = Peer(1, "x", left, 0.0)
-        # The beginning of a record that never ends.
-        right.sendall(b"\x16\x03\x01\x40\x00" + b"\x01\x00\x3f\xfc" + bytes(200))
-        with pytest.raises((ProtocolError, ssl.SSLError)):
+        # A first message of 128 KiB in records of 16 KiB.
+        header, hello = b"\x16\x03\x01\x40\x00", b"\x01\x01\xff\xff".ljust(16_384, b"\0")
+        sent = (header + hello + (header + bytes(16_384)) * 3)[: 64 * 1024]
+        right.sendall(sent)
+        for _ in range(4):
+            peer.receive(identity().context)
+        right.sendall(b"\0")
+        with pytest.raises(ProtocolError, match="without any data"):
             peer.receive(identity().context)
 
 
@@ -157,7 +161,7 @@ def test_messages_of_tls_without_data_are_bounded(monkeypatch: pytest.MonkeyPatc
 class _Peers:
     def __init__(self, bounds: ServerBounds) -> None:
         self.removed: list[int] = []
-        self.connections = Connections(bounds, lambda peer: self.removed.append(peer.number))
+        self.connections = Connections(bounds, lambda peer: self.removed.append(peer.number), Random(5))
         self._sockets: list[socket.socket] = []
         self._count = 0
 
@@ -194,9 +198,8 @@ def test_a_flood_makes_room_for_others_by_its_own(peers: _Peers) -> None:
     assert len(peers.connections.peers) == 3
 
 
-def test_of_an_address_any_one_goes(peers: _Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_address_any_one_goes(peers: _Peers) -> None:
     """Catches: the oldest goes, which may be a task in the middle of its proof."""
-    monkeypatch.setattr(transport, "RANDOM", Random(5))
     for _ in range(23):
         peers.add("same")
     assert peers.removed != sorted(peers.removed)
