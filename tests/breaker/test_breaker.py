@@ -326,7 +326,7 @@ class Shared(BreakerChannel):
     ) -> None:
         self.seen += [(broker.id, one.partition, one.record_count, cause) for one in batches]
 
-    def answered(self, node_id: int, now_ms: float) -> None:
+    def answered(self, node_id: int) -> None:
         pass
 
     def changed(self, change: MuteChange) -> None:
