@@ -7,6 +7,7 @@ Where memory is short the pass ends there, and the task waits for memory while i
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from copy import copy
 
@@ -187,7 +188,7 @@ class AppendPass:
     def _place(self, granted: ChunkedBuffer | None, granted_stop: int) -> None:
         accumulator, ordered, start = self._accumulator, self.ordered, self.start
         starts, at_run = ordered.starts, ordered.bound_at_run
-        opened = first = ordered.run_of(start)
+        opened = first = bisect_right(starts, start) - 1
         for run in range(first, self._stop_run):
             if run < opened:
                 continue
@@ -353,10 +354,11 @@ class AppendPass:
         ordered, ranges = self.ordered, self.ranges
         if not ranges:
             return
-        timestamps = ordered.timestamps(self.start, self.stop)
+        timestamps = ordered.timestamps
         if isinstance(timestamps, int):
             latest = [timestamps] * len(ranges)
         else:
+            timestamps = timestamps[self.start : self.stop]
             latest = np.maximum.reduceat(timestamps, [rows.start for rows in ranges]).tolist()
         encoded = encoder.encode(ordered.columns.slice(self.start, self.stop), timestamps, ranges)
         for batch, rows, records, max_timestamp in zip(self.batches, ranges, encoded, latest, strict=True):

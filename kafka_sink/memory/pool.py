@@ -236,7 +236,7 @@ class BufferPool:
         need = count * arena.size
         with self._lock:
             # This covers waiting requests: while there are any, all memory is used or reserved.
-            if self._used + need > self._grantable or (new_batches and self.overdrawn):
+            if self._used + need > self._grantable or (new_batches and self._heap > self.heap_limit_bytes):
                 return None
             return self._lend(arena, count, full_bytes, new_batches)
 

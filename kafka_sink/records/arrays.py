@@ -61,7 +61,7 @@ def indices(rows: npt.NDArray[np.integer]) -> pa.Array:
 def offsets(array: pa.Array) -> Offsets:
     """The ``len(array) + 1`` ascending offsets of a string, binary or list array, large or not, sliced or
     not: entry i has the bytes (of a list: the elements) ``offsets[i]`` to ``offsets[i + 1]``. No copy."""
-    wide: np.dtype[np.signedinteger[Any]] = np.dtype(np.int64 if _is_large(array.type) else np.int32)
+    wide: np.dtype[np.signedinteger[Any]] = np.dtype(np.int64 if array.type.id in _LARGE else np.int32)
     if len(array) == 0:
         return np.zeros(1, dtype=wide)
     return np.frombuffer(array.buffers()[1], wide, len(array) + 1, array.offset * wide.itemsize)
@@ -165,11 +165,7 @@ def as_binary(array: pa.Array) -> pa.Array:
     """
     if array.type.id == _BINARY:
         return array
-    return narrow(array, pa.binary()) if _is_large(array.type) else array.cast(pa.binary())
-
-
-def _is_large(kind: pa.DataType) -> bool:
-    return kind.id in _LARGE
+    return narrow(array, pa.binary()) if array.type.id in _LARGE else array.cast(pa.binary())
 
 
 def narrow(array: pa.Array, kind: pa.DataType) -> pa.Array:

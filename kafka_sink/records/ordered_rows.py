@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from functools import cached_property
 
 import numpy as np
@@ -22,7 +21,7 @@ class OrderedRows:
     """About 2 MiB of rows, ordered by partition. Run r, rows ``starts[r]`` to ``starts[r + 1]``, is for
     ``partitions[r]``.
 
-    ``timestamps`` are milliseconds since the epoch, one per row in the same order, or one for all rows.
+    ``timestamps`` are milliseconds since the epoch, one per row in the same order, or the one of all rows.
     ``delta_bytes`` are the most bytes that the difference of two of them takes. ``free``: the rows may as
     well go to other partitions of their topics.
     """
@@ -44,7 +43,7 @@ class OrderedRows:
             self._earliest = self._latest = timestamps
         else:
             self._earliest, self._latest = int(timestamps.min()), int(timestamps.max())
-        self._timestamps = self._latest if self._earliest == self._latest else timestamps
+        self.timestamps = self._latest if self._earliest == self._latest else timestamps
         self.delta_bytes = max(_MIN_DELTA_BYTES, len(varint.scalar(self._latest - self._earliest)))
         reach = 1 << (7 * self.delta_bytes - 1)
         # Base timestamps for which every row's delta fits ``delta_bytes``.
@@ -58,25 +57,14 @@ class OrderedRows:
         else:
             self._cumulated = np.zeros(len(columns) + 1, dtype=np.int64)
             np.cumsum(bounds.each, out=self._cumulated[1:])
+        # Cumulated bounds at each run's start, as plain integers: read once per run.
+        self.bound_at_run: list[int] = self._cumulated[np.asarray(starts)].tolist()
 
     def __len__(self) -> int:
         return len(self.columns)
 
-    def run_of(self, row: int) -> int:
-        return bisect_right(self.starts, row) - 1
-
     def timestamp(self, row: int) -> int:
-        return self._timestamps if isinstance(self._timestamps, int) else int(self._timestamps[row])
-
-    def timestamps(self, start: int, stop: int) -> Int64s | int:
-        """The timestamps of rows ``start`` to ``stop``, or the one that all of them have."""
-        return self._timestamps if isinstance(self._timestamps, int) else self._timestamps[start:stop]
-
-    @cached_property
-    def bound_at_run(self) -> list[int]:
-        """Cumulated bounds at each run's start, as plain integers: read once per run."""
-        result: list[int] = self._cumulated[np.asarray(self.starts)].tolist()
-        return result
+        return self.timestamps if isinstance(self.timestamps, int) else int(self.timestamps[row])
 
     def bound(self, start: int, stop: int) -> int:
         """Upper bound in bytes of the records of rows ``start`` to ``stop``."""
@@ -128,9 +116,9 @@ class OrderedRows:
     def exact_sizes(self, start: int, stop: int, base_offset: int, base_timestamp: int) -> Int64s:
         """Record sizes of rows ``start`` to ``stop``, the first with the batch's offset ``base_offset``."""
         sizes: Int64s = self._fixed_sizes[start:stop] + varint.count_widths(base_offset, stop - start)
-        if isinstance(self._timestamps, int):
-            sizes += len(varint.scalar(self._timestamps - base_timestamp))
+        if isinstance(self.timestamps, int):
+            sizes += len(varint.scalar(self.timestamps - base_timestamp))
         else:
-            sizes += varint.column(self._timestamps[start:stop] - base_timestamp).widths
+            sizes += varint.column(self.timestamps[start:stop] - base_timestamp).widths
         sizes += varint.widths(sizes)
         return sizes

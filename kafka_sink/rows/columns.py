@@ -52,26 +52,22 @@ def extract(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table, now_ms: int) -> 
     ``now_ms`` is the wall clock in milliseconds since the epoch; rows with a null timestamp get it. Raises
     InvalidRowError, naming the column, what is wrong and in how many rows, never their content.
     """
-    topics, topic_index = _topics(plan, batch)
+    table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+    topics, topic_index = _topics(plan, table)
     return RowBatch(
-        batch.num_rows,
-        None if plan.key is None else _none_if_all_null(_binary_column(_whole(batch, plan.key), "key")),
-        tuple(_binary_column(chunk, "value") for chunk in _chunks(batch, plan.value)),
-        None if plan.timestamp is None else _timestamps(_whole(batch, plan.timestamp), now_ms),
-        None if plan.headers is None else _headers(_whole(batch, plan.headers)),
-        None if plan.partition is None else _partitions(_whole(batch, plan.partition)),
+        table.num_rows,
+        None if plan.key is None else _none_if_all_null(_binary_column(_whole(table, plan.key), "key")),
+        tuple(_binary_column(chunk, "value") for chunk in table.column(plan.value).chunks),
+        None if plan.timestamp is None else _timestamps(_whole(table, plan.timestamp), now_ms),
+        None if plan.headers is None else _headers(_whole(table, plan.headers)),
+        None if plan.partition is None else _partitions(_whole(table, plan.partition)),
         topics,
         topic_index,
     )
 
 
-def _chunks(batch: pa.RecordBatch | pa.Table, index: int) -> list[pa.Array]:
-    column = batch.column(index)
-    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-
-
-def _whole(batch: pa.RecordBatch | pa.Table, index: int) -> pa.Array:
-    chunks = _chunks(batch, index)
+def _whole(table: pa.Table, index: int) -> pa.Array:
+    chunks = table.column(index).chunks
     return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
 
 
@@ -170,12 +166,12 @@ def _require_header_keys(column: pa.Array, entries: Bools, what: str) -> NoRetur
     )
 
 
-def _topics(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> tuple[tuple[str, ...], Int32s | None]:
+def _topics(plan: ColumnPlan, table: pa.Table) -> tuple[tuple[str, ...], Int32s | None]:
     if plan.topic is not None:
         return (plan.topic,), None
     if plan.topic_column is None:
         raise SchemaError("neither a topic nor a column of topics is planned")
-    column = _whole(batch, plan.topic_column)
+    column = _whole(table, plan.topic_column)
     if column.null_count:
         raise InvalidRowError(
             "The Kafka message data sent to the producer contains a null topic. "

@@ -43,18 +43,17 @@ def choices_of(
 ) -> Choices:
     """Without partitions that are muted, or led by an unavailable broker; of the others those that ``near``
     brokers lead, if there are any."""
-    available = [info for info in topic.partitions if info.leader >= 0 and info.leader not in unavailable]
+    leaders = topic.partitions.leaders
+    available = [number for number, leader in enumerate(leaders) if leader >= 0 and leader not in unavailable]
     resting: tuple[int, ...] = ()
     if muted:
-        places = (TopicPartition(topic.name, info.partition) for info in topic.partitions)
-        resting = tuple(place.partition for place in places if place in muted)
-        others = [info for info in available if info.partition not in resting]
+        resting = tuple(n for n in range(len(leaders)) if TopicPartition(topic.name, n) in muted)
+        others = [number for number in available if number not in resting]
         if others:
             available = others
         else:
             resting = ()
-    preferred = [info for info in available if info.leader in near] or available
-    return Choices(tuple(info.partition for info in preferred), resting)
+    return Choices(tuple([number for number in available if leaders[number] in near] or available), resting)
 
 
 class BatchCapacity(NamedTuple):
@@ -114,17 +113,16 @@ class Partitioner:
         self._random = random
         self._sticky: dict[str, _StickyPartition] = {}
 
-    def chooses(self, key: pa.Array | None, explicit: Int32s | None) -> bool:
-        """Whether ``assign`` is free to choose the partition of any of these rows."""
-        if explicit is not None and not bool((explicit < 0).any()):
-            return False
-        return key is None or self._ignore_keys or self._spread_keys or key.null_count > 0
-
-    def chooses_all(self, key: pa.Array | None, explicit: Int32s | None) -> bool:
-        """Whether nothing but ``assign`` decides where these rows go, so that all of them may move."""
-        if explicit is not None and not bool((explicit < 0).all()):
-            return False
-        return key is None or self._ignore_keys or key.null_count == len(key)
+    def chooses(self, key: pa.Array | None, explicit: Int32s | None) -> tuple[bool, bool]:
+        """Whether ``assign`` is free to choose the partition of any of these rows; and whether nothing else
+        decides where they go, so that all of them may move."""
+        fewest = most = True
+        if explicit is not None:
+            chosen = explicit < 0
+            fewest, most = bool(chosen.all()), bool(chosen.any())
+        if key is None or self._ignore_keys:
+            return most, fewest
+        return most and (self._spread_keys or key.null_count > 0), fewest and key.null_count == len(key)
 
     def order(
         self,
@@ -150,17 +148,20 @@ class Partitioner:
             slots = self.by_key(rows.key, rows.partition, counts, rows.topic_index, muted=bool(muted))
             if slots is not None:
                 slots += bases[rows.topic_index]
+        chooses, free = self.chooses(rows.key, rows.partition)
         found: list[Choices] = []
         # Those of thousands of topics cost more than their rows, which need them only for muted partitions.
         if slots is None or muted:
             found = [choices_of(topics[name], unavailable, muted, near) for name in rows.topics]
         if slots is None:
             # An upper bound, so that a batch takes what its partition is given. Only a free choice needs it.
-            chooses = self.chooses(rows.key, rows.partition)
-            sizes = columns.upper_bounds(_DELTA_BYTES) if chooses else columns.value_lengths
-            slots = self._slots(rows, sizes.numbers(), [topics[name] for name in rows.topics], found, bases)
+            sizes = (columns.upper_bounds(_DELTA_BYTES) if chooses else columns.value_lengths).numbers()
+            of = [topics[name] for name in rows.topics]
+            if rows.topic_index is None:
+                slots = self.assign(rows.key, rows.partition, sizes, of[0], *found[0])
+            else:
+                slots = self._slots(rows, rows.topic_index, sizes, of, found, bases)
         resting = [int(bases[i]) + number for i, choices in enumerate(found) for number in choices.muted]
-        free = self.chooses_all(rows.key, rows.partition)
         return by_partition(rows, columns, slots, bases, resting, now_ms=now_ms, free=free)
 
     def by_key(
@@ -187,17 +188,16 @@ class Partitioner:
     def _slots(
         self,
         rows: RowBatch,
+        topic_index: Int32s,
         sizes: Ints,
         topics: list[TopicMetadata],
         choices: list[Choices],
         bases: Int32s,
     ) -> Int32s:
         """One number per row, which identifies its topic and partition."""
-        if rows.topic_index is None:
-            return self.assign(rows.key, rows.partition, sizes, topics[0], *choices[0])
-        order = stable_order(rows.topic_index, len(topics))
+        order = stable_order(topic_index, len(topics))
         key = None if rows.key is None else rows.key.take(indices(order))
-        ends = np.cumsum(np.bincount(rows.topic_index, minlength=len(topics)))
+        ends = np.cumsum(np.bincount(topic_index, minlength=len(topics)))
         slots = np.empty(rows.num_rows, dtype=np.int32)
         start = 0
         for index, end in enumerate(ends.tolist()):
@@ -227,7 +227,7 @@ class Partitioner:
         """Partitions of rows of one topic. ``sizes`` are their records' bytes, ``explicit`` the partition
         column (-1 where null). ``available`` and ``muted`` are as in ``Choices``. Raises InvalidRowError for
         a partition that the topic does not have."""
-        count = len(topic.partitions)
+        count = len(topic.partitions.leaders)
         if explicit is not None:
             wrong = int(np.count_nonzero(explicit >= count))
             if wrong:

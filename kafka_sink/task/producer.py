@@ -396,7 +396,7 @@ class Producer:
         if breaker.awaits_mutes:
             breaker.await_mutes(task.reporter.started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
         muted = breaker.mutes
-        if muted and self._partitioner.chooses(rows.key, rows.partition):
+        if muted and self._partitioner.chooses(rows.key, rows.partition)[0]:
             breaker.note_free_rows(rows.topics)
         unavailable = self.sender.unavailable | breaker.manager.congested
         near = self._parts.rack.brokers() if options.partitioner_rack_aware else ()

@@ -88,7 +88,7 @@ for batch in reader:
         parts = [(n, (PartitionMetadata(n, 0, 0), PartitionMetadata(n, 1, 0))) for n in rows.topics]
         topics = {n: TopicMetadata.of(n, None, found) for n, found in parts}
         unit = partitioner.order(rows, topics, 5)
-        encoder.encode(unit.columns, unit.timestamps(0, len(unit)), [RowRange(0, len(unit), 0, 5)])
+        encoder.encode(unit.columns, unit.timestamps, [RowRange(0, len(unit), 0, 5)])
         encoder.encode(unit.columns.slice(1, 3), 5, [RowRange(0, 2, 0, 5)])
 assert 'pandas' not in sys.modules, 'pandas was imported'
 """
