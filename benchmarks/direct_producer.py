@@ -100,8 +100,8 @@ class MemoryOverTime(Sampler):
     def sample(self) -> None:
         """See Sampler."""
         accumulator = self._producer.accumulator
-        with accumulator.planning() as queues:
-            live = list(queues.live)
+        with accumulator.lock:
+            live = list(accumulator.live)
             writing = any(batch.held for batch in live)
             buffered = sum(batch.size for batch in live)
             pool = pool_of(self._producer)

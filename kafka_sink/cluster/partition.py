@@ -17,7 +17,7 @@ from kafka_sink.clock import OUTCOME_WINDOW_MS
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import NO_TIMESTAMP, TopicPartition
-from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerSequence
+from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, ProducerSequence
 
 if TYPE_CHECKING:
     from kafka_sink.breaker.failure_rate import OutcomeWindow
@@ -195,7 +195,7 @@ class Partition:
         if self.needs_restart:
             return False
         first = self.unacknowledged[0]
-        if batch.has_sequence:
+        if batch.sequence is not NO_SEQUENCE:
             return first is batch
         if now_ms >= self.established_until_ms or len(self.unacknowledged) >= MAX_IN_FLIGHT:
             return False

@@ -96,6 +96,8 @@ class TopicLimits:
         self._topic = topic
         self._batch_size = batch_size
         self._codec = codec
+        # By how much rows may shrink less than estimated.
+        self._safety = 1.0 if codec is None else SAFETY
         self._cluster = cluster
         self.learnt = learnt
         self.write_limit = self.largest_batch
@@ -146,9 +148,6 @@ class TopicLimits:
 
     # -- asking -------------------------------------------------------------------------------------
 
-    def _factor(self, ratio: float) -> float:
-        return 1.0 if self._codec is None else ratio * SAFETY
-
     def rows_that_fit(
         self, ordered: OrderedRows, start: int, stop: int, batch: ProducerBatch | None = None
     ) -> int:
@@ -159,12 +158,13 @@ class TopicLimits:
         (Kafka's hasRoomFor). That sum does not grow steadily if sizes differ much, so a scan finds the first
         row that fails; a bisection could miss it. An empty batch takes any row.
         """
-        raw_bytes = record_count = 0
-        ratio = self.ratio
-        if batch is not None:
-            raw_bytes, record_count, ratio = batch.raw_bytes, batch.record_count, batch.ratio
-        base_timestamp = ordered.timestamp(start) if batch is None else batch.base_timestamp
-        factor = self._factor(ratio)
+        if batch is None:
+            raw_bytes = record_count = 0
+            ratio, base_timestamp = self.ratio, ordered.timestamp(start)
+        else:
+            raw_bytes, record_count = batch.raw_bytes, batch.record_count
+            ratio, base_timestamp = batch.ratio, batch.base_timestamp
+        factor = ratio * self._safety
         bound = ordered.bound(start, stop)
         limit = self.write_limit - batch_header.SIZE
         surely = (
@@ -235,38 +235,28 @@ class TopicLimits:
     def is_full(self, batch: ProducerBatch) -> bool:
         """Whether a batch takes no further row, however small (Kafka's isFull)."""
         return (
-            batch_header.SIZE + batch.raw_bytes * self._factor(batch.ratio) >= self.write_limit
+            batch_header.SIZE + batch.raw_bytes * batch.ratio * self._safety >= self.write_limit
             or batch.record_count >= encoder.MAX_RECORDS_PER_BATCH
             or (self.raw_limit is not None and batch.raw_bytes >= self.raw_limit)
         )
 
     def remaining(self, row_bytes: float, batch: ProducerBatch | None = None) -> float:
         """Bytes of rows of about ``row_bytes`` that an open batch, or a new one, takes: see rows_that_fit."""
-        factor = self._factor(self.ratio if batch is None else batch.ratio)
+        factor = (self.ratio if batch is None else batch.ratio) * self._safety
         limit = (self.write_limit - batch_header.SIZE - row_bytes) / factor + row_bytes
         if self.raw_limit is not None:
             limit = min(limit, self.raw_limit)
         return max(0.0, limit - (0 if batch is None else batch.raw_bytes))
 
     def new_batch_bytes(self, ordered: OrderedRows, start: int, stop: int) -> int:
-        """Bytes that a new batch will hold with rows ``start`` to ``stop``, which it has room for. With a
-        whole-batch codec they are held raw."""
-        if self._codec is None:
-            return ordered.exact_hold(start, stop, self.write_limit)
-        return self._new_batch_bytes(ordered.bound(start, stop))
-
-    def _new_batch_bytes(self, bound: int) -> int:
-        if not isinstance(self._codec, BlockCodec):
-            return batch_header.SIZE + bound
-        body = batch_header.SIZE + len(self._codec.prologue)
-        return projected_size(self._codec, self.ratio, body, bound)
-
-    def new_batch_bytes_of_run(self, rows: int, bound: int, largest_bound: int) -> int | None:
-        """As ``new_batch_bytes`` for a run of ``bound`` bytes at most that a new batch surely takes whole, by
-        bounds alone; None where it may not."""
-        size = batch_header.SIZE + bound
-        if self._codec is not None:
-            size = int(size * max(1.0, self._factor(self.ratio))) + largest_bound + 1
-        if rows > encoder.MAX_RECORDS_PER_BATCH or size > self.write_limit:
-            return None
-        return self._new_batch_bytes(bound)
+        """Bytes that a new batch will hold at most with rows ``start`` to ``stop``, which it has room for.
+        With a whole-batch codec they are held raw."""
+        codec, bound = self._codec, ordered.bound(start, stop)
+        if isinstance(codec, BlockCodec):
+            return projected_size(codec, self.ratio, batch_header.SIZE + len(codec.prologue), bound)
+        if codec is None and batch_header.SIZE + bound > self.write_limit:
+            # Several rows have room by their exact sizes. One alone may be larger than the limit.
+            if stop - start > 1:
+                return self.write_limit
+            bound = int(ordered.exact_sizes(start, stop, 0, ordered.timestamp(start))[0])
+        return batch_header.SIZE + bound

@@ -6,8 +6,7 @@ import heapq
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
 from kafka_sink.cluster.broker import Broker
@@ -29,10 +28,10 @@ HOLD_MS = 5.0
 class RecordAccumulator:
     """Batches by partition, for a task's thread and a sender. Thread-safe.
 
-    One private lock guards all below, and of batches whether they are held, and their states but for two:
-    SEALED and IN_FLIGHT are set without it, by the one thread that has the batch. Every method takes it, but
-    for those that the task calls inside ``planning``, where no other may be called, and those whose names end
-    in `_locked`.
+    ``lock`` guards all below, and of batches whether they are held, and their states but for two: SEALED and
+    IN_FLIGHT are set without it, by the one thread that has the batch. The task takes it to plan and end an
+    append pass. Every method takes it, but for those that say that it is held, and those whose names end in
+    `_locked`.
     """
 
     def __init__(
@@ -52,9 +51,9 @@ class RecordAccumulator:
         self.any_learnt = bool(self._kept_limits)
         self._limits: dict[str, TopicLimits] = {}
         self.allocator = allocator
-        self._lock = threading.Lock()  # guards batches and their queues
+        self.lock = threading.Lock()  # guards batches and their queues
         # Signalled when batches reach a final state.
-        self._completed = threading.Condition(self._lock)
+        self._completed = threading.Condition(self.lock)
         self.partitions: dict[TopicPartition, Partition] = {}
         # Those with batches, in the order in which they got some, so that the cost of a check grows with the
         # buffered partitions, not with all that were ever written to.
@@ -73,14 +72,8 @@ class RecordAccumulator:
 
     # -- the task's thread --------------------------------------------------------------------------
 
-    @contextmanager
-    def planning(self) -> Iterator[RecordAccumulator]:
-        """Hold the lock around a block that plans or ends an append pass."""
-        with self._lock:
-            yield self
-
     def partition(self, name: TopicPartition) -> Partition:
-        """Made at first use. Inside ``planning``."""
+        """Made at first use. The lock is held."""
         found = self.partitions.get(name)
         if found is None:
             found = self.partitions[name] = Partition(name)
@@ -95,32 +88,26 @@ class RecordAccumulator:
         return found
 
     def enqueue(self, partition: Partition, batch: ProducerBatch) -> None:
-        """A new batch. Inside ``planning``."""
+        """A new batch. The lock is held."""
         partition.batches.append(batch)
         self.waiting[partition] = None
         self.live.add(batch)
         self.incomplete += 1
 
     def open_batch(self, name: TopicPartition) -> ProducerBatch | None:
-        """The partition's batch that still takes rows, if it has one. Inside ``planning``."""
+        """The partition's batch that still takes rows, if it has one. The lock is held."""
         found = self.partitions.get(name)
         tail = found.batches[-1] if found is not None and found.batches else None
         return tail if tail is not None and tail.state is BatchState.OPEN else None
 
     def open_batches(self) -> list[ProducerBatch]:
-        """Inside ``planning``."""
+        """All that still take rows. The lock is held."""
         tails = [partition.batches[-1] for partition in self.waiting]
         return [batch for batch in tails if batch.state is BatchState.OPEN]
 
-    def let_go(self, batches: Iterable[ProducerBatch]) -> None:
-        """The sender may have batches that their task has sealed."""
-        with self._lock:
-            for batch in batches:
-                batch.held = False
-
     def begin_task(self) -> None:
         """A task's rows follow: batches linger again."""
-        with self._lock:
+        with self.lock:
             self.flushing = False
 
     def await_completion(self, timeout_s: float, until: Callable[[], bool]) -> bool:
@@ -128,7 +115,7 @@ class RecordAccumulator:
 
         Returns whether that is so. ``until`` is called with the lock held.
         """
-        with self._lock:
+        with self.lock:
             if not self.incomplete or until():
                 return True
             self._completed.wait(timeout_s)
@@ -136,12 +123,12 @@ class RecordAccumulator:
 
     def await_change(self, timeout_s: float) -> None:
         """Wait until a batch reaches a final state or ``wake_waiters`` is called, ``timeout_s`` at most."""
-        with self._lock:
+        with self.lock:
             self._completed.wait(timeout_s)
 
     def wake_waiters(self) -> None:
         """End the waits under way, so that the task looks again."""
-        with self._lock:
+        with self.lock:
             self._completed.notify_all()
 
     def queued_batches(self, topic: str, partitions: int) -> list[int]:
@@ -150,7 +137,7 @@ class RecordAccumulator:
         The cost grows with the queued batches only: a call for each of 5,000 partitions took 2 ms.
         """
         counts = [0] * partitions
-        with self._lock:
+        with self.lock:
             for waiting in self.waiting:
                 name, number = waiting.id
                 # Rows may still wait for a partition that a recreated topic does not have.
@@ -176,7 +163,7 @@ class RecordAccumulator:
         found: dict[Broker, list[Partition]] = {}
         leaderless: list[Partition] = []
         delay = math.inf
-        with self._lock:
+        with self.lock:
             hurry = self.flushing or self.allocator.pool.queued > 0
             # With thousands of partitions nearly all linger, and this loop is most of the cost of a pass.
             lingers_since = math.inf if hurry else now_ms - self.options.linger_ms
@@ -239,7 +226,7 @@ class RecordAccumulator:
         """
         taken: list[ProducerBatch] = []
         size = filled
-        with self._lock:
+        with self.lock:
             begin = broker.rotation % len(partitions)
             for step in range(len(partitions)):
                 index = (begin + step) % len(partitions)
@@ -258,21 +245,16 @@ class RecordAccumulator:
                     broker.rotation = index
                     break
                 size += added
-                taken.append(self._take_first_locked(partition))
+                taken.append(partition.batches.popleft())
+                if not partition.batches:
+                    del self.waiting[partition]
+                if head.state is BatchState.OPEN:
+                    head.move_to(BatchState.CLOSED)
+                partition.in_flight += 1
+                head.request_references += 1
             else:
                 broker.rotation = begin + 1
         return taken
-
-    def _take_first_locked(self, partition: Partition) -> ProducerBatch:
-        """Take the oldest batch for a request. An open batch comes back closed but unsealed."""
-        batch = partition.batches.popleft()
-        if not partition.batches:
-            del self.waiting[partition]
-        if batch.state is BatchState.OPEN:
-            batch.move_to(BatchState.CLOSED)
-        partition.in_flight += 1
-        batch.request_references += 1
-        return batch
 
     def _request_ended_locked(self, batch: ProducerBatch) -> None:
         """A batch's request has a response, has failed or was never sent."""
@@ -293,12 +275,13 @@ class RecordAccumulator:
                 self.waiting.pop(home, None)
 
     def _release_locked(self, *batches: ProducerBatch) -> None:
-        """Give the memory of terminal batches back, unless a request still refers to it."""
+        """Give the memory of terminal batches back, unless a request still refers to it (KAFKA-19012)."""
         returned: list[LentChunks] = []
         try:
             for batch in batches:
-                if batch.release_if_unused(returned):
+                if batch.terminal and not batch.request_references and batch in self.live:
                     self.live.discard(batch)
+                    batch.buffer.release(returned)
         finally:
             BufferPool.give_all(returned)
 
@@ -313,7 +296,7 @@ class RecordAccumulator:
         task writes into them, or into every target's open batch.
         """
         places = [(source, targets(source.id)) for source in sources]
-        with self._lock:
+        with self.lock:
             moved = {source.id: self._move_locked(source, choices) for source, choices in places if choices}
         return {name: batches for name, batches in moved.items() if batches}
 
@@ -358,14 +341,14 @@ class RecordAccumulator:
 
     def put_back(self, batches: Sequence[ProducerBatch]) -> None:
         """Undo ``drain`` for batches that were sealed but not sent."""
-        with self._lock:
+        with self.lock:
             for batch in batches:
                 self._request_ended_locked(batch)
                 self._insert_locked(batch)
 
     def take(self, batch: ProducerBatch) -> bool:
         """Take one batch out of its queue, as ``drain`` does; False if it has failed meanwhile."""
-        with self._lock:
+        with self.lock:
             if batch.terminal:
                 return False
             self._remove_locked(batch)
@@ -375,7 +358,7 @@ class RecordAccumulator:
 
     def reenqueue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
         """Put a batch back for another attempt, before all batches that were appended after it."""
-        with self._lock:
+        with self.lock:
             self._request_ended_locked(batch)
             if not batch.move_to(BatchState.SEALED):
                 self._release_locked(batch)
@@ -386,7 +369,7 @@ class RecordAccumulator:
     def reenqueue_split(self, parent: ProducerBatch, pieces: Sequence[ProducerBatch]) -> bool:
         """Put the pieces of a batch that was too large in its place. Return False and release the pieces if
         the batch had failed before."""
-        with self._lock:
+        with self.lock:
             self._request_ended_locked(parent)
             first = parent.move_to(BatchState.SPLIT)
             if first:
@@ -407,7 +390,7 @@ class RecordAccumulator:
         limits = self.limits_of(batch.partition.topic)
         limits.too_large(batch.size, costs_task=costs_task)
         self.any_learnt = True
-        with self._lock:
+        with self.lock:
             self.too_large_batches.append((limits, batch.observed_ratio))
 
     def complete(self, written: Sequence[WrittenBatch], record: Callable[[list[WrittenBatch]], None]) -> None:
@@ -416,7 +399,7 @@ class RecordAccumulator:
         All of a response at once, as the lock and waking the task cost more than a small batch. ``record``
         counts their rows before the waiting task can see that they are complete.
         """
-        with self._lock:
+        with self.lock:
             first: list[WrittenBatch] = []
             for ended in written:
                 self._request_ended_locked(ended[0])
@@ -433,7 +416,7 @@ class RecordAccumulator:
         ``record`` counts the rows. It runs before the waiting task can see that the batch is complete, so
         that the task never finds a row unaccounted for.
         """
-        with self._lock:
+        with self.lock:
             self._request_ended_locked(batch)
             first = batch.move_to(state)
             if first:
@@ -447,7 +430,7 @@ class RecordAccumulator:
         The task writes into a held batch, so its memory must stay: the caller tries again later. Memory
         that a request refers to stays until the response.
         """
-        with self._lock:
+        with self.lock:
             if batch.terminal or batch.held:
                 return False
             batch.move_to(BatchState.FAILED)
@@ -461,7 +444,7 @@ class RecordAccumulator:
 
         ``include_held``: the task has ended, so no thread writes into its batches any more.
         """
-        with self._lock:
+        with self.lock:
             for batch in list(self.live):
                 if batch.held and not include_held:
                     continue
@@ -480,19 +463,19 @@ class RecordAccumulator:
 
     def held_bytes(self, muted: Container[TopicPartition]) -> int:
         """Bytes of memory of these partitions' batches, whatever their state."""
-        with self._lock:
+        with self.lock:
             return sum(batch.buffer.capacity for batch in self.live if batch.partition in muted)
 
     def unacknowledged_records(self) -> int:
         """The number of rows that were sent and perhaps written, but have no final state."""
-        with self._lock:
+        with self.lock:
             sent = (b for b in self.live if b.attempts and not b.terminal)
             return sum(0 if batch.dead_letters else batch.record_count for batch in sent)
 
     def waiting_rows(self) -> dict[TopicPartition, tuple[int, float]]:
         """By partition, the rows without a final state, and when the first of them were appended."""
         found: dict[TopicPartition, tuple[int, float]] = {}
-        with self._lock:
+        with self.lock:
             for batch in self.live:
                 if not batch.terminal and not batch.dead_letters:
                     rows, since_ms = found.get(batch.partition, (0, math.inf))
@@ -504,7 +487,7 @@ class RecordAccumulator:
         timeout = self.options.delivery_timeout_ms
         found: list[ProducerBatch] = []
         delay = math.inf
-        with self._lock:
+        with self.lock:
             for partition in self.waiting:
                 for batch in partition.batches:
                     # All of them, as one that came from another partition may be older than those before it.
@@ -518,5 +501,5 @@ class RecordAccumulator:
         return found, delay
 
     def queued_batches_snapshot(self) -> list[ProducerBatch]:
-        with self._lock:
+        with self.lock:
             return [batch for partition in self.waiting for batch in partition.batches]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from copy import copy
 
 import numpy as np
@@ -208,7 +208,8 @@ class AppendPass:
                     continue
                 start = self._place_run(partition, limits, start, stop)
             else:
-                if start == starts[run]:
+                # Memory for one run alone needs no common call.
+                if start == starts[run] and run + 1 < self._stop_run:
                     opened = self._open_for_runs(run, min(self._stop_run, run + _OPENED_AT_ONCE))
                     if run < opened:
                         continue
@@ -270,7 +271,7 @@ class AppendPass:
         """Put whole runs from ``run`` on into new batches, up to the first whose partition has an open batch,
         that may not fit, or that the pool has no memory for. Return that run."""
         ordered, accumulator = self.ordered, self._accumulator
-        starts, at_run = ordered.starts, ordered.bound_at_run
+        starts = ordered.starts
         found: list[tuple[Partition, TopicLimits]] = []
         sizes: list[int] = []
         for number in range(run, stop_run):
@@ -278,9 +279,11 @@ class AppendPass:
             if partition.batches and partition.batches[-1].state is BatchState.OPEN:
                 break
             limits = accumulator.limits_of(partition.id.topic)
-            rows, bound = starts[number + 1] - starts[number], at_run[number + 1] - at_run[number]
-            size = limits.new_batch_bytes_of_run(rows, bound, ordered.largest_bound)
-            if size is None or (self._allocator.full and size > self._batch_size):
+            start, stop = starts[number], starts[number + 1]
+            if limits.rows_that_fit(ordered, start, stop) < stop:
+                break
+            size = limits.new_batch_bytes(ordered, start, stop)
+            if self._allocator.full and size > self._batch_size:
                 break
             found.append((partition, limits))
             sizes.append(size)
@@ -466,7 +469,7 @@ class RecordAppender:
                 self._clock_ms(),
                 dead_letters=self._dead_letters,
             )
-            with self._accumulator.planning():
+            with self._accumulator.lock:
                 one.plan(granted, granted_stop)
             self.carry_out(one)
             check()
@@ -482,7 +485,7 @@ class RecordAppender:
         """Write what a pass has planned. Takes the accumulator's lock only to let batches go."""
         started = self._clock_ms()
         one.encode()
-        with self._accumulator.planning():
+        with self._accumulator.lock:
             wake = one.end()
         self._seal(one.closed)
         self.encode_ms += self._clock_ms() - started
@@ -500,7 +503,9 @@ class RecordAppender:
             group.append(batch)
             held += batch.raw_bytes
             if held >= _GROUP_BYTES or batch is closed[-1]:
-                self._accumulator.let_go(group)
+                with self._accumulator.lock:
+                    for one in group:
+                        one.held = False
                 self._wake_sender()
                 group, held = [], 0
 
@@ -530,24 +535,23 @@ class RecordAppender:
     def batch_capacity(self, partition: TopicPartition, row_bytes: float) -> BatchCapacity:
         """How many bytes of rows of about ``row_bytes`` the partition's batches take before they are full."""
         limits = self._accumulator.limits_of(partition.topic)
-        with self._accumulator.planning():
+        with self._accumulator.lock:
             tail = self._accumulator.open_batch(partition)
             left = None if tail is None else limits.remaining(row_bytes, tail)
             return BatchCapacity(left, limits.remaining(row_bytes))
 
-    def flush(self, partitions: Collection[TopicPartition] | None = None) -> None:
+    def flush(self, partitions: Set[TopicPartition] | None = None) -> None:
         """Close and seal every open batch on the task's thread; the sender drains them meanwhile.
 
         With ``partitions`` only theirs, and later batches linger again.
         """
         accumulator = self._accumulator
-        with accumulator.planning():
+        with accumulator.lock:
+            closed = accumulator.open_batches()
             if partitions is None:
                 accumulator.flushing = True
-                closed = accumulator.open_batches()
             else:
-                found = (accumulator.open_batch(partition) for partition in partitions)
-                closed = [batch for batch in found if batch is not None]
+                closed = [batch for batch in closed if batch.partition in partitions]
             for batch in closed:
                 batch.held = True
                 batch.move_to(BatchState.CLOSED)

@@ -9,7 +9,6 @@ from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import SAFETY, projected_size
 from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.memory.buffer import Memory
-from kafka_sink.memory.pool import LentChunks
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header
 from kafka_sink.records.batch_header import NO_SEQUENCE, ProducerSequence
@@ -79,8 +78,6 @@ class ProducerBatch:
         "_blocks",
         "_header_sequence",
         "_possibly_written",
-        "_released",
-        "_sequence",
         "_tail_at",
         "attempts",
         "base_timestamp",
@@ -101,6 +98,7 @@ class ProducerBatch:
         "record_count",
         "request_references",
         "retries_spent",
+        "sequence",
         "state",
     )
 
@@ -140,13 +138,13 @@ class ProducerBatch:
         self.retries_spent = 0
         self.request_references = 0
         self.last_error: Exception | None = None
-        self._sequence = NO_SEQUENCE
+        # The producer's id and epoch and the base sequence.
+        self.sequence = NO_SEQUENCE
         self._possibly_written = False
         # The sequence in the buffer's header; None before the header is written.
         self._header_sequence: ProducerSequence | None = None
         # What compresses blocks while the batch fills.
         self._blocks: BlockCodec | None = None
-        self._released = False
         self.codec = codec
         buffer.write_growing(_NO_HEADER)
         if isinstance(codec, BlockCodec):
@@ -209,30 +207,21 @@ class ProducerBatch:
     # -- the header and its sequence: the sender's thread -----------------------------------------
 
     @property
-    def sequence(self) -> ProducerSequence:
-        """The producer's id and epoch and the batch's base sequence; NO_SEQUENCE before it has one."""
-        return self._sequence
-
-    @property
-    def has_sequence(self) -> bool:
-        return self._sequence is not NO_SEQUENCE
-
-    @property
     def possibly_written(self) -> bool:
         """Whether a broker may have the batch: its sequence and rows are fixed."""
         return self._possibly_written
 
     def assign_sequence(self, sequence: ProducerSequence) -> None:
         """Give the batch its sequence. Raises IllegalTransitionError if it has one."""
-        if self._sequence is not NO_SEQUENCE:
-            raise IllegalTransitionError(f"a batch of {self.partition} has the sequence {self._sequence}")
-        self._sequence = sequence
+        if self.sequence is not NO_SEQUENCE:
+            raise IllegalTransitionError(f"a batch of {self.partition} has the sequence {self.sequence}")
+        self.sequence = sequence
 
     def withdraw_sequence(self) -> None:
         """Take the sequence back, for a restart. Raises IllegalTransitionError if it is fixed."""
         if self._possibly_written or self.request_references:
-            raise IllegalTransitionError(f"the sequence {self._sequence} of {self.partition} is in use")
-        self._sequence = NO_SEQUENCE
+            raise IllegalTransitionError(f"the sequence {self.sequence} of {self.partition} is in use")
+        self.sequence = NO_SEQUENCE
 
     def set_possibly_written(self) -> None:
         """From now on neither sequence nor rows change."""
@@ -244,7 +233,7 @@ class ProducerBatch:
         Returns the bytes of the whole batch.
         """
         views = self.buffer.views()
-        if self._header_sequence == self._sequence:
+        if self._header_sequence == self.sequence:
             return views
         header = bytearray()
         if len(views[0]) < batch_header.SIZE:
@@ -257,11 +246,11 @@ class ProducerBatch:
             self.record_count,
             self.base_timestamp,
             self.max_timestamp,
-            self._sequence,
+            self.sequence,
         )
         if header:
             self.buffer.patch(header)
-        self._header_sequence = self._sequence
+        self._header_sequence = self.sequence
         return views
 
     # -- sizes ----------------------------------------------------------------------------------
@@ -327,7 +316,7 @@ class ProducerBatch:
 
         A batch with a sequence has its place among the partition's others.
         """
-        return self.free and not self.attempts and not self.has_sequence
+        return self.free and not self.attempts and self.sequence is NO_SEQUENCE
 
     def move_to_partition(self, home: Partition) -> None:
         """The batch is appended anew to another partition. Its bytes name none, so they stay as they are.
@@ -345,12 +334,3 @@ class ProducerBatch:
     @property
     def terminal(self) -> bool:
         return self.state in TERMINAL
-
-    def release_if_unused(self, returned: list[LentChunks] | None = None) -> bool:
-        """Release the memory if the batch is terminal and no request refers to it (KAFKA-19012). ``returned``
-        is as for Memory."""
-        if self._released or self.request_references or self.state not in TERMINAL:
-            return False
-        self._released = True
-        self.buffer.release(returned)
-        return True

@@ -19,7 +19,7 @@ from kafka_sink.network import apis, requests
 from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.requests import ProducerIdResponse
-from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 
 _LAST_EPOCH = (1 << 15) - 1
 _FINAL_ERRORS = frozenset(
@@ -139,7 +139,7 @@ class ProducerIdentity:
 
     def assign(self, batch: ProducerBatch) -> None:
         """Give a batch its id, epoch and sequence, unless it has them from an earlier attempt."""
-        if not batch.has_sequence:
+        if batch.sequence is NO_SEQUENCE:
             self._written.add(batch.home)
             batch.home.assign(batch, (self.producer_id, self.producer_epoch))
 

@@ -39,6 +39,7 @@ from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import produce
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable_list
+from kafka_sink.records.batch_header import NO_SEQUENCE
 
 _log = logging.getLogger(__name__)
 # Attempts of a batch after which a leader that a broker names is followed at once. Brokers that name one
@@ -376,7 +377,7 @@ class ResponseHandler:
             self._fail_taken(batch, failure)
             return
         # A restart of sequences takes those of batches that wait.
-        if self._identity is not None and batch.has_sequence:
+        if self._identity is not None and batch.sequence is not NO_SEQUENCE:
             self._identity.shrunk(batch, pieces)
         self._accumulator.reenqueue_split(batch, pieces)
 

@@ -20,6 +20,7 @@ from kafka_sink.engine.deliveries import TaskDeliveries
 from kafka_sink.memory.buffer import ScratchBuffer, put_pieces, share
 from kafka_sink.model import CompressionType
 from kafka_sink.records import batch_header, varint
+from kafka_sink.records.batch_header import NO_SEQUENCE
 from kafka_sink.records.compression import decompressed
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class BatchSplitter:
             )
         for piece in pieces:
             piece.free = may_move
-        if batch.has_sequence:
+        if batch.sequence is not NO_SEQUENCE:
             batch.home.replaced(batch, pieces)
         self._deliveries.count(splits=1)
         self._accumulator.reenqueue_split(batch, pieces)

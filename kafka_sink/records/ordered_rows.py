@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from kafka_sink.model import TopicPartition
-from kafka_sink.records import batch_header, varint
+from kafka_sink.records import varint
 from kafka_sink.records.arrays import Int64s
 from kafka_sink.records.record_columns import RecordColumns
 
@@ -96,17 +96,6 @@ class OrderedRows:
         """First row past ``start`` whose bound exceeds ``limit`` bytes together with its predecessors'."""
         target = self._cumulated[start] + max(limit, 0)
         return int(np.searchsorted(self._cumulated, target, side="right")) - 1
-
-    def exact_hold(self, start: int, stop: int, limit: int) -> int:
-        """Bytes of a new uncompressed batch of rows ``start`` to ``stop``: one row, or rows that fit into
-        ``limit`` bytes. It is an upper bound, and at most ``limit`` for several rows."""
-        projected = batch_header.SIZE + self.bound(start, stop)
-        if projected <= limit:
-            return projected
-        if stop - start > 1:
-            return limit
-        size = self.exact_sizes(start, stop, 0, self.timestamp(start))
-        return batch_header.SIZE + int(size[0])
 
     @cached_property
     def _fixed_sizes(self) -> Int64s:

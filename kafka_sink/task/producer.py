@@ -365,9 +365,10 @@ class Producer:
 
     def _append_dead_letters(self, ordered: OrderedRows) -> None:
         """Their batches are their own and go at once: memory for the next dead letters waits for them."""
-        self._parts.dead_letter_appender.flush(ordered.partitions)
-        self._parts.dead_letter_appender.append(ordered, self.check)
-        self._parts.dead_letter_appender.flush(ordered.partitions)
+        appender, partitions = self._parts.dead_letter_appender, set(ordered.partitions)
+        appender.flush(partitions)
+        appender.append(ordered, self.check)
+        appender.flush(partitions)
 
     def _check_and_write_dead_letters(self) -> bool:
         """What a task does while it waits with rows: rows that brokers rejected may hold the memory for them

@@ -54,13 +54,14 @@ class Bench:
     def batch(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
         buffer = self.accumulator.allocator.try_open(size)
         assert buffer is not None
-        with self.accumulator.planning() as queues:
+        queues = self.accumulator
+        with queues.lock:
             home = queues.partition(partition)
         batch = ProducerBatch(home, buffer, None, CompressionType.NONE, 1.0, 0, created)
         batch.held = True
         batch.append(memoryview(b"x" * (size - 61)), 2, 0)
         batch.held = False
-        with self.accumulator.planning() as queues:
+        with queues.lock:
             queues.enqueue(home, batch)
         return batch
 
@@ -396,12 +397,14 @@ def free(batch: ProducerBatch) -> ProducerBatch:
 
 
 def queued(bench: Bench, partition: TopicPartition) -> list[ProducerBatch]:
-    with bench.accumulator.planning() as queues:
+    queues = bench.accumulator
+    with queues.lock:
         return list(queues.partition(partition).batches)
 
 
 def move(bench: Bench, source: TopicPartition, *targets: TopicPartition) -> list[ProducerBatch]:
-    with bench.accumulator.planning() as queues:
+    queues = bench.accumulator
+    with queues.lock:
         queue = queues.partition(source)
     return bench.accumulator.move_unsent([queue], lambda _: targets).get(source, [])
 

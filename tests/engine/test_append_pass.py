@@ -106,7 +106,7 @@ def test_nobody_is_woken_for_more_rows_in_a_batch_that_the_sender_knows() -> Non
     bench.appender.carry_out(bench.planned(rows(1)))
     assert bench.wakes == 1
     plan = bench.planned(rows(1))
-    with bench.accumulator.planning():
+    with bench.accumulator.lock:
         bench.accumulator.held_batch_skipped = True  # the sender passed by meanwhile
     bench.appender.carry_out(plan)
     assert bench.wakes == 2
@@ -121,7 +121,8 @@ def test_thousands_of_small_batches_are_given_to_the_sender_in_groups(
     monkeypatch.setattr("tests.support.append_bench.P", topics)
     plan = bench.planned(rows(*[4] * len(topics)))
     bench.appender.carry_out(plan)
-    with bench.accumulator.planning() as queues:
+    queues = bench.accumulator
+    with queues.lock:
         closed = queues.open_batches()
         for batch in closed:
             batch.held = True

@@ -6,7 +6,6 @@ import pytest
 
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.batch import (
-    TERMINAL,
     TRANSITIONS,
     BatchState,
     ProducerBatch,
@@ -50,18 +49,6 @@ def test_every_response_to_a_failed_batch_is_late_and_harmless() -> None:
     responses = {BatchState.SUCCEEDED, BatchState.SEALED, BatchState.SPLIT, BatchState.FAILED}
     assert TRANSITIONS[BatchState.IN_FLIGHT] <= responses
     assert responses <= TRANSITIONS[BatchState.FAILED]
-
-
-@pytest.mark.parametrize("state", list(BatchState))
-def test_memory_goes_back_once_and_only_when_nothing_refers_to_it(state: BatchState) -> None:
-    memory = pool()
-    batch = batch_in(state, memory)
-    batch.request_references = 1
-    assert not batch.release_if_unused()
-    batch.request_references = 0
-    assert batch.release_if_unused() is (state in TERMINAL)
-    assert not batch.release_if_unused()
-    assert (memory.metrics().used_bytes == 0) is (state in TERMINAL)
 
 
 def test_a_batch_that_is_sent_again_is_sent_whole() -> None:

@@ -30,7 +30,6 @@ from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.errors import DeliveryError, IllegalTransitionError
-from kafka_sink.memory.pool import LentChunks
 from kafka_sink.model import TopicPartition
 from kafka_sink.records import batch_header
 from tests.support import lifecycle_model
@@ -327,14 +326,13 @@ Bug = Callable[[pytest.MonkeyPatch], Any]
 def _memory_goes_back_at_expiry(patch: pytest.MonkeyPatch) -> None:
     """KAFKA-19012: an expired batch's memory is reused while its request is on the way."""
 
-    def release(batch: ProducerBatch, returned: list[LentChunks] | None = None) -> bool:
-        if batch._released or not batch.terminal:
-            return False
-        batch._released = True
-        batch.buffer.release(returned)
-        return True
+    def release(self: RecordAccumulator, *batches: ProducerBatch) -> None:
+        for batch in batches:
+            if batch.terminal and batch in self.live:
+                self.live.discard(batch)
+                batch.buffer.release()
 
-    patch.setattr(ProducerBatch, "release_if_unused", release)
+    patch.setattr(RecordAccumulator, "_release_locked", release)
 
 
 def _held_does_not_count(patch: pytest.MonkeyPatch) -> None:
@@ -372,7 +370,7 @@ def _each_attempt_gets_a_new_sequence(patch: pytest.MonkeyPatch) -> None:
     def anew(self: ProducerIdentity, batch: ProducerBatch) -> None:
         if batch.attempts:
             batch.home.unacknowledged.remove(batch)
-            batch._sequence = batch_header.NO_SEQUENCE
+            batch.sequence = batch_header.NO_SEQUENCE
         assign(self, batch)
 
     patch.setattr(ProducerIdentity, "assign", anew)

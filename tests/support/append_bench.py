@@ -58,6 +58,6 @@ class Bench:
         granted_stop: int = 0,
     ) -> AppendPass:
         one = AppendPass(self.accumulator, self.allocator, ordered, start, len(ordered.partitions), 3.0)
-        with self.accumulator.planning():
+        with self.accumulator.lock:
             one.plan(granted, granted_stop)
         return one
