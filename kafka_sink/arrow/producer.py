@@ -230,12 +230,13 @@ class ArrowProducer:
     def _reject(self, rows: RejectedRows, plan: ColumnPlan) -> None:
         """Rows that do not fit their schema."""
         with self._turn() as producer:
-            if self._transaction is None or self._transaction.begin(plan.parts, producer):
+            if self._transaction is None or self._transaction.begin(plan.parts, producer.begin_transaction):
                 producer.reject(rows)
 
     def _take(self, plan: ColumnPlan, batch: pa.RecordBatch) -> None:
         with self._turn() as producer:
-            if self._transaction is not None and not self._transaction.take(batch, plan.parts, producer):
+            transaction = self._transaction
+            if transaction and not transaction.take(batch, plan.parts, producer.begin_transaction):
                 return
             if self._held_schema is None or not batch.schema.equals(self._held_schema):
                 self._send_held(producer)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kafka_sink.transactions.batch import BatchOutcome
     from kafka_sink.transactions.planning import PlannedTransactions
-    from kafka_sink.transactions.task_attempt import TaskAttempt, WritesInTransaction
+    from kafka_sink.transactions.task_attempt import BeginTransaction, TaskAttempt
 
 # In Spark they come with every query. Here they can only be meant for something that is missing.
 _OF_SPARK = ("checkpointlocation", "queryname")
@@ -134,7 +134,7 @@ class WriteTransaction:
         self._attempt: TaskAttempt | None = None
         self._columns: Sequence[int | None] = ()
 
-    def take(self, batch: pa.RecordBatch, columns: Sequence[int | None], writes: WritesInTransaction) -> bool:
+    def take(self, batch: pa.RecordBatch, columns: Sequence[int | None], begin: BeginTransaction) -> bool:
         """Whether the rows are to be written; not so where their version was written before.
 
         The transaction begins before the first row. ``columns``: the batch's columns by part of a record.
@@ -148,16 +148,16 @@ class WriteTransaction:
         if not attempt.writes:
             attempt.digest_only(iter((batch,)))
             return False
-        for _ in attempt.rows(iter((batch,)), writes):
+        for _ in attempt.rows(iter((batch,)), begin):
             pass
         return True
 
-    def begin(self, columns: Sequence[int | None], writes: WritesInTransaction) -> bool:
+    def begin(self, columns: Sequence[int | None], begin: BeginTransaction) -> bool:
         """Begin the transaction, unless it has begun. Return whether rows are to be written."""
         attempt = self._begun(columns)
         if not attempt.writes:
             return False
-        attempt.begin(writes)
+        attempt.begin(begin)
         return True
 
     def _begun(self, columns: Sequence[int | None]) -> TaskAttempt:

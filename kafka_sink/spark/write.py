@@ -170,7 +170,7 @@ class PlannedWrite:
             rows = checked_batches(acknowledged(batches, executor), check_executor)
             rows = self._encoded(rows, producer, attempt)
             if attempt is not None:
-                rows = attempt.rows(rows, producer)
+                rows = attempt.rows(rows, producer.begin_transaction)
             largest = send_tables(rows, producer, self.plan, self.options.linger_ms, producer.activity)
             return replace(producer.finish(), arrow_batch_bytes_max=largest)
 
@@ -184,7 +184,7 @@ class PlannedWrite:
 
         def reject(rows: RejectedRows) -> None:
             if attempt is not None and producer is not None:
-                attempt.begin(producer)
+                attempt.begin(producer.begin_transaction)
             if producer is not None:
                 producer.reject(rows)
 

@@ -242,7 +242,7 @@ class Producer:
         self._rate_limit.begin(task.job)
 
     def begin_transaction(
-        self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
+        self, transactional_id: str, producer_id: int, epoch: int, adds_partitions: bool = False
     ) -> None:
         """Write the rows from now on in this transaction. Only before a task's first row.
 

@@ -49,7 +49,11 @@ It ends with 0, with 1 if it could not be done, and with 2 if a batch stays inco
 """
 
 
-def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    out: TextIO = sys.stdout,
+    connect_bound_ms: float = CONNECT_BOUND_MS,
+) -> int:
     """Return 0 where it was done, 1 with the reason on stderr where not, 2 where a batch is incomplete."""
     parser = _parser()
     args = parser.parse_args(arguments)
@@ -60,7 +64,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
         client = TransactionClient(_options(given, args.bootstrap_servers))
         try:
             # No long wait where no broker can be reached.
-            known = client.run(_prefixes(), CONNECT_BOUND_MS, "")
+            known = client.run(_prefixes(), connect_bound_ms, "")
             _warn_of_brokers(client)
             if args.prefix is None:
                 return _list_prefixes(client, known, out)
@@ -213,7 +217,8 @@ def _complete(client: TransactionClient, scope: Scope, out: TextIO) -> int:
     return 0
 
 
-def _resolve(client: TransactionClient, scope: Scope, out: TextIO, *, rewrite: bool) -> int:
+def resolve(client: TransactionClient, scope: Scope, out: TextIO, *, rewrite: bool) -> int:
+    """What ``rewrite``, or else ``abandon``, does."""
     ownership = client.run(driver.take_over(scope, wall_ms()), *_TIMEOUT)
     decision, missing = ownership.decision, ownership.missing | ownership.unknown
     if decision is None or not missing:
@@ -238,8 +243,8 @@ def _resolve(client: TransactionClient, scope: Scope, out: TextIO, *, rewrite: b
 _ACTIONS: dict[str, Callable[[TransactionClient, Scope, TextIO], int]] = {
     "list": _list,
     "complete": _complete,
-    "rewrite": partial(_resolve, rewrite=True),
-    "abandon": partial(_resolve, rewrite=False),
+    "rewrite": partial(resolve, rewrite=True),
+    "abandon": partial(resolve, rewrite=False),
 }
 
 

@@ -146,8 +146,9 @@ class TransactionClient(BlockingCalls):
         self._network.on_disconnected = self._on_disconnected
         backoff_ms = min(options.retry_backoff_ms, 20)
         self._backoff = ExponentialBackoff(backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
-        self._coordinators: dict[tuple[bool, str], int] = {}
-        self._nodes: dict[int, Node] = {}
+        # By kind of key and name, as far as brokers have said.
+        self.coordinators: dict[tuple[bool, str], int] = {}
+        self.nodes: dict[int, Node] = {}
         # Each with the time of the response.
         self._partitions: dict[str, tuple[int, float]] = {}
         self._asked_nodes = False
@@ -195,7 +196,7 @@ class TransactionClient(BlockingCalls):
             wanted = next(steps)
             while True:
                 try:
-                    results = self._execute(wanted)
+                    results = self.execute(wanted)
                 except DeliveryError as error:
                     # Steps know what it means for the batch.
                     wanted = steps.throw(error)
@@ -233,7 +234,7 @@ class TransactionClient(BlockingCalls):
         self._connect()
         if topic in self._partitions:
             return self._partitions[topic][0]
-        node = next(iter(self._nodes))
+        node = next(iter(self.nodes))
         call = Call(
             apis.METADATA,
             lambda version: requests.encode_metadata(version, (topic,), False),
@@ -269,7 +270,7 @@ class TransactionClient(BlockingCalls):
                 give_up_ms=self._clock_ms() + _LIST_PATIENCE_MS,
             )
 
-        calls = [call(node) for node in self._nodes]
+        calls = [call(node) for node in self.nodes]
         self._finish(calls)
         return found
 
@@ -278,7 +279,7 @@ class TransactionClient(BlockingCalls):
     def _finish(self, calls: list[Call]) -> None:
         if self._ahead:
             now_ms = self._clock_ms()
-            for node in self._nodes:
+            for node in self.nodes:
                 self._is_ready(node, now_ms)
         self.calls = calls
         self._loop(self._send_due, self._awaited, self._deadline_ms)
@@ -288,7 +289,7 @@ class TransactionClient(BlockingCalls):
             self._leave_brokers_out(now_ms)
             self._look_up(now_ms)
             for call in self.calls:
-                call.node = call.node if call.key is None else self._coordinators.get(call.key)
+                call.node = call.node if call.key is None else self.coordinators.get(call.key)
         return super()._send_due(now_ms)
 
     def _awaited(self) -> str:
@@ -298,7 +299,7 @@ class TransactionClient(BlockingCalls):
         node, api = call.node, call.api
         if node is None:
             node, api = self._asked_node, apis.FIND_COORDINATOR
-        return awaited(None if node is None else self._nodes.get(node), api)
+        return awaited(None if node is None else self.nodes.get(node), api)
 
     def _give_up(self) -> None:
         reasons = sorted({call.last_error for call in self.calls if call.last_error}) or [self._last_error]
@@ -319,7 +320,8 @@ class TransactionClient(BlockingCalls):
         else:
             super()._on_response(call, response, now_ms)
 
-    def _execute(self, operations: tuple[Operation, ...]) -> tuple[Any, ...]:
+    def execute(self, operations: tuple[Operation, ...]) -> tuple[Any, ...]:
+        """One step's operations: their results, in order."""
         self._connect()
         self._forget_coordinators(operations)
         results = [_EMPTY.get(type(operation), _nothing)() for operation in operations]
@@ -361,7 +363,7 @@ class TransactionClient(BlockingCalls):
                     names += operation.transactional_ids
                 case EndTransaction(afresh=True):
                     names.append(operation.transactional_id)
-        former = {self._coordinators.pop((TRANSACTION_KEY, name), -1) for name in names} - {-1}
+        former = {self.coordinators.pop((TRANSACTION_KEY, name), -1) for name in names} - {-1}
         if former:
             self._distrusted = former
             self._back_off()
@@ -369,13 +371,13 @@ class TransactionClient(BlockingCalls):
     def _leave_brokers_out(self, now_ms: float) -> None:
         """Lists do not wait for a broker that is gone or hangs: others soon list its transactions."""
         for call in [one for one in self.calls if one.key is None and not one.is_sent]:
-            if call.node in self._nodes and now_ms < call.give_up_ms:
+            if call.node in self.nodes and now_ms < call.give_up_ms:
                 continue
             if call.give_up_ms < math.inf:
                 self.calls.remove(call)
                 self.left_out.add(-1 if call.node is None else call.node)
             else:
-                call.node = next(iter(self._nodes))
+                call.node = next(iter(self.nodes))
 
     def _on_disconnected(self, node_id: int, cause: Exception, *_: object) -> None:
         self._last_error = str(cause)
@@ -402,10 +404,10 @@ class TransactionClient(BlockingCalls):
         for topic in response.update.topics:
             if topic.partitions:
                 self._partitions[topic.name] = len(topic.partitions), self._clock_ms()
-        self._nodes = {node.id: node for node in response.update.nodes}
-        known = self._coordinators.items()
-        self._coordinators = {key: node for key, node in known if node in self._nodes}
-        self._network.set_addresses(self._nodes.values())
+        self.nodes = {node.id: node for node in response.update.nodes}
+        known = self.coordinators.items()
+        self.coordinators = {key: node for key, node in known if node in self.nodes}
+        self._network.set_addresses(self.nodes.values())
 
     def _again(self, call: Call, reason: str, *, elsewhere: bool = False) -> bool:
         """To be sent once more; false, as its operation is not done."""
@@ -414,7 +416,7 @@ class TransactionClient(BlockingCalls):
         call.last_error = reason
         call.not_before_ms = self._clock_ms() + self._backoff.delay_ms(call.attempts)
         if elsewhere and call.key is not None:
-            self._coordinators.pop(call.key, None)
+            self.coordinators.pop(call.key, None)
         return False
 
     def _judge(self, call: Call, code: int) -> bool:
@@ -439,7 +441,7 @@ class TransactionClient(BlockingCalls):
         self.calls = []
 
         def advance(now_ms: float) -> float | None:
-            if self._nodes:
+            if self.nodes:
                 return None
             if now_ms > self._deadline_ms:
                 raise self._out_of_time("no broker responded", self._network.describe_brokers())
@@ -481,7 +483,7 @@ class TransactionClient(BlockingCalls):
 
     def _any_connection(self, now_ms: float) -> BrokerConnection | None:
         if self._distrusted:
-            for other in self._nodes.keys() - self._distrusted:
+            for other in self.nodes.keys() - self._distrusted:
                 if self._is_ready(other, now_ms):
                     return self._network.connections[other]
         connection = self._network.least_loaded(now_ms)
@@ -490,7 +492,7 @@ class TransactionClient(BlockingCalls):
     def _look_up(self, now_ms: float) -> None:
         """Ask for coordinators that are not known: one request for each kind of key."""
         keys = dict.fromkeys([*(call.key for call in self.calls if call.key), *self._ahead])
-        missing = [key for key in keys if key not in self._coordinators]
+        missing = [key for key in keys if key not in self.coordinators]
         for of_groups in (TRANSACTION_KEY, GROUP_KEY):
             names = [name for kind, name in missing if kind is of_groups]
             if not names or of_groups in self._asked_coordinators or now_ms < self._not_before_ms:
@@ -521,9 +523,9 @@ class TransactionClient(BlockingCalls):
                 self._last_error = f"the coordinator of '{name}' is not known: {_INCOMPLETE}"
                 self._back_off()
             elif found.node is not None:
-                self._coordinators[of_groups, name] = found.node.id
-                is_new |= found.node.id not in self._nodes
-                self._nodes.setdefault(found.node.id, found.node)
+                self.coordinators[of_groups, name] = found.node.id
+                is_new |= found.node.id not in self.nodes
+                self.nodes.setdefault(found.node.id, found.node)
             elif found.error_code in _COORDINATOR_MOVED or found.error_code in _MAY_PASS:
                 error = kafka_errors.error_of(found.error_code).label
                 self._last_error = f"the coordinator of '{name}' is not known: {error}"
@@ -533,7 +535,7 @@ class TransactionClient(BlockingCalls):
                 advice = _ADVICE.get(found.error_code, found.error_message or "")
                 raise ConfigurationError(f"'{name}' may not be used: {reason}; {advice}")
         if is_new:
-            self._network.set_addresses(self._nodes.values())
+            self._network.set_addresses(self.nodes.values())
 
     def _back_off(self) -> None:
         self._failures += 1
@@ -541,10 +543,10 @@ class TransactionClient(BlockingCalls):
 
     def _forget(self, node_id: int) -> None:
         """A broker is gone, so its coordinators may have moved, and there may be new brokers."""
-        self._coordinators = {key: node for key, node in self._coordinators.items() if node != node_id}
+        self.coordinators = {key: node for key, node in self.coordinators.items() if node != node_id}
         self._asked_nodes = False
         self._back_off()
-        if node_id in self._nodes and len(self._nodes) > 1:
+        if node_id in self.nodes and len(self.nodes) > 1:
             self._ask_nodes(max(self._clock_ms(), self._not_before_ms))
 
     # -- operations -------------------------------------------------------------------------------
@@ -571,7 +573,7 @@ class TransactionClient(BlockingCalls):
             case Describe():
                 return [self._describe(results, index, one) for one in operation.transactional_ids]
             case ListOpen() | ListIds():
-                return [self._list(results, index, operation, node) for node in list(self._nodes)]
+                return [self._list(results, index, operation, node) for node in list(self.nodes)]
 
     def _init(self, results: list[Any], index: int, operation: InitProducer) -> Call:
         name, of, timeout = operation.transactional_id, operation.of, self._options.transaction_timeout_ms

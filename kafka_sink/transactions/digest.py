@@ -28,17 +28,17 @@ from kafka_sink.records.arrays import UInt64s, has_byte_offsets, lengths, null_m
 from kafka_sink.transactions.decision import RowsDigest
 
 # Measured: smaller blocks pay for calls, larger ones fall out of the processor's caches.
-_BLOCK_BYTES = 2 * 1024 * 1024
+BLOCK_BYTES = 2 * 1024 * 1024
 # So many words of a value have powers in a table, those behind them by a factor more.
-_SEGMENT = 16 * 1024
+SEGMENT = 16 * 1024
 _32, _33 = np.uint64(32), np.uint64(33)
 # Odd and with about as many ones as zeros: of a linear congruential generator, splitmix64 and murmur3.
-_R = 0xD1342543DE82EF95
-_FOLD, _LENGTH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x94D049BB133111EB)
-_MIX = np.uint64(0xFF51AFD7ED558CCD)
-_POWERS = np.cumprod(np.array([1] + [_R] * (_SEGMENT - 1), dtype=np.uint64))
+R = 0xD1342543DE82EF95
+_FOLD, LENGTH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x94D049BB133111EB)
+MIX = np.uint64(0xFF51AFD7ED558CCD)
+POWERS = np.cumprod(np.array([1] + [R] * (SEGMENT - 1), dtype=np.uint64))
 # One for each column of a row, as if its words began far behind those of the column before.
-_FACTORS = np.array([pow(_R, place * (2**24 + 1), 1 << 64) for place in range(8)], dtype=np.uint64)
+_FACTORS = np.array([pow(R, place * (2**24 + 1), 1 << 64) for place in range(8)], dtype=np.uint64)
 # The memory of one block, which each thread keeps: new memory costs as much as the sums.
 _kept = threading.local()
 
@@ -47,10 +47,11 @@ class RunningDigest:
     """Of Arrow batches, however their rows are ordered and split into batches.
 
     ``indices`` are the columns of a record's parts; None is a part that rows do not have. A part is known by
-    its place among them, so columns may be in another order the next time.
+    its place among them, so columns may be in another order the next time. ``block_bytes`` are mixed at once.
     """
 
-    def __init__(self, indices: Sequence[int | None]) -> None:
+    def __init__(self, indices: Sequence[int | None], block_bytes: int = BLOCK_BYTES) -> None:
+        self._block_bytes = block_bytes
         self._indices = [(place, index) for place, index in enumerate(indices) if index is not None]
         self._rows = 0
         self._size = 0
@@ -62,7 +63,7 @@ class RunningDigest:
             return
         rows = np.zeros(batch.num_rows, dtype=np.uint64)
         for place, index in self._indices:
-            rows += _checksums(batch.column(index)) * _FACTORS[place]
+            rows += _checksums(batch.column(index), self._block_bytes) * _FACTORS[place]
             self._size += _bytes(batch.column(index))
         self._checksum += int(_mixed(rows, rows, np.empty_like(rows)).sum())
 
@@ -79,18 +80,18 @@ def _bytes(column: pa.Array) -> int:
     return int(ends[-1]) - int(ends[0])
 
 
-def _checksums(column: pa.Array) -> UInt64s:
+def _checksums(column: pa.Array, block_bytes: int) -> UInt64s:
     """One for each entry; 0 for null."""
     kind = column.type
     if has_byte_offsets(kind):
-        found = _of_bytes(column)
+        found = of_bytes(column, block_bytes)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        found = _of_lists(column)
+        found = _of_lists(column, block_bytes)
     elif kind == pa.null():
         return np.zeros(len(column), dtype=np.uint64)
     else:
         # One more, so that a zero is not null.
-        found = numbers(column, f"i{kind.bit_width // 8}").astype(np.uint64) * _FOLD + _LENGTH
+        found = numbers(column, f"i{kind.bit_width // 8}").astype(np.uint64) * _FOLD + LENGTH
         _mixed(found, found, np.empty_like(found))
     if column.null_count:
         found[null_mask(column)] = 0
@@ -101,7 +102,7 @@ def _mixed(values: UInt64s, out: UInt64s, spare: UInt64s) -> UInt64s:
     """One to one, and each bit depends on all bits of its value; 0 stays 0. Returns ``out``."""
     np.right_shift(values, _33, out=spare)
     np.bitwise_xor(values, spare, out=out)
-    out *= _MIX
+    out *= MIX
     np.right_shift(out, _32, out=spare)
     out ^= spare
     return out
@@ -116,30 +117,31 @@ def _memory(rows: int, words: int) -> tuple[UInt64s, UInt64s]:
     return memory[:size].reshape(rows, words), memory[size : 2 * size].reshape(rows, words)
 
 
-def _of_bytes(column: pa.Array) -> UInt64s:
+def of_bytes(column: pa.Array, block_bytes: int = BLOCK_BYTES) -> UInt64s:
+    """The checksum of each text or binary value."""
     ends = offsets(column)
     sizes = ends[1:] - ends[:-1]
     count, total = len(column), int(ends[-1]) - int(ends[0])
     found = np.empty(count, dtype=np.uint64)
     if not count:
         return found
-    if int(sizes.max()) * count > 2 * total + _BLOCK_BYTES:
+    if int(sizes.max()) * count > 2 * total + block_bytes:
         # Short values would be filled up to the size of few long ones.
         are_long = sizes > total // count
         for part in (are_long, np.logical_not(are_long)):
-            found[part] = _of_bytes(column.filter(pa.array(part)))
+            found[part] = of_bytes(column.filter(pa.array(part)), block_bytes)
         return found
     words = max(1, (int(sizes.max()) + 7) // 8)
-    rows = min(count, max(1, _BLOCK_BYTES // (8 * words)))
+    rows = min(count, max(1, block_bytes // (8 * words)))
     for start in range(0, count, rows):
         block = found[start : start + rows]
         matrix = _filled_up(column, start, len(block), words)
-        block[:] = (sizes[start : start + rows].astype(np.uint64) + np.uint64(1)) * _LENGTH
-        for first in range(0, words, _SEGMENT):
-            part = matrix[:, first : first + _SEGMENT]
+        block[:] = (sizes[start : start + rows].astype(np.uint64) + np.uint64(1)) * LENGTH
+        for first in range(0, words, SEGMENT):
+            part = matrix[:, first : first + SEGMENT]
             mixed = _mixed(part, *_memory(*part.shape))
-            sums = np.einsum("ij,j->i", mixed, _POWERS[: part.shape[1]])
-            block += sums * np.uint64(pow(_R, first, 1 << 64))
+            sums = np.einsum("ij,j->i", mixed, POWERS[: part.shape[1]])
+            block += sums * np.uint64(pow(R, first, 1 << 64))
     return found
 
 
@@ -153,16 +155,16 @@ def _filled_up(column: pa.Array, start: int, count: int, words: int) -> UInt64s:
     return np.frombuffer(filled, np.uint64, count * words).reshape(count, words)
 
 
-def _of_lists(column: pa.Array) -> UInt64s:
+def _of_lists(column: pa.Array, block_bytes: int) -> UInt64s:
     """Of lists of structs: headers. The order of a list counts."""
     entries = column.flatten()
     each: UInt64s = np.zeros(len(entries), dtype=np.uint64)
     for place, child in enumerate(entries.flatten()):
-        each += _checksums(child) * _FACTORS[place]
+        each += _checksums(child, block_bytes) * _FACTORS[place]
     sizes = lengths(column).astype(np.int64)
     ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes)))
     places = np.arange(len(entries), dtype=np.int64) - np.repeat(ends[:-1], sizes)
     each = _mixed(each, each, np.empty_like(each)) * (2 * places + 1).view(np.uint64)
     sums = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(each)))
-    found: UInt64s = sums[ends[1:]] - sums[ends[:-1]] + (sizes + 1).view(np.uint64) * _LENGTH
+    found: UInt64s = sums[ends[1:]] - sums[ends[:-1]] + (sizes + 1).view(np.uint64) * LENGTH
     return found

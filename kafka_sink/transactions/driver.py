@@ -136,7 +136,7 @@ def _remember(
     known = replace(decisions.recorded(decision, outcomes), began_ms=began_ms)
     if judgement.unknown and known.parts == decision.parts:
         return judgement.driver_epoch, decision
-    driver_epoch = yield from _decided(scope, judgement.driver_epoch, known)
+    driver_epoch = yield from carry_out(scope, judgement.driver_epoch, known)
     # The commit of this run's batch builds on what it reads.
     yield from _all_told(scope, len(decisions.encode(known, scope.partitions)))
     return driver_epoch, known
@@ -260,10 +260,10 @@ def resolve(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, *, re
         for part in decision.parts
         if rewrite or part.outcome is not Outcome.COMMITTED
     }
-    yield from _decided(scope, driver_epoch, decisions.recorded(decision, outcomes))
+    yield from carry_out(scope, driver_epoch, decisions.recorded(decision, outcomes))
 
 
-def _decided(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Steps[ProducerEpoch]:
+def carry_out(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Steps[ProducerEpoch]:
     """Record and commit a decision; returns the new driver epoch. Raises TransactionError."""
     yield from _record(scope, driver_epoch, decision)
     (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=True),)
@@ -286,12 +286,12 @@ def decide(
     IncompleteBatchError where some transactions had ended by then, DeliveryError where this was not learnt
     in time.
     """
-    found = yield from _require_open(scope, decision.batch, parts, found)
+    found = yield from require_open(scope, decision.batch, parts, found)
     began = tuple(one for one in (_began_ms(scope, part, found) for part in parts) if one is not None)
     earliest = min((one for one in (*began, decision.began_ms) if one >= 0), default=-1)
     decision = replace(decision, began_ms=earliest)
     try:
-        driver_epoch = yield from _decided(scope, driver_epoch, decision)
+        driver_epoch = yield from carry_out(scope, driver_epoch, decision)
         aborted = yield from _carried_out(scope, driver_epoch, decision, parts)
     except TransactionError:
         raise
@@ -326,7 +326,7 @@ def _carried_out(
     return aborted + judgement.aborted
 
 
-def _require_open(
+def require_open(
     scope: Scope, batch: BatchIdentity, parts: tuple[Part, ...], found: Mapping[str, Described]
 ) -> Steps[Mapping[str, Described]]:
     """The descriptions of transactions that are all open.

@@ -8,8 +8,8 @@ import math
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -48,13 +48,68 @@ class PlannedTransactions:
     handover: TaskHandover | None = None
 
 
+# -- connections ----------------------------------------------------------------------------------
+
+_clients_lock = threading.Lock()  # guards the one below
+_idle_clients: dict[SinkOptions, TransactionClient] = {}
+
+
+def _after_fork() -> None:
+    """Sockets are not shared with forked processes, and another thread may have held the lock."""
+    global _clients_lock
+    _clients_lock = threading.Lock()
+    _idle_clients.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@contextmanager
+def client_of(options: SinkOptions) -> Iterator[TransactionClient]:
+    """A client for a cluster, which no other thread uses meanwhile. One whose run failed is closed."""
+    # Imported here because most jobs have no transactions, and planning runs in every micro-batch.
+    from kafka_sink.transactions.client import TransactionClient
+
+    key = replace(options.for_tasks(), delivery_guarantee="at-least-once")
+    with _clients_lock:
+        client = _idle_clients.pop(key, None)
+    if client is None:
+        client = TransactionClient(options)
+    try:
+        yield client
+    except BaseException:
+        client.close()
+        raise
+    with _clients_lock:
+        replaced = _idle_clients.pop(key, None)
+        surplus = [] if replaced is None else [replaced]
+        while len(_idle_clients) >= _MAX_IDLE_CLIENTS:
+            surplus.append(_idle_clients.pop(next(iter(_idle_clients))))
+        _idle_clients[key] = client
+    for one in surplus:
+        one.close()
+
+
+Clients = Callable[[SinkOptions], AbstractContextManager["TransactionClient"]]
+
+
+# -- a write ---------------------------------------------------------------------------------------
+
+
 def plan(
-    options: SinkOptions, raw: Mapping[str, str], *, is_streaming: bool, for_tasks: bool
+    options: SinkOptions,
+    raw: Mapping[str, str],
+    *,
+    is_streaming: bool,
+    for_tasks: bool,
+    clients: Clients = client_of,
+    clock_ms: Callable[[], float] = wall_ms,
 ) -> PlannedTransactions | None:
     """Take over the transactional ids of the write; None without delivery.guarantee=exactly-once.
 
-    ``for_tasks`` is false where Spark makes a writer only to commit with. Raises ConfigurationError for what
-    cannot hold, BrokerVersionError, DeliveryError where brokers do not respond.
+    ``for_tasks`` is false where Spark makes a writer only to commit with. ``clock_ms`` is the wall clock.
+    Raises ConfigurationError for what cannot hold, BrokerVersionError, DeliveryError where brokers do not
+    respond.
     """
     if not options.exactly_once:
         return None
@@ -69,20 +124,20 @@ def plan(
     if not for_tasks:
         # Decisions and progress markers are found without the number of partitions.
         return PlannedTransactions(Scope(name, topic, 1), batch)
-    with client_of(options) as client:
+    with clients(options) as client:
         partitions = client.partitions(topic, options.max_block_ms)
         if not partitions:
             raise ConfigurationError(f"the topic '{topic}', which progress is recorded for, is not there")
         require_verified_writes(client, str(options.bootstrap_servers), options.max_block_ms)
         scope = Scope(name, topic, partitions)
         groups = driver.take_over_groups(scope)
-        ownership = client.run(driver.take_over(scope, wall_ms()), options.max_block_ms, groups=groups)
+        ownership = client.run(driver.take_over(scope, clock_ms()), options.max_block_ms, groups=groups)
         if ownership.decision is None and options.transactional_id_prefix:
             # Where earlier versions kept what all writers, or all queries, had written. Raises ProtocolError.
             for end in ("", _ANY_QUERY):
                 former = replace(scope, prefix=options.transactional_id_prefix + end)
                 client.run(driver.read_decision(former), options.max_block_ms)
-    handover = TaskHandover.of(scope, ownership, wall_ms())
+    handover = TaskHandover.of(scope, ownership, clock_ms())
     if options.log_summary:
         _report_names(scope)
     _report_takeover(scope, ownership, handover)
@@ -94,19 +149,23 @@ def plan(
 
 
 def commit(
-    options: SinkOptions, planned: PlannedTransactions, reports: Sequence[AttemptReport]
+    options: SinkOptions,
+    planned: PlannedTransactions,
+    reports: Sequence[AttemptReport],
+    clients: Clients = client_of,
+    clock_ms: Callable[[], float] = wall_ms,
 ) -> BatchOutcome:
     """Decide and complete a batch. Raises TransactionError, IncompleteBatchError, DeliveryError."""
     records_empty = planned.batch is not None and bool(options.txn_app_id)
-    with client_of(options) as client:
+    with clients(options) as client:
         compare = options.transaction_rerun_compare
-        steps = batches.commit(reports, records_empty=records_empty, compare=compare, now_ms=wall_ms())
+        steps = batches.commit(reports, records_empty=records_empty, compare=compare, now_ms=clock_ms())
         # The decision's own, which comes after what tasks have left is inspected.
         ids, bound = (planned.scope.driver_id,), "kafka.delivery.timeout.ms"
         outcome = client.run(steps, options.delivery_timeout_ms, bound, transactional_ids=ids)
     if planned.batch is not None:
         spark_application.forget(_taken_key(planned.scope.prefix))
-    outcome = replace(outcome, ended_ms=wall_ms())
+    outcome = replace(outcome, ended_ms=clock_ms())
     if outcome.doubt:
         driver_log.warn(f"kafka-chunked: {outcome.doubt}")
     # By two clocks, so it is for warning only.
@@ -120,7 +179,7 @@ def commit(
     return outcome
 
 
-def abort(options: SinkOptions, planned: PlannedTransactions) -> BatchOutcome:
+def abort(options: SinkOptions, planned: PlannedTransactions, clients: Clients = client_of) -> BatchOutcome:
     """End the open transactions of a failed batch, or complete it if it was decided; returns their numbers.
 
     Where another driver has taken over, that is its business. Raises as ``plan``.
@@ -128,7 +187,7 @@ def abort(options: SinkOptions, planned: PlannedTransactions) -> BatchOutcome:
     driver_epoch = _remembered_driver_epoch(planned)
     if driver_epoch is None:
         return BatchOutcome()
-    with client_of(options) as client:
+    with clients(options) as client:
         ownership = client.run(driver.abort(planned.scope, driver_epoch, wall_ms()), options.max_block_ms)
     if ownership is None:
         return BatchOutcome()
@@ -248,48 +307,6 @@ def _report_takeover(scope: Scope, ownership: driver.Ownership, handover: TaskHa
             "transactions had ended by kafka.transaction.timeout.ms, or somebody gave it up with "
             "'kafka-chunked-transactions rewrite'; it is written when it is run again"
         )
-
-
-# -- connections ----------------------------------------------------------------------------------
-
-_clients_lock = threading.Lock()  # guards the one below
-_idle_clients: dict[SinkOptions, TransactionClient] = {}
-
-
-def _after_fork() -> None:
-    """Sockets are not shared with forked processes, and another thread may have held the lock."""
-    global _clients_lock
-    _clients_lock = threading.Lock()
-    _idle_clients.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-@contextmanager
-def client_of(options: SinkOptions) -> Iterator[TransactionClient]:
-    """A client for a cluster, which no other thread uses meanwhile. One whose run failed is closed."""
-    # Imported here because most jobs have no transactions, and planning runs in every micro-batch.
-    from kafka_sink.transactions.client import TransactionClient
-
-    key = replace(options.for_tasks(), delivery_guarantee="at-least-once")
-    with _clients_lock:
-        client = _idle_clients.pop(key, None)
-    if client is None:
-        client = TransactionClient(options)
-    try:
-        yield client
-    except BaseException:
-        client.close()
-        raise
-    with _clients_lock:
-        replaced = _idle_clients.pop(key, None)
-        surplus = [] if replaced is None else [replaced]
-        while len(_idle_clients) >= _MAX_IDLE_CLIENTS:
-            surplus.append(_idle_clients.pop(next(iter(_idle_clients))))
-        _idle_clients[key] = client
-    for one in surplus:
-        one.close()
 
 
 # KIP-890's first part. On by default.

@@ -6,8 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -41,12 +40,8 @@ INIT_TIME_METRIC = "txn-init-time-ns-total"
 SEND_OFFSETS_TIME_METRIC = "txn-send-offsets-time-ns-total"
 
 
-class WritesInTransaction(Protocol):
-    """The part of a producer that takes the transaction of its rows."""
-
-    def begin_transaction(
-        self, transactional_id: str, producer_id: int, epoch: int, *, adds_partitions: bool = False
-    ) -> None: ...
+# A producer's, with transactional id, producer id and epoch, and whether it adds its partitions itself.
+BeginTransaction = Callable[[str, int, int, bool], None]
 
 
 class TaskAttempt:
@@ -93,12 +88,12 @@ class TaskAttempt:
         return self.role is TaskRole.WRITE
 
     def rows(
-        self, batches: Iterator[pa.RecordBatch], writes: WritesInTransaction
+        self, batches: Iterator[pa.RecordBatch], begin_transaction: BeginTransaction
     ) -> Iterator[pa.RecordBatch]:
         """The same batches, counted; the transaction begins before the first row."""
         for batch in batches:
             if batch.num_rows:
-                self.begin(writes)
+                self.begin(begin_transaction)
             self._digest.update(batch)
             self._warn(self._open_time.of_own(monotonic_ms()))
             yield batch
@@ -108,7 +103,7 @@ class TaskAttempt:
         for batch in batches:
             self._digest.update(batch)
 
-    def begin(self, writes: WritesInTransaction) -> None:
+    def begin(self, begin_transaction: BeginTransaction) -> None:
         """Begin the transaction, unless it has begun."""
         with self._lock:
             if self._producer is None:
@@ -120,8 +115,7 @@ class TaskAttempt:
                 self.metrics[INIT_TIME_METRIC] = time.monotonic_ns() - began
                 name = self._scope.task_id(self._task, self._slot)
                 self._open_time.began(monotonic_ms())
-                adds_partitions = self._client.protocol == PROTOCOL_1
-                writes.begin_transaction(name, *self._producer, adds_partitions=adds_partitions)
+                begin_transaction(name, *self._producer, self._client.protocol == PROTOCOL_1)
 
     def _inspect_others(self) -> None:
         """Warn of transactions that are open for long. Only in a batch that was planned long ago, as it costs

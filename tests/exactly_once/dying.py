@@ -17,7 +17,7 @@ VARIABLE = "EXACTLY_ONCE_TESTS_DIE_BEFORE_COMMIT"
 
 def install(count: int, die: Callable[[], None]) -> None:
     """``die`` is called before the ``count``th commit of a task's transaction."""
-    execute = TransactionClient._execute
+    execute = TransactionClient.execute
     left = count
 
     def dying(self: TransactionClient, operations: tuple[Operation, ...]) -> tuple[Any, ...]:
@@ -32,7 +32,7 @@ def install(count: int, die: Callable[[], None]) -> None:
             results += execute(self, (operation,))
         return tuple(results)
 
-    TransactionClient._execute = dying  # type: ignore[method-assign]
+    TransactionClient.execute = dying  # type: ignore[method-assign]
 
 
 def _commits_a_task(operation: Operation) -> bool:

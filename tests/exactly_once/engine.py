@@ -322,7 +322,7 @@ def _task(
             return ours.finish()
         try:
             with task_producer(options, plan) as producer:
-                for one in ours.rows(batches, producer):
+                for one in ours.rows(batches, producer.begin_transaction):
                     producer.send(one)
                 producer.finish()
             return ours.finish()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -17,6 +16,7 @@ from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import Scope, describe
 from local_kafka import LocalBroker
 from tests.support.last_epochs import LAST_EPOCH, set_epochs, settled_ids
+from tests.support.waiting import until
 
 _PATIENCE_MS = 60_000.0
 
@@ -27,7 +27,7 @@ def coordinator_of(options: SinkOptions, prefix: str) -> int | None:
     name = Scope(prefix, "", 1).driver_id
     try:
         client.run(describe(name), 5000.0)
-        return client._coordinators.get((False, name))
+        return client.coordinators.get((False, name))
     except KafkaSinkError:
         return None
     finally:
@@ -72,7 +72,5 @@ def near_last_epochs(cluster: LocalBroker, options: SinkOptions, prefix: str, to
         client.run(driver.take_over(Scope(prefix, topic, partitions), wall_ms()), _PATIENCE_MS)
     finally:
         client.close()
-    deadline = time.monotonic() + 60
-    while not (ids := settled_ids(cluster, prefix)) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    ids = until(lambda: settled_ids(cluster, prefix), "ids that are settled", poll_s=0.2)
     set_epochs(cluster, dict.fromkeys(ids, LAST_EPOCH - 3), brokers=range(3))

@@ -56,7 +56,7 @@ class Job:
         batches = iter([pa.record_batch({"value": pa.array([row.encode() for row in rows], pa.binary())})])
         plan = ColumnPlan.of([("value", "binary")], self.scope.topic)
         with task_producer(self.options, plan) as producer:
-            for one in attempt.rows(batches, producer):
+            for one in attempt.rows(batches, producer.begin_transaction):
                 producer.send(one)
             producer.finish()
         return attempt.finish()

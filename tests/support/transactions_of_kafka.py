@@ -99,11 +99,11 @@ class Kafka:
         """The operation's response. Raises NotYet."""
         match operation:
             case InitProducer(name, of):
-                return self._init(name) if of is None else self._raise(name, of)
+                return self.init(name) if of is None else self.raise_epoch(name, of)
             case Describe(names, afresh):
                 if afresh:
                     self._find_again(*names)
-                return self._describe(names)
+                return self.describe(names)
             case ListOpen(prefix):
                 # All brokers are asked.
                 named = [*self.transactions.items(), *self.former_ids.items()]
@@ -111,20 +111,20 @@ class Kafka:
                 live = [name for name, one in named if one.state in states]
                 return list(dict.fromkeys(name for name in live if name.startswith(f"{prefix}-task-")))
             case Produce(name, producer, rows):
-                return self._write(name, producer, rows, {}) is None
+                return self.write(name, producer, rows, {}) is None
             case RecordOffsets(name, producer, group, entries):
                 # A former coordinator cannot take them, and the client looks for the present one.
                 self.former.pop(group, None)
                 offsets = {OffsetKey(group, partition): text for partition, text in entries}
-                return self._write(name, producer, (), offsets)
+                return self.write(name, producer, (), offsets)
             case EndTransaction(name, producer, commit, afresh, of_task):
                 if afresh:
                     self._find_again(name)
                 return self._end(name, producer, commit, leaves_epoch=of_task and commit)
             case FetchOffsets(groups):
-                return {key: text for group in groups for key, text in self._answers(group).items()}
+                return {key: text for group in groups for key, text in self.answers(group).items()}
             case FetchStableOffsets(keys):
-                return self._fetch_stable(keys)
+                return self.fetch_stable(keys)
         raise AssertionError(operation)
 
     def send(self, operation: Any) -> tuple[Any, RaiseEpoch | None]:
@@ -133,15 +133,15 @@ class Kafka:
             case EndTransaction(name, producer, commit, afresh, of_task) if self.protocol == 1:
                 if afresh:
                     self._find_again(name)
-                ended = self._end_txn(name, producer, commit)
+                ended = self.end_txn(name, producer, commit)
                 follows = not isinstance(ended, Failed) and not (of_task and commit)
                 return ended, RaiseEpoch(name, producer) if follows else None
             case RaiseEpoch(name, producer):
-                raised = self._raise(name, producer)
+                raised = self.raise_epoch(name, producer)
                 return producer if isinstance(raised, Failed) else raised, None
         return self.execute(operation), None
 
-    def _describe(self, names: tuple[str, ...]) -> dict[str, Described]:
+    def describe(self, names: tuple[str, ...]) -> dict[str, Described]:
         known = {**self.transactions, **self.former_ids}
         return {
             name: Described(
@@ -158,7 +158,7 @@ class Kafka:
         for name in names:
             self.former_ids.pop(name, None)
 
-    def _init(self, name: str) -> ProducerEpoch:
+    def init(self, name: str) -> ProducerEpoch:
         # Only the present coordinator can take an id over.
         self._find_again(name)
         found = self.transactions.get(name)
@@ -174,12 +174,12 @@ class Kafka:
         found.taken = self.inits
         return found.producer
 
-    def _raise(self, name: str, of: ProducerEpoch) -> ProducerEpoch | Failed:
+    def raise_epoch(self, name: str, of: ProducerEpoch) -> ProducerEpoch | Failed:
         """InitProducerId that names an epoch: once, or again."""
         self._find_again(name)
         found = self.transactions.get(name)
         if found is None:
-            return self._init(name)
+            return self.init(name)
         if of.producer_id not in (found.producer.producer_id, (found.raised_from or of).producer_id):
             return Failed("PRODUCER_FENCED")
         if found.state.startswith("Prepare"):
@@ -217,7 +217,7 @@ class Kafka:
         self._begin_epoch(found)
         found.state = "CompleteAbort"
 
-    def _write(
+    def write(
         self, name: str, producer: ProducerEpoch, rows: tuple[Row, ...], offsets: dict[OffsetKey, str]
     ) -> Failed | None:
         found = self.transactions.get(name)
@@ -244,13 +244,13 @@ class Kafka:
         self, name: str, producer: ProducerEpoch, commit: bool, *, leaves_epoch: bool
     ) -> ProducerEpoch | Failed:
         """With protocol 1 the client raises the epoch behind most ends, once the markers are written."""
-        ended = self._end_txn(name, producer, commit)
+        ended = self.end_txn(name, producer, commit)
         if self.protocol == 2 or leaves_epoch or isinstance(ended, Failed):
             return ended
-        raised = self._raise(name, producer)
+        raised = self.raise_epoch(name, producer)
         return producer if isinstance(raised, Failed) else raised
 
-    def _end_txn(self, name: str, producer: ProducerEpoch, commit: bool) -> ProducerEpoch | Failed:
+    def end_txn(self, name: str, producer: ProducerEpoch, commit: bool) -> ProducerEpoch | Failed:
         former = self.former_ids.get(name)
         if former is not None:
             remembered = self._end_of(copy.deepcopy(former), producer, commit)
@@ -334,12 +334,12 @@ class Kafka:
             name: one for name, one in self.transactions.items() if one.state in (OPEN, "PrepareCommit")
         }
 
-    def _answers(self, group: str) -> dict[OffsetKey, str]:
+    def answers(self, group: str) -> dict[OffsetKey, str]:
         if group in self.former:
             return self.former[group]
         return {key: text for key, text in self.offsets.items() if key.group == group}
 
-    def _fetch_stable(self, keys: tuple[OffsetKey, ...]) -> dict[OffsetKey, str | None]:
+    def fetch_stable(self, keys: tuple[OffsetKey, ...]) -> dict[OffsetKey, str | None]:
         current = [key for key in keys if key.group not in self.former]
         pending = {key for one in self.transactions.values() for key in current if key in one.offsets}
         if any(key in one.late_offsets for one in self.transactions.values() for key in current) or any(
@@ -347,5 +347,5 @@ class Kafka:
         ):
             # Soon they are not, and the client waits for it.
             raise NotYet
-        answers = {key: None if key in pending else self._answers(key.group).get(key) for key in keys}
+        answers = {key: None if key in pending else self.answers(key.group).get(key) for key in keys}
         return {key: text for key, text in answers.items() if text is not None or key in pending}

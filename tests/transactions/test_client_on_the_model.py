@@ -194,21 +194,22 @@ class Brokers:
 
     def _InitProducerIdRequest(self, node: int, asked: Any) -> Any:
         name, of = asked.transactional_id, ProducerEpoch(asked.producer_id, asked.producer_epoch)
+        kafka = self.kafka
         code, found = self._of_id(
-            node, name, lambda: self.kafka._init(name) if of.producer_id < 0 else self.kafka._raise(name, of)
+            node, name, lambda: kafka.init(name) if of.producer_id < 0 else kafka.raise_epoch(name, of)
         )
         return ProducerIdResponse(code, *((-1, -1) if code else found))
 
     def _EndTxnRequest(self, node: int, asked: Any) -> Any:
         producer = ProducerEpoch(asked.producer_id, asked.producer_epoch)
         name = asked.transactional_id
-        code, found = self._of_id(node, name, lambda: self.kafka._end_txn(name, producer, asked.committed))
+        code, found = self._of_id(node, name, lambda: self.kafka.end_txn(name, producer, asked.committed))
         return responses.EndTxnResponse(code, *((-1, -1) if code else found))
 
     def _AddOffsetsToTxnRequest(self, node: int, asked: Any) -> Any:
         producer = ProducerEpoch(asked.producer_id, asked.producer_epoch)
         name = asked.transactional_id
-        code, _ = self._of_id(node, name, lambda: self.kafka._write(name, producer, (), {}))
+        code, _ = self._of_id(node, name, lambda: self.kafka.write(name, producer, (), {}))
         return responses.AddOffsetsResponse(code)
 
     def _TxnOffsetCommitRequest(self, node: int, asked: Any) -> Any:
@@ -221,7 +222,7 @@ class Brokers:
         code = kafka_errors.NOT_COORDINATOR
         if self.coordinator(True, asked.group_id) == node:
             try:
-                code = code_of(self.kafka._write(asked.transactional_id, producer, (), offsets))
+                code = code_of(self.kafka.write(asked.transactional_id, producer, (), offsets))
             except NotYet:
                 code = kafka_errors.CONCURRENT_TRANSACTIONS
         return responses.PartitionErrors({key.partition: code for key in offsets})
@@ -230,7 +231,7 @@ class Brokers:
         (group,) = asked.groups
         if self.coordinator(True, group.group_id) != node:
             return responses.OffsetFetchResponse({group.group_id: (kafka_errors.NOT_COORDINATOR, {})})
-        reported: dict[OffsetKey, str | None] = dict(self.kafka._answers(group.group_id))
+        reported: dict[OffsetKey, str | None] = dict(self.kafka.answers(group.group_id))
         if group.topics is not None:
             keys = [
                 OffsetKey(group.group_id, TopicPartition(topic.name, number))
@@ -238,7 +239,7 @@ class Brokers:
                 for number in topic.partition_indexes
             ]
             try:
-                reported = self.kafka._fetch_stable(tuple(keys))
+                reported = self.kafka.fetch_stable(tuple(keys))
             except NotYet:
                 reported = dict.fromkeys(keys)
         rows = {
@@ -251,7 +252,7 @@ class Brokers:
 
     def _DescribeTransactionsRequest(self, node: int, asked: Any) -> Any:
         (name,) = asked.transactional_ids
-        one = self.kafka._describe((name,)).get(name)
+        one = self.kafka.describe((name,)).get(name)
         code = 0 if one else kafka_errors.TRANSACTIONAL_ID_NOT_FOUND
         if self.coordinator(False, name) != node:
             code = kafka_errors.NOT_COORDINATOR

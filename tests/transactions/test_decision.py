@@ -25,7 +25,7 @@ from kafka_sink.transactions.decision import (
     repaired,
 )
 from kafka_sink.transactions.driver import Ownership
-from kafka_sink.transactions.operations import ProducerEpoch, Scope, task_id_pattern
+from kafka_sink.transactions.operations import ProducerEpoch, Scope
 
 # A broker refuses 4,096 bytes and more (offset.metadata.max.bytes).
 _REFUSED_BYTES = 4096
@@ -224,23 +224,3 @@ def test_written_numbers_are_those_of_a_set(added: list[int]) -> None:
         assert {one for one in range(14) if one in written} == numbers
         assert written.highest == max(numbers)
         assert len(written.runs) == sum(one - 1 not in numbers for one in numbers)
-
-
-def test_keys_stay_within_the_partitions_there_are() -> None:
-    scope = Scope("p", "t", 3)
-    keys = [scope.marker_key(task) for task in range(7)]
-    assert len(set(keys)) == 7
-    assert {key.partition.partition for key in keys} == {0, 1, 2}
-    assert {key.group for key in keys} == {"p-tasks", "p-tasks-1", "p-tasks-2"}
-    assert scope.decision_groups(1) == scope.decision_groups(3) == ("p-decision",)
-    assert scope.decision_groups(4) == ("p-decision", "p-decision-1")
-
-
-def test_the_pattern_of_ids_takes_no_other_prefix() -> None:
-    import re
-
-    pattern = task_id_pattern("a.b")
-    assert re.match(pattern, Scope("a.b", "t", 1).task_id(3, 0))
-    assert not re.match(pattern, Scope("a-b", "t", 1).task_id(3, 0))
-    assert not re.match(pattern, Scope("a.b-task-1", "t", 1).task_id(3, 0))
-    assert not re.match(pattern, Scope("a.b", "t", 1).driver_id)

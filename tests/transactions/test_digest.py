@@ -28,8 +28,10 @@ def batch_of(rows: Sequence[Row], kind: pa.DataType = BINARY) -> pa.RecordBatch:
     return pa.record_batch({"key": pa.array(keys, kind), "value": pa.array(values, kind)})
 
 
-def of(*batches: pa.RecordBatch, parts: Sequence[int | None] = (0, 1)) -> RowsDigest:
-    digest = RunningDigest(parts)
+def of(
+    *batches: pa.RecordBatch, parts: Sequence[int | None] = (0, 1), block_bytes: int = digests.BLOCK_BYTES
+) -> RowsDigest:
+    digest = RunningDigest(parts, block_bytes)
     for one in batches:
         digest.update(one)
     return digest.result()
@@ -103,16 +105,16 @@ def test_rows_that_hold_a_number_twice_are_told_apart(padding: int) -> None:
 
 def test_the_argument_for_other_digests_holds() -> None:
     """What the module says of its constants, of which no test of rows could find a failure of one in 2^30."""
-    assert digests._R % 8 == 5
-    assert list(digests._POWERS[[0, 1, -1]]) == [1, digests._R, pow(digests._R, digests._SEGMENT - 1, 2**64)]
+    assert digests.R % 8 == 5
+    assert list(digests.POWERS[[0, 1, -1]]) == [1, digests.R, pow(digests.R, digests.SEGMENT - 1, 2**64)]
     for distance in (1, 2, 3, 8, 96, 2**20, 2**27 - 2**20, *range(1000, 1100)):
-        power = pow(digests._R, distance, 2**64)
+        power = pow(digests.R, distance, 2**64)
         divides = (distance & -distance).bit_length() - 1
         assert (power - 1) & -(power - 1) == 1 << 2 + divides
         assert (power + 1) & -(power + 1) == 2
     values = np.random.default_rng(1).bytes(800_000)
     column = [values[start : start + 8] for start in range(0, len(values), 8)]
-    assert len(np.unique(digests._of_bytes(pa.array(column, BINARY)))) == len(column)
+    assert len(np.unique(digests.of_bytes(pa.array(column, BINARY)))) == len(column)
 
 
 @pytest.mark.parametrize("places", [(7,), (3,), (3, 7), (2, 6), (0, 4), tuple(range(8))])
@@ -129,7 +131,7 @@ def test_no_kind_of_change_of_a_word_keeps_the_low_bits_of_its_checksum(places: 
     swapped = text[:, [4, 5, 6, 7, 0, 1, 2, 3]]
     for other in (changed, np.ascontiguousarray(swapped)):
         are_other = (text != other).any(axis=1)
-        sums = [digests._of_bytes(pa.array([bytes(one) for one in words], BINARY)) for words in (text, other)]
+        sums = [digests.of_bytes(pa.array([bytes(one) for one in words], BINARY)) for words in (text, other)]
         difference = (sums[0] - sums[1])[are_other]
         assert not (difference % np.uint64(2**32) == 0).any(), "one in 2^32 would by chance"
 
@@ -170,7 +172,7 @@ def test_words_that_differ_in_two_bytes_do_not_trade_places_unnoticed(word: byte
         pair = word, bytes(other)
         for far_now in {far, 1 << far % 8}:
             rows += {bytes(8 * (far_now - 1)).join(both) for both in itertools.product(pair, pair)}
-    sums = digests._of_bytes(pa.array(sorted(set(rows)), BINARY))
+    sums = digests.of_bytes(pa.array(sorted(set(rows)), BINARY))
     assert len(np.unique(sums)) == len(set(rows))
 
 
@@ -179,15 +181,15 @@ def test_values_of_very_different_lengths_have_the_checksums_that_they_have_alon
     sizes = [0, 1, 7, 8, 9, *(chance.randrange(50) for _ in range(300)), 5000, 200_000, 1_000_000]
     values = [chance.randbytes(size) for size in chance.sample(sizes, len(sizes))]
     for kind in (BINARY, pa.large_binary()):
-        whole = digests._of_bytes(pa.array(values, kind))
-        assert list(whole) == [int(digests._of_bytes(pa.array([one], kind))[0]) for one in values]
+        whole = digests.of_bytes(pa.array(values, kind))
+        assert list(whole) == [int(digests.of_bytes(pa.array([one], kind))[0]) for one in values]
     long = max(values, key=len)
     expected = 0
     for place, word in enumerate(np.frombuffer(long, np.uint64).tolist()):
-        mixed = (word ^ word >> 33) * int(digests._MIX) % 2**64
-        expected += (mixed ^ mixed >> 32) * pow(digests._R, place, 2**64)
-    expected += (len(long) + 1) * int(digests._LENGTH)
-    assert int(digests._of_bytes(pa.array([long], BINARY))[0]) == expected % 2**64
+        mixed = (word ^ word >> 33) * int(digests.MIX) % 2**64
+        expected += (mixed ^ mixed >> 32) * pow(digests.R, place, 2**64)
+    expected += (len(long) + 1) * int(digests.LENGTH)
+    assert int(digests.of_bytes(pa.array([long], BINARY))[0]) == expected % 2**64
 
 
 def test_tasks_that_exchange_their_rows_are_others() -> None:
@@ -241,15 +243,14 @@ def test_numbers_and_lists_count_too() -> None:
     assert of_column([None, None], pa.null()) == RowsDigest(2)
 
 
-def test_blocks_and_buffers_that_are_not_aligned_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_buffers_that_are_not_aligned_give_the_same() -> None:
     chance = random.Random(1)
     rows: list[Row] = [
         (chance.choice([None, b"", b"key"]), chance.randbytes(chance.randrange(60))) for _ in range(500)
     ]
     whole = of(batch_of(rows))
     for block in (1, 50, 1000):
-        monkeypatch.setattr(digests, "_BLOCK_BYTES", block)
-        assert of(batch_of(rows)) == whole
+        assert of(batch_of(rows), block_bytes=block) == whole
     values = batch_of(rows).column(1)
     _, ends, data = values.buffers()
     for shift in range(1, 8):

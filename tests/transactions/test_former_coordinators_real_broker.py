@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from kafka_sink.clock import wall_ms
+from kafka_sink.clock import monotonic_ms, wall_ms
 from kafka_sink.model import Node
+from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import parse
 from kafka_sink.transactions import batch, driver
 from kafka_sink.transactions.client import TransactionClient
@@ -19,6 +19,7 @@ from kafka_sink.transactions.operations import EndTransaction, Failed, Scope, St
 from local_kafka import LocalBroker
 from tests.support.batches_by_hand import Job
 from tests.support.effort import EFFORT
+from tests.support.waiting import until
 
 _PATIENCE_S = 90.0
 _OF_IDS = False
@@ -40,19 +41,21 @@ def clients() -> Iterator[ExitStack]:
 
 def job_on(
     cluster: LocalBroker, clients: ExitStack, topic: str, prefix: str, without: int | None = None
-) -> Job:
-    """With a client of its own, which does not begin at the broker ``without``."""
+) -> tuple[Job, NetworkClient]:
+    """With a client of its own, which does not begin at the broker ``without``; and its connections."""
     servers = cluster.bootstrap_servers.split(",")
     named = ",".join(one for number, one in enumerate(servers) if number != without)
     raw = {"kafka.bootstrap.servers": named, "topic": topic, "delivery.guarantee": "exactly-once"}
     options = parse(raw).options
-    return Job(options, clients.enter_context(closing(TransactionClient(options))), Scope(prefix, topic, 2))
+    network = NetworkClient(options, monotonic_ms)
+    client = clients.enter_context(closing(TransactionClient(options, network)))
+    return Job(options, client, Scope(prefix, topic, 2)), network
 
 
 def coordinator_of(run: Job, name: str) -> int:
-    run.client._coordinators.pop((_OF_IDS, name), None)
+    run.client.coordinators.pop((_OF_IDS, name), None)
     run.run(describe(name))
-    return run.client._coordinators[_OF_IDS, name]
+    return run.client.coordinators[_OF_IDS, name]
 
 
 def prefix_with_a_task_alone(run: Job) -> tuple[str, int]:
@@ -71,6 +74,7 @@ class Thawing:
 
     cluster: LocalBroker
     run: Job
+    network: NetworkClient
     node: Node
     refused: int = 0
 
@@ -85,9 +89,9 @@ class Thawing:
             ends = [one for one in wanted if isinstance(one, EndTransaction) and one.transactional_id == name]
             if ends and not ends[0].afresh:
                 client = self.run.client
-                client._nodes[self.node.id] = self.node
-                client._network.set_addresses(client._nodes.values())
-                client._coordinators[_OF_IDS, name] = self.node.id
+                client.nodes[self.node.id] = self.node
+                self.network.set_addresses(client.nodes.values())
+                client.coordinators[_OF_IDS, name] = self.node.id
                 self.cluster.thaw(self.node.id)
             answers = yield wanted
             if ends:
@@ -103,20 +107,18 @@ def test_what_was_decided_is_committed_although_a_former_coordinator_refuses(
     driver then aborted what it had decided, or waited for the progress marker until its bound."""
     topic = f"former-{dies}"
     cluster.create_topic(topic, 2)
-    looking = job_on(cluster, clients, topic, "looking")
+    looking, _ = job_on(cluster, clients, topic, "looking")
     prefix, broker = prefix_with_a_task_alone(looking)
-    warm = job_on(cluster, clients, topic, prefix)
+    warm, _ = job_on(cluster, clients, topic, prefix)
     # So that it knows the id, and has connections to all brokers.
     warm.commit(warm.write(warm.take_over(), 0, 0, ["first"]))
-    node = warm.client._nodes[broker]
+    node = warm.client.nodes[broker]
     cluster.freeze(broker)
-    run = job_on(cluster, clients, topic, prefix, without=broker)
-    deadline = time.monotonic() + _PATIENCE_S
-    while coordinator_of(run, run.scope.task_id(0, 0)) == broker:
-        assert time.monotonic() < deadline
+    run, network = job_on(cluster, clients, topic, prefix, without=broker)
+    until(lambda: coordinator_of(run, run.scope.task_id(0, 0)) != broker, "a successor", _PATIENCE_S)
     handover = run.take_over()
     report = run.write(handover, 1, 0, ["second"])
-    thawing = Thawing(cluster, run, node)
+    thawing = Thawing(cluster, run, network, node)
     if dies:
         run.decide_only(handover, report)
         found = run.run(thawing.steps(driver.take_over(run.scope, wall_ms())))

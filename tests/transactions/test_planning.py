@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import pytest
 from kafka_sink.errors import ConfigurationError, ProtocolError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
+from kafka_sink.spark_application import SparkApplication, planning_for
 from kafka_sink.transactions import planning
 from kafka_sink.transactions.batch import BatchOutcome, TaskHandover
 from kafka_sink.transactions.client import PROTOCOL_1
@@ -29,11 +31,10 @@ from kafka_sink.transactions.operations import (
     Scope,
     Steps,
 )
-from kafka_sink.transactions.planning import PlannedTransactions
+from kafka_sink.transactions.planning import Clients, PlannedTransactions
 
 BASE = {"kafka.bootstrap.servers": "a:1", "topic": "t", "delivery.guarantee": "exactly-once"}
 MINE = {"transactional.id.prefix": "mine"}
-Use = Callable[[Callable[..., Any]], None]
 
 
 def prefix(raw: dict[str, str] | None = None, *, is_streaming: bool = False, **options: str) -> str:
@@ -44,40 +45,37 @@ def prefix(raw: dict[str, str] | None = None, *, is_streaming: bool = False, **o
     return planned.scope.prefix
 
 
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Let this run the steps of planning, commit and abort."""
-
-    def using(run: Callable[..., Any]) -> None:
-        client = SimpleNamespace(
-            run=lambda steps, *_, **__: run(steps), partitions=lambda *_: 1, protocol="transaction protocol 2"
-        )
-        monkeypatch.setattr(planning, "client_of", lambda _: nullcontext(client))
-
-    return using
+def by(run: Callable[..., Any]) -> Clients:
+    """Clients that run the steps of planning, commit and abort by this."""
+    client: Any = SimpleNamespace(
+        run=lambda steps, *_, **__: run(steps), partitions=lambda *_: 1, protocol="transaction protocol 2"
+    )
+    return lambda _: nullcontext(client)
 
 
-def take_over(name: str) -> PlannedTransactions:
-    """What planning a query's tasks does; for a client that was set before."""
+def take_over(name: str, clients: Clients, now_ms: float = 0.0) -> PlannedTransactions:
+    """What planning a query's tasks does."""
     options = parse({**BASE, "transactional.id.prefix": name}).options
-    planned = planning.plan(options, {}, is_streaming=True, for_tasks=True)
+    planned = planning.plan(
+        options, {}, is_streaming=True, for_tasks=True, clients=clients, clock_ms=lambda: now_ms
+    )
     assert planned is not None
     return planned
 
 
 @pytest.fixture(autouse=True)
-def _application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+def _application(tmp_path: Path) -> Iterator[None]:
+    with planning_for(SparkApplication(str(tmp_path), None, {})):
+        yield
 
 
-def test_jobs_of_an_application_take_its_names_in_turn_and_give_them_back(use: Use) -> None:
+def test_jobs_of_an_application_take_its_names_in_turn_and_give_them_back() -> None:
     options = parse(BASE).options
     planned = planning.plan(options, {}, is_streaming=False, for_tasks=False)
     assert planned is not None
     first, second = planned.scope.prefix, prefix()
     assert first != second
-    use(lambda _: BatchOutcome())
-    planning.commit(options, planned, [])
+    planning.commit(options, planned, [], by(lambda _: BatchOutcome()))
     assert prefix() == first
     assert prefix() not in (first, second)
 
@@ -104,7 +102,7 @@ def test_each_writer_under_one_prefix_has_names_of_its_own() -> None:
     assert mine() in names
 
 
-def test_what_earlier_versions_wrote_under_a_prefix_is_looked_for(use: Use) -> None:
+def test_what_earlier_versions_wrote_under_a_prefix_is_looked_for() -> None:
     """Catches: it is under other names, so a batch that was written before would be written again."""
     steps = iter(["take over", "p-decision", "p-query-decision"])
 
@@ -118,9 +116,8 @@ def test_what_earlier_versions_wrote_under_a_prefix_is_looked_for(use: Use) -> N
         one.send(({OffsetKey(group, TopicPartition("t", 0)): "kc3 1 4 1 0 text"},))
         return None
 
-    use(run)
     with pytest.raises(ProtocolError, match=r"another transactional\.id\.prefix"):
-        take_over("p")
+        take_over("p", by(run))
 
 
 def of_query(checkpoint: str | Path) -> str:
@@ -133,16 +130,13 @@ def checkpoint_of(folder: Path, query: str) -> Path:
     return folder
 
 
-def test_a_query_has_one_name_however_its_checkpoint_is_spelt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_has_one_name_however_its_checkpoint_is_spelt(tmp_path: Path) -> None:
     """Catches: the same checkpoint with a scheme, or with another slash, had other transactional ids. A batch
     that was run again was written twice, and two drivers did not fence each other."""
     ours = checkpoint_of(tmp_path / "a b" / "orders", "query-1")
-    monkeypatch.chdir(tmp_path)
     spelt = (
         *(ours, f"{ours}/", f"file:{ours}", f"file://{ours}", f"file://localhost{ours}/", f"FILE://{ours}"),
-        *(f"{ours.parent}//orders", f"{ours.parent}/./other/../orders", "a b/orders"),
+        *(f"{ours.parent}//orders", f"{ours.parent}/./other/../orders", os.path.relpath(ours)),
     )
     assert {of_query(one) for one in spelt} == {of_query(ours)}
     ours.rename(tmp_path / "moved")
@@ -152,12 +146,6 @@ def test_a_query_has_one_name_however_its_checkpoint_is_spelt(
     assert {of_query(one) for one in ("HDFS://NN:8020/c/orders/", "hdfs://nn:8020//c/./orders", remote)} == {
         of_query(remote)
     }
-
-
-def test_one_path_on_two_file_systems_is_two_checkpoints() -> None:
-    """Catches: strangers that fenced each other."""
-    places = ["hdfs://a/c", "hdfs://b/c", "s3a://a/c", "abfss://x@a/c", "abfss://y@a/c", "dbfs:/c", "dbfs:/C"]
-    assert len({of_query(place) for place in places}) == len(places)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +176,9 @@ def test_two_queries_under_one_prefix_have_names_of_their_own(tmp_path: Path) ->
     assert named(checkpoint_of(tmp_path / "first", "third")) != before
 
 
-def test_a_batch_that_may_be_there_twice_is_warned_of(caplog: pytest.LogCaptureFixture, use: Use) -> None:
-    use(lambda _: BatchOutcome(doubt="batch 0 may be there twice"))
-    planning.commit(parse(BASE).options, PlannedTransactions(Scope("p", "t", 1)), [])
+def test_a_batch_that_may_be_there_twice_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    doubted = by(lambda _: BatchOutcome(doubt="batch 0 may be there twice"))
+    planning.commit(parse(BASE).options, PlannedTransactions(Scope("p", "t", 1)), [], doubted)
     assert warnings_in(caplog) == ["kafka-chunked: batch 0 may be there twice"]
 
 
@@ -202,27 +190,22 @@ def test_a_query_without_a_checkpoint_needs_a_prefix() -> None:
         prefix({"checkpointlocation": "/c"}, is_streaming=True, txnAppId="app", txnVersion="1")
 
 
-def test_the_log_names_a_prefix_once_in_an_application(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, use: Use
-) -> None:
+def test_the_log_names_a_prefix_once_in_an_application(caplog: pytest.LogCaptureFixture) -> None:
     """Catches: nobody knew under which --prefix to look for what a query had left open."""
-    use(lambda _: Ownership(ProducerEpoch(1, 0)))
+    clients = by(lambda _: Ownership(ProducerEpoch(1, 0)))
     for name in ("orders", "orders", "clicks"):
-        take_over(name)
+        take_over(name, clients)
     assert [line.partition("prefix ")[2] for line in caplog.messages] == [
         "'orders-query', and records progress for topic 't'",
         "'clicks-query', and records progress for topic 't'",
     ]
-    monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    take_over("other")
+    with planning_for(SparkApplication("", None, {})):
+        take_over("other", clients)
     assert len(caplog.messages) == 2, "it would be named in every micro-batch"
 
 
-def test_a_login_without_describe_configs_is_no_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_a_login_without_describe_configs_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     """Catches: every job whose login has no more rights than it needs began with a warning."""
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     client: Any = SimpleNamespace(protocol=PROTOCOL_1, broker_settings=lambda *_: {0: None, 1: "true"})
     planning.require_verified_writes(client, "a:1", 1000.0)
     [record] = caplog.records
@@ -236,7 +219,7 @@ def test_rows_that_name_their_topics_need_a_topic_for_progress() -> None:
         planning.plan(options, {}, is_streaming=False, for_tasks=True)
 
 
-def aborted_under(use: Use) -> list[ProducerEpoch]:
+def aborted_under() -> list[ProducerEpoch]:
     """The driver epochs with which a process that did not plan the write begins to abort it."""
     driver_epochs: list[ProducerEpoch] = []
 
@@ -245,28 +228,23 @@ def aborted_under(use: Use) -> list[ProducerEpoch]:
         assert isinstance(first, EndTransaction)
         driver_epochs.append(first.producer)
 
-    use(run)
-    planning.abort(parse(BASE).options, PlannedTransactions(Scope("p-query", "t", 1)))
+    planning.abort(parse(BASE).options, PlannedTransactions(Scope("p-query", "t", 1)), by(run))
     return driver_epochs
 
 
-def test_an_abort_in_another_process_knows_what_planning_took(use: Use) -> None:
-    assert aborted_under(use) == []
+def test_an_abort_in_another_process_knows_what_planning_took() -> None:
+    assert aborted_under() == []
     for epoch in (7, 9):
-        use(lambda _, epoch=epoch: Ownership(ProducerEpoch(5, epoch)))
-        take_over("p")
-    assert aborted_under(use) == [ProducerEpoch(5, 9)]
+        take_over("p", by(lambda _, epoch=epoch: Ownership(ProducerEpoch(5, epoch))))
+    assert aborted_under() == [ProducerEpoch(5, 9)]
 
 
-def test_an_abort_knows_what_planning_took_after_the_clock_was_set_back(
-    monkeypatch: pytest.MonkeyPatch, use: Use
-) -> None:
+def test_an_abort_knows_what_planning_took_after_the_clock_was_set_back(tmp_path: Path) -> None:
     """Catches: an abort that did nothing, and readers who waited until kafka.transaction.timeout.ms."""
-    use(lambda _: Ownership(ProducerEpoch(5, 7)))
-    take_over("p")
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now - 3600)
-    assert aborted_under(use) == [ProducerEpoch(5, 7)]
+    take_over("p", by(lambda _: Ownership(ProducerEpoch(5, 7))))
+    for note in tmp_path.iterdir():
+        os.utime(note, times=(time.time() + 3600,) * 2)
+    assert aborted_under() == [ProducerEpoch(5, 7)]
 
 
 @pytest.mark.parametrize(
@@ -284,12 +262,10 @@ def test_what_only_transactions_give_is_not_lost_in_silence(options: dict[str, s
 
 @pytest.mark.parametrize(("began_ms", "end"), [(-1, "and 0 aborted"), (5_000, "had been open for 2.0 s")])
 def test_an_age_that_no_broker_says_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, use: Use, began_ms: int, end: str
+    caplog: pytest.LogCaptureFixture, began_ms: int, end: str
 ) -> None:
     """Catches: "the oldest had been open for 0.0 s" of transactions that another run ended meanwhile."""
-    monkeypatch.setattr(planning, "wall_ms", lambda: 7_000.0)
-    use(lambda _: Ownership(ProducerEpoch(1, 0), completed=(began_ms,)))
-    take_over("p")
+    take_over("p", by(lambda _: Ownership(ProducerEpoch(1, 0), completed=(began_ms,))), 7_000.0)
     (line,) = warnings_in(caplog)
     assert line.endswith(end)
 
@@ -300,17 +276,13 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize(("open_ms", "warnings"), [(29_000, 0), (31_000, 1)])
 def test_a_batch_that_took_half_the_time_that_brokers_allow_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    use: Use,
-    open_ms: int,
-    warnings: int,
+    caplog: pytest.LogCaptureFixture, open_ms: int, warnings: int
 ) -> None:
     """Catches: no word before brokers abort a slow query's batches, one after the other."""
-    use(lambda _: BatchOutcome(committed=(7_000_000, 7_000_000 + open_ms - 1)))
-    monkeypatch.setattr(planning, "wall_ms", lambda: 7_000_000.0 + open_ms)
+    clients = by(lambda _: BatchOutcome(committed=(7_000_000, 7_000_000 + open_ms - 1)))
     planned = PlannedTransactions(Scope("p", "t", 1), None, TaskHandover(ProducerEpoch(1, 0)))
-    planning.commit(parse({**BASE, "kafka.transaction.timeout.ms": "60000"}).options, planned, [])
+    options = parse({**BASE, "kafka.transaction.timeout.ms": "60000"}).options
+    planning.commit(options, planned, [], clients, lambda: 7_000_000.0 + open_ms)
     lines = warnings_in(caplog)
     assert len(lines) == warnings
     assert all("open for 31 s" in line and "kafka.transaction.timeout.ms = 60000" in line for line in lines)

@@ -247,9 +247,9 @@ def aborts_what_was_refused(reports: Any, **_: Any) -> Steps[Any]:
     parts = tuple(report.part for report in reports if report.part is not None)
     one = reports[0].run
     previous, found = yield from driver.look(one.scope, parts)
-    yield from driver._require_open(one.scope, one.batch, parts, found)
+    yield from driver.require_open(one.scope, one.batch, parts, found)
     decision = decisions.next_decision(one.scope, previous, one.batch, len(reports), parts)
-    driver_epoch = yield from driver._decided(one.scope, one.driver_epoch, decision)
+    driver_epoch = yield from driver.carry_out(one.scope, one.driver_epoch, decision)
     names, *results = yield (ListOpen(one.scope.prefix), *proof.ends_of(one.scope, parts))
     failed = proof.failed_of(parts, results)
     accepted = {one.scope.task_id(part.task, part.slot) for part in parts if part not in failed}

@@ -1,10 +1,18 @@
-"""When a task warns that its batch may not be committed in time."""
+"""Which transaction an attempt writes in, and when it warns that its batch may not be committed in time."""
 
 from __future__ import annotations
 
 import math
 
+import pytest
+
+from kafka_sink.errors import TransactionError
+from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.operations import (
+    ProducerEpoch,
+)
 from kafka_sink.transactions.task_attempt import OpenTime
+from tests.support.transaction_steps import Cluster
 
 
 def test_a_task_warns_once_when_half_of_its_transactions_time_is_over() -> None:
@@ -33,3 +41,36 @@ def test_without_a_limit_nothing_is_said() -> None:
     one.began(0)
     assert one.of_own(1e12) is None
     assert not one.earlier_may_be_long
+
+
+def test_a_stage_that_runs_again_does_not_end_what_its_first_run_has_written() -> None:
+    """Catches: attempt numbers begin at 0 again, so the second run's attempt aborted the transaction of the
+    first run's, which Spark had counted as done."""
+    cluster = Cluster()
+    run = cluster.plan()
+    first = cluster.write(run, 0, 0, 0, 1)
+    again = cluster.write(run, 0, 0, 0, 1)
+    assert first.part is not None
+    assert again.part is not None
+    assert first.part.slot != again.part.slot
+    assert len(cluster.commit(first).aborted) == 1
+    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
+    late = cluster.plan()
+    part = cluster.write(late, 1, 0, 0).part
+    assert part is not None
+    assert part.slot == 0
+
+
+def test_an_attempt_does_not_look_for_a_free_slot_for_ever() -> None:
+    cluster = Cluster()
+    run = cluster.plan()
+    for _ in range(16):
+        cluster.write(run, 0, 0, 0)
+    with pytest.raises(TransactionError, match="16 transactions open"):
+        cluster.write(run, 0, 0, 0)
+
+
+def test_a_marker_names_its_transaction() -> None:
+    batch = BatchIdentity.of_query("one", 3)
+    assert batch.progress_marker(0, ProducerEpoch(1, 2)) != batch.progress_marker(0, ProducerEpoch(1, 3))
+    assert len(batch.progress_marker(10**6, ProducerEpoch(2**62, 2**15))) < 100

@@ -1,0 +1,120 @@
+"""Runs the protocol's steps on the model of Kafka, one by one; a process may die before any operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kafka_sink.transactions import batch as batches
+from kafka_sink.transactions import driver, task_attempt
+from kafka_sink.transactions.batch import AttemptReport, TaskHandover
+from kafka_sink.transactions.decision import BatchIdentity, Part, RowsDigest
+from kafka_sink.transactions.operations import (
+    EndTransaction,
+    Operation,
+    Scope,
+    Steps,
+)
+from tests.support.transactions_of_kafka import Kafka, NotYet, Produce
+
+SCOPE = Scope("q", "t", 2)
+PROTOCOLS = (1, 2)
+
+
+class Died(Exception):
+    """The process did, before an operation."""
+
+
+class Cluster:
+    """Runs steps to their end, markers without delay."""
+
+    def __init__(self, protocol: int = 2) -> None:
+        self.kafka = Kafka(protocol=protocol)
+
+    def run(self, steps: Steps[Any], die_before: Callable[[Operation], bool] | None = None) -> Any:
+        """The steps' result. Raises what they raise, and Died."""
+        answers: Any = None
+        while True:
+            try:
+                wanted = steps.send(answers)
+            except StopIteration as stop:
+                return stop.value
+            answers = tuple(self.answer(one, die_before) for one in wanted)
+
+    def answer(self, operation: Operation, die_before: Callable[[Operation], bool] | None) -> Any:
+        if die_before is not None and die_before(operation):
+            raise Died
+        while True:
+            try:
+                answer = self.kafka.execute(operation)
+            except NotYet:
+                self.settle()
+                for name in self.kafka.late_offsets():
+                    self.kafka.tell_offsets(name)
+                continue
+            self.settle()
+            return answer
+
+    def settle(self) -> None:
+        for name in self.kafka.pending_markers():
+            self.kafka.write_markers(name)
+
+    def plan(self, scope: Scope = SCOPE) -> TaskHandover:
+        return TaskHandover.of(scope, self.run(driver.take_over(scope, self.kafka.now_ms)), self.kafka.now_ms)
+
+    def write(
+        self,
+        handover: TaskHandover,
+        number: int,
+        index: int,
+        *rows: int,
+        attempt: int = 0,
+        scope: Scope = SCOPE,
+        app: str | None = None,
+        query: str = "one",
+    ) -> AttemptReport:
+        """One attempt of a task, with these rows; of a query's batch, or of an application's job."""
+        batch = BatchIdentity.of_query(query, number)
+        if app is not None:
+            batch = BatchIdentity.of_application(app, scope.topic, number)
+        digest = digest_of(*rows)
+        role = handover.role(batch, index)
+        slot, producer = self.run(task_attempt.begin_steps(scope, handover.driver_epoch, index, attempt))
+        taken = self.kafka.execute(
+            Produce(scope.task_id(index, slot), producer, tuple((number, r) for r in rows))
+        )
+        assert taken
+        self.run(task_attempt.finish_steps(scope, handover.driver_epoch, batch, index, slot, producer))
+        part = Part(index, slot, producer, digest)
+        return AttemptReport(handover.run(scope, batch), index, role, digest, part)
+
+    def commit(self, *reports: AttemptReport, die_before: Callable[[Operation], bool] | None = None) -> Any:
+        return self.run(batches.commit(reports, records_empty=False), die_before)
+
+
+def digest_of(*rows: int) -> RowsDigest:
+    return RowsDigest(len(rows), len(rows), hash(rows) & 0xFFFF)
+
+
+def ends_task(index: int) -> Callable[[Operation], bool]:
+    """Whether an operation commits this task's transaction."""
+
+    def ends(one: Operation) -> bool:
+        return isinstance(one, EndTransaction) and one.transactional_id.startswith(f"q-task-{index}-")
+
+    return ends
+
+
+def ends_driver(one: Operation) -> bool:
+    return isinstance(one, EndTransaction) and one.transactional_id == SCOPE.driver_id
+
+
+def reports_of(cluster: Cluster, batch: BatchIdentity) -> list[AttemptReport]:
+    """Of two tasks that have written, by one planning."""
+    reports = [cluster.write(cluster.plan(), 0, 0, 0)]
+    # The same driver epoch, as of one planning.
+    handover = TaskHandover(reports[0].run.driver_epoch)
+    reports.append(cluster.write(handover, 0, 1, 1))
+    run = replace(reports[0].run, batch=batch)
+    return [replace(one, run=run) for one in reports]

@@ -1,0 +1,294 @@
+"""Commits, course by course on the model of Kafka: one for each hole that was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kafka_sink.errors import ChangedBatchError, DeliveryError, IncompleteBatchError, TransactionError
+from kafka_sink.model import EndedTransactions
+from kafka_sink.transactions import batch as batches
+from kafka_sink.transactions import driver
+from kafka_sink.transactions.batch import AttemptReport, TaskRole
+from kafka_sink.transactions.decision import BatchIdentity, RowsDigest
+from kafka_sink.transactions.operations import (
+    EndTransaction,
+    Operation,
+)
+from tests.support.transaction_steps import PROTOCOLS, SCOPE, Cluster, Died, digest_of, ends_task, reports_of
+
+
+def test_reports_of_runs_that_saw_other_partitions_are_refused() -> None:
+    cluster = Cluster()
+    run = cluster.plan()
+    other = replace(SCOPE, partitions=3)
+    with pytest.raises(TransactionError, match="different runs"):
+        cluster.commit(cluster.write(run, 0, 0, 0), cluster.write(run, 0, 1, 1, scope=other))
+
+
+def test_a_commit_counts_what_planning_ended_for_an_earlier_run() -> None:
+    """Catches: the live view showed tasks for transactions, and never what was recovered."""
+    cluster = Cluster()
+    dead = cluster.plan()
+    reports = [cluster.write(dead, 0, index, index) for index in range(3)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(1))
+    run = cluster.plan()
+    first = cluster.write(run, 1, 0, 0)
+    won = cluster.write(run, 1, 0, 0, attempt=1)
+    assert first.run.recovered.count == 2
+    ended = cluster.commit(won).transactions
+    counts = {name: one.count for name, one in ended.items()}
+    assert counts == {"committed": 1, "aborted": 1, "recovered": 2}
+
+
+def test_ages_are_not_negative_where_clocks_of_two_hosts_differ() -> None:
+    assert batches.ended((1_000, 3_000, -1), 2_000.4) == EndedTransactions(3, 1_000)
+    unknown = batches.BatchOutcome(committed=(-1,), ended_ms=2_000.0)
+    assert str(unknown) == "1 transaction committed", "no age, where no broker says when it began"
+
+
+def test_transactions_that_ended_have_their_ages() -> None:
+    """Catches: nothing said for how long readers were held up: by a batch, or by what a dead driver left."""
+    cluster = Cluster()
+    dead = cluster.plan()
+    cluster.kafka.now_ms = 1_000
+    reports = [cluster.write(dead, 0, index, index) for index in range(3)]
+    cluster.kafka.now_ms = 1_500
+    cluster.write(dead, 0, 0, 0, attempt=1)
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(1))
+    cluster.kafka.now_ms = 61_000
+    run = cluster.plan()
+    cluster.write(run, 1, 0, 0)
+    cluster.kafka.now_ms = 62_000
+    won = cluster.write(run, 1, 0, 0, attempt=1)
+    outcome = replace(cluster.commit(won), ended_ms=62_250.4)
+    assert outcome.transactions == {
+        "committed": EndedTransactions(1, 250),
+        "aborted": EndedTransactions(1, 1_250),
+        "recovered": EndedTransactions(3, 60_000),
+    }
+    assert str(outcome) == (
+        "1 transaction committed (open for 0.25 s); 1 transaction of other attempts aborted (open for 1.25 "
+        "s); 3 transactions of an earlier run recovered (open for at most 60.00 s)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("app", "who"),
+    [
+        ("nightly", "The next run of it, or 'kafka-chunked-transactions"),
+        (None, r"The next job with the same transactional\.id\.prefix, if you set one, or.*once more"),
+    ],
+)
+def test_a_driver_that_does_not_learn_what_became_of_a_decision_says_what_readers_see(
+    app: str | None, who: str
+) -> None:
+    """Catches: a job of which readers saw a part, and would for good, failed with the text of a
+    request that failed."""
+    cluster = Cluster()
+    report = cluster.write(cluster.plan(), 7, 0, 0, app="nightly")
+    if app is None:
+        report = replace(report, run=replace(report.run, batch=BatchIdentity.of_unnamed_job()))
+    steps = batches.commit([report], records_empty=False)
+    wanted = next(steps)
+    while not any(map(ends_task(0), wanted)):
+        wanted = steps.send(tuple(cluster.answer(one, None) for one in wanted))
+    with pytest.raises(DeliveryError, match=rf"may be decided.* see a part.*{who}.*: no response"):
+        steps.throw(DeliveryError("EndTxn did not succeed: no response"))
+
+
+def times_out(cluster: Cluster, *tasks: int) -> Callable[[Operation], bool]:
+    """Let the transactions of these tasks time out behind the decision; nobody dies."""
+
+    def before(one: Operation) -> bool:
+        if isinstance(one, EndTransaction) and one.transactional_id.startswith("q-task-"):
+            while tasks_left:
+                cluster.kafka.time_out(SCOPE.task_id(tasks_left.pop(), 0))
+        return False
+
+    tasks_left = list(tasks)
+    return before
+
+
+@pytest.mark.parametrize(
+    ("batch", "advice", "never"),
+    [
+        (BatchIdentity.of_application("nightly", "t", 7), "writes just these rows.*rewrite", "writes all"),
+        (BatchIdentity.of_query("one", 0), "writes just these rows.*rewrite", "writes all"),
+        (BatchIdentity.of_unnamed_job(), "no run writes just these rows.*abandon", "Run the job again"),
+    ],
+    ids=["application", "query", "unnamed job"],
+)
+def test_what_completes_a_batch_is_said_of_those_that_can_be_completed(
+    batch: BatchIdentity, advice: str, never: str
+) -> None:
+    """Catches: the error said to run an unnamed job again to write just what was missing, and it wrote all
+    rows."""
+    cluster = Cluster()
+    reports = reports_of(cluster, batch)
+    with pytest.raises(IncompleteBatchError, match=advice) as reported:
+        cluster.commit(*reports, die_before=times_out(cluster, 0))
+    assert never not in str(reported.value)
+    assert sum(cluster.kafka.visible.values()) == 1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_batch_that_is_lost_in_the_commit_itself_is_just_run_again(protocol: int) -> None:
+    """Catches: it was reported as one that readers see a part of, with advice to ``abandon`` all of its
+    rows."""
+    cluster = Cluster(protocol)
+    reports = reports_of(cluster, BatchIdentity.of_query("one", 0))
+    with pytest.raises(TransactionError, match=r"Readers see nothing of it.* run it again") as reported:
+        cluster.commit(*reports, die_before=times_out(cluster, 0, 1))
+    assert not isinstance(reported.value, IncompleteBatchError)
+    run = cluster.plan()
+    cluster.commit(*(cluster.write(run, 0, index, index) for index in range(2)))
+    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
+
+
+def test_of_two_queries_under_one_name_no_batch_is_doubled_without_a_warning() -> None:
+    """Catches: a query that was killed behind its decided batch 0 wrote it twice if another query had begun
+    under its name meanwhile; and so did one whose name had changed."""
+    cluster = Cluster()
+    doubts = [
+        cluster.commit(cluster.write(cluster.plan(), 0, 0, 0, query=query)).doubt
+        for query in ("one", "two", "one")
+    ]
+    assert ["may be there twice" in one for one in doubts] == [False, True, True]
+    assert not doubts[0]
+    assert "query two before" in doubts[2]
+    assert not cluster.commit(cluster.write(cluster.plan(), 1, 0, 0)).doubt, "it goes on"
+
+
+def test_a_query_that_begins_under_a_name_with_a_later_batch_is_warned_of() -> None:
+    cluster = Cluster()
+    assert "may be there twice" in cluster.commit(cluster.write(cluster.plan(), 5, 0, 0)).doubt
+    assert not cluster.commit(cluster.write(cluster.plan(), 6, 0, 0)).doubt
+    later = Cluster()
+    assert not later.commit(later.write(later.plan(), 5, 0, 0, app="nightly")).doubt
+
+
+def test_a_batch_of_which_no_task_reports_is_not_committed() -> None:
+    """Catches: a job without partitions passed for success where readers saw a part of its version."""
+    with pytest.raises(TransactionError, match="no task has reported"):
+        Cluster().commit()
+
+
+def test_a_repair_by_tasks_without_rows_is_refused() -> None:
+    """Catches: rows lost in silence. Of an incomplete batch only tasks that are missing were run again, and
+    their source had no rows any more: the commit took that for an empty batch."""
+    cluster = Cluster()
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(0))
+    cluster.kafka.time_out(SCOPE.task_id(0, 0))
+    again = cluster.plan()
+    assert again.incomplete is not None
+    of_repair = again.run(SCOPE, reports[0].run.batch)
+    with pytest.raises(IncompleteBatchError, match="task 0"):
+        cluster.commit(replace(reports[0], run=of_repair, digest=RowsDigest(), part=None))
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_decision_that_planning_did_not_see_is_not_made_again(*, learns: bool) -> None:
+    """Catches: rows doubled. Planning, and mostly the commit, asked a broker that had been frozen and did not
+    know yet that another one was the group's coordinator, which had taken a decision since."""
+    cluster = Cluster()
+    first = cluster.plan()
+    cluster.kafka.replace_coordinator(SCOPE.decision_key(0).group)
+    former = dict(cluster.kafka.former)
+    cluster.commit(cluster.write(first, 0, 0, 0))
+    cluster.kafka.former.update(former)
+    misled = cluster.plan()
+    report = cluster.write(misled, 0, 0, 0)
+    if learns:
+        cluster.kafka.former.clear()
+    with pytest.raises(TransactionError, match="decision 1 was decided"):
+        cluster.commit(report)
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+    ended = cluster.run(driver.abort(SCOPE, misled.driver_epoch, 0))
+    assert len(ended.aborted) == 1
+    assert cluster.plan().role(report.run.batch, 0) is TaskRole.SKIP
+
+
+def again(cluster: Cluster, *rows: RowsDigest, compare: str = "content", app: str | None = None) -> Any:
+    """The commit of batch or version 1 that is run again, by tasks with these rows."""
+    run = cluster.plan()
+    batch = BatchIdentity.of_query("one", 1)
+    if app is not None:
+        batch = BatchIdentity.of_application(app, SCOPE.topic, 1)
+    assert run.role(batch, 0) is TaskRole.SKIP
+    reports = [
+        AttemptReport(run.run(SCOPE, batch), task, TaskRole.SKIP, one, None) for task, one in enumerate(rows)
+    ]
+    return cluster.run(batches.commit(reports, records_empty=False, compare=compare))
+
+
+def test_a_batch_that_is_run_again_with_other_rows_is_refused() -> None:
+    """Catches: rows lost in silence, where a checkpoint lost its last batch and Spark planned another one
+    under its number: all its rows were skipped."""
+    cluster = Cluster()
+    for number in range(2):
+        run = cluster.plan()
+        cluster.commit(cluster.write(run, number, 0, 1, 2), cluster.write(run, number, 1, 3))
+    written = RowsDigest.total([digest_of(1, 2), digest_of(3)])
+    outcome = again(cluster, written, RowsDigest())
+    assert (outcome.skipped, outcome.compared) == (3, True), "split into other tasks"
+    for other in (
+        replace(written, rows=4),
+        replace(written, size=4),
+        replace(written, checksum=written.checksum + 1),
+        RowsDigest(),
+    ):
+        with pytest.raises(ChangedBatchError, match=r"was written before with 3 rows.*Nothing is written"):
+            again(cluster, other)
+        assert again(cluster, other, compare="none").skipped == other.rows
+    assert again(cluster, replace(written, size=9), compare="rows").compared
+    with pytest.raises(ChangedBatchError):
+        again(cluster, replace(written, rows=4), compare="rows")
+
+
+def test_of_two_writes_with_one_name_the_second_is_refused() -> None:
+    """Catches: two sinks of foreachBatch with the same txnAppId, and rows that name their topics: the second
+    one lost everything."""
+    cluster = Cluster()
+    cluster.commit(cluster.write(cluster.plan(), 1, 0, 1, 2, app="first"))
+    with pytest.raises(ChangedBatchError, match="give each write a txnAppId of its own"):
+        again(cluster, digest_of(3, 4), app="first")
+    assert again(cluster, digest_of(1, 2), app="first").compared
+
+
+def test_an_abandoned_batch_is_compared_when_it_is_run_again() -> None:
+    """Catches: 50 rows lost in a round. What became of a batch could not be known, so it was abandoned; then
+    the checkpoint lost it, and another batch of its number was taken for it."""
+    cluster = Cluster()
+    run = cluster.plan()
+    reports = [cluster.write(run, 1, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(0))
+    cluster.kafka.time_out(SCOPE.task_id(0, 0))
+    found = cluster.run(driver.take_over(SCOPE, 0))
+    cluster.run(driver.resolve(SCOPE, found.driver_epoch, found.decision, rewrite=False))
+    assert again(cluster, RowsDigest.total([digest_of(0), digest_of(1)])).compared
+    with pytest.raises(ChangedBatchError):
+        again(cluster, RowsDigest(7, 7, 7))
+    outcome = again(cluster, RowsDigest(7, 7, 7), compare="none")
+    assert (outcome.skipped, outcome.compared) == (7, False)
+    assert "not known" in str(outcome)
+
+
+def test_a_former_coordinator_does_not_keep_a_batch_from_being_decided() -> None:
+    """Catches: a batch failed, as its transactions were called ended by a broker that never saw them."""
+    cluster = Cluster()
+    run = cluster.plan()
+    cluster.kafka.replace_coordinator_of_id(SCOPE.task_id(0, 0))
+    former = dict(cluster.kafka.former_ids)
+    report = cluster.write(run, 0, 0, 0)
+    cluster.kafka.former_ids.update(former)
+    assert len(cluster.commit(report).committed) == 1

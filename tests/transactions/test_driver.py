@@ -1,0 +1,348 @@
+"""Take-over and abort, course by course on the model of Kafka: one for each hole that was found."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kafka_sink.transactions import __main__ as command
+from kafka_sink.transactions import batch as batches
+from kafka_sink.transactions import driver
+from kafka_sink.transactions.batch import AttemptReport, TaskHandover, TaskRole
+from kafka_sink.transactions.decision import BatchIdentity, RowsDigest
+from kafka_sink.transactions.operations import (
+    LAST_EPOCH,
+    EndTransaction,
+    InitProducer,
+    Operation,
+    ProducerEpoch,
+)
+from tests.support.transaction_steps import (
+    PROTOCOLS,
+    SCOPE,
+    Cluster,
+    Died,
+    ends_driver,
+    ends_task,
+    reports_of,
+)
+from tests.support.transactions_of_kafka import Kafka
+
+
+def test_markers_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None:
+    """Catches: rows lost, of a batch that was written again after ``rewrite`` and decided by a driver that
+    died then: the next run took the first writing's progress markers for the second's and aborted what was
+    decided."""
+    cluster = Cluster()
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, 0, 0, 1), cluster.write(run, 0, 1, 2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(1))
+    cluster.kafka.time_out(SCOPE.task_id(1, 0))
+    broken = cluster.run(driver.take_over(SCOPE, 0))
+    assert broken.missing == {1}
+    assert broken.completed == (), "what the first run committed was not left open, and the rest is lost"
+    cluster.run(driver.resolve(SCOPE, broken.driver_epoch, broken.decision, rewrite=True))
+
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, 0, 2), cluster.write(run, 0, 1, 0, 1)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(0))
+    found = cluster.run(driver.take_over(SCOPE, 0))
+    assert (len(found.completed), found.aborted, found.missing) == (2, (), frozenset())
+    assert cluster.kafka.visible[0, 2] == 1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_of_a_replaced_driver_leaves_its_successor_alone(protocol: int) -> None:
+    """Catches: the successor's first take-over raises the epoch by one, as a decision does. A replaced driver
+    took that for its own decision, fenced the successor, and so ended a query that was well."""
+    cluster = Cluster(protocol)
+    replaced = cluster.plan()
+    cluster.write(replaced, 0, 0, 0)
+    successor = cluster.plan()
+    report = cluster.write(successor, 0, 0, 0)
+    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0)) is None
+    cluster.commit(report)
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_is_deciding(protocol: int) -> None:
+    """Catches: an open transaction at the next epoch, which is the successor's, was taken for its own."""
+    cluster = Cluster(protocol)
+    replaced = cluster.plan()
+    successor = cluster.plan()
+    report = cluster.write(successor, 0, 0, 0)
+    with pytest.raises(Died):
+        cluster.commit(report, die_before=ends_driver)
+    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0)) is None
+    # As if it had only been slow.
+    cluster.commit(report)
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_has_decided(protocol: int) -> None:
+    """Catches: with protocol 1 a successor's decision has the next epoch, until the successor raises that.
+    The replaced driver took it for its own, and wrote offsets under the successor's driver epoch, which a
+    repeated EndTxn of the successor committed: they stood where the decision was, and no run could read
+    it."""
+    cluster = Cluster(protocol)
+    replaced = cluster.plan()
+    successor = cluster.plan()
+    report = cluster.write(successor, 0, 0, 0)
+    with pytest.raises(Died):
+        cluster.commit(report, die_before=ends_driver)
+    began = False
+
+    def commits_again(one: Operation) -> bool:
+        nonlocal began
+        if began and isinstance(one, EndTransaction):
+            cluster.kafka.end_txn(SCOPE.driver_id, successor.driver_epoch, commit=True)
+            cluster.settle()
+        began = True
+        return False
+
+    cluster.kafka.end_txn(SCOPE.driver_id, successor.driver_epoch, commit=True)
+    cluster.settle()
+    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0), commits_again) is None
+    assert cluster.plan().role(report.run.batch, 0) is TaskRole.SKIP
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_after_the_decision_completes_it(protocol: int) -> None:
+    cluster = Cluster(protocol)
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(1))
+    assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).completed) == 1
+    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_of_a_decision_whose_response_was_lost_completes_it(protocol: int) -> None:
+    """With protocol 1 the epoch is raised by the client, which the driver did not come to."""
+    cluster = Cluster(protocol)
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_driver)
+    cluster.kafka.end_txn(SCOPE.driver_id, run.driver_epoch, commit=True)
+    cluster.settle()
+    assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).completed) == 2
+    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
+
+
+def test_an_abort_does_not_ask_who_has_raised_an_epoch_to_the_last_one() -> None:
+    """Catches: with protocol 1 brokers fail there with UNKNOWN_SERVER_ERROR, and so did the abort."""
+    cluster = Cluster(1)
+    first = cluster.plan().driver_epoch
+    cluster.kafka.transactions[SCOPE.driver_id].producer = first._replace(epoch=LAST_EPOCH - 2)
+    run = cluster.plan()
+    report = cluster.write(run, 0, 0, 0)
+    with pytest.raises(Died):
+        cluster.commit(report, die_before=ends_task(0))
+    asks = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0), lambda one: isinstance(one, InitProducer))
+    assert asks is None
+    assert cluster.plan().role(report.run.batch, 0) is TaskRole.SKIP
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+def test_an_abort_leaves_alone_a_driver_that_took_over_after_the_id_was_inspected() -> None:
+    """Catches: with protocol 1 an abort without a transaction is refused, too. The replaced driver took the
+    id over then, whoever had it by now, and so ended a query that was well."""
+    cluster = Cluster(1)
+    replaced = cluster.plan()
+    successor: list[TaskHandover] = []
+
+    def takes_over(one: Operation) -> bool:
+        if isinstance(one, InitProducer) and not successor:
+            successor.append(TaskHandover(ProducerEpoch(-1, -1)))
+            successor[0] = cluster.plan()
+        return False
+
+    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0), takes_over) is None
+    cluster.commit(cluster.write(successor[0], 0, 0, 0))
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_that_a_former_coordinator_refuses_is_sent_to_the_present_one(protocol: int) -> None:
+    cluster = Cluster(protocol)
+    cluster.kafka.replace_coordinator_of_id(SCOPE.driver_id)
+    former = dict(cluster.kafka.former_ids)
+    run = cluster.plan()
+    report = cluster.write(run, 0, 0, 0)
+    with pytest.raises(Died):
+        cluster.commit(report, die_before=ends_driver)
+    cluster.kafka.former_ids.update(former)
+    assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).aborted) == 1
+    assert cluster.kafka.open() == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_abort_of_what_was_recorded_and_not_decided_aborts_all_of_it(protocol: int) -> None:
+    """The driver's own transaction may have timed out by then, which raises its epoch, too."""
+    for times_out in (False, True):
+        cluster = Cluster(protocol)
+        run = cluster.plan()
+        reports = [cluster.write(run, 0, index, index) for index in range(2)]
+        with pytest.raises(Died):
+            cluster.commit(*reports, die_before=ends_driver)
+        if times_out:
+            cluster.kafka.time_out(SCOPE.driver_id)
+        ended = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0))
+        if times_out and protocol == 1:
+            # A later driver's abort looks the same. The tasks' transactions are older, so they time out, too.
+            assert ended is None
+            cluster.plan()
+        else:
+            assert len(ended.aborted) == 2
+        assert cluster.kafka.open() == []
+        assert not cluster.kafka.visible
+
+
+def test_a_version_is_written_once_whether_its_first_job_was_aborted_before_or_after_the_decision() -> None:
+    for decided in (False, True):
+        cluster = Cluster()
+        first = cluster.plan()
+        reports = [cluster.write(first, 7, index, index, app="nightly") for index in range(2)]
+        if decided:
+            with pytest.raises(Died):
+                cluster.commit(*reports, die_before=ends_task(0))
+        ended = cluster.run(driver.abort(SCOPE, first.driver_epoch, 0))
+        assert (len(ended.completed), len(ended.aborted)) == ((2, 0) if decided else (0, 2))
+        again = cluster.plan()
+        batch = BatchIdentity.of_application("nightly", "t", 7)
+        assert again.role(batch, 0) is (TaskRole.SKIP if decided else TaskRole.WRITE)
+        if not decided:
+            cluster.commit(*(cluster.write(again, 7, index, index, app="nightly") for index in range(2)))
+        assert dict(cluster.kafka.visible) == {(7, 0): 1, (7, 1): 1}
+
+
+@pytest.mark.parametrize("rewrite", [True, False])
+def test_the_command_leaves_a_batch_alone_that_is_lost_as_a_whole(*, rewrite: bool) -> None:
+    """Catches: ``abandon`` took a batch for written of which no reader sees a row."""
+    cluster = Cluster()
+    reports = reports_of(cluster, BatchIdentity.of_query("one", 0))
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(0))
+    for index in range(2):
+        cluster.kafka.time_out(SCOPE.task_id(index, 0))
+    out = io.StringIO()
+    client: Any = SimpleNamespace(run=lambda steps, *_: cluster.run(steps))
+    assert command.resolve(client, SCOPE, out, rewrite=rewrite) == 0
+    assert "counts as not written" in out.getvalue()
+    assert cluster.plan().role(reports[0].run.batch, 0) is TaskRole.WRITE
+
+
+def test_all_chunks_of_a_decision_are_waited_for() -> None:
+    """Catches: planning waited for the first one only, and failed with "only 1 of 2 chunks are there" where
+    another group's coordinator reported it later."""
+    scope = replace(SCOPE, partitions=1)
+    cluster = Cluster()
+    cluster.kafka = Kafka(delays_offsets=True)
+    run = cluster.plan(scope)
+    random = Random(1)
+    reports = [
+        replace(one, digest=digest, part=replace(one.part, digest=digest) if one.part else None)
+        for index in range(300)
+        for one in [cluster.write(run, 0, index, index, scope=scope)]
+        for digest in [RowsDigest(random.getrandbits(40), random.getrandbits(40), random.getrandbits(64))]
+    ]
+    cluster.commit(*reports)
+    late = cluster.kafka.transactions[scope.driver_id].late_offsets
+    first = scope.decision_key(0)
+    assert len(late) > 1
+    # The first group's coordinator tells it, and the others not yet.
+    cluster.kafka.offsets[first] = late.pop(first)
+    assert cluster.plan(scope).role(reports[0].run.batch, 0) is TaskRole.SKIP
+
+
+def test_a_decision_without_parts_is_recorded_anew_like_others() -> None:
+    """Catches: it expired by offsets.retention.minutes however often its job was started."""
+    cluster = Cluster()
+    run, batch = cluster.plan(), BatchIdentity.of_application("nightly", "t", 1)
+    empty = AttemptReport(run.run(SCOPE, batch), 0, TaskRole.WRITE, RowsDigest(), None)
+    cluster.run(batches.commit([empty], records_empty=True, now_ms=1_000.4))
+    cluster.kafka.now_ms = 2_000
+    for _ in range(2):
+        found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms)).decision
+        assert (found.number, found.began_ms) == (1, 1_000), "each planning would wait for another decision"
+    cluster.kafka.now_ms = 7 * 86_400_000
+    for _ in range(2):
+        found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms)).decision
+        assert (found.number, found.began_ms) == (2, cluster.kafka.now_ms)
+    assert cluster.plan().role(batch, 0) is TaskRole.SKIP
+
+
+def test_a_replaced_driver_ends_nothing_where_a_former_coordinator_takes_it_for_the_owner() -> None:
+    """Catches: it aborted what its successor had open, as the coordinator of the driver's id was frozen as
+    long as the driver."""
+    cluster = Cluster()
+    replaced = cluster.plan()
+    cluster.kafka.replace_coordinator_of_id(SCOPE.driver_id)
+    former = dict(cluster.kafka.former_ids)
+    successor = cluster.plan()
+    report = cluster.write(successor, 0, 0, 0)
+    cluster.kafka.former_ids.update(former)
+    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0)) is None
+    cluster.commit(report)
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+def test_a_repair_that_dies_leaves_the_batch_as_it_was() -> None:
+    """The tasks of the repair take over the ids that tell what became of the batch, and progress markers
+    expire."""
+    cluster = Cluster()
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(1))
+    cluster.kafka.time_out(SCOPE.task_id(1, 0))
+    broken = cluster.plan()
+    assert broken.incomplete is not None
+    cluster.write(broken, 0, 1, 1)
+    cluster.kafka.now_ms += 7 * 86_400_000
+    cluster.kafka.expire_offsets(SCOPE.marker_key(0).group)
+    found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms))
+    assert (found.missing, found.unknown) == ({1}, frozenset())
+
+
+def test_an_abort_adds_nothing_to_a_decision_that_is_being_committed() -> None:
+    """Catches: rows lost. Until a broker has the marker of a transaction that is being ended, it takes more
+    offsets of that epoch into it: those that were to prove who owns the prefix became the decision."""
+    cluster = Cluster()
+    run = cluster.plan()
+    reports = [cluster.write(run, 0, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_driver)
+    cluster.kafka.execute(EndTransaction(SCOPE.driver_id, run.driver_epoch, commit=True))
+    assert cluster.kafka.pending_markers() == [SCOPE.driver_id]
+    ended = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0))
+    assert len(ended.completed) == 2
+    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
+
+
+def test_a_version_that_was_decided_and_lost_is_not_taken_for_written_behind_another_decision() -> None:
+    """Catches: 50 of 100 rows nowhere. All transactions of version 1 had timed out behind its decision, and
+    the decision of version 2 said that both were written."""
+    cluster = Cluster()
+    run = cluster.plan()
+    reports = [cluster.write(run, 1, index, index, app="nightly") for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=lambda one: ends_task(0)(one) or ends_task(1)(one))
+    for index in range(2):
+        cluster.kafka.time_out(SCOPE.task_id(index, 0))
+    cluster.commit(cluster.write(cluster.plan(), 2, 0, 7, app="nightly"))
+    again = cluster.plan()
+    assert again.role(BatchIdentity.of_application("nightly", "t", 1), 0) is TaskRole.WRITE
+    assert again.role(BatchIdentity.of_application("nightly", "t", 2), 0) is TaskRole.SKIP

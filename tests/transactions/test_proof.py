@@ -1,0 +1,99 @@
+"""What ended a transaction is proved, and nobody believes a former coordinator's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kafka_sink.transactions import driver, proof
+from kafka_sink.transactions.batch import TaskRole
+from kafka_sink.transactions.operations import (
+    Described,
+    Failed,
+    Operation,
+    ProducerEpoch,
+)
+from tests.support.transaction_steps import SCOPE, Cluster, Died, ends_driver, ends_task
+
+
+def test_a_transaction_that_somebody_else_has_ended_is_not_counted_as_aborted() -> None:
+    found = {name: Described("Ongoing", ProducerEpoch(number, 0), number) for number, name in enumerate("ab")}
+    steps = proof.abort_others(proof.LeftOpen(ProducerEpoch(1, 0), found), SCOPE, ())
+    next(steps)
+    with pytest.raises(StopIteration) as ended:
+        steps.send((Failed("INVALID_TXN_STATE"), None))
+    assert ended.value.value == (1,)
+
+
+def test_a_decided_transaction_that_a_former_coordinator_refused_to_commit_is_committed() -> None:
+    """Catches: it says so from memory, as it never saw the transaction. The driver then aborted what it had
+    decided, as an open transaction under that id seemed to be another attempt's."""
+    cluster = Cluster()
+    run = cluster.plan()
+    name = SCOPE.task_id(0, 0)
+    cluster.kafka.replace_coordinator_of_id(name)
+    former = dict(cluster.kafka.former_ids)
+    report = cluster.write(run, 0, 0, 0)
+
+    def thaws(one: Operation) -> bool:
+        if ends_driver(one):
+            cluster.kafka.former_ids.update(former)
+            former.clear()
+        return False
+
+    assert len(cluster.commit(report, die_before=thaws).committed) == 1
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+def test_what_a_former_coordinator_does_not_know_to_be_decided_is_not_aborted() -> None:
+    """Catches: a batch that was decided, and could have been completed, became incomplete."""
+    cluster = Cluster()
+    first = cluster.plan()
+    cluster.kafka.replace_coordinator(SCOPE.decision_key(0).group)
+    former = dict(cluster.kafka.former)
+    reports = [cluster.write(first, 0, index, index) for index in range(2)]
+    with pytest.raises(Died):
+        cluster.commit(*reports, die_before=ends_task(0))
+    cluster.kafka.former.update(former)
+    found = cluster.run(driver.take_over(SCOPE, 0))
+    assert (len(found.completed), found.aborted, found.missing) == (2, (), frozenset())
+
+
+def test_markers_that_only_a_former_coordinator_does_not_have_are_not_missing() -> None:
+    """Catches: rows doubled, as a batch that is complete was taken for lost and written again."""
+    cluster = Cluster()
+    first = cluster.plan()
+    cluster.kafka.replace_coordinator(SCOPE.marker_key(0).group)
+    former = dict(cluster.kafka.former)
+    report = cluster.write(first, 0, 0, 0)
+    cluster.commit(report)
+    cluster.kafka.former.update(former)
+    again = cluster.plan()
+    assert again.role(report.run.batch, 0) is TaskRole.SKIP
+    later = cluster.write(again, 1, 0, 0)
+    assert len(cluster.commit(later).committed) == 1
+
+
+def test_a_next_run_commits_what_a_former_coordinator_refuses() -> None:
+    cluster = Cluster()
+    run = cluster.plan()
+    cluster.kafka.replace_coordinator_of_id(SCOPE.task_id(0, 0))
+    former = dict(cluster.kafka.former_ids)
+    report = cluster.write(run, 0, 0, 0)
+    with pytest.raises(Died):
+        cluster.commit(report, die_before=ends_task(0))
+    cluster.kafka.former_ids.update(former)
+    found = cluster.run(driver.take_over(SCOPE, 0))
+    assert (found.aborted, found.missing, found.unknown) == ((), frozenset(), frozenset())
+    assert dict(cluster.kafka.visible) == {(0, 0): 1}
+
+
+def test_markers_are_looked_for_where_the_tasks_left_them() -> None:
+    """Catches: a batch taken for incomplete, and written twice, as the topic got partitions since
+    planning."""
+    cluster = Cluster()
+    run = cluster.plan()
+    cluster.commit(*(cluster.write(run, 0, index, index) for index in range(3)))
+    found = cluster.run(driver.take_over(replace(SCOPE, partitions=3), 0))
+    assert (found.completed, found.missing) == ((), frozenset())
