@@ -15,7 +15,7 @@ import pytest
 
 import kafka_sink
 from kafka_sink.arrow.producer import ArrowProducer
-from kafka_sink.arrow.write import PREPARED, WriteTransaction
+from kafka_sink.arrow.write import WriteTransaction
 from kafka_sink.clock import WAIT_LISTENER
 from kafka_sink.errors import (
     BufferExhaustedError,
@@ -44,7 +44,6 @@ DAY_MS = 86_400_000
 def cluster() -> Iterator[FakeCluster]:
     with FakeCluster({TOPIC: 2, DEAD_LETTERS: 1}) as running:
         yield running
-    PREPARED._until_ms.clear()
 
 
 def options(cluster: FakeCluster, extra: dict[str, str] | None = None, **changes: object) -> dict[str, str]:

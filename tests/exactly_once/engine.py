@@ -178,11 +178,16 @@ def _batch(
                 pass
         raise
     history.write_is_known(settings.checkpoint, write)
-    time.sleep(chance.random() * 0.05)
+    pause(chance, 0.05)
     # As Spark's log, it refuses what another driver has written.
     part = settings.commits / f".{number}.{os.getpid()}"
     part.write_text(json.dumps({"rows": len(rows)}))
     os.link(part, settings.commits / str(number))
+
+
+def pause(chance: random.Random, at_most_s: float) -> None:
+    """A drawn time, so that faults find everything at any step."""
+    time.sleep(chance.random() * at_most_s)
 
 
 class TaskFailedError(Exception):
@@ -338,7 +343,7 @@ def _rows(settings: Settings, number: int, rows: range, task: int) -> Iterator[p
         first, last = (len(rows) * at // _KEYS for at in (key, key + 1))
         for start in range(first, last, _ROWS_A_BATCH):
             values = [b"%d" % row for row in rows[start : min(last, start + _ROWS_A_BATCH)]]
-            time.sleep(chance.random() * settings.pause_ms / 1000)
+            pause(chance, settings.pause_ms / 1000)
             keys = [b"%d" % key] * len(values)
             yield pa.record_batch(
                 {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}

@@ -35,6 +35,7 @@ from tests.exactly_once.kafka_state import (
     near_last_epochs,
     resolve,
 )
+from tests.support.waiting import until, within
 
 PARTITIONS = 3
 # The session's timeout and an election.
@@ -283,21 +284,27 @@ class Round:
         return alive[-1] if alive else self._start()
 
     def _finish(self) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
-        while engine.committed(self._settings) < self._settings.batches:
-            if time.monotonic() > deadline or self._report.runs > _MAX_RUNS:
-                self._report.unfinished = True
-                return
+        def is_over() -> bool:
+            if is_done() or self._report.runs > _MAX_RUNS:
+                return True
             self._ensure_running()
-            time.sleep(0.1)
+            return False
+
+        def is_done() -> bool:
+            return engine.committed(self._settings) >= self._settings.batches
+
+        within(is_over, _PATIENCE_S, 0.1)
+        self._report.unfinished |= not is_done()
 
     # -- faults -----------------------------------------------------------------------------------
 
     def _pause(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self._heal()
-            time.sleep(min(left, 0.05))
+        within(self._healed, seconds, 0.05)
+
+    def _healed(self) -> bool:
+        """Heals what is due, and goes on."""
+        self._heal()
+        return False
 
     def _strike(self, fault: Fault) -> None:
         driver = self._ensure_running()
@@ -359,10 +366,7 @@ class Round:
         self._start(**changes)
 
     def _await_end(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self._running() and time.monotonic() < until:
-            self._heal()
-            time.sleep(0.02)
+        within(lambda: self._healed() or not self._running(), seconds, 0.02)
 
     def _lose_commit(self) -> None:
         """Not where the batch behind it was decided: Spark goes on with the last one that it has planned, and
@@ -584,17 +588,15 @@ def await_ended_transactions(bootstrap_servers: str, topic: str) -> None:
     partitions know of it, and one that was frozen long before."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     ends = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(PARTITIONS)}  # type: ignore[no-untyped-call]
-    deadline = time.monotonic() + 60
-    while True:
+
+    def are_over() -> bool:
         stable, all_rows = (
             [one.result(30).offset for one in admin.list_offsets(ends, isolation_level=level).values()]
             for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
         )
-        if stable == all_rows:
-            return
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{topic} is read to {stable} of {all_rows}: a transaction was left open")
-        time.sleep(0.1)
+        return stable == all_rows
+
+    until(are_over, f"the end of all transactions in {topic}", poll_s=0.1)
 
 
 def read_committed(bootstrap_servers: str, topic: str) -> list[tuple[bytes | None, int]]:

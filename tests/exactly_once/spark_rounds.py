@@ -29,6 +29,7 @@ from tests.exactly_once import dying
 from tests.exactly_once.rounds import await_ended_transactions, children, create_topic, read_committed
 from tests.support.broker_settings import SHORT_SESSIONS
 from tests.support.standalone_cluster import StandaloneCluster
+from tests.support.waiting import within
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = (
@@ -208,7 +209,7 @@ class SparkRound:
                     query.settings["until"] = 1_000_000
                 self._ensure_running()
                 self._await_progress()
-                time.sleep(self._chance.random() * 1.5)
+                self._wait(1.5)
                 self._strike(fault)
                 self.faults[fault] += 1
             self._thaw()
@@ -264,13 +265,10 @@ class SparkRound:
 
     def _until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Keeps a driver running until then; false where the time was over before."""
-        deadline = time.monotonic() + seconds
-        while not done():
-            if time.monotonic() > deadline:
-                return False
-            self._ensure_running()
-            time.sleep(0.05)
-        return True
+        return within(lambda: done() or not self._ensure_running(), seconds, 0.05)
+
+    def _wait(self, at_most_s: float) -> None:
+        time.sleep(self._chance.random() * at_most_s)
 
     def _finish(self) -> None:
         self._end_all()
@@ -300,7 +298,7 @@ class SparkRound:
             _signal(self._executor("CoarseGrainedExecutorBackend"), signal.SIGKILL)
         elif fault == "executor frozen":
             self._freeze(self._executor("CoarseGrainedExecutorBackend"))
-            time.sleep(self._chance.random() * 5)
+            self._wait(5)
             self._thaw()
         elif fault == "Python worker killed":
             _signal(self._executor("pyspark.daemon") if self._cluster else self._worker(jvm), signal.SIGKILL)
@@ -331,11 +329,11 @@ class SparkRound:
         broker = self._chance.randrange(3)
         if fault == "broker killed":
             self._brokers.kill(broker)
-            time.sleep(self._chance.random() * 8)
+            self._wait(8)
             self._brokers.start(broker)
         else:
             self._brokers.freeze(broker)
-            time.sleep(self._chance.random() * 8)
+            self._wait(8)
             self._brokers.thaw(broker)
 
     def _worker(self, jvm: int) -> int:

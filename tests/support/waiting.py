@@ -16,11 +16,17 @@ def until(
     poll_s: float = 0.005,
 ) -> Found:
     """The first true value of ``condition``; fails the test with ``what`` where there is none in time."""
+    found = within(condition, within_s, poll_s)
+    if not found:
+        said = what() if callable(what) else what
+        raise AssertionError(f"did not happen within {within_s:.0f} s: {said}")
+    return found
+
+
+def within(condition: Callable[[], Found], within_s: float, poll_s: float = 0.005) -> Found:
+    """The first true value of ``condition``, or the last one where the time is over."""
     deadline = time.monotonic() + within_s
-    while not (found := condition()):
-        if time.monotonic() >= deadline:
-            said = what() if callable(what) else what
-            raise AssertionError(f"did not happen within {within_s:.0f} s: {said}")
+    while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(poll_s)
     return found
 
