@@ -59,7 +59,9 @@ def prefixed() -> list[OptionSpec]:
 
 def test_every_option_of_the_jar_is_known_and_no_other_claims_to_be_kafkas(names: KafkaNames) -> None:
     ours = {name.removeprefix(KAFKA_PREFIX) for spec in prefixed() for name in (spec.name, *spec.aliases)}
-    known = ours | set(unsupported.WITHOUT_EFFECT) | set(unsupported.NOT_SUPPORTED)
+    places = [ours, set(unsupported.WITHOUT_EFFECT), set(unsupported.NOT_SUPPORTED)]
+    known = set().union(*places)
+    assert sum(map(len, places)) == len(known), "an option is in two places"
     assert {name for name in names.options if not name.startswith("internal.")} <= known
     # A newer jar may bring some of them.
     assert known - set(names.options) == set(NOT_IN_THE_JAR) - set(names.options)
