@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -75,7 +75,6 @@ def parse(raw: Mapping[str, str]) -> ParsedOptions:
     del raw
     if doubled:
         raise ConfigurationError(f"Option '{doubled}' is given twice with different values")
-    _require_present(given)
     plain = {name: text for name, text in given.items() if not name.startswith(KAFKA_PREFIX)}
     breaker: dict[str, Secret] = {}
     ineffective = []
@@ -158,15 +157,6 @@ def _convert(spec: OptionSpec, name: str, text: Secret) -> Any:
     # the cause would show the value.
     shown = HIDDEN if spec.secret or "@" in text.reveal() else f"'{printable(text.reveal())}'"
     raise ConfigurationError(f"Option '{name}' {problem}, got {shown}")
-
-
-def _require_present(names: Iterable[str]) -> None:
-    """Raise for an option that this sink has no longer."""
-    for name in names:
-        # Some write Kafka's prefix in front of this sink's options, too.
-        instead = unsupported.REMOVED.get(name.removeprefix(KAFKA_PREFIX))
-        if instead:
-            raise ConfigurationError(f"Option '{name}' was removed: {instead}")
 
 
 def _require_known(kafka_name: str, text: Secret) -> None:

@@ -1,4 +1,4 @@
-"""Options that this sink does not implement, and how it treats each: Kafka's, and its own removed ones.
+"""Options of Kafka that this sink does not implement, and how it treats each.
 
 Together with the table of SinkOptions these are all options of Kafka 4.3's ``ProducerConfig``. The defaults
 are Kafka's; a value equal to the default is always accepted.
@@ -70,23 +70,6 @@ NOT_SUPPORTED: Mapping[str, tuple[str, str]] = {
         "false",
         "is not supported: Kafka's brokers do not implement it completely yet (KIP-939)",
     ),
-}
-
-_LINEAGE = (
-    "set delivery.report.path and send its lines, as docs/how-to.md shows under 'Send lineage to a catalogue'"
-)
-
-_BOUND = "the coordinator's bounds are fixed (docs/scale.md), so leave it out"
-
-# Options that this sink once had, with what to use instead. Setting one is an error, whatever its value.
-REMOVED: Mapping[str, str] = {
-    "coordinator.max.connections": _BOUND,
-    "coordinator.buffer.memory": _BOUND,
-    "coordinator.max.messages.per.second": _BOUND,
-    "ui.history.path": "set delivery.report.path, or let Prometheus read /metrics: both outlive the page",
-    "openlineage.job.name": _LINEAGE,
-    "openlineage.job.namespace": _LINEAGE,
-    "openlineage.timeout.ms": _LINEAGE,
 }
 
 # Options that Spark itself or .save(path) adds. Spark's Kafka sink ignores them, too.

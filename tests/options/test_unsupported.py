@@ -1,9 +1,6 @@
-"""Options that are not ours: without effect, not supported, removed, unknown, misspelt, without prefix."""
+"""Options that are not ours: without effect, not supported, unknown, misspelt, without prefix."""
 
 from __future__ import annotations
-
-import re
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +8,6 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse, unsupported
 from kafka_sink.options.parse import KAFKA_NAMES
 from kafka_sink.options.table import SPECS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
 SECRET = "hunter2-do-not-show"
@@ -55,25 +50,6 @@ def test_unsupported_options_name_themselves_and_hide_their_value(name: str) -> 
     message = error_of({f"kafka.{name}": SECRET})
     assert f"Kafka option '{name}'" in message
     assert SECRET not in message
-
-
-@pytest.mark.parametrize("prefix", ["", "kafka."])
-@pytest.mark.parametrize("name", unsupported.REMOVED)
-def test_removed_options_name_what_to_use_instead(name: str, prefix: str) -> None:
-    message = error_of({(prefix + name).upper(): SECRET})
-    assert message == f"Option '{prefix}{name}' was removed: {unsupported.REMOVED[name]}"
-
-
-@pytest.mark.parametrize("name", unsupported.REMOVED)
-def test_what_is_to_be_used_instead_is_there(name: str) -> None:
-    """Catches: advice that names an option or a heading which was renamed or removed later."""
-    instead = unsupported.REMOVED[name]
-    options = {spec.name for spec in SPECS}
-    named = re.findall(r"(?<![\w/.-])[a-z]+(?:\.[a-z]+)+(?![\w/(])", re.sub(r"docs/\S+", "", instead))
-    assert [one for one in named if one not in options] == []
-    assert name not in options
-    for page, heading in re.findall(r"(docs/[\w.-]+\.md) shows under '([^']+)'", instead):
-        assert f"\n## {heading}\n" in (ROOT / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["key.serializer", "value.serializer"])
