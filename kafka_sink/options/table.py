@@ -491,7 +491,8 @@ class SinkOptions:
     )
     compression_zstd_level: int = _option(
         "kafka.compression.zstd.level", values.integer(-131_072, 22), 3, COMPRESSION, "low",
-        """Level for zstd.""",
+        """Level for zstd. `1` takes less time than `3`, for nearly as few bytes. Negative levels compress
+        less; few rows gain by them over lz4.""",
     )
 
     partitioner_ignore_keys: bool = _option(

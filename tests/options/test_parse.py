@@ -66,6 +66,7 @@ def test_missing_servers_name_a_forgotten_prefix() -> None:
         ("compression.gzip.level", "0", "out of bounds (allowed: 1 to 9, or -1)"),
         ("compression.lz4.level", "18", "out of bounds"),
         ("compression.zstd.level", "23", "out of bounds"),
+        ("compression.zstd.level", "-131073", "out of bounds (allowed: -131072 to 22)"),
         ("acks", "2", "not one of all, -1, 1, 0"),
         ("acks", "ALL", "not one of"),
         ("compression.type", "LZ4", "not one of none, gzip, snappy, lz4, zstd"),

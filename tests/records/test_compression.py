@@ -13,7 +13,8 @@ from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
-from kafka_sink.records.compression import BlockCodec, codec_for
+from kafka_sink.options import parse
+from kafka_sink.records.compression import BlockCodec, WholeCodec, codec_for
 from tests.support.allocators import incremental_allocator
 
 
@@ -86,3 +87,12 @@ def test_lz4_searches_coarsely_only_where_that_loses_little() -> None:
     high = codec_for(CompressionType.LZ4, 12)
     assert isinstance(high, BlockCodec)
     assert len({bytes(high.compress_block(digests)[1]) for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize("level", [-131_072, -5, 22])
+def test_zstd_takes_every_level_of_the_library(level: int) -> None:
+    options = parse({"kafka.bootstrap.servers": "host:1", "kafka.compression.zstd.level": str(level)}).options
+    codec = codec_for(CompressionType.ZSTD, options.compression_zstd_level)
+    assert isinstance(codec, WholeCodec)
+    raw = b'{"id":1,"event":"click"}' * 1000
+    assert zstandard.ZstdDecompressor().decompress(codec.compress(raw)) == raw
