@@ -1,17 +1,9 @@
-"""Where a planned write's tasks find the coordinator, folders that only this user can write to, and the
-warning that the coordinator cannot be used.
-
-Another user who could write to such a folder could lead tasks to processes of their own.
-"""
+"""Where a planned write's tasks find the coordinator, and the warning that it cannot be used."""
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_sink import spark_application
@@ -66,29 +58,6 @@ class PlannedCoordinator:
 def without_brackets(host: str) -> str:
     """Spark writes IPv6 addresses as ``[::1]``; sockets take ``::1``."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
-
-
-def make_private_folder(folder: Path) -> None:
-    """Create the folder, private to this user, or check the one that exists.
-
-    The parent is Spark's, so it is never created here. Raises OSError.
-    """
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        check_private_folder(folder)
-
-
-def check_private_folder(folder: Path) -> None:
-    """Raise PermissionError if anybody but this user could have written to the folder."""
-    # No symbolic link: its target may be another user's, and may change at any time.
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise PermissionError(errno.EPERM, "it is not a folder", str(folder))
-    if found.st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise PermissionError(errno.EPERM, "other users have access to it", str(folder))
 
 
 # The marker that is renewed whenever the coordinator could not be started.

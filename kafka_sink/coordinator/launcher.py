@@ -44,7 +44,7 @@ _BACKLOG = 4096
 # After a failure, not every micro-batch tries again.
 _AFTER_FAILURE_S = 10.0
 # One that has ended is started again at once, but not twice within this time.
-_RESTARTED, _AGAIN_S = "kafka-chunked: the coordinator was started again", 60.0
+RESTARTED, _AGAIN_S = "kafka-chunked: the coordinator was started again", 60.0
 # Spark's variables for one worker or session. The coordinator serves the whole application: some of them are
 # secrets that it does not need, others name things that end before it.
 _NOT_INHERITED = ("SPARK_", "PYSPARK_", "_PYSPARK_", "PYTHON_WORKER_", "PYTHON_DAEMON_")
@@ -142,9 +142,9 @@ def _find_or_start(
 
 def _count_restart(place: LocationFolder) -> None:
     """Raise TimeoutError where the process keeps ending: not every micro-batch starts another."""
-    if spark_application.happened_within(_RESTARTED, _AGAIN_S):
+    if spark_application.happened_within(RESTARTED, _AGAIN_S):
         raise TimeoutError(f"its process keeps ending, see {place.folder / 'log'}; it is started again later")
-    spark_application.remember(_RESTARTED)
+    spark_application.remember(RESTARTED)
 
 
 def _serving(place: LocationFolder) -> RunningCoordinator | None:

@@ -19,13 +19,13 @@ import fcntl
 import hmac
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from kafka_sink.coordinator.address import check_private_folder, make_private_folder
 from kafka_sink.secret import HiddenBytes
 
 FOLDER = "kafka-chunked-coordinator"
@@ -83,7 +83,7 @@ class LocationFolder:
         for parent in dict.fromkeys((str(place.parent), *local_dirs.split(","))):
             place = cls(parent)
             try:
-                make_private_folder(place.folder)
+                place._make_private()
             except PermissionError as error:
                 # Others can write to it: an attack, or a mistake that the user should see.
                 if os.path.lexists(place.folder):
@@ -94,6 +94,13 @@ class LocationFolder:
             else:
                 return place
         raise problem or FileNotFoundError(errno.ENOENT, "no writable folder", local_dirs)
+
+    def _make_private(self) -> None:
+        """Create the folder, or check the one that exists. The parent is Spark's, so it is never created here."""
+        try:
+            self.folder.mkdir(mode=0o700)
+        except FileExistsError:
+            _check_private(self.folder)
 
     @contextmanager
     def lock(self, timeout_ms: float) -> Iterator[None]:
@@ -119,7 +126,7 @@ class LocationFolder:
 
         Raises PermissionError if others could have written this.
         """
-        check_private_folder(self.folder)
+        _check_private(self.folder)
         return read_found(self._found)
 
     def is_alive(self) -> bool:
@@ -157,6 +164,18 @@ class LocationFolder:
         with open(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(content)
         os.replace(fresh, self._found)
+
+
+def _check_private(folder: Path) -> None:
+    """Raise PermissionError if anybody but this user could have written to the folder."""
+    # No symbolic link: its target may be another user's, and may change at any time.
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(errno.EPERM, "it is not a folder", str(folder))
+    if found.st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise PermissionError(errno.EPERM, "other users have access to it", str(folder))
 
 
 def read_found(path: Path) -> RunningCoordinator | None:

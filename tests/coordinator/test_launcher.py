@@ -13,21 +13,20 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kafka_sink.coordinator import launcher
-from kafka_sink.coordinator.address import PlannedCoordinator
+from kafka_sink import spark_application
+from kafka_sink.coordinator.address import UNAVAILABLE, PlannedCoordinator
 from kafka_sink.coordinator.client import ask
-from kafka_sink.coordinator.launcher import plan_coordinator
+from kafka_sink.coordinator.launcher import RESTARTED, plan_coordinator
 from kafka_sink.coordinator.rendezvous import FOLDER, LocationFolder, read_found
 from kafka_sink.coordinator.schema import Alive
 from kafka_sink.coordinator.writes import WriteOver, Writing, end_attempts
 from kafka_sink.driver import driver_process
-from kafka_sink.driver.driver_process import DriverProcess
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from tests.support.application import Application
@@ -47,10 +46,16 @@ def application(tmp_path: Path) -> Iterator[Application]:
         yield made
 
 
-def planned(brokers: str = "127.0.0.1:1", **options: str) -> PlannedCoordinator:
+def planned(
+    brokers: str = "127.0.0.1:1", environ: Mapping[str, str | None] | None = None, **options: str
+) -> PlannedCoordinator:
+    """``environ``: what is different there, None for what is not there."""
     raw = {"kafka.bootstrap.servers": brokers, "topic": "t"}
     raw |= {name.replace("_", "."): value for name, value in options.items()}
-    return plan_coordinator(parse(raw).options)
+    there = {**os.environ, **(environ or {})}
+    return plan_coordinator(
+        parse(raw).options, environ={name: value for name, value in there.items() if value is not None}
+    )
 
 
 def answers(found: PlannedCoordinator) -> bool:
@@ -218,9 +223,9 @@ def test_a_process_that_does_not_start_costs_one_warning(
     assert len(application.processes) == 1
 
 
-def test_nothing_shows_a_secret(application: Application, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", SPARKS_SECRET)
+def test_nothing_shows_a_secret(application: Application) -> None:
     found = planned(
+        environ={"PYTHON_WORKER_FACTORY_SECRET": SPARKS_SECRET},
         kafka_security_protocol="SASL_SSL",
         kafka_sasl_mechanism="PLAIN",
         kafka_sasl_username="u",
@@ -297,14 +302,11 @@ def test_it_leads_a_session_of_its_own(application: Application) -> None:
     assert os.getsid(pid) == os.getpgid(pid) == pid
 
 
-def test_another_folder_is_another_application(
-    application: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_folder_is_another_application(application: Application, tmp_path: Path) -> None:
     first = planned()
     other = tmp_path / "another"
     other.mkdir()
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{other},{tmp_path}")
-    assert planned().location != first.location
+    assert planned(environ={"SPARK_LOCAL_DIRS": f"{other},{tmp_path}"}).location != first.location
     assert len(application.processes) == 2
 
 
@@ -313,19 +315,19 @@ def test_without_a_driver_or_a_folder_there_is_none(
 ) -> None:
     monkeypatch.setattr(driver_process, "find_driver_process", lambda: None)
     assert planned() == PlannedCoordinator()
-    monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    assert planned() == PlannedCoordinator()
+    assert planned(environ={"SPARK_LOCAL_DIRS": None}) == PlannedCoordinator()
     assert not application.processes
 
 
 def test_one_that_keeps_ending_is_started_again_once_a_minute_with_one_warning(
-    application: Application, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    application: Application, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Catches: every micro-batch starts a process and waits for it."""
-    monkeypatch.setattr(launcher, "_AFTER_FAILURE_S", 0.0)
 
     def plan_and_kill() -> int:
         before = len(application.processes)
+        # As if ten seconds had passed.
+        spark_application.forget(UNAVAILABLE)
         planned()
         for process in application.processes[before:]:
             process.kill()
@@ -334,7 +336,8 @@ def test_one_that_keeps_ending_is_started_again_once_a_minute_with_one_warning(
 
     with caplog.at_level(logging.WARNING):
         assert [plan_and_kill() for _ in range(5)] == [1, 1, 0, 0, 0]
-        monkeypatch.setattr(launcher, "_AGAIN_S", -1.0)
+        # As if a minute had passed.
+        spark_application.forget(RESTARTED)
         assert plan_and_kill() == 1
     assert len(warnings(caplog)) == 1
     assert "keeps ending" in warnings(caplog)[0]
@@ -348,8 +351,8 @@ def test_the_first_of_sparks_folders_that_can_be_written_to_is_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"/proc/none,{application.folder}")
-    first, second = planned(), planned()
+    there = {"SPARK_LOCAL_DIRS": f"/proc/none,{application.folder}"}
+    first, second = planned(environ=there), planned(environ=there)
     assert first.location is not None
     assert first.location == second.location
     assert (application.folder / FOLDER).is_dir()
@@ -367,10 +370,9 @@ def test_relative_paths_are_those_of_the_planning_worker(
     """Catches: a coordinator that does not find the package, as it runs in another folder."""
     root = Path(__file__).parents[2]
     monkeypatch.chdir(root)
-    monkeypatch.delenv("PYTHONPATH", raising=False)
     others = [entry for entry in sys.path if Path(entry or ".").resolve() != root]
     monkeypatch.setattr(sys, "path", [".", *others])
-    assert answers(planned())
+    assert answers(planned(environ={"PYTHONPATH": None}))
     if sys.platform == "linux":
         environ = Path(f"/proc/{application.processes[0].pid}/environ").read_bytes().split(b"\0")
         (path,) = [one.partition(b"=")[2].decode() for one in environ if one.startswith(b"PYTHONPATH=")]
@@ -397,12 +399,8 @@ def test_it_imports_nothing_from_folders_that_others_may_write_to(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads another process's environment from /proc")
-def test_it_has_nothing_of_the_session_that_planned_first(
-    application: Application, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARK_JOB_ARTIFACT_UUID", "one-session-of-several")
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:1")
-    planned()
+def test_it_has_nothing_of_the_session_that_planned_first(application: Application) -> None:
+    planned(environ={"SPARK_JOB_ARTIFACT_UUID": "one-session-of-several", "HTTPS_PROXY": "http://proxy:1"})
     environ = Path(f"/proc/{application.processes[0].pid}/environ").read_bytes()
     assert b"one-session" not in environ
     assert b"HTTPS_PROXY=http://proxy:1" in environ
@@ -429,35 +427,29 @@ def test_a_live_view_that_cannot_open_costs_one_warning(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("by", ["environment", "Spark's configuration"])
-def test_an_administrator_switches_it_off_for_all_jobs(
-    by: str, application: Application, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conf = ["-c", "spark.kafka-chunked.coordinator.enabled=false"]
-    if by == "environment":
-        monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_ENABLED", "false")
-    else:
-        monkeypatch.setattr(DriverProcess, "arguments", lambda self: ["java", *conf])
-    assert planned(coordinator_enabled="true") == PlannedCoordinator()
+def test_an_administrator_switches_it_off_for_all_jobs(by: str, application: Application) -> None:
+    environ = {"KAFKA_CHUNKED_COORDINATOR_ENABLED": "false"} if by == "environment" else {}
+    if by != "environment":
+        application.arguments = ["java", "-c", "spark.kafka-chunked.coordinator.enabled=false"]
+    assert planned(environ=environ, coordinator_enabled="true") == PlannedCoordinator()
     assert not application.processes
     assert not (application.folder / FOLDER).exists()
 
 
 @pytest.mark.usefixtures("application")
-def test_an_administrator_fixes_the_port_for_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_administrator_fixes_the_port_for_all_jobs() -> None:
     port = free_port()
-    monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_PORT", str(port))
-    found = planned(coordinator_port="1")
+    found = planned(environ={"KAFKA_CHUNKED_COORDINATOR_PORT": str(port)}, coordinator_port="1")
     assert found.location is not None
     assert found.location.port == port
 
 
 @pytest.mark.usefixtures("application")
-def test_an_administrators_mistake_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KAFKA_CHUNKED_COORDINATOR_ENABLED", "flase")
+def test_an_administrators_mistake_is_named() -> None:
     with pytest.raises(
         ConfigurationError, match="'KAFKA_CHUNKED_COORDINATOR_ENABLED' must be true or false, got 'flase'"
     ):
-        planned()
+        planned(environ={"KAFKA_CHUNKED_COORDINATOR_ENABLED": "flase"})
 
 
 def listens_on(found: PlannedCoordinator) -> str:
@@ -482,16 +474,12 @@ def listens_on(found: PlannedCoordinator) -> str:
         ([], {"KAFKA_CHUNKED_COORDINATOR_BIND_ADDRESS": "127.0.0.7"}, "0700007F"),
     ],
 )
-@pytest.mark.usefixtures("application")
 def test_it_listens_where_the_driver_does(
-    conf: list[str], environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+    conf: list[str], environ: dict[str, str], expected: str, application: Application
 ) -> None:
     """Catches: one that listens on all addresses, and one that cannot be had where hosts have IPv6 only."""
-    monkeypatch.delenv("SPARK_LOCAL_IP")
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(DriverProcess, "arguments", lambda self: ["java", *conf, "pyspark-shell"])
-    found = planned()
+    application.arguments = ["java", *conf, "pyspark-shell"]
+    found = planned(environ={"SPARK_LOCAL_IP": None, **environ})
     assert answers(found)
     assert listens_on(found) == expected
     # No other host could reach it, so tasks get its address.

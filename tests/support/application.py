@@ -12,6 +12,7 @@ from unittest import mock
 from kafka_sink.coordinator import launcher
 from kafka_sink.coordinator.live import messages
 from kafka_sink.driver import driver_process
+from kafka_sink.driver.driver_process import DriverProcess
 
 # How long planning and commit wait for a coordinator that is only slow, as on a busy machine all are.
 _PATIENT_MS = 60_000.0
@@ -22,18 +23,31 @@ _PATIENCE = (
 
 
 class Application:
-    """A context manager; ``folder`` becomes SPARK_LOCAL_DIRS and must be empty."""
+    """A context manager; ``folder`` becomes SPARK_LOCAL_DIRS and must be empty. ``arguments``: the driver's,
+    in place of those of the process that stands in for it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.arguments: list[str] | None = None
         self.driver = subprocess.Popen(["sleep", "600"])
-        driver = driver_process.process(self.driver.pid)
+        driver = self._driver()
         self._patches: list[Any] = [
             mock.patch.object(driver_process, "find_driver_process", return_value=driver),
             mock.patch.dict(os.environ, {"SPARK_LOCAL_DIRS": str(folder), "SPARK_LOCAL_IP": "127.0.0.1"}),
             *(mock.patch.object(module, name, _PATIENT_MS) for module, name in _PATIENCE),
         ]
         self._before = len(launcher._started)
+
+    def _driver(self) -> DriverProcess:
+        application = self
+
+        class Driver(DriverProcess):
+            def arguments(self) -> list[str]:
+                return super().arguments() if application.arguments is None else application.arguments
+
+        found = driver_process.process(self.driver.pid)
+        assert found is not None
+        return Driver(found.pid, found.started)
 
     @property
     def processes(self) -> list[subprocess.Popen[bytes]]:
