@@ -200,8 +200,9 @@ class RateChannel(Channel):
     def __init__(self) -> None:
         super().__init__()
         self._changed = threading.Condition()  # guards everything below
-        # Before the first connection too: the task waits for it rather than for a share of its own.
-        self._is_shared = True
+        # Whether there is a coordinator to ask. Before the first connection too: the task waits for it rather
+        # than for a share of its own.
+        self.is_shared = True
         self._asked: RowsWanted | None = None
         self._must_send = False
         self._granted = 0
@@ -209,12 +210,7 @@ class RateChannel(Channel):
     def expect(self) -> None:
         """A new task starts while the client connects: wait for the coordinator again."""
         with self._changed:
-            self._is_shared = True
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether there is a coordinator to ask, or may soon be one."""
-        return self._is_shared
+            self.is_shared = True
 
     @property
     def is_waiting(self) -> bool:  # type: ignore[override]
@@ -223,7 +219,7 @@ class RateChannel(Channel):
     def ask(self, job: str, limits: Mapping[str, int], rows: int, size: int) -> bool:
         """Ask for the job's next rows, ``size`` bytes in all. False where there is no coordinator."""
         with self._changed:
-            if not self._is_shared:
+            if not self.is_shared:
                 return False
             self._asked = RowsWanted(job, dict(limits), rows, size)
             self._must_send, self._granted = True, 0
@@ -233,10 +229,10 @@ class RateChannel(Channel):
     def await_grant(self, timeout_ms: float) -> int | None:
         """How many rows may go; 0 where the time is over before that. None: the coordinator is lost."""
         with self._changed:
-            if not self._granted and self._is_shared:
+            if not self._granted and self.is_shared:
                 self._changed.wait(timeout_ms / 1000)
             granted, self._granted = self._granted, 0
-            return granted if granted or self._is_shared else None
+            return granted if granted or self.is_shared else None
 
     def next_message(self, now_ms: float) -> RowsWanted | None:
         with self._changed:
@@ -253,12 +249,12 @@ class RateChannel(Channel):
 
     def on_connected(self, now_ms: float) -> None:
         with self._changed:
-            self._is_shared = True
+            self.is_shared = True
             self._must_send = self._asked is not None
 
     def on_lost(self, now_ms: float) -> None:
         """The task goes on with a share of its own."""
         with self._changed:
-            self._is_shared = False
+            self.is_shared = False
             self._asked = None
             self._changed.notify_all()

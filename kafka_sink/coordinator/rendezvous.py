@@ -84,19 +84,17 @@ class LocationFolder:
             place = cls(parent)
             try:
                 place._make_private()
-            except PermissionError as error:
-                # Others can write to it: an attack, or a mistake that the user should see.
-                if os.path.lexists(place.folder):
-                    raise
-                problem = error
             except OSError as error:
+                # Others can write to it: an attack, or a mistake that the user should see.
+                if isinstance(error, PermissionError) and os.path.lexists(place.folder):
+                    raise
                 problem = error
             else:
                 return place
         raise problem or FileNotFoundError(errno.ENOENT, "no writable folder", local_dirs)
 
     def _make_private(self) -> None:
-        """Create the folder, or check the one that exists. The parent is Spark's, so it is never created here."""
+        """Create the folder, or check the one that exists. Its parent is Spark's, so it is not created."""
         try:
             self.folder.mkdir(mode=0o700)
         except FileExistsError:
@@ -107,11 +105,7 @@ class LocationFolder:
         """Hold the lock within the block. Raises TimeoutError."""
         handle = self._open("lock")
         try:
-            until = time.monotonic() + timeout_ms / 1000
-            while not _try_lock(handle, fcntl.LOCK_EX):
-                if time.monotonic() >= until:
-                    raise TimeoutError(f"{self.folder}/lock is held by another process")
-                time.sleep(_LOCK_POLL_S)
+            _await_lock(handle, timeout_ms, f"{self.folder}/lock is held by another process")
             yield
         finally:
             os.close(handle)
@@ -147,11 +141,7 @@ class LocationFolder:
         under the lock; raises TimeoutError where one lives."""
         handle = self._open("alive")
         try:
-            until = time.monotonic() + 1.0
-            while not _try_lock(handle, fcntl.LOCK_EX):
-                if time.monotonic() >= until:
-                    raise TimeoutError("the coordinator before has not ended")
-                time.sleep(_LOCK_POLL_S)
+            _await_lock(handle, 1000.0, "the coordinator before has not ended")
             self._found.unlink(missing_ok=True)
             yield handle
         finally:
@@ -186,6 +176,14 @@ def read_found(path: Path) -> RunningCoordinator | None:
         return RunningCoordinator(**fields)
     except (OSError, KeyError, TypeError, ValueError):
         return None
+
+
+def _await_lock(handle: int, timeout_ms: float, problem: str) -> None:
+    until = time.monotonic() + timeout_ms / 1000
+    while not _try_lock(handle, fcntl.LOCK_EX):
+        if time.monotonic() >= until:
+            raise TimeoutError(problem)
+        time.sleep(_LOCK_POLL_S)
 
 
 def _try_lock(handle: int, kind: int) -> bool:

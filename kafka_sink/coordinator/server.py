@@ -83,7 +83,7 @@ class _Task:
 
 
 class CoordinatorServer:
-    """All methods belong to the thread of the loop that ``watch`` has made; it is the services' Outbox."""
+    """Made and used on the loop that ``watch`` has made; it is the services' Outbox."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class CoordinatorServer:
         self._clock_ms = clock_ms
         self._watch = watch
         self._bounds = bounds
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = asyncio.get_running_loop()
         self._listening: socket.socket | None = None
         self._is_out_of_files = False
         self._connections = Connections(bounds, self._on_removed)
@@ -130,26 +130,20 @@ class CoordinatorServer:
         return {**self._watch.state(), "tasks": tasks, "connections": kinds}
 
     def start(self, listening: socket.socket) -> None:
-        """Begin to accept, on the running loop."""
-        self._loop = asyncio.get_running_loop()
+        """Begin to accept."""
         listening.setblocking(False)
         self._listening = listening
         self._loop.add_reader(listening.fileno(), self._accept)
         self._sweep_later()
 
     def close(self) -> None:
-        if self._listening is not None and self._loop is not None:
+        if self._listening is not None:
             self._loop.remove_reader(self._listening.fileno())
         self._connections.close()
         for instance in list(self._instances.values()):
             self._close_instance(instance)
 
     # -- connections --------------------------------------------------------------------------------
-
-    @property
-    def _running(self) -> asyncio.AbstractEventLoop:
-        assert self._loop is not None
-        return self._loop
 
     def _accept(self) -> None:
         assert self._listening is not None
@@ -162,7 +156,7 @@ class CoordinatorServer:
                 # Most likely out of file descriptors. The socket stays readable, so the loop would spin; the
                 # next sweep accepts again.
                 _log.warning("a connection could not be accepted: %s", error)
-                self._running.remove_reader(self._listening.fileno())
+                self._loop.remove_reader(self._listening.fileno())
                 self._is_out_of_files = True
                 return
             connected.setblocking(False)
@@ -171,11 +165,11 @@ class CoordinatorServer:
             self._count += 1
             peer = Peer(self._count, sys.intern(str(address[0])), connected, self._clock_ms())
             self._connections.add(peer)
-            self._running.add_reader(connected, self._on_readable, peer)
+            self._loop.add_reader(connected, self._on_readable, peer)
 
     def _on_removed(self, peer: Peer) -> None:
-        self._running.remove_reader(peer.fileno())
-        self._running.remove_writer(peer.fileno())
+        self._loop.remove_reader(peer.fileno())
+        self._loop.remove_writer(peer.fileno())
         task = self._tasks.pop(peer.number, None)
         if task is not None:
             for kind in list(task.joined):
@@ -185,13 +179,13 @@ class CoordinatorServer:
 
     def _on_readable(self, peer: Peer) -> None:
         if not peer.has_begun:
-            self._running.remove_reader(peer.fileno())
+            self._loop.remove_reader(peer.fileno())
             # Until its turn comes, no time runs.
             peer.begin_deadlines(math.inf)
             self._newcomers.append(peer)
             if not self._greeting:
                 self._greeting = True
-                self._running.call_soon(self._greet)
+                self._loop.call_soon(self._greet)
         elif not self._is_spent(peer):
             # Otherwise the selector names it again in the next iteration.
             self._guarded(peer, self._receive)
@@ -204,11 +198,11 @@ class CoordinatorServer:
             peer = self._newcomers.popleft()
             if not peer.is_gone:
                 peer.begin_deadlines(now_ms)
-                self._running.add_reader(peer.fileno(), self._on_readable, peer)
+                self._loop.add_reader(peer.fileno(), self._on_readable, peer)
                 self._guarded(peer, self._receive)
         if self._newcomers:
             self._greeting = True
-            self._running.call_soon(self._greet)
+            self._loop.call_soon(self._greet)
 
     def _is_spent(self, peer: Peer) -> bool:
         """Whether enough has been handled in this iteration, so that this peer waits for its turn."""
@@ -253,8 +247,8 @@ class CoordinatorServer:
             wait_ms = self._wait_ms(peer)
             if wait_ms is not None:
                 peer.is_paused = True
-                self._running.remove_reader(peer.fileno())
-                self._running.call_later(wait_ms / 1000, self._resume, peer)
+                self._loop.remove_reader(peer.fileno())
+                self._loop.call_later(wait_ms / 1000, self._resume, peer)
                 return
             data = peer.frames.next_message()
             if data is None:
@@ -281,7 +275,7 @@ class CoordinatorServer:
     def _resume(self, peer: Peer) -> None:
         if not peer.is_gone:
             peer.is_paused = False
-            self._running.add_reader(peer.fileno(), self._on_readable, peer)
+            self._loop.add_reader(peer.fileno(), self._on_readable, peer)
             self._guarded(peer, self._handle)
 
     def _on_proof(self, peer: Peer, data: bytes) -> None:
@@ -290,7 +284,7 @@ class CoordinatorServer:
         if self._connections.is_full:
             # Not closed at once: what the task has sent meanwhile would destroy what it is to read. Like one
             # without proof, it goes when its time is over.
-            self._running.remove_reader(peer.fileno())
+            self._loop.remove_reader(peer.fileno())
             peer.is_paused = True
             peer.enqueue(framed(Full()), shared=True)
             self._flush(peer)
@@ -396,14 +390,14 @@ class CoordinatorServer:
 
     def _arm(self, instance: _Instance, at_least_ms: float = 0.0) -> None:
         delay_ms = max(min(instance.service.next_change_ms(self._clock_ms()), _MAX_TIMER_MS), at_least_ms)
-        timer, loop = instance.timer, self._running
-        when = loop.time() + delay_ms / 1000
+        timer = instance.timer
+        when = self._loop.time() + delay_ms / 1000
         if timer is not None:
             # One that comes sooner than needed sets the next: cheaper than a new timer for each message.
             if timer.when() <= when and not at_least_ms:
                 return
             timer.cancel()
-        instance.timer = loop.call_at(when, self._on_time, instance)
+        instance.timer = self._loop.call_at(when, self._on_time, instance)
 
     # -- Outbox -------------------------------------------------------------------------------------
 
@@ -424,14 +418,14 @@ class CoordinatorServer:
             return
         if peer.unread > self._bounds.unread_bytes:
             # Not now: a service may be in the middle of its list of tasks.
-            self._running.call_soon(self._connections.drop, peer, Dropped.UNREAD)
+            self._loop.call_soon(self._connections.drop, peer, Dropped.UNREAD)
             return
         if not peer.unread:
             self._to_write.append(peer)
         peer.enqueue(data, shared=shared)
         if not self._writing:
             self._writing = True
-            self._running.call_soon(self._write)
+            self._loop.call_soon(self._write)
 
     def _write(self) -> None:
         """Write to peers in turn, and a bounded amount at once, so that others are read in between."""
@@ -443,7 +437,7 @@ class CoordinatorServer:
                 left -= self._flush(peer)
         if self._to_write:
             self._writing = True
-            self._running.call_soon(self._write)
+            self._loop.call_soon(self._write)
 
     def _flush(self, peer: Peer) -> int:
         try:
@@ -457,11 +451,11 @@ class CoordinatorServer:
                 self._to_write.append(peer)
             elif not peer.writes_later:
                 peer.writes_later = True
-                self._running.add_writer(peer.fileno(), self._on_writable, peer)
+                self._loop.add_writer(peer.fileno(), self._on_writable, peer)
         return written
 
     def _on_writable(self, peer: Peer) -> None:
-        self._running.remove_writer(peer.fileno())
+        self._loop.remove_writer(peer.fileno())
         peer.writes_later = False
         self._flush(peer)
 
@@ -469,12 +463,12 @@ class CoordinatorServer:
 
     def _sweep_later(self) -> None:
         delay_s = self._bounds.sweep_ms / 1000
-        self._sweep_due_s = self._running.time() + delay_s
-        self._running.call_later(delay_s, self._sweep)
+        self._sweep_due_s = self._loop.time() + delay_s
+        self._loop.call_later(delay_s, self._sweep)
 
     def _sweep(self) -> None:
         now_ms = self._clock_ms()
-        self._connections.sweep(now_ms, 1000 * (self._running.time() - self._sweep_due_s))
+        self._connections.sweep(now_ms, 1000 * (self._loop.time() - self._sweep_due_s))
         line = self._connections.log_line(now_ms)
         if line is not None:
             kinds = self.state()["connections"]
@@ -484,7 +478,7 @@ class CoordinatorServer:
                 self._close_instance(one)
         if self._is_out_of_files and self._listening is not None:
             self._is_out_of_files = False
-            self._running.add_reader(self._listening.fileno(), self._accept)
+            self._loop.add_reader(self._listening.fileno(), self._accept)
         self._sweep_later()
 
 
