@@ -26,7 +26,6 @@ from kafka_sink.coordinator.launcher import RESTARTED, plan_coordinator
 from kafka_sink.coordinator.rendezvous import FOLDER, LocationFolder, read_found
 from kafka_sink.coordinator.schema import Alive
 from kafka_sink.coordinator.writes import WriteOver, Writing, end_attempts
-from kafka_sink.driver import driver_process
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from tests.support.application import Application
@@ -310,10 +309,8 @@ def test_another_folder_is_another_application(application: Application, tmp_pat
     assert len(application.processes) == 2
 
 
-def test_without_a_driver_or_a_folder_there_is_none(
-    application: Application, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver_process, "find_driver_process", lambda: None)
+def test_without_a_driver_or_a_folder_there_is_none(application: Application) -> None:
+    application.found = None
     assert planned() == PlannedCoordinator()
     assert planned(environ={"SPARK_LOCAL_DIRS": None}) == PlannedCoordinator()
     assert not application.processes

@@ -410,12 +410,12 @@ class Costly(Service):
 
     def __init__(self, out: Outbox) -> None:
         super().__init__(out)
-        self.heard = 0
+        self.heard, self.now_ms = 0, 0.0
 
     @receives(Shout)
     def on_shout(self, peer: int, message: Shout, now_ms: float) -> None:
         self.heard += 1
-        time.sleep(0.03)
+        self.now_ms += 30.0
 
 
 def test_messages_that_take_long_keep_no_other_waiting() -> None:
@@ -427,7 +427,10 @@ def test_messages_that_take_long_keep_no_other_waiting() -> None:
         made.append(Costly(out))
         return made[0]
 
-    with contextlib.ExitStack() as ends, serving(PATIENT, services={Costly: make}) as found:
+    def clock() -> float:
+        return made[0].now_ms if made else 0.0
+
+    with contextlib.ExitStack() as ends, serving(PATIENT, {Costly: make}, clock, clock_ms) as found:
         tasks = [ends.enter_context(task(found, None)) for _ in range(4)]
         for one in tasks:
             assert asked(one, Alive()) == Alive()
@@ -482,12 +485,13 @@ def test_a_peer_that_waits_for_its_turn_is_not_given_up() -> None:
     """Catches: of many tasks that connect again to a busy process, some were dropped before it heard them."""
     with serving(replace(SHORT, greeting_ms=0.0)) as found, raw(found) as peer:
         peer.plain.sendall(b"x")
-        until(lambda: found.connections() == 1)
-        time.sleep(5 * SHORT.challenge_ms / 1000)
+        with raw(found) as silent:
+            assert silent.is_closed(), "its time is over"
         assert found.connections() == 1
     with serving(replace(SHORT, messages_at_once=0)) as found, raw(found) as peer:
         peer.shake_hands().socket.sendall(framed_bytes(bytes((VERSION,)) + identity().token))
-        time.sleep(5 * SHORT.challenge_ms / 1000)
+        with raw(found) as silent:
+            assert silent.is_closed(), "its time is over"
         assert found.connections() == 1
 
 

@@ -24,15 +24,15 @@ _PATIENCE = (
 
 class Application:
     """A context manager; ``folder`` becomes SPARK_LOCAL_DIRS and must be empty. ``arguments``: the driver's,
-    in place of those of the process that stands in for it."""
+    in place of those of the process that stands in for it. ``found``: what planning finds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.arguments: list[str] | None = None
         self.driver = subprocess.Popen(["sleep", "600"])
-        driver = self._driver()
+        self.found: DriverProcess | None = self._driver()
         self._patches: list[Any] = [
-            mock.patch.object(driver_process, "find_driver_process", return_value=driver),
+            mock.patch.object(driver_process, "find_driver_process", side_effect=lambda: self.found),
             mock.patch.dict(os.environ, {"SPARK_LOCAL_DIRS": str(folder), "SPARK_LOCAL_IP": "127.0.0.1"}),
             *(mock.patch.object(module, name, _PATIENT_MS) for module, name in _PATIENCE),
         ]
