@@ -47,6 +47,7 @@ from kafka_sink.options.table import GROUP_OPTIONS, SHARED_OPTIONS
 _log = logging.getLogger(__name__)
 _MAX_TIMER_MS = 60_000.0
 _AFTER_BUG_MS = 1000.0
+LATE_MS = 1000.0
 # In one iteration: connections to accept, events to handle, bytes to write, also to one peer.
 _ACCEPT_AT_ONCE = 128
 _EVENTS_AT_ONCE = 500
@@ -83,21 +84,19 @@ class _Task:
 
 
 class CoordinatorServer:
-    """Made and used on the loop that ``watch`` has made; it is the services' Outbox."""
+    """Made and used on the loop that ``new_loop`` has made; it is the services' Outbox."""
 
     def __init__(
         self,
         identity: ServerIdentity,
         services: Services,
         clock_ms: Clock,
-        watch: LoopWatch,
         bounds: ServerBounds = _DEFAULT_BOUNDS,
     ) -> None:
         self._identity = identity
         self._services = services
         self._of_message = {kind: service for service in services for kind in service.takes}
         self._clock_ms = clock_ms
-        self._watch = watch
         self._bounds = bounds
         self._loop = asyncio.get_running_loop()
         self._listening: socket.socket | None = None
@@ -114,20 +113,22 @@ class CoordinatorServer:
         self._newcomers: deque[Peer] = deque()
         self._greeting = False
         # How many messages have been handled in this iteration, and when the first of them was.
-        self._iteration = -1
-        self._handled, self._began_ms = 0, 0.0
+        self._handled, self._began_ms = 0, math.inf
         self._sweep_due_s = math.inf
+        # In all; and how often the loop was so late that tasks may have waited for more than a second.
+        self._messages = self._stalls = 0
 
     @property
     def connections(self) -> int:
         return len(self._connections.peers)
 
     def state(self) -> Mapping[str, Any]:
-        """For metrics: how late the loop is, tasks, and connections by kind."""
+        """For metrics: counts of messages and stalls, tasks, and connections by kind."""
         tasks = sum(bool(one.joined) for one in self._tasks.values())
         unproved = self.connections - self._connections.proved
         kinds = {"task": tasks, "idle": self._connections.proved - tasks, "unproved": unproved}
-        return {**self._watch.state(), "tasks": tasks, "connections": kinds}
+        counts = {"messages": self._messages, "stalls": self._stalls, "tasks": tasks}
+        return {**counts, "connections": kinds}
 
     def start(self, listening: socket.socket) -> None:
         """Begin to accept."""
@@ -206,15 +207,19 @@ class CoordinatorServer:
 
     def _is_spent(self, peer: Peer) -> bool:
         """Whether enough has been handled in this iteration, so that this peer waits for its turn."""
-        if self._iteration != self._watch.iterations:
-            self._iteration = self._watch.iterations
-            self._handled, self._began_ms = 0, self._clock_ms()
         now_ms = self._clock_ms()
+        if self._began_ms == math.inf:
+            self._handled, self._began_ms = 0, now_ms
+            # The next iteration begins with this.
+            self._loop.call_soon(self._begin_iteration)
         is_in_time = now_ms - self._began_ms < self._bounds.iteration_ms
         if is_in_time and self._handled < self._bounds.messages_at_once:
             return False
         peer.begin_deadlines(now_ms)
         return True
+
+    def _begin_iteration(self) -> None:
+        self._began_ms = math.inf
 
     def _guarded(self, peer: Peer, step: Callable[[Peer], None]) -> None:
         """Take this step with the peer. What goes wrong ends its connection and no other."""
@@ -258,7 +263,7 @@ class CoordinatorServer:
                 data = decompressed(data)
                 peer.allowance -= max(1.0, len(data) / _BYTES_OF_ONE)
                 self._on_message(peer, parsed(data))
-                self._watch.handled(self._clock_ms())
+                self._messages += 1
             else:
                 self._on_proof(peer, data)
 
@@ -467,8 +472,9 @@ class CoordinatorServer:
         self._loop.call_later(delay_s, self._sweep)
 
     def _sweep(self) -> None:
-        now_ms = self._clock_ms()
-        self._connections.sweep(now_ms, 1000 * (self._loop.time() - self._sweep_due_s))
+        now_ms, late_ms = self._clock_ms(), 1000 * (self._loop.time() - self._sweep_due_s)
+        self._stalls += late_ms > LATE_MS
+        self._connections.sweep(now_ms, late_ms)
         line = self._connections.log_line(now_ms)
         if line is not None:
             kinds = self.state()["connections"]
@@ -482,81 +488,21 @@ class CoordinatorServer:
         self._sweep_later()
 
 
-# -- how late the loop is -------------------------------------------------------------------------------
-
-LATE_MS = 1000.0
-_MINUTE_MS = 60_000.0
-# A poll that returns sooner than this found something ready; a timer that fires later than this was held up.
-_AT_ONCE_MS, _SLACK_MS = 1.0, 5.0
+# -- the loop -------------------------------------------------------------------------------------------
 
 
-class LoopWatch:
-    """The time that each iteration of a loop takes, and for which its process did not run: for metrics. Times
-    are milliseconds of ``clock_ms``; all methods belong to the loop's thread.
-    """
-
-    def __init__(self, clock_ms: Clock) -> None:
-        self.clock_ms = clock_ms
-        self.iterations = self.late = self.messages = 0
-        self._began_ms = self._minute_ms = clock_ms()
-        # Since when a message that is handled in this iteration may have waited.
-        self._waits_since_ms = self._began_ms
-        # The longest in this minute, and in the one before.
-        self._longest_ms = self._longest_before_ms = 0.0
-        self._busy_ms = 0.0
-
-    def new_loop(self) -> asyncio.AbstractEventLoop:
-        """A loop that is watched."""
-        return asyncio.SelectorEventLoop(_WatchedSelector(self))
-
-    def on_polled(self, polled_ms: float, now_ms: float, timeout_ms: float | None) -> None:
-        """An iteration ended at ``polled_ms``. Now the next begins: something is ready, or ``timeout_ms`` are
-        over."""
-        self._busy_ms += polled_ms - self._began_ms
-        self._note(polled_ms - self._began_ms, now_ms)
-        waited_ms = now_ms - polled_ms
-        over_ms = 0.0 if timeout_ms is None else waited_ms - timeout_ms
-        if over_ms > _SLACK_MS:
-            # The process was stopped, or had no processor.
-            self._note(over_ms, now_ms)
-            self._waits_since_ms = now_ms - over_ms
-        else:
-            self._waits_since_ms = now_ms if waited_ms > _AT_ONCE_MS else self._began_ms
-        self._began_ms = now_ms
-        self.iterations += 1
-
-    def _note(self, took_ms: float, now_ms: float) -> None:
-        if now_ms - self._minute_ms >= _MINUTE_MS:
-            self._minute_ms, self._longest_before_ms, self._longest_ms = now_ms, self._longest_ms, 0.0
-        self._longest_ms = max(self._longest_ms, took_ms)
-
-    def handled(self, now_ms: float) -> None:
-        """A message of this iteration has been handled."""
-        self.messages += 1
-        self.late += now_ms - self._waits_since_ms > LATE_MS
-
-    def state(self) -> Mapping[str, Any]:
-        """For metrics: seconds and counts."""
-        return {
-            "longest_turn": max(self._longest_ms, self._longest_before_ms) / 1000,
-            "busy": self._busy_ms / 1000,
-            "late": self.late,
-            "messages": self.messages,
-        }
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The loop for a server."""
+    return asyncio.SelectorEventLoop(_FairSelector())
 
 
-class _WatchedSelector(selectors.DefaultSelector):
-    def __init__(self, watch: LoopWatch) -> None:
-        super().__init__()
-        self._watch = watch
+class _FairSelector(selectors.DefaultSelector):
+    """Begins with any of those that are ready: whoever comes first may use up the iteration. The others are
+    named again by the next poll."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        polled_ms = self._watch.clock_ms()
         ready = super().select(timeout)
-        self._watch.on_polled(polled_ms, self._watch.clock_ms(), None if timeout is None else 1000 * timeout)
         if len(ready) > 1:
-            # From anywhere: whoever comes first may use up the iteration. The others are named again by the
-            # next poll.
             start = RANDOM.randrange(len(ready))
             ready = (ready[start:] + ready[:start])[:_EVENTS_AT_ONCE]
         return ready

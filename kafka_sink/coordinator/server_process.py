@@ -26,7 +26,7 @@ from kafka_sink.coordinator.live.view import ViewService
 from kafka_sink.coordinator.metadata import MemoryBudget, MetadataService
 from kafka_sink.coordinator.rates import RateService
 from kafka_sink.coordinator.rendezvous import LocationFolder, RunningCoordinator, read_found
-from kafka_sink.coordinator.server import CoordinatorServer, LoopWatch, Services
+from kafka_sink.coordinator.server import CoordinatorServer, Services, new_loop
 from kafka_sink.coordinator.spark_jobs import SparkJobs, find_ui
 from kafka_sink.coordinator.transport import ServerBounds, ServerIdentity, new_identity
 from kafka_sink.coordinator.writes import WriteService
@@ -46,7 +46,6 @@ class ServerProcess:
         self._settings = settings
         self._place = LocationFolder(settings["folder"])
         self._driver = DriverProcess(int(settings["driver"][0]), str(settings["driver"][1]))
-        self._watch = LoopWatch(monotonic_ms)
         self._identity = new_identity()
         self._metrics = ApplicationMetrics()
         self._jobs = SparkJobs(partial(find_ui, self._driver), monotonic_ms)
@@ -55,16 +54,14 @@ class ServerProcess:
     def run(self) -> None:
         """Serve until the application ends."""
         collect_garbage_seldom()
-        loop = self._watch.new_loop()
+        loop = new_loop()
         asyncio.set_event_loop(loop)
         loop.run_until_complete(self._serve())
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         listening = socket.socket(fileno=int(self._settings["listening"]))
-        server = CoordinatorServer(
-            self._identity, self._services(), monotonic_ms, self._watch, bounds_of_process()
-        )
+        server = CoordinatorServer(self._identity, self._services(), monotonic_ms, bounds_of_process())
         self._metrics.coordinator = server.state
         self._jobs.call = loop.call_soon_threadsafe
         server.start(listening)

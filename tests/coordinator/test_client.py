@@ -122,7 +122,7 @@ def test_a_coordinator_that_stalls_is_left() -> None:
         client_of(found.address, silence_ms=300, alive_ms=100.0) as (_client, channel),
     ):
         until(lambda: "connected" in channel.events)
-        until(lambda: found.server is not None and found.server._watch.messages > 3)
+        until(lambda: found.server is not None and found.server.state()["messages"] > 3)
         assert "lost" not in channel.events
         with found.busy():
             until(lambda: "lost" in channel.events)
@@ -134,10 +134,10 @@ def test_a_task_that_relies_on_the_coordinator_asks_for_signs_of_life_sooner() -
         server = found.server
         assert server is not None
         # Hello and one sign of life.
-        until(lambda: server._watch.messages == 2)
+        until(lambda: server.state()["messages"] == 2)
         channel.is_waiting = True
         client.wake()
-        until(lambda: server._watch.messages > 5)
+        until(lambda: server.state()["messages"] > 5)
 
 
 def test_a_process_that_stalled_takes_nobody_for_silent() -> None:
@@ -221,7 +221,7 @@ def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection(
     now_ms = 0.0
     bounds = ServerBounds(silence_ms=1_000)
     with (
-        serving(bounds, clock=lambda: now_ms, watch_clock=clock_ms) as found,
+        serving(bounds, clock=lambda: now_ms) as found,
         client_of(found.address) as (client, channel),
     ):
         channel.to_tell.append(Said(1))
@@ -267,7 +267,7 @@ def test_a_resting_client_does_not_come_back_before_the_next_task(caplog: pytest
     now_ms = 0.0
     bounds = ServerBounds(silence_ms=1_000)
     with (
-        serving(bounds, clock=lambda: now_ms, watch_clock=clock_ms) as found,
+        serving(bounds, clock=lambda: now_ms) as found,
         client_of(found.address) as (client, channel),
     ):
         channel.to_tell.append(Said(1))

@@ -24,7 +24,7 @@ from kafka_sink.coordinator.schema import (
     message,
     receives,
 )
-from kafka_sink.coordinator.server import CoordinatorServer, LoopWatch, Services
+from kafka_sink.coordinator.server import CoordinatorServer, Services, new_loop
 from kafka_sink.coordinator.transport import ServerBounds, ServerIdentity, new_identity
 from kafka_sink.options import SinkOptions, parse
 
@@ -176,18 +176,16 @@ def serving(
     bounds: ServerBounds | None = None,
     services: Services | None = None,
     clock: Callable[[], float] = clock_ms,
-    watch_clock: Callable[[], float] | None = None,
 ) -> Iterator[Serving]:
     """A server on a thread. It reads ``clock`` (milliseconds), by real time."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     found = Serving(listening)
     started, stop = threading.Event(), threading.Event()
-    watch = LoopWatch(watch_clock or clock)
 
     async def serve() -> None:
         found.loop = asyncio.get_running_loop()
         made: Any = services if services is not None else {Echo: found.echoing}
-        found.server = CoordinatorServer(identity(), made, clock, watch, bounds or ServerBounds())
+        found.server = CoordinatorServer(identity(), made, clock, bounds or ServerBounds())
         found.server.start(listening)
         started.set()
         while not stop.is_set():
@@ -197,7 +195,7 @@ def serving(
         await asyncio.sleep(0.01)
 
     def run() -> None:
-        loop = watch.new_loop()
+        loop = new_loop()
         loop.run_until_complete(serve())
         loop.close()
 

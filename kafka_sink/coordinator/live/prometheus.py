@@ -132,9 +132,7 @@ OF_COORDINATOR: tuple[MetricSpec, ...] = (
         for name, kind, source, doc in (
             ("tasks", "gauge", "tasks", "Tasks that are connected to the coordinator"),
             ("messages", "counter", "messages", "Messages of tasks that it has handled"),
-            ("late_replies", "counter", "late", "Messages that may have waited for more than a second"),
-            ("busy_seconds", "counter", "busy", "Time for which its loop was at work"),
-            ("longest_turn_seconds", "gauge", "longest_turn", "Longest iteration of its loop lately"),
+            ("stalls", "counter", "stalls", "How often it was late by more than a second"),
         )
     ),
 )
