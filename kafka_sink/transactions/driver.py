@@ -265,7 +265,7 @@ def resolve(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision, *, re
 
 def carry_out(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Steps[ProducerEpoch]:
     """Record and commit a decision; returns the new driver epoch. Raises TransactionError."""
-    yield from _record(scope, driver_epoch, decision)
+    yield from record(scope, driver_epoch, decision)
     (ended,) = yield (EndTransaction(scope.driver_id, driver_epoch, commit=True),)
     if isinstance(ended, Failed):
         raise proof.other_driver(scope, ended, f"whether {decision.batch} was decided is not known: ")
@@ -371,7 +371,7 @@ def _misled(scope: Scope, batch: BatchIdentity, expected: int, found: int) -> Tr
     )
 
 
-def _record(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Steps[None]:
+def record(scope: Scope, driver_epoch: ProducerEpoch, decision: Decision) -> Steps[None]:
     """Put the decision into the driver's transaction, and see that the one before it is the last.
 
     A broker that is not the group's coordinator any more cannot take offsets, but can tell old ones. Both

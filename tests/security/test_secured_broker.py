@@ -9,7 +9,6 @@ import os
 import re
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -38,6 +37,7 @@ from kafka_sink.secret import Secret, repeats_secret
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from kafka_sink.task.producer import Producer
 from local_kafka import LocalBroker
+from tests.support.proxy import RESPONSE, Proxy
 from tests.support.security.certificates import Authority
 from tests.support.security.secured_broker import (
     CONNECTION_STRING,
@@ -487,61 +487,13 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
 
 def test_connections_cut_anywhere_in_handshake_and_login_are_made_anew(secured: Secured) -> None:
     """A proxy cuts after so many bytes from the broker; the next connection goes through."""
+    given = WAYS["SCRAM-SHA-256"](secured)
+    host, port = secured.bootstrap("SASL").split(":")
     for count in (1, 5, 100, 500, 900, 1200, 1300, 1400, 1500, 1600):
-        given = WAYS["SCRAM-SHA-256"](secured)
-        port = int(secured.bootstrap("SASL").rpartition(":")[2])
-        with CuttingProxy(port, count) as proxy:
-            prepare_topic(options({**given, "kafka.bootstrap.servers": f"127.0.0.1:{proxy.port}"}, "cut"))
-            assert proxy.cut == 1, count
-
-
-class CuttingProxy:
-    """Forwards to a port of this host; the first connection ends after ``count`` bytes from the broker."""
-
-    def __init__(self, port: int, count: int) -> None:
-        self._target, self._count = port, count
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.cut = 0
-
-    def __enter__(self) -> CuttingProxy:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client = self._listener.accept()[0]
-            except OSError:
-                return
-            most = self._count if not self.cut else 1 << 62
-            self.cut = 1
-            threading.Thread(target=self._forward, args=(client, most), daemon=True).start()
-
-    def _forward(self, client: socket.socket, most: int) -> None:
-        with client, socket.create_connection(("127.0.0.1", self._target)) as broker:
-            back = threading.Thread(target=_pump, args=(broker, client, most))
-            back.start()
-            _pump(client, broker, 1 << 62)
-            back.join()
-
-
-def _pump(source: socket.socket, sink: socket.socket, limit: int) -> None:
-    try:
-        while limit > 0 and (data := source.recv(min(limit, 65536))):
-            sink.sendall(data)
-            limit -= len(data)
-    except OSError:
-        pass
-    for side in (source, sink):
-        try:
-            side.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
+        with Proxy((host, int(port)), parse=False) as proxy:
+            proxy.cut_after(count, RESPONSE)
+            prepare_topic(options({**given, "kafka.bootstrap.servers": proxy.address}, "cut"))
+            assert proxy.connections > 1, count
 
 
 def test_limits_as_azure_event_hubs_has_them_are_kept() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,13 +11,14 @@ from kafka_sink.clock import wall_ms
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
-from kafka_sink.transactions import batch, driver
+from kafka_sink.transactions import batch, driver, task_attempt
 from kafka_sink.transactions.batch import AttemptReport, TaskHandover
 from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity, next_decision
 from kafka_sink.transactions.operations import EndTransaction, ListOpen, Scope, Steps
 from kafka_sink.transactions.task_attempt import OpenTime, TaskAttempt
 from tests.support.topics import read_to_end
+from tests.support.waiting import until
 
 PARTITIONS = 2
 _PATIENCE_MS = 60_000.0
@@ -72,7 +72,7 @@ class Job:
             parts = [report.part for report in reports if report.part is not None]
             decision = next_decision(self.scope, previous, reports[0].run.batch, len(reports), parts)
             timed = replace(decision, began_ms=round(wall_ms()))
-            yield from driver._record(self.scope, handover.driver_epoch, timed)
+            yield from driver.record(self.scope, handover.driver_epoch, timed)
 
         self.run(steps())
 
@@ -84,6 +84,17 @@ class Job:
 
         self.record_only(handover, *reports)
         self.run(steps())
+
+    def lose(self, report: AttemptReport) -> None:
+        """The end of a task's transaction, as by a broker's timeout."""
+        assert report.part is not None
+        self.run(task_attempt.abort_steps(self.scope, report.task, 0, report.part.producer))
+
+    def digested(self, handover: TaskHandover, number: int, index: int, *rows: bytes) -> AttemptReport:
+        """A task that writes nothing, as its rows were written before."""
+        attempt = self.attempt(handover, number, index)
+        attempt.digest_only(iter([pa.record_batch({"value": pa.array(rows, pa.binary())})]))
+        return attempt.finish()
 
     def open(self) -> list[str]:
         def steps() -> Steps[list[str]]:
@@ -99,14 +110,8 @@ class Job:
 
     def await_end(self) -> None:
         """Of open transactions, by their time; brokers look for such ones every 10 s."""
-        deadline = time.monotonic() + 90
-        while self.open():
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        until(lambda: not self.open(), "the end of all transactions", 90, 0.2)
 
     def await_rows(self, expected: list[str]) -> None:
         """Markers are written a moment after a commit is answered."""
-        deadline = time.monotonic() + 60
-        while (rows := self.read()) != expected:
-            assert time.monotonic() < deadline, rows
-            time.sleep(0.05)
+        until(lambda: self.read() == expected, self.read, poll_s=0.05)

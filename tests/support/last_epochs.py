@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -10,6 +9,7 @@ from confluent_kafka.admin import AdminClient
 
 from local_kafka import LocalBroker
 from tests.support.topics import log_end
+from tests.support.waiting import until
 
 # The last epoch that brokers give to a client; the transaction after it has another producer id.
 LAST_EPOCH = 32_766
@@ -82,7 +82,4 @@ def _last_records(broker: LocalBroker) -> dict[str, tuple[int, bytes, bytes]]:
 def _await_coordinator(broker: LocalBroker) -> None:
     """A broker that has just started may have no partitions of that topic yet."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    deadline = time.monotonic() + 60
-    while _STATE not in admin.list_topics(timeout=30).topics:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: _STATE in admin.list_topics(timeout=30).topics, "its partitions", poll_s=0.05)

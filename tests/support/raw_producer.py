@@ -14,6 +14,7 @@ from kafka_sink import kafka_errors
 from kafka_sink.model import TopicPartition
 from kafka_sink.network import apis, produce, requests, transaction_requests
 from kafka_sink.transactions.operations import ProducerEpoch
+from tests.support.waiting import until
 
 _FIND_VERSION, _INIT_VERSION, _END_VERSION, _ADD_VERSION, _PRODUCE_VERSION, _OFFSETS_VERSION = (
     4,
@@ -93,12 +94,12 @@ class RawProducer:
 
     def _answer(self, api: int, version: int, body: bytes, code_of: Callable[[Any], int]) -> str:
         """The error that stays; others pass, as in a transaction whose markers are being written."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
+
+        def lasting() -> str:
             error = kafka_errors.error_of(code_of(self._ask(api, version, body)))
-            if not error.retriable or time.monotonic() > deadline:
-                return error.name
-            time.sleep(0.02)
+            return "" if error.retriable else error.name
+
+        return until(lasting, "an error that stays", _PATIENCE_S, 0.02)
 
     def _ask(self, api: int, version: int, body: bytes) -> Any:
         request = requests.encode_header(api, version, 1, "raw") + body

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver, task_attempt
 from kafka_sink.transactions.batch import AttemptReport, TaskHandover
@@ -88,6 +90,11 @@ class Cluster:
         self.run(task_attempt.finish_steps(scope, handover.driver_epoch, batch, index, slot, producer))
         part = Part(index, slot, producer, digest)
         return AttemptReport(handover.run(scope, batch), index, role, digest, part)
+
+    def dies(self, *reports: AttemptReport, before: Callable[[Operation], bool]) -> None:
+        """A commit whose process does before this operation."""
+        with pytest.raises(Died):
+            self.commit(*reports, die_before=before)
 
     def commit(self, *reports: AttemptReport, die_before: Callable[[Operation], bool] | None = None) -> Any:
         return self.run(batches.commit(reports, records_empty=False), die_before)

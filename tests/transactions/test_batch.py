@@ -18,7 +18,7 @@ from kafka_sink.transactions.operations import (
     EndTransaction,
     Operation,
 )
-from tests.support.transaction_steps import PROTOCOLS, SCOPE, Cluster, Died, digest_of, ends_task, reports_of
+from tests.support.transaction_steps import PROTOCOLS, SCOPE, Cluster, digest_of, ends_task, reports_of
 
 
 def test_reports_of_runs_that_saw_other_partitions_are_refused() -> None:
@@ -34,8 +34,7 @@ def test_a_commit_counts_what_planning_ended_for_an_earlier_run() -> None:
     cluster = Cluster()
     dead = cluster.plan()
     reports = [cluster.write(dead, 0, index, index) for index in range(3)]
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=ends_task(1))
+    cluster.dies(*reports, before=ends_task(1))
     run = cluster.plan()
     first = cluster.write(run, 1, 0, 0)
     won = cluster.write(run, 1, 0, 0, attempt=1)
@@ -59,8 +58,7 @@ def test_transactions_that_ended_have_their_ages() -> None:
     reports = [cluster.write(dead, 0, index, index) for index in range(3)]
     cluster.kafka.now_ms = 1_500
     cluster.write(dead, 0, 0, 0, attempt=1)
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=ends_task(1))
+    cluster.dies(*reports, before=ends_task(1))
     cluster.kafka.now_ms = 61_000
     run = cluster.plan()
     cluster.write(run, 1, 0, 0)
@@ -185,8 +183,7 @@ def test_a_repair_by_tasks_without_rows_is_refused() -> None:
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=ends_task(0))
+    cluster.dies(*reports, before=ends_task(0))
     cluster.kafka.time_out(SCOPE.task_id(0, 0))
     again = cluster.plan()
     assert again.incomplete is not None
@@ -270,8 +267,7 @@ def test_an_abandoned_batch_is_compared_when_it_is_run_again() -> None:
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 1, index, index) for index in range(2)]
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=ends_task(0))
+    cluster.dies(*reports, before=ends_task(0))
     cluster.kafka.time_out(SCOPE.task_id(0, 0))
     found = cluster.run(driver.take_over(SCOPE, 0))
     cluster.run(driver.resolve(SCOPE, found.driver_epoch, found.decision, rewrite=False))

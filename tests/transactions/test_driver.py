@@ -26,7 +26,6 @@ from tests.support.transaction_steps import (
     PROTOCOLS,
     SCOPE,
     Cluster,
-    Died,
     ends_driver,
     ends_task,
     reports_of,
@@ -41,8 +40,7 @@ def test_markers_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 0, 0, 0, 1), cluster.write(run, 0, 1, 2)]
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=ends_task(1))
+    cluster.dies(*reports, before=ends_task(1))
     cluster.kafka.time_out(SCOPE.task_id(1, 0))
     broken = cluster.run(driver.take_over(SCOPE, 0))
     assert broken.missing == {1}
@@ -51,8 +49,7 @@ def test_markers_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None
 
     run = cluster.plan()
     reports = [cluster.write(run, 0, 0, 2), cluster.write(run, 0, 1, 0, 1)]
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=ends_task(0))
+    cluster.dies(*reports, before=ends_task(0))
     found = cluster.run(driver.take_over(SCOPE, 0))
     assert (len(found.completed), found.aborted, found.missing) == (2, (), frozenset())
     assert cluster.kafka.visible[0, 2] == 1
@@ -79,8 +76,7 @@ def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_is_decidi
     replaced = cluster.plan()
     successor = cluster.plan()
     report = cluster.write(successor, 0, 0, 0)
-    with pytest.raises(Died):
-        cluster.commit(report, die_before=ends_driver)
+    cluster.dies(report, before=ends_driver)
     assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0)) is None
     # As if it had only been slow.
     cluster.commit(report)
@@ -97,8 +93,7 @@ def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_has_decid
     replaced = cluster.plan()
     successor = cluster.plan()
     report = cluster.write(successor, 0, 0, 0)
-    with pytest.raises(Died):
-        cluster.commit(report, die_before=ends_driver)
+    cluster.dies(report, before=ends_driver)
     began = False
 
     def commits_again(one: Operation) -> bool:
@@ -121,8 +116,7 @@ def test_an_abort_after_the_decision_completes_it(protocol: int) -> None:
     cluster = Cluster(protocol)
     run = cluster.plan()
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=ends_task(1))
+    cluster.dies(*reports, before=ends_task(1))
     assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).completed) == 1
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
 
@@ -133,8 +127,7 @@ def test_an_abort_of_a_decision_whose_response_was_lost_completes_it(protocol: i
     cluster = Cluster(protocol)
     run = cluster.plan()
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=ends_driver)
+    cluster.dies(*reports, before=ends_driver)
     cluster.kafka.end_txn(SCOPE.driver_id, run.driver_epoch, commit=True)
     cluster.settle()
     assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).completed) == 2
@@ -148,8 +141,7 @@ def test_an_abort_does_not_ask_who_has_raised_an_epoch_to_the_last_one() -> None
     cluster.kafka.transactions[SCOPE.driver_id].producer = first._replace(epoch=LAST_EPOCH - 2)
     run = cluster.plan()
     report = cluster.write(run, 0, 0, 0)
-    with pytest.raises(Died):
-        cluster.commit(report, die_before=ends_task(0))
+    cluster.dies(report, before=ends_task(0))
     asks = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0), lambda one: isinstance(one, InitProducer))
     assert asks is None
     assert cluster.plan().role(report.run.batch, 0) is TaskRole.SKIP
@@ -181,8 +173,7 @@ def test_an_abort_that_a_former_coordinator_refuses_is_sent_to_the_present_one(p
     former = dict(cluster.kafka.former_ids)
     run = cluster.plan()
     report = cluster.write(run, 0, 0, 0)
-    with pytest.raises(Died):
-        cluster.commit(report, die_before=ends_driver)
+    cluster.dies(report, before=ends_driver)
     cluster.kafka.former_ids.update(former)
     assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).aborted) == 1
     assert cluster.kafka.open() == []
@@ -195,8 +186,7 @@ def test_an_abort_of_what_was_recorded_and_not_decided_aborts_all_of_it(protocol
         cluster = Cluster(protocol)
         run = cluster.plan()
         reports = [cluster.write(run, 0, index, index) for index in range(2)]
-        with pytest.raises(Died):
-            cluster.commit(*reports, die_before=ends_driver)
+        cluster.dies(*reports, before=ends_driver)
         if times_out:
             cluster.kafka.time_out(SCOPE.driver_id)
         ended = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0))
@@ -216,8 +206,7 @@ def test_a_version_is_written_once_whether_its_first_job_was_aborted_before_or_a
         first = cluster.plan()
         reports = [cluster.write(first, 7, index, index, app="nightly") for index in range(2)]
         if decided:
-            with pytest.raises(Died):
-                cluster.commit(*reports, die_before=ends_task(0))
+            cluster.dies(*reports, before=ends_task(0))
         ended = cluster.run(driver.abort(SCOPE, first.driver_epoch, 0))
         assert (len(ended.completed), len(ended.aborted)) == ((2, 0) if decided else (0, 2))
         again = cluster.plan()
@@ -233,8 +222,7 @@ def test_the_command_leaves_a_batch_alone_that_is_lost_as_a_whole(*, rewrite: bo
     """Catches: ``abandon`` took a batch for written of which no reader sees a row."""
     cluster = Cluster()
     reports = reports_of(cluster, BatchIdentity.of_query("one", 0))
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=ends_task(0))
+    cluster.dies(*reports, before=ends_task(0))
     for index in range(2):
         cluster.kafka.time_out(SCOPE.task_id(index, 0))
     out = io.StringIO()
@@ -305,8 +293,7 @@ def test_a_repair_that_dies_leaves_the_batch_as_it_was() -> None:
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=ends_task(1))
+    cluster.dies(*reports, before=ends_task(1))
     cluster.kafka.time_out(SCOPE.task_id(1, 0))
     broken = cluster.plan()
     assert broken.incomplete is not None
@@ -323,8 +310,7 @@ def test_an_abort_adds_nothing_to_a_decision_that_is_being_committed() -> None:
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=ends_driver)
+    cluster.dies(*reports, before=ends_driver)
     cluster.kafka.execute(EndTransaction(SCOPE.driver_id, run.driver_epoch, commit=True))
     assert cluster.kafka.pending_markers() == [SCOPE.driver_id]
     ended = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0))
@@ -338,8 +324,7 @@ def test_a_version_that_was_decided_and_lost_is_not_taken_for_written_behind_ano
     cluster = Cluster()
     run = cluster.plan()
     reports = [cluster.write(run, 1, index, index, app="nightly") for index in range(2)]
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=lambda one: ends_task(0)(one) or ends_task(1)(one))
+    cluster.dies(*reports, before=lambda one: ends_task(0)(one) or ends_task(1)(one))
     for index in range(2):
         cluster.kafka.time_out(SCOPE.task_id(index, 0))
     cluster.commit(cluster.write(cluster.plan(), 2, 0, 7, app="nightly"))

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from kafka_sink.clock import wall_ms
 from kafka_sink.errors import TransactionError
 from kafka_sink.options import parse
-from kafka_sink.transactions import driver, task_attempt
+from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import TaskHandover
 from kafka_sink.transactions.client import PROTOCOL_1, TransactionClient
 from kafka_sink.transactions.decision import BatchIdentity
@@ -95,14 +94,12 @@ def lost_after_the_decision(run: Job, number: int) -> None:
     handover = run.take_over()
     reports = _written(run, handover, number)
     run.decide_only(handover, *reports)
-    assert reports[1].part is not None
-    run.run(task_attempt.abort_steps(run.scope, 1, 0, reports[1].part.producer))
+    run.lose(reports[1])
     broken = run.take_over()
     assert broken.incomplete is not None
     assert broken.incomplete.missing == {1}
-    mended = run.attempt(broken, number, 0)
-    mended.digest_only(iter([_rows(number, 0)]))
-    run.commit(mended.finish(), run.write(broken, number, 1, [f"{number}-1"]))
+    mended = run.digested(broken, number, 0, b"%d-0" % number)
+    run.commit(mended, run.write(broken, number, 1, [f"{number}-1"]))
 
 
 def timed_out(run: Job, number: int) -> None:
@@ -140,10 +137,6 @@ def _cases() -> Iterator[tuple[int, Callable[[Job, int], None], int]]:
 
 
 _CASES = [*_cases()]
-
-
-def _rows(number: int, index: int) -> pa.RecordBatch:
-    return pa.record_batch({"value": pa.array([f"{number}-{index}".encode()], pa.binary())})
 
 
 def _written(run: Job, handover: TaskHandover, number: int) -> list[Any]:

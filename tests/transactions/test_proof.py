@@ -14,7 +14,7 @@ from kafka_sink.transactions.operations import (
     Operation,
     ProducerEpoch,
 )
-from tests.support.transaction_steps import SCOPE, Cluster, Died, ends_driver, ends_task
+from tests.support.transaction_steps import SCOPE, Cluster, ends_driver, ends_task
 
 
 def test_a_transaction_that_somebody_else_has_ended_is_not_counted_as_aborted() -> None:
@@ -53,8 +53,7 @@ def test_what_a_former_coordinator_does_not_know_to_be_decided_is_not_aborted() 
     cluster.kafka.replace_coordinator(SCOPE.decision_key(0).group)
     former = dict(cluster.kafka.former)
     reports = [cluster.write(first, 0, index, index) for index in range(2)]
-    with pytest.raises(Died):
-        cluster.commit(*reports, die_before=ends_task(0))
+    cluster.dies(*reports, before=ends_task(0))
     cluster.kafka.former.update(former)
     found = cluster.run(driver.take_over(SCOPE, 0))
     assert (len(found.completed), found.aborted, found.missing) == (2, (), frozenset())
@@ -81,8 +80,7 @@ def test_a_next_run_commits_what_a_former_coordinator_refuses() -> None:
     cluster.kafka.replace_coordinator_of_id(SCOPE.task_id(0, 0))
     former = dict(cluster.kafka.former_ids)
     report = cluster.write(run, 0, 0, 0)
-    with pytest.raises(Died):
-        cluster.commit(report, die_before=ends_task(0))
+    cluster.dies(report, before=ends_task(0))
     cluster.kafka.former_ids.update(former)
     found = cluster.run(driver.take_over(SCOPE, 0))
     assert (found.aborted, found.missing, found.unknown) == ((), frozenset(), frozenset())

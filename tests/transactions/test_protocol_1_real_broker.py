@@ -6,7 +6,6 @@ what this shows. test_transactions_real_broker.py runs on this Kafka, too.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -23,6 +22,7 @@ from kafka_sink.transactions.planning import VERIFICATION_SETTING
 from local_kafka import LocalBroker
 from tests.support.raw_producer import RawProducer
 from tests.support.topics import read_to_end
+from tests.support.waiting import until
 
 _numbers = iter(range(1000))
 
@@ -42,9 +42,7 @@ def _alter(broker: LocalBroker, how: AlterConfigOpType) -> None:
     admin.incremental_alter_configs([ConfigResource("broker", "0", incremental_configs=[off])])
     wanted = "false" if how is AlterConfigOpType.SET else "true"
     with closing(TransactionClient(_options(broker))) as client:
-        deadline = time.monotonic() + 60
-        while client.broker_settings(VERIFICATION_SETTING, 60_000.0) != {0: wanted}:
-            assert time.monotonic() < deadline
+        until(lambda: client.broker_settings(VERIFICATION_SETTING, 60_000.0) == {0: wanted}, "its setting")
 
 
 def _options(broker: LocalBroker) -> SinkOptions:

@@ -208,25 +208,15 @@ def test_what_timed_out_after_the_decision_is_written_again_and_only_that(job: C
     handover = run.take_over()
     reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(3)]
     run.decide_only(handover, *reports)
-    # As a broker's timeout does.
-    lost = reports[1].part
-    assert lost is not None
-    run.run(task_attempt.abort_steps(run.scope, 1, 0, lost.producer))
-
+    run.lose(reports[1])
     broken = run.take_over()
     assert broken.incomplete is not None
     assert broken.incomplete.missing == {1}
     run.await_rows(["0-0", "0-2"])
     with pytest.raises(IncompleteBatchError, match="task 1"):
         broken.role(BatchIdentity("query", 1), 0)
-    mended = [run.write(broken, 0, 1, ["0-1"])]
-    for index in (0, 2):
-        attempt = run.attempt(broken, 0, index)
-        attempt.digest_only(
-            iter([pa.record_batch({"value": pa.array([f"0-{index}".encode()], pa.binary())})])
-        )
-        mended.append(attempt.finish())
-    assert run.commit(*mended).repaired
+    mended = [run.digested(broken, 0, index, b"0-%d" % index) for index in (0, 2)]
+    assert run.commit(run.write(broken, 0, 1, ["0-1"]), *mended).repaired
     run.await_rows(["0-0", "0-1", "0-2"])
     assert run.take_over().role(BatchIdentity("query", 0), 1).value == "skip"
 
@@ -240,8 +230,7 @@ def test_a_version_that_was_lost_entirely_is_written_when_it_is_run_again_behind
     reports = [run.write(handover, 1, index, [f"1-{index}"]) for index in range(2)]
     run.decide_only(handover, *reports)
     for report in reports:
-        assert report.part is not None
-        run.run(task_attempt.abort_steps(run.scope, report.task, 0, report.part.producer))
+        run.lose(report)
     run.commit(run.write(run.take_over(), 2, 0, ["2-0"]))
     again = run.take_over()
     assert again.role(BatchIdentity("query", 2), 0).value == "skip"
@@ -256,14 +245,11 @@ def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
     handover = run.take_over()
     reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
     run.decide_only(handover, *reports)
-    part = reports[1].part
-    assert part is not None
-    run.run(task_attempt.abort_steps(run.scope, 1, 0, part.producer))
+    run.lose(reports[1])
     broken = run.take_over()
-    other = run.attempt(broken, 0, 0)
-    other.digest_only(iter([pa.record_batch({"value": pa.array([b"other", b"rows"], pa.binary())})]))
+    other = run.digested(broken, 0, 0, b"other", b"rows")
     with pytest.raises(IncompleteBatchError, match="other tasks"):
-        run.commit(other.finish(), run.write(broken, 0, 1, ["0-1"]))
+        run.commit(other, run.write(broken, 0, 1, ["0-1"]))
     run.await_rows(["0-0"])
 
     arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", run.scope.prefix]
@@ -290,9 +276,7 @@ def test_an_incomplete_batch_can_be_abandoned_without_doubling(
     handover = run.take_over()
     reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
     run.decide_only(handover, *reports)
-    part = reports[1].part
-    assert part is not None
-    run.run(task_attempt.abort_steps(run.scope, 1, 0, part.producer))
+    run.lose(reports[1])
     out = io.StringIO()
     arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", run.scope.prefix]
     assert command.main(["abandon", *arguments], out) == 0
@@ -515,9 +499,7 @@ def test_a_task_of_a_replaced_driver_advises_nothing(job: Callable[..., Job]) ->
     report = first.write(handover, 0, 0, ["0-0"])
     other = first.write(handover, 0, 1, ["0-1"])
     first.decide_only(handover, report, other)
-    part = other.part
-    assert part is not None
-    first.run(task_attempt.abort_steps(first.scope, 1, 0, part.producer))
+    first.lose(other)
     broken = first.take_over()
     with pytest.raises(IncompleteBatchError):
         first.attempt(broken, 1, 0)
@@ -535,19 +517,14 @@ def test_an_attempt_that_thaws_after_its_batch_adds_nothing(job: Callable[..., J
     plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], run.scope.topic)
 
     def rows(partition: int) -> pa.RecordBatch:
-        columns = {
-            "value": pa.array([b"frozen"], pa.binary()),
-            "partition": pa.array([partition], pa.int32()),
-        }
-        return pa.record_batch(columns)
+        place = pa.array([partition], pa.int32())
+        return pa.record_batch({"value": pa.array([b"frozen"], pa.binary()), "partition": place})
 
     def thaw_late() -> None:
         with task_producer(run.options, plan) as producer:
             for one in frozen.rows(iter([rows(0)]), producer.begin_transaction):
                 producer.send(one)
-            deadline = time.monotonic() + 60
-            while not any(one.partitions for one in run.run(describe(*run.open())).values()):
-                assert time.monotonic() < deadline
+            until(lambda: any(one.partitions for one in run.run(describe(*run.open())).values()), "rows")
             run.commit(run.write(handover, 0, 0, ["copy"], slot=1))
             producer.send(rows(1))
             producer.finish()

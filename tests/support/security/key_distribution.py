@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
-import time
 from pathlib import Path
 from types import TracebackType
 
 from tests.support.ports import free_port
+from tests.support.waiting import until
 
 REALM = "TEST.LOCAL"
 TOOLS = ("krb5kdc", "kdb5_util", "kadmin.local", "kinit")
@@ -48,14 +49,15 @@ class KeyDistribution:
         self._tool("kdb5_util", "create", "-s", "-r", REALM, "-P", "master")
         command = [shutil.which("krb5kdc") or "krb5kdc", "-n"]
         self._kdc = subprocess.Popen(command, env=self._environment())
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            try:
+
+        def listens() -> bool:
+            with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", port), 1).close()
-                return self
-            except OSError:
-                time.sleep(0.05)
-        raise RuntimeError("the KDC does not listen")
+                return True
+            return False
+
+        until(listens, "a KDC that listens", 20, 0.05)
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
