@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import NoneType
 from typing import Any, TypeVar
 
 from kafka_sink import kafka_errors
@@ -121,10 +122,6 @@ _EMPTY: dict[type, Callable[[], Any]] = {
     ListOpen: list,
     ListIds: list,
 }
-
-
-def _nothing() -> None:
-    return None
 
 
 def _failed(code: int) -> Failed:
@@ -324,7 +321,7 @@ class TransactionClient(BlockingCalls):
         """One step's operations: their results, in order."""
         self._connect()
         self._forget_coordinators(operations)
-        results = [_EMPTY.get(type(operation), _nothing)() for operation in operations]
+        results = [_EMPTY.get(type(operation), NoneType)() for operation in operations]
         for index, operation in enumerate(operations):
             self.calls += self._calls(results, index, operation)
         self._finish(self.calls)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import io
 import json
 import socket
 import time
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import Schema as ClientSchema
 from confluent_kafka.schema_registry import SchemaRegistryClient, dual_schema_id_deserializer
-from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from kafka_sink import doctor
@@ -102,18 +101,6 @@ def test_the_doctor_names_the_schema_or_what_is_wrong(registry: LocalRegistry) -
     assert "'gone-value'" in problem.text
 
 
-def test_framing_is_that_of_confluents_serializer(registry: LocalRegistry) -> None:
-    """Byte for byte, and read back by its deserializer; also where the id is in a header."""
-    with SchemaRegistryClient({"url": registry.url}) as client:
-        (part,) = planned(options(schema__registry__url=registry.url, topic="framed")).parts
-        schema = part.schemas[0][1].schema.text
-        serialize = AvroSerializer(client, schema, conf={"auto.register.schemas": False})
-        context = SerializationContext("framed", MessageField.VALUE)
-        rows: list[dict[str, Any]] = [{"id": 1, "name": "a"}, {"id": None, "name": None}]
-        encoding = RowEncoding((part,), ())
-        assert _values(encoding, rows) == [serialize(row, context) for row in rows]
-
-
 @pytest.mark.parametrize("has_guid", [True, False])
 def test_the_id_in_a_header_is_read_by_confluents_deserializer(
     registry: LocalRegistry, *, has_guid: bool
@@ -150,15 +137,6 @@ def _in_headers(schema: RegisteredSchema) -> tuple[list[list[tuple[str, str | by
         [(one["key"], one["value"]) for one in entry] for entry in encoded.column("headers").to_pylist()
     ]
     return headers, encoded.column("value").to_pylist()
-
-
-def _values(encoding: RowEncoding, rows: list[dict[str, Any]]) -> list[bytes]:
-    batch = pa.RecordBatch.from_pylist(rows, KINDS)
-    plan = ColumnPlan.of(encoding.columns, "t")
-    (encoded,) = RowEncoder(encoding, batch.schema, plan, None).encoded(batch)
-    found: list[bytes] = encoded.column("value").to_pylist()
-    assert io.BytesIO(found[0]).read(1) == b"\0"
-    return found
 
 
 # -- registries that are not what they should be ----------------------------------------------------------

@@ -15,7 +15,7 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from kafka_sink.options.table import SPECS
 from kafka_sink.secret import HIDDEN, Secret
-from kafka_sink.security.settings import SecuritySettings
+from kafka_sink.security.settings import SaslSettings, SecuritySettings, TokenSettings
 from tests.support.security.secured_broker import plain_jaas
 
 SECRET = "hunter2"
@@ -30,6 +30,18 @@ def settings(protocol: str, raw: dict[str, str]) -> SecuritySettings:
                 for name, text in raw.items()}  # fmt: skip
     given = {"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": protocol, **prefixed}
     return SecuritySettings.from_options(parse(given).options)
+
+
+def sasl(raw: dict[str, str]) -> SaslSettings:
+    found = settings("SASL_SSL", raw).sasl
+    assert found is not None
+    return found
+
+
+def tokens(raw: dict[str, str]) -> TokenSettings:
+    found = sasl(raw).tokens
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "plaintext"])
@@ -74,34 +86,22 @@ def test_names_of_librdkafka_mean_the_same() -> None:
 
 def test_tokens_by_options_and_by_jaas() -> None:
     jaas = f"{OAUTH} clientId='me' clientSecret='{SECRET}' scope='s' extension_logicalCluster='lkc-1';"
-    found = settings("SASL_SSL", {**TOKENS, "sasl.jaas.config": jaas}).sasl
-    assert found is not None
-    assert found.tokens is not None
-    assert (found.tokens.client_id, found.tokens.scope) == ("me", "s")
-    assert found.tokens.client_secret == Secret(SECRET)
-    assert found.tokens.extensions == (("logicalCluster", "lkc-1"),)
-    options = {
-        "sasl.oauthbearer.client.credentials.client.id": "other",
-        "sasl.oauthbearer.client.credentials.client.secret": SECRET,
-    }
-    found = settings("SASL_SSL", {**TOKENS, **options}).sasl
-    assert found is not None
-    assert found.tokens is not None
-    assert found.tokens.client_id == "other"
+    found = tokens({**TOKENS, "sasl.jaas.config": jaas})
+    assert (found.client_id, found.scope) == ("me", "s")
+    assert found.client_secret == Secret(SECRET)
+    assert found.extensions == (("logicalCluster", "lkc-1"),)
+    prefix = "sasl.oauthbearer.client.credentials.client"
+    assert tokens({**TOKENS, f"{prefix}.id": "other", f"{prefix}.secret": SECRET}).client_id == "other"
 
 
 def test_iam_with_and_without_jaas() -> None:
     handler = {"sasl.client.callback.handler.class": "software.amazon.msk.auth.iam.IAMClientCallbackHandler"}
-    bare = settings("SASL_SSL", {"sasl.mechanism": "AWS_MSK_IAM"}).sasl
-    with_jaas = {"sasl.mechanism": "AWS_MSK_IAM", "sasl.jaas.config": f"{IAM};", **handler}
-    assert settings("SASL_SSL", with_jaas).sasl == bare
+    mechanism = {"sasl.mechanism": "AWS_MSK_IAM"}
+    assert sasl({**mechanism, "sasl.jaas.config": f"{IAM};", **handler}) == sasl(mechanism)
     role = f'{IAM} awsRoleArn="arn:aws:iam::1:role/r" awsStsRegion="eu-west-1" awsProfileName="p";'
-    found = settings("SASL_SSL", {"sasl.mechanism": "AWS_MSK_IAM", "sasl.jaas.config": role}).sasl
+    found = sasl({**mechanism, "sasl.jaas.config": role}).iam
     assert found is not None
-    assert found.iam is not None
-    assert (found.iam.role_arn, found.iam.sts_region, found.iam.profile) == (
-        "arn:aws:iam::1:role/r", "eu-west-1", "p",
-    )  # fmt: skip
+    assert (found.role_arn, found.sts_region, found.profile) == ("arn:aws:iam::1:role/r", "eu-west-1", "p")
 
 
 @pytest.mark.parametrize(

@@ -118,11 +118,19 @@ class Network:
             if self.now_ms < self.unknown_until_ms:
                 update = MetadataUpdate(alive, (), {"t": kafka_errors.UNKNOWN_TOPIC_OR_PARTITION})
             self._answer(request, MetadataResponse(update))
+        elif request.api_key == apis.FIND_COORDINATOR:
+            named = self.coordinators(node).items()
+            found = {name: FoundCoordinator(NODES[number - 1], 0, None) for name, number in named}
+            self._answer(request, CoordinatorsResponse(found))
         elif request.api_key != apis.LIST_TRANSACTIONS:
             self._answer(request, self.of_groups(node, request.api_key))
         else:
             self.listed.append(node)
             self._answer(request, ListTransactionsResponse(0, [f"p-task-{node}-0"]))
+
+    def coordinators(self, _node: int) -> dict[str, int]:
+        """Brokers by the names that they coordinate, as this broker says."""
+        return dict.fromkeys(("g", "id", "p-driver"), 1)
 
     def of_groups(self, node: int, api: int) -> Any:
         """What groups' coordinators answer."""
@@ -258,8 +266,6 @@ class WithoutGroups(Network):
     """Brokers that tell a group without offsets from one that was never there, as Kafka does not."""
 
     def of_groups(self, node: int, api: int) -> Any:
-        if api == apis.FIND_COORDINATOR:
-            return CoordinatorsResponse({"g": FoundCoordinator(NODES[0], 0, None)})
         return OffsetFetchResponse({"g": (kafka_errors.GROUP_ID_NOT_FOUND, {})})
 
 
@@ -273,10 +279,10 @@ def test_a_group_that_does_not_exist_has_no_offsets() -> None:
 class FormerCoordinator(Network):
     """Broker 1 was an id's coordinator and takes itself for it still; broker 2 is. Offsets stay pending."""
 
+    def coordinators(self, node: int) -> dict[str, int]:
+        return dict.fromkeys(("g", "id"), 1 if node == 1 else 2)
+
     def of_groups(self, node: int, api: int) -> Any:
-        if api == apis.FIND_COORDINATOR:
-            found = FoundCoordinator(NODES[0 if node == 1 else 1], 0, None)
-            return CoordinatorsResponse({"g": found, "id": found})
         if api == apis.OFFSET_FETCH:
             pending = CommittedOffset(-1, "", kafka_errors.UNSTABLE_OFFSET_COMMIT)
             return OffsetFetchResponse({"g": (0, {PLACE: pending})})
@@ -337,10 +343,11 @@ class Coordinators(Network):
         self.coordinator = 1
         self.asked: list[tuple[int, int]] = []
 
+    def coordinators(self, _node: int) -> dict[str, int]:
+        return {"g": self.coordinator}
+
     def of_groups(self, node: int, api: int) -> Any:
         self.asked.append((node, api))
-        if api == apis.FIND_COORDINATOR:
-            return CoordinatorsResponse({"g": FoundCoordinator(NODES[self.coordinator - 1], 0, None)})
         if api == apis.OFFSET_FETCH:
             text = {1: "former", 2: "present"}[node]
             return OffsetFetchResponse({"g": (0, {PLACE: CommittedOffset(0, text, 0)})})
@@ -379,8 +386,6 @@ class LastEpoch(Network):
         self.states = [("PrepareCommit", 7, 32_767), ("CompleteCommit", 1007, 0)]
 
     def of_groups(self, node: int, api: int) -> Any:
-        if api == apis.FIND_COORDINATOR:
-            return CoordinatorsResponse({"p-driver": FoundCoordinator(NODES[0], 0, None)})
         state, producer_id, epoch = self.states.pop(0)
         one = TransactionDescription(0, state, producer_id, epoch, -1, 60_000, 1)
         return DescribeTransactionsResponse({"p-driver": one})
@@ -401,9 +406,8 @@ class FrozenCoordinator(Network):
         super().__init__()
         self.silent = {2}
 
-    def of_groups(self, node: int, api: int) -> Any:
-        assert api == apis.FIND_COORDINATOR
-        return CoordinatorsResponse({"p-driver": FoundCoordinator(NODES[1], 0, None)})
+    def coordinators(self, _node: int) -> dict[str, int]:
+        return {"p-driver": 2}
 
 
 def test_who_waits_hears_which_broker_is_to_do_what_since_when_and_until_when() -> None:
@@ -430,9 +434,6 @@ class Forgetful(Network):
         self.asked: list[int] = []
 
     def of_groups(self, node: int, api: int) -> Any:
-        if api == apis.FIND_COORDINATOR:
-            found = FoundCoordinator(NODES[0], 0, None)
-            return CoordinatorsResponse({"g": found, "id": found})
         self.asked.append(api)
         is_first = self.asked.count(api) == 1
         if api == apis.TXN_OFFSET_COMMIT:
@@ -463,11 +464,10 @@ class Nameless(Network):
 
     asked = 0
 
-    def of_groups(self, node: int, api: int) -> Any:
-        assert api == apis.FIND_COORDINATOR
+    def coordinators(self, _node: int) -> dict[str, int]:
         self.asked += 1
         self.now_ms += 1.0
-        return CoordinatorsResponse({"another": FoundCoordinator(NODES[0], 0, None)})
+        return {"another": 1}
 
 
 def test_a_broker_that_does_not_name_the_coordinator_is_not_asked_as_fast_as_it_responds() -> None:
