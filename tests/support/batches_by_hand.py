@@ -85,6 +85,13 @@ class Job:
         self.record_only(handover, *reports)
         self.run(steps())
 
+    def decided(self, number: int, tasks: int) -> list[AttemptReport]:
+        """A batch of one row a task, whose driver dies right behind its decision."""
+        handover = self.take_over()
+        reports = [self.write(handover, number, index, [f"{number}-{index}"]) for index in range(tasks)]
+        self.decide_only(handover, *reports)
+        return reports
+
     def lose(self, report: AttemptReport) -> None:
         """The end of a task's transaction, as by a broker's timeout."""
         assert report.part is not None

@@ -90,9 +90,7 @@ def test_rows_are_visible_once_their_batch_is_committed_and_not_before(job: Call
 
 def test_what_a_dead_driver_had_decided_is_completed_by_the_next(job: Callable[..., Job]) -> None:
     run, later = job(), job()
-    handover = run.take_over()
-    reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(3)]
-    run.decide_only(handover, *reports)
+    reports = run.decided(0, 3)
     assert run.read() == []
     found = later.run(driver.take_over(later.scope, wall_ms()))
     assert (len(found.completed), found.aborted, found.missing) == (3, (), frozenset())
@@ -205,9 +203,7 @@ def test_a_task_warns_of_transactions_that_ran_before_and_near_their_time(
 
 def test_what_timed_out_after_the_decision_is_written_again_and_only_that(job: Callable[..., Job]) -> None:
     run = job()
-    handover = run.take_over()
-    reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(3)]
-    run.decide_only(handover, *reports)
+    reports = run.decided(0, 3)
     run.lose(reports[1])
     broken = run.take_over()
     assert broken.incomplete is not None
@@ -226,9 +222,7 @@ def test_a_version_that_was_lost_entirely_is_written_when_it_is_run_again_behind
 ) -> None:
     """Catches: the decision of the other one said that both were written, and its rows were nowhere."""
     run = job()
-    handover = run.take_over()
-    reports = [run.write(handover, 1, index, [f"1-{index}"]) for index in range(2)]
-    run.decide_only(handover, *reports)
+    reports = run.decided(1, 2)
     for report in reports:
         run.lose(report)
     run.commit(run.write(run.take_over(), 2, 0, ["2-0"]))
@@ -242,9 +236,7 @@ def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
     job: Callable[..., Job], kafka: LocalBroker, tmp_path: Path
 ) -> None:
     run = job()
-    handover = run.take_over()
-    reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
-    run.decide_only(handover, *reports)
+    reports = run.decided(0, 2)
     run.lose(reports[1])
     broken = run.take_over()
     other = run.digested(broken, 0, 0, b"other", b"rows")
@@ -273,9 +265,7 @@ def test_an_incomplete_batch_can_be_abandoned_without_doubling(
 ) -> None:
     """What readers see of it they see once; the next run takes it for written, and later batches go on."""
     run = job()
-    handover = run.take_over()
-    reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
-    run.decide_only(handover, *reports)
+    reports = run.decided(0, 2)
     run.lose(reports[1])
     out = io.StringIO()
     arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", run.scope.prefix]
@@ -495,11 +485,7 @@ def test_a_task_of_a_replaced_driver_advises_nothing(job: Callable[..., Job]) ->
     """Catches: planning had found an incomplete batch, and each task said so and advised to rewrite it, when
     another driver had mended it long ago."""
     first, second = job(), job()
-    handover = first.take_over()
-    report = first.write(handover, 0, 0, ["0-0"])
-    other = first.write(handover, 0, 1, ["0-1"])
-    first.decide_only(handover, report, other)
-    first.lose(other)
+    first.lose(first.decided(0, 2)[1])
     broken = first.take_over()
     with pytest.raises(IncompleteBatchError):
         first.attempt(broken, 1, 0)
