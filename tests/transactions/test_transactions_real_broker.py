@@ -90,7 +90,7 @@ def test_rows_are_visible_once_their_batch_is_committed_and_not_before(job: Call
 
 def test_what_a_dead_driver_had_decided_is_completed_by_the_next(job: Callable[..., Job]) -> None:
     run, later = job(), job()
-    reports = run.decided(0, 3)
+    run.decided(0, 3)
     assert run.read() == []
     found = later.run(driver.take_over(later.scope, wall_ms()))
     assert (len(found.completed), found.aborted, found.missing) == (3, (), frozenset())
