@@ -8,6 +8,7 @@ milliseconds.
 
 from __future__ import annotations
 
+import logging
 import math
 from bisect import bisect_left
 from collections import deque
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from kafka_sink.network.broker_protocol import Request
     from kafka_sink.network.client import NetworkClient
 
+_log = logging.getLogger(__name__)
 
 # The first responses of a broker say little: it may have had to create files and connections of its own.
 FEW_RESPONSES = 5
@@ -64,7 +66,7 @@ class Broker:
     """``node_id`` is below zero for a bootstrap address, which gets no Produce requests."""
 
     __slots__ = (
-        *("_network", "awaits_probe", "counts", "first_ms", "extended_ms", "id"),
+        *("_network", "awaits_probe", "connection", "counts", "first_ms", "extended_ms", "id"),
         *("is_asked", "is_failing", "is_silent", "is_to_be_asked", "last_response_ms", "latencies"),
         *("node", "partitions_text", "probed_ms", "request_sent_ms", "responses", "rotation", "rows"),
         *("sent", "setup_ms", "slow_starts", "suspect_since_ms", "unreachable_since_ms", "usual_ms"),
@@ -74,6 +76,8 @@ class Broker:
     def __init__(self, node_id: int, network: NetworkClient) -> None:
         self.id = node_id
         self._network = network
+        # None while its address is unknown. See ``ClusterMetadata.connect_brokers``.
+        self.connection: BrokerConnection | None = network.connections.get(node_id)
         # As last listed by the cluster, which omits a broker that is gone for long.
         self.node: Node | None = None
         # Produce requests without a response, oldest first. Brokers respond in order.
@@ -122,24 +126,14 @@ class Broker:
 
     # -- its connection -----------------------------------------------------------------------------
 
-    @property
-    def connection(self) -> BrokerConnection | None:
-        """None while its address is unknown."""
-        return self._network.connections.get(self.id)
-
-    def is_ready(self, now_ms: float) -> bool:
-        """Whether it is connected, whatever is in flight. Starts to connect where it is not."""
-        connection = self.connection
-        return connection is not None and self._network.is_ready(connection, now_ms)
-
     def accepts(self, now_ms: float) -> bool:
-        """As is_ready, with room in the in-flight window and no throttling (KIP-219)."""
+        """Whether it is connected, with room in the in-flight window and no throttling (KIP-219). Starts to
+        connect where it is not."""
         connection = self.connection
-        return (
-            connection is not None
-            and self._network.is_ready(connection, now_ms)
-            and connection.accepts(now_ms)
-        )
+        if connection is None or connection.accepts(now_ms):
+            return connection is not None
+        self._network.is_ready(connection, now_ms)
+        return False
 
     @property
     def is_connected(self) -> bool:
@@ -169,7 +163,9 @@ class Broker:
         self.unreachable_since_ms = None
         counts = self.counts
         counts.requests += 1
-        counts.sent_bytes += sum([batch.buffer.size for batch in sent.batches])
+        size = sum([batch.buffer.size for batch in sent.batches])
+        counts.sent_bytes += size
+        _log.debug("broker %d: request with %d batch(es) of %d bytes", self.id, len(sent.batches), size)
 
     def responded(self, now_ms: float, prompt_ms: float) -> tuple[SentRequest, bool]:
         """The oldest request has its response; with acks=0, it is written to the socket. Return it, and
@@ -188,7 +184,9 @@ class Broker:
         counts.max_latency_ms = max(counts.max_latency_ms, latency_ms)
         counts.buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
         since_ms = max(now_ms, counts.throttled_until_ms)
-        counts.throttled_until_ms = max(since_ms, self._throttled_until_ms)
+        counts.throttled_until_ms = since_ms
+        if self.connection is not None:
+            counts.throttled_until_ms = max(since_ms, self.connection.throttled_until_ms)
         counts.throttle_ms += counts.throttled_until_ms - since_ms
         return sent, now_ms - self.request_sent_ms > prompt_ms or self.responses == 1
 
@@ -198,8 +196,8 @@ class Broker:
         return self._ended()
 
     def _ended(self) -> SentRequest:
+        self.request_sent_ms = self.oldest_request_ms or 0.0
         sent = self.sent.popleft()
-        self.request_sent_ms = self._counts_from_ms(sent)
         self.rows += sent.request.records
         return sent
 
@@ -213,20 +211,14 @@ class Broker:
             self.usual_ms = mean + weight * (latency_ms - mean)
         self.responses = min(self.responses + 1, FEW_RESPONSES)
 
-    def _counts_from_ms(self, sent: SentRequest) -> float:
-        """A request that a throttling broker delays counts from the end of the throttling, which may lie
-        ahead."""
-        return max(sent.request.sent_ms, self._throttled_until_ms)
-
-    @property
-    def _throttled_until_ms(self) -> float:
-        connection = self.connection
-        return -math.inf if connection is None else connection.throttled_until_ms
-
     @property
     def oldest_request_ms(self) -> float | None:
-        """When the oldest request without a response was sent."""
-        return self._counts_from_ms(self.sent[0]) if self.sent else None
+        """When the oldest request without a response was sent. One that a throttling broker delays counts
+        from the end of the throttling, which may lie ahead."""
+        if not self.sent:
+            return None
+        sent_ms, connection = self.sent[0].request.sent_ms, self.connection
+        return sent_ms if connection is None else max(sent_ms, connection.throttled_until_ms)
 
     def batches(self) -> Iterator[ProducerBatch]:
         """Those in flight."""
@@ -239,8 +231,6 @@ class Broker:
         self, may_send: Callable[[ProducerBatch], bool], now_ms: float
     ) -> Callable[[ProducerBatch], bool]:
         """``may_send`` with this broker's limits, for filling one request."""
-        if not self.slow_starts:
-            return may_send
         starts = self.slow_starts.items()
         left = {topic: 0 if now_ms < start.not_before_ms else start.limit for topic, start in starts}
         for batch in self.batches():
@@ -265,7 +255,7 @@ class Broker:
 
     def took(self, batches: Iterable[ProducerBatch]) -> None:
         """The broker has these batches."""
-        for batch in batches if self.slow_starts else ():
+        for batch in batches:
             topic = batch.partition.topic
             start = self.slow_starts.get(topic)
             if start is not None and start.grow() >= _UNLIMITED:

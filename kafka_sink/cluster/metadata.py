@@ -246,8 +246,9 @@ class ClusterMetadata:
             with self._lock:
                 if self._lacking_locked(wanted, partitions) == (missing, short):
                     self._updated.wait(min(left, _CHECK_MS) / 1000)
-        # Once more: the source may have fetched the topic before its partitions were added.
-        self._report_stale(stale)
+        if stale:
+            # Once more: the source may have fetched the topic before its partitions were added.
+            self._report_stale(stale)
         return {name: metadata for name, metadata in found.items() if metadata is not None}
 
     def _ask_others_locked(self, topics: list[str], timeout_ms: float, now_ms: float) -> None:
@@ -317,7 +318,11 @@ class ClusterMetadata:
         with self._lock:
             for name in topics:
                 found = self._topics.get(name)
-                if found is None or self._is_outdated(found, now_ms):
+                if (
+                    found is None
+                    or found.used_ms + self._idle_ms <= now_ms
+                    or (found.final and found.error_ms + self._max_age_ms <= now_ms)
+                ):
                     self.forget(name)
                     self._admit(name, now_ms)
                     continue
@@ -325,11 +330,6 @@ class ClusterMetadata:
                 if not found.in_use:
                     found.in_use = True
                     self._reschedule(name, found)
-
-    def _is_outdated(self, found: TopicState, now_ms: float) -> bool:
-        if found.used_ms + self._idle_ms <= now_ms:
-            return True
-        return found.metadata is None and found.final and found.error_ms + self._max_age_ms <= now_ms
 
     def forget(self, name: str) -> None:
         """Nothing waits for this topic any more; its next use requests it again."""
@@ -645,13 +645,19 @@ class ClusterMetadata:
         if fetched and self.hints is not None:
             self.hints.fetched(fetched, None)
 
-    def broker(self, node_id: int, network: NetworkClient) -> Broker:
+    def broker(self, node_id: int) -> Broker:
         """What is known of a broker; made at first use, by the sender's thread."""
         found = self.brokers.get(node_id)
         if found is None:
-            found = self.brokers[node_id] = Broker(node_id, network)
+            assert self._network is not None
+            found = self.brokers[node_id] = Broker(node_id, self._network)
             found.node = self._nodes.get(node_id)
         return found
+
+    def connect_brokers(self) -> None:
+        """``NetworkClient.connections`` has changed."""
+        for broker in self.brokers.values():
+            broker.connection = None if self._network is None else self._network.connections.get(broker.id)
 
 
 def _describe(code: int) -> str:

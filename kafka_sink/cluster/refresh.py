@@ -221,8 +221,6 @@ class MetadataRequests:
 
     def refresh(self, now_ms: float) -> float:
         """Send the request that is due; return the milliseconds until there may be something to do."""
-        if now_ms < (due_ms := self._cluster.next_due_ms):
-            return due_ms - now_ms
         delay = self._cluster.next_request_delay_ms(now_ms)
         if not self._cluster.is_wanting(now_ms):
             self._wanted_since_ms = None
@@ -230,6 +228,7 @@ class MetadataRequests:
         if self._must_rebootstrap(now_ms):
             self._cluster.forget_nodes()
             self._network.rebootstrap()
+            self._cluster.connect_brokers()
             return 0.0
         if delay > 0:
             return delay

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Protocol
 from weakref import WeakSet
 
@@ -57,17 +56,19 @@ class TaskDeliveries:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards everything below
-        # Those with acknowledged batches, whose counts are of this task.
-        self._partitions: list[Partition] = []
+        # Partitions with acknowledged batches, whose counts are of this task.
+        self._counted: list[tuple[Partition, PartitionCounts]] = []
         self.begin()
 
     def begin(self) -> None:
         """All counts start at zero. The last task has no batch left."""
         with self._lock:
-            for partition in self._partitions:
+            for partition, _ in self._counted:
                 partition.counts = None
-            self._partitions.clear()
+            self._counted.clear()
             self._first_failure: tuple[TopicPartition | None, Exception] | None = None
+            # Whether a batch or the producer has failed. May be read without the lock.
+            self.has_failed = False
             self._failed = self._retries = self._splits = self._moved = 0
             self._requests = self._sent_batches = 0
             self._queue_ms = self._max_queue_ms = 0.0
@@ -79,7 +80,7 @@ class TaskDeliveries:
                 counts = batch.home.counts
                 if counts is None:
                     counts = batch.home.counts = PartitionCounts()
-                    self._partitions.append(batch.home)
+                    self._counted.append((batch.home, counts))
                 records, raw_bytes, sent_bytes = batch.record_count, batch.raw_bytes, batch.buffer.size
                 counts.records += records
                 if batch.dead_letters:
@@ -103,6 +104,7 @@ class TaskDeliveries:
             self._failed += records
             if self._first_failure is None:
                 self._first_failure = (partition, cause)
+                self.has_failed = True
 
     def count(self, *, retries: int = 0, splits: int = 0, moved: int = 0) -> None:
         """Add to the counts that belong to no partition."""
@@ -120,13 +122,10 @@ class TaskDeliveries:
                 self._queue_ms += sum(queue_ms)
                 self._max_queue_ms = max(self._max_queue_ms, *queue_ms)
 
-    def _by_partition(self) -> list[tuple[TopicPartition, PartitionCounts]]:
-        return [(one.id, one.counts) for one in self._partitions if one.counts is not None]
-
     def counts(self) -> Deliveries:
         """All as of one moment."""
         with self._lock:
-            counts = [one for _, one in self._by_partition()]
+            counts = [one for _, one in self._counted]
             dead_letters, unconfirmed = (
                 sum(one.dead_letters for one in counts),
                 sum(one.unconfirmed for one in counts),
@@ -154,18 +153,13 @@ class TaskDeliveries:
         """The counts by topic, in the order of their first batches."""
         found: dict[str, list[int]] = {}
         with self._lock:
-            for partition, counts in self._by_partition():
-                sums = found.setdefault(partition.topic, [0, 0, 0, 0])
+            for partition, counts in self._counted:
+                sums = found.setdefault(partition.id.topic, [0, 0, 0, 0])
                 sums[0] += counts.records
                 sums[1] += counts.sent_bytes
                 sums[2] += counts.raw_bytes
                 sums[3] += counts.batches
         return {topic: TopicMetrics(*sums) for topic, sums in found.items()}
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a batch or the producer has failed."""
-        return self._first_failure is not None
 
     def raise_failure(self, rows: int, unacknowledged: int, skipped: int = 0) -> None:
         """Raise DeliveryError with the first cause if anything failed.
@@ -194,8 +188,8 @@ class TaskDeliveries:
         with self._lock:
             return tuple(
                 PartitionResult(
-                    topic=partition.topic,
-                    partition=partition.partition,
+                    topic=partition.id.topic,
+                    partition=partition.id.partition,
                     records=counts.records,
                     batches=counts.batches,
                     bytes=counts.sent_bytes,
@@ -203,7 +197,7 @@ class TaskDeliveries:
                     offset_ranges=merge_ranges(counts.ranges),
                     log_append_time_ms=counts.log_append_time_ms,
                 )
-                for partition, counts in sorted(self._by_partition(), key=itemgetter(0))
+                for partition, counts in sorted(self._counted, key=lambda one: one[0].id)
             )
 
 

@@ -129,7 +129,7 @@ def probe_brokers(
     """Probe every broker that the breaker names; return the milliseconds until another can be sent."""
     delay = math.inf
     for node_id in breaker.probes.brokers_to_probe():
-        broker = cluster.broker(node_id, network)
+        broker = cluster.broker(node_id)
         connection = broker.connection
         if connection is None:
             # The cluster no longer lists this broker, and its address is unknown until it is back.

@@ -12,7 +12,7 @@ import numpy as np
 from kafka_sink import clock
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.cluster.broker import Broker, SentRequest
+from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.dead_letters.rejected_rows import (
@@ -27,7 +27,6 @@ from kafka_sink.engine.deliveries import TaskDeliveries
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.response_classifier import Action, AttemptFacts, Verdict
 from kafka_sink.engine.splitting import BatchSplitter, TakenRecords, take_out
-from kafka_sink.engine.telemetry import ClientTelemetry
 from kafka_sink.errors import (
     BrokerRefusedError,
     DeliveryError,
@@ -64,7 +63,6 @@ class ResponseHandler:
         backoff: ExponentialBackoff,
         breaker: Breaker,
         connection_errors: Callable[[], Mapping[Node, Exception]] = dict,
-        telemetry: ClientTelemetry | None = None,
     ) -> None:
         self._options = options
         self._deliveries = deliveries
@@ -76,7 +74,6 @@ class ResponseHandler:
         self._connection_errors = connection_errors
         # Of the present task; None where a row that cannot be written fails it.
         self.dead_letters: DeadLetters | None = None
-        self._telemetry = telemetry
         # Partitions with queued rows that are missing from their topic.
         self.missing: set[Partition] = set()
         # No batch expires before then. With thousands of partitions, a check of every batch would be most of
@@ -88,22 +85,8 @@ class ResponseHandler:
         # be sent.
         self.waiting: dict[ProducerBatch, tuple[Sequence[int], Exception]] = {}
         self.splitter = BatchSplitter(deliveries, accumulator)
-
-    def send(self, broker: Broker, sent: SentRequest, now_ms: float) -> None:
-        """A Produce request goes out. Raises as ``Broker.send``."""
-        batches = sent.batches
-        broker.send(sent, now_ms)
-        if _log.isEnabledFor(logging.DEBUG):
-            size = sum(batch.size for batch in batches)
-            _log.debug("broker %d: request with %d batch(es) of %d bytes", broker.id, len(batches), size)
-        queue_ms = [now_ms - batch.created_ms for batch in batches if batch.attempts == 1]
-        self._deliveries.sent(queue_ms)
-        if self._telemetry is not None:
-            self._telemetry.on_sent(queue_ms)
-        breaker = self._breaker
-        breaker.due_ms = min(breaker.due_ms, now_ms + breaker.prompt_ms)
-        if breaker.is_busy:
-            breaker.on_send(broker, batches, now_ms)
+        # Responses after which a broker has all batches of its request, and takes the next at once.
+        self.acknowledgements = 0
 
     def on_failure(self, broker: Broker, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
         """A broker's oldest request will get no response."""
@@ -112,16 +95,17 @@ class ResponseHandler:
             verdict = response_classifier.classify_failure(cause, possibly_sent=possibly_sent)
             self._apply(batch, broker, verdict, now_ms)
 
-    def on_produce(self, broker: Broker, answered: produce.ProduceResponse | None, now_ms: float) -> bool:
+    def on_produce(self, broker: Broker, answered: produce.ProduceResponse | None, now_ms: float) -> None:
         """The response to a broker's oldest request has come; with acks=0 there is none, and the request is
-        written to the socket. Return whether the broker has all batches."""
+        written to the socket."""
         sent, concerns_breaker = broker.responded(now_ms, self._breaker.prompt_ms)
         if concerns_breaker:
             self._breaker.is_busy = True
         if answered is None:
             unconfirmed = [(batch, -1, -1) for batch in sent.batches]
             self._succeed(unconfirmed, broker, now_ms, confirmed=False)
-            return True
+            self.acknowledgements += 1
+            return
         # By topic and number: equal to a TopicPartition, and made in a tenth of the time.
         pending: dict[tuple[str, int], ProducerBatch] = {batch.partition: batch for batch in sent.batches}
         succeeded: list[WrittenBatch] = []
@@ -150,7 +134,9 @@ class ResponseHandler:
             cause = DeliveryError(f"the broker's response left out {batch.partition}")
             verdict = response_classifier.classify_failure(cause, possibly_sent=True)
             self._apply(batch, broker, verdict, now_ms)
-        return len(succeeded) == len(sent.batches)
+        connection = broker.connection
+        if connection is not None and now_ms >= connection.throttled_until_ms:
+            self.acknowledgements += len(succeeded) == len(sent.batches)
 
     def _on_error(
         self,

@@ -34,9 +34,7 @@ from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.telemetry import ClientTelemetry
 from kafka_sink.errors import ClusterChangedError, KafkaSinkError, is_final
 from kafka_sink.model import TopicPartition
-from kafka_sink.network import apis
 from kafka_sink.network.client import NetworkClient
-from kafka_sink.network.produce import ProduceResponse
 from kafka_sink.network.requests import MetadataResponse
 from kafka_sink.options import SinkOptions
 
@@ -87,7 +85,6 @@ class Sender(threading.Thread):
             backoff,
             breaker,
             network.connection_errors,
-            telemetry,
         )
         self._metadata = MetadataRequests(options, cluster, network, self._on_metadata)
         self._transaction_partitions: TransactionPartitions | None = None
@@ -107,8 +104,6 @@ class Sender(threading.Thread):
         self._waited = False
         # Whether the last pass sent all that may go before a deadline or a wake-up, whatever brokers respond.
         self._sent_all = False
-        # Responses that acknowledged all batches of a request.
-        self._acknowledgements = 0
         # Why the thread ends, if it fails or is aborted. It may do so before the first task begins.
         self._end_cause: Exception | None = None
 
@@ -166,7 +161,8 @@ class Sender(threading.Thread):
         breaker = self._breaker
         if breaker.is_busy or now_ms >= breaker.due_ms:
             delay = min(delay, self._run_breaker(now_ms))
-        delay = min(delay, self._metadata.refresh(now_ms))
+        due_ms = self._cluster.next_due_ms
+        delay = min(delay, due_ms - now_ms if now_ms < due_ms else self._metadata.refresh(now_ms))
         if identity is not None and not identity.ready:
             timeout_ms, fail = self._options.request_timeout_ms, self._responses.fail_all
             delay = min(delay, identity.refresh(self._network, timeout_ms, fail, now_ms))
@@ -178,7 +174,7 @@ class Sender(threading.Thread):
                 delay = min(delay, self._transaction_partitions.refresh(now_ms))
         # Now, as a request that was sent, or a broker that cannot be reached, brings its deadline forward.
         delay = min(delay, breaker.next_change_ms(now_ms) if breaker.is_busy else breaker.due_ms - now_ms)
-        if self._telemetry is not None:
+        if self._telemetry is not None and self._telemetry.is_offered:
             delay = min(delay, self._telemetry.refresh(now_ms))
         self._poll(now_ms + max(delay, 0.0), now_ms)
 
@@ -190,9 +186,9 @@ class Sender(threading.Thread):
         """
         only_acknowledged = True
         while only_acknowledged and now_ms <= until_ms:
-            self._acknowledgements = 0
+            self._responses.acknowledgements = 0
             happened = self._network.poll(until_ms - now_ms, now_ms)
-            only_acknowledged = self._sent_all and 0 < happened == self._acknowledgements
+            only_acknowledged = self._sent_all and 0 < happened == self._responses.acknowledgements
             only_acknowledged = only_acknowledged and not self._network.woken
             now_ms = self._clock_ms()
             # The breaker class may have asked for a broker's response.
@@ -213,7 +209,7 @@ class Sender(threading.Thread):
         self._end_with(cause)
         self._aborting = True
         self._closing = True
-        self._network.wakeup()
+        self.wakeup()
 
     def _end_with(self, cause: Exception) -> None:
         self._end_cause = self._end_cause or cause
@@ -228,7 +224,7 @@ class Sender(threading.Thread):
         self._aborting |= abort
         self._task_ended = True
         self._closing = True
-        self._network.wakeup()
+        self.wakeup()
         if self.is_alive():
             self.join(timeout_ms / 1000)
         if not self.is_alive():
@@ -252,7 +248,8 @@ class Sender(threading.Thread):
         nodes = self._cluster.nodes()
         self._network.set_addresses(nodes.values())
         for node in nodes.values():
-            self._broker(node.id).node = node
+            self._cluster.broker(node.id).node = node
+        self._cluster.connect_brokers()
         # Those listed all have connections. A peer may name others each time.
         kept = {*self._network.connections, *self._breaker.manager.view.nodes}
         for broker in list(self._cluster.brokers.values()):
@@ -262,10 +259,7 @@ class Sender(threading.Thread):
 
     def _leader(self, partition: TopicPartition) -> Broker | None:
         info = self._cluster.leader(partition)
-        return None if info is None or info.leader < 0 else self._broker(info.leader)
-
-    def _broker(self, node_id: int) -> Broker:
-        return self._cluster.broker(node_id, self._network)
+        return None if info is None or info.leader < 0 else self._cluster.broker(info.leader)
 
     # -- produce ----------------------------------------------------------------------------------
 
@@ -273,39 +267,52 @@ class Sender(threading.Thread):
         # Read first: another thread may change what it stands for meanwhile, and raises it then.
         version = self._cluster.version
         ready, leaderless, delay = self._accumulator.ready(self._leader, now_ms, version)
-        unknown = {one.id.topic for one in leaderless}
         held_back = take_muted(ready, muted) if muted else {}
         # With one request at a time, a batch waits for a response though its queue is not ready. And what a
         # response says of a mute is seen in the next pass.
         self._sent_all = self._options.max_in_flight_requests_per_connection > 1 and not muted
-        if not (ready or held_back or unknown or self._waited):
-            return min(delay, self._pause_ms(now_ms))
-        if unknown or self._responses.missing:
-            self._responses.expire_missing(unknown, now_ms)
-        stale = unknown | _topics_of_gone(ready) | _topics_of_gone(held_back)
-        for topic in stale:
-            self._cluster.mark_stale(topic, now_ms)
-        if stale:
-            # Sends the request if one is due; the delay then includes the wait for a broker to ask.
-            delay = min(delay, self._metadata.refresh(now_ms))
-        accepting = [broker for broker in ready if broker.accepts(now_ms)]
-        self._note_waits(ready, accepting, now_ms)
-        self._waited |= bool(unknown)
-        self._sent_all &= not self._waited
+        if not (ready or held_back or leaderless or self._waited):
+            return delay
+        blocked = []
         for broker, queues in ready.items():
-            if broker not in accepting:
+            if not broker.accepts(now_ms):
+                blocked.append(broker)
                 delay = min(delay, broker.delay_ms(now_ms))
             elif not self._produce(broker, queues, now_ms):
                 self._sent_all = False
+                delay = min(delay, broker.pause_ms(now_ms))
             elif any(map(_batches_of, queues)):
                 # Only then: a pass that finds nothing to send costs nearly as much as the request did.
                 delay = 0.0
-        delay = min(delay, self._pause_ms(now_ms))
+        if blocked or self._waited:
+            self._note_waits(ready, blocked, now_ms)
+        if blocked or leaderless or held_back or self._responses.missing:
+            stuck = {**held_back, **{broker: ready[broker] for broker in blocked}}
+            delay = min(delay, self._refresh_stale(leaderless, stuck, now_ms))
+        self._waited |= bool(leaderless)
+        self._sent_all &= not self._waited
         for broker, queues in held_back.items():
             delay = min(delay, self._probe(broker, queues, now_ms))
-        stuck = [queue for queues in held_back.values() for queue in queues]
-        stuck += [one for one in leaderless if one.id in muted]
-        return 0.0 if stuck and self._move_unsent(stuck, muted) else delay
+        if not muted:
+            return delay
+        held = [queue for queues in held_back.values() for queue in queues]
+        held += [one for one in leaderless if one.id in muted]
+        return 0.0 if held and self._move_unsent(held, muted) else delay
+
+    def _refresh_stale(
+        self, leaderless: Sequence[Partition], stuck: Mapping[Broker, Sequence[Partition]], now_ms: float
+    ) -> float:
+        """Request metadata of topics with rows for partitions without a leader, or for a broker that cannot
+        be reached: other brokers lead its partitions once the cluster has noticed, and only metadata shows
+        that. The metadata's backoff bounds how often it is requested. Return the delay until then."""
+        unknown = {one.id.topic for one in leaderless}
+        if unknown or self._responses.missing:
+            self._responses.expire_missing(unknown, now_ms)
+        gone = (queues for broker, queues in stuck.items() if broker.is_gone)
+        stale = unknown.union(queue.id.topic for queues in gone for queue in queues)
+        for topic in stale:
+            self._cluster.mark_stale(topic, now_ms)
+        return self._metadata.refresh(now_ms) if stale else math.inf
 
     def _move_unsent(self, stuck: Sequence[Partition], muted: Container[TopicPartition]) -> bool:
         """Move keyless rows that were never sent away from muted partitions; return whether there were any.
@@ -334,36 +341,27 @@ class Sender(threading.Thread):
         led = [(TopicPartition(topic, info.partition), info.leader) for info in infos if info.leader >= 0]
         available = [(partition, leader) for partition, leader in led if partition not in muted]
         connected = [
-            partition
-            for partition, leader in available
-            if self._cluster.broker(leader, self._network).is_connected
+            partition for partition, leader in available if self._cluster.broker(leader).is_connected
         ]
         return connected or [partition for partition, _ in available]
 
     def _note_waits(
-        self, ready: Mapping[Broker, Sequence[Partition]], accepting: Collection[Broker], now_ms: float
+        self, ready: Mapping[Broker, Sequence[Partition]], blocked: Collection[Broker], now_ms: float
     ) -> None:
         """Note which brokers batches wait for."""
-        waiting = [broker for broker in ready if broker not in accepting]
-        for broker in waiting if self._breaker.is_busy else ():
+        for broker in blocked if self._breaker.is_busy else ():
             self._breaker.probes.note_waiting(queue.id for queue in ready[broker])
         brokers = self._cluster.brokers.values()
         # The others have a full in-flight window, or throttle.
-        unreachable = [broker for broker in waiting if not broker.is_connected]
+        unreachable = [broker for broker in blocked if not broker.is_connected]
         note_waits(brokers, unreachable, now_ms)
         if unreachable:
             self._breaker.on_unreachable(unreachable, now_ms)
         timeout_ms = self._availability_timeout_ms
         if timeout_ms > 0:
-            late = unavailable(brokers, waiting, accepting, timeout_ms, now_ms)
-            if late != self.unavailable:
-                self.unavailable = late
-        self._waited = bool(waiting) or any(broker.waits_since_ms is not None for broker in brokers)
-
-    def _pause_ms(self, now_ms: float) -> float:
-        """Until a broker's slow start lets more batches go."""
-        pauses = [one.pause_ms(now_ms) for one in self._cluster.brokers.values() if one.slow_starts]
-        return min(pauses, default=math.inf)
+            accepting = [broker for broker in ready if broker not in blocked]
+            self.unavailable = unavailable(brokers, blocked, accepting, timeout_ms, now_ms)
+        self._waited = bool(blocked) or any(broker.waits_since_ms is not None for broker in brokers)
 
     def _run_breaker(self, now_ms: float) -> float:
         """Return the milliseconds until another broker can be probed."""
@@ -377,7 +375,7 @@ class Sender(threading.Thread):
     def _find_brokers(self, now_ms: float) -> float:
         """Request metadata if no known broker can be reached, as only those are asked for an id."""
         known, muted = self._cluster.nodes(), self._breaker.manager.view.nodes
-        if not known or not all(node in muted or self._broker(node).is_gone for node in known):
+        if not known or not all(node in muted or self._cluster.broker(node).is_gone for node in known):
             return math.inf
         for topic in self._cluster.names():
             self._cluster.mark_stale(topic, now_ms)
@@ -397,47 +395,48 @@ class Sender(threading.Thread):
 
     def _produce(self, broker: Broker, queues: Sequence[Partition], now_ms: float) -> bool:
         """Send one request if there is a batch for it; return whether it did."""
-        connection = broker.connection
+        connection, identity = broker.connection, self._identity
         if self._aborting or connection is None:
             return False
-        max_bytes = self._options.max_request_size
-        may_send = self._sending_rule(now_ms)
+        may_send: Callable[[ProducerBatch], bool] = partial(self._may_send, now_ms=now_ms)
+        if identity is not None and not self._responses.waiting:
+            may_send = partial(identity.may_send, now_ms=now_ms)
         if broker.slow_starts:
             may_send = broker.limited(may_send, now_ms)
         split = self._responses.splitter.split_if_too_large if self._accumulator.any_learnt else None
-        taken = fill_request(self._accumulator, broker, queues, max_bytes, may_send, split)
+        taken = fill_request(
+            self._accumulator, broker, queues, self._options.max_request_size, may_send, split
+        )
         if not taken:
             return False
         self._cluster.pinned = True
         request = produce_request(
             self._options,
             self._cluster,
-            connection.api_version(apis.PRODUCE),
-            self._identity,
+            connection.protocol.produce_version,
+            identity,
             taken,
-            partial(self._on_produced, broker),
+            partial(self._responses.on_produce, broker),
             partial(self._responses.on_failure, broker),
         )
-        self._responses.send(broker, request, now_ms)
+        broker.send(request, now_ms)
+        queue_ms = [now_ms - batch.created_ms for batch in taken if batch.attempts == 1]
+        self.deliveries.sent(queue_ms)
+        if self._telemetry is not None and self._telemetry.is_offered:
+            self._telemetry.on_sent(queue_ms)
+        breaker = self._breaker
+        breaker.due_ms = min(breaker.due_ms, now_ms + breaker.prompt_ms)
+        if breaker.is_busy:
+            breaker.on_send(broker, taken, now_ms)
         return True
 
-    def _sending_rule(self, now_ms: float) -> Callable[[ProducerBatch], bool]:
-        """Whether a batch may be sent now: its partition's order permits it, and no dead letters go first."""
-        identity, waiting = self._identity, self._responses.waiting
-        if identity is None:
-            return lambda batch: batch not in waiting
-        if not waiting:
-            return partial(identity.may_send, now_ms=now_ms)
-        return lambda batch: batch not in waiting and identity.may_send(batch, now_ms)
+    def _may_send(self, batch: ProducerBatch, now_ms: float) -> bool:
+        """Whether no dead letters go before the batch, and its partition's order permits it."""
+        if batch in self._responses.waiting:
+            return False
+        return self._identity is None or self._identity.may_send(batch, now_ms)
 
     # -- what the network reports -------------------------------------------------------------------
-
-    def _on_produced(self, broker: Broker, response: ProduceResponse | None, now_ms: float) -> None:
-        if not self._responses.on_produce(broker, response, now_ms):
-            return
-        connection = broker.connection
-        if connection is not None and now_ms >= connection.throttled_until_ms:
-            self._acknowledgements += 1
 
     def _on_metadata(self, topics: tuple[str, ...], response: MetadataResponse, now_ms: float) -> None:
         try:
@@ -453,7 +452,7 @@ class Sender(threading.Thread):
             self._identity.forget()
 
     def _on_connected(self, node_id: int, setup_ms: float, now_ms: float) -> None:
-        broker = self._broker(node_id)
+        broker = self._cluster.broker(node_id)
         broker.setup_ms, broker.probed_ms = setup_ms, now_ms
         if self._breaker.is_busy:
             self._breaker.on_connected(broker, now_ms)
@@ -503,13 +502,3 @@ def take_muted(
             if not ready[broker]:
                 del ready[broker]
     return found
-
-
-def _topics_of_gone(led: Mapping[Broker, Sequence[Partition]]) -> set[str]:
-    """Topics with rows for a broker that cannot be reached.
-
-    Other brokers lead their partitions once the cluster has noticed, and only a Metadata request shows it.
-    The metadata's backoff bounds how often that is sent.
-    """
-    gone = (queues for broker, queues in led.items() if broker.is_gone)
-    return {queue.id.topic for queues in gone for queue in queues}

@@ -94,7 +94,7 @@ class ClientTelemetry:
 
     def on_connected(self, node_id: int, now_ms: float) -> None:
         self._connections += 1
-        if self._is_off or not self._network.connections[node_id].api_versions.keys() >= _APIS:
+        if self._is_off or not self._network.connections[node_id].protocol.api_versions.keys() >= _APIS:
             return
         self.is_offered = True
         self._network.on_responded = self._on_responded
@@ -107,7 +107,7 @@ class ClientTelemetry:
             self._queued.add(waited_ms)
 
     def _on_responded(self, node_id: int, request: Request, response: Any, now_ms: float) -> None:
-        self._cluster.broker(node_id, self._network).latencies.add(now_ms - request.sent_ms)
+        self._cluster.broker(node_id).latencies.add(now_ms - request.sent_ms)
         if request.api_key == PRODUCE:
             self._throttled.add(response.throttle_time_ms)
 
@@ -142,7 +142,7 @@ class ClientTelemetry:
         of a bootstrap address, while there is one. Brokers handle the requests of a connection one after the
         other, so rows and a push would wait for each other. None where none takes a request now."""
         last = self._connection
-        if last is None or last.in_flight or not _takes_request(last, now_ms):
+        if last is None or last.in_flight or not last.accepts(now_ms):
             self._connection = self._network.connected_with(_APIS, now_ms)
         return self._connection
 
@@ -217,7 +217,7 @@ class ClientTelemetry:
     def terminate(self, now_ms: float) -> None:
         """The last push: it is written as far as the socket takes it at once, and not waited for."""
         wanted, last = self._subscription, self._connection
-        if wanted and last and not self._is_off and _takes_request(last, now_ms):
+        if wanted and last and not self._is_off and last.accepts(now_ms):
             self._push(last, wanted, now_ms, terminating=True)
         self._client += 1
         self._instance_id, self._subscription, self._due_ms = bytes(16), None, math.inf
@@ -262,10 +262,6 @@ class ClientTelemetry:
                 found.append(Metric(f"{_PREFIX}{name}.avg", window.total / window.count, labels))
                 found.append(Metric(f"{_PREFIX}{name}.max", window.most, labels))
         return found
-
-
-def _takes_request(connection: BrokerConnection, now_ms: float) -> bool:
-    return connection.is_ready and connection.accepts(now_ms)
 
 
 def _compressed(data: bytes, compression: CompressionType) -> bytes:

@@ -117,10 +117,12 @@ class BrokerConnection:
         self._notify = notify
         self._security = security
         self._settings = SecuritySettings() if security is None else security.settings
-        self._preparation: Preparation | None = None
+        # The login or TLS context that another thread prepares.
+        self.preparation: Preparation | None = None
         # APIs of whose trailing bytes there was a warning.
         self._trailing: set[int] = set()
-        self._protocol = self._new_protocol(None)
+        # Made anew for each attempt to connect.
+        self.protocol = self._new_protocol(None)
         self._renew_at_ms = math.inf
         self._session_end_ms = math.inf
         self._heard_since_ready = False
@@ -180,21 +182,21 @@ class BrokerConnection:
             self._connect(None)
             return
         self._move_to(ConnectionState.PREPARING)
-        if self._preparation is None or self._preparation.done:
+        if self.preparation is None or self.preparation.done:
             # The result of an earlier attempt may be out of date.
-            self._preparation = self._security.begin(self.node.host, self._notify)
+            self.preparation = self._security.begin(self.node.host, self._notify)
         self.prepared()
 
     def prepared(self) -> None:
         """Continue if TLS context and credentials are available. Raises AuthenticationError or OSError if
         preparing them failed."""
-        preparation = self._preparation
+        preparation = self.preparation
         if self.state is not ConnectionState.PREPARING or preparation is None or not preparation.done:
             return
-        self._preparation = None
+        self.preparation = None
         if preparation.error is not None:
             raise preparation.error
-        self._protocol = self._new_protocol(preparation.exchange)
+        self.protocol = self._new_protocol(preparation.exchange)
         self._connect(preparation.context)
 
     def _connect(self, context: ssl.SSLContext | None) -> None:
@@ -214,16 +216,13 @@ class BrokerConnection:
         if self.transport is not None and self.state is ConnectionState.CONNECTING:
             self.transport.connected()
             self._move_to(ConnectionState.HANDSHAKING)
-        self._shake_hands(now_ms)
+        if self.state is ConnectionState.HANDSHAKING:
+            self._shake_hands(now_ms)
 
     def _shake_hands(self, now_ms: float) -> None:
-        if (
-            self.transport is not None
-            and self.state is ConnectionState.HANDSHAKING
-            and self.transport.handshake()
-        ):
+        if self.transport is not None and self.transport.handshake():
             self._move_to(ConnectionState.NEGOTIATING)
-            self._protocol.start(now_ms)
+            self.protocol.start(now_ms)
 
     # -- using ------------------------------------------------------------------------------------
 
@@ -238,9 +237,10 @@ class BrokerConnection:
         return self.state is not ConnectionState.READY and self.last_error is not None
 
     def accepts(self, now_ms: float) -> bool:
-        """Whether a ready connection has room in its in-flight window and is not throttled (KIP-219)."""
+        """Whether it is ready, with room in its in-flight window and no throttling (KIP-219)."""
         return (
-            self._protocol.in_flight < self._options.max_in_flight_requests_per_connection
+            self.state is ConnectionState.READY
+            and self.protocol.in_flight < self._options.max_in_flight_requests_per_connection
             and now_ms >= self.throttled_until_ms
         )
 
@@ -252,49 +252,35 @@ class BrokerConnection:
 
     def api_version(self, api_key: int, ours: tuple[int, int] | None = None) -> int:
         """As ``apis.common_version``."""
-        return common_version(f"broker {self.node}", api_key, self.api_versions, ours)
+        return common_version(f"broker {self.node}", api_key, self.protocol.api_versions, ours)
 
     def newest_version(self, api_key: int) -> int:
         """The newest version of an API that the connected broker speaks, -1 where it lacks the API."""
-        return self.api_versions.get(api_key, (0, -1))[1]
-
-    @property
-    def api_versions(self) -> dict[int, tuple[int, int]]:
-        """The broker's versions by API key; empty before the connection is ready."""
-        return self._protocol.api_versions
-
-    @property
-    def is_made(self) -> bool:
-        return self.state in (ConnectionState.READY, ConnectionState.REAUTHENTICATING)
-
-    @property
-    def features(self) -> dict[str, int]:
-        """The cluster's finalized feature levels; empty before the connection is ready."""
-        return self._protocol.features
+        return self.protocol.api_versions.get(api_key, (0, -1))[1]
 
     @property
     def in_flight(self) -> int:
-        return self._protocol.in_flight
+        return self.protocol.in_flight
 
     @property
     def wants_write(self) -> bool:
         if self.transport is None:
             return False
         connecting = self.state is ConnectionState.CONNECTING
-        return connecting or self.transport.wants_write or self._protocol.send_buffer.pending
+        return connecting or self.transport.wants_write or self.protocol.send_buffer.pending
 
     def waiting_ms(self, now_ms: float) -> float:
         """How long the oldest request has been in flight; 0 if there is none."""
-        oldest = self._protocol.oldest()
+        oldest = self.protocol.oldest()
         return 0.0 if oldest is None else now_ms - oldest.sent_ms
 
     def submit(self, request: Request, now_ms: float) -> None:
         """Queue a request. If the connection is not ready, raise ValueError and change nothing."""
-        self._protocol.submit(request, now_ms)
+        self.protocol.submit(request, now_ms)
         self._last_used_ms = now_ms
 
     def flush(self) -> list[Request]:
-        send_buffer = self._protocol.send_buffer
+        send_buffer = self.protocol.send_buffer
         if self.transport is not None and self.state in _TALKING:
             self.transport.flush()
         while self.transport is not None and send_buffer.pending:
@@ -303,11 +289,12 @@ class BrokerConnection:
             send_buffer.advance(sent)
             if sent < sum(map(len, buffers)):
                 break  # the stream is full
-        return self._protocol.written()
+        return self.protocol.written()
 
     def receive(self, buffer: memoryview, now_ms: float) -> bool:
         """Read once; False if nothing is available. Raises ConnectionResetError at the end of the stream."""
-        self._shake_hands(now_ms)
+        if self.state is ConnectionState.HANDSHAKING:
+            self._shake_hands(now_ms)
         if self.transport is None or self.state not in _TALKING:
             return False
         count = self.transport.receive_into(buffer)
@@ -315,7 +302,7 @@ class BrokerConnection:
             return False
         if count == 0:
             raise ConnectionResetError(f"{self.node} closed the connection{self._closed_because()}")
-        self._protocol.receive(buffer[:count])
+        self.protocol.receive(buffer[:count])
         return True
 
     def next_response(self, now_ms: float) -> CompletedRequest | None:
@@ -324,8 +311,8 @@ class BrokerConnection:
         Responses to ApiVersions and SASL requests make the connection ready and are not returned. Raises what
         BrokerProtocol.next_response raises.
         """
-        completed = self._protocol.next_response(now_ms)
-        state = _STATE_OF[self._protocol.phase]
+        completed = self.protocol.next_response(now_ms)
+        state = _STATE_OF[self.protocol.phase]
         if state is not self.state and self.state in _TALKING:
             self._move_to(state)
             if state is ConnectionState.READY:
@@ -338,7 +325,7 @@ class BrokerConnection:
         return completed
 
     def _became_ready(self, now_ms: float) -> None:
-        session = self._protocol.session_ms
+        session = self.protocol.session_ms
         if 0 < session < _MIN_SESSION_MS:
             # A failure, after which the next login waits. Otherwise logins would follow one another for ever.
             raise ConnectionError(
@@ -379,16 +366,16 @@ class BrokerConnection:
         until it ends."""
         if not self.login_is_due(now_ms) or self._security is None:
             return
-        if self._preparation is None:
-            self._preparation = self._security.begin(self.node.host, self._notify)
-        if not self._preparation.done:
+        if self.preparation is None:
+            self.preparation = self._security.begin(self.node.host, self._notify)
+        if not self.preparation.done:
             return
-        preparation, self._preparation = self._preparation, None
+        preparation, self.preparation = self.preparation, None
         if preparation.error is not None or preparation.exchange is None:
             self._renew_at_ms = now_ms + _RENEW_AGAIN_MS
             return
         self._renew_at_ms = math.inf
-        self._protocol.log_in_again(preparation.exchange, now_ms)
+        self.protocol.log_in_again(preparation.exchange, now_ms)
         self._move_to(ConnectionState.REAUTHENTICATING)
 
     # -- timeouts and closing -----------------------------------------------------------------------
@@ -397,23 +384,18 @@ class BrokerConnection:
         state = self.state
         if state is ConnectionState.IDLE:
             return math.inf
-        oldest = self._protocol.oldest()
+        oldest = self.protocol.oldest()
         respond_by = math.inf if oldest is None else oldest.sent_ms + oldest.timeout_ms
         if state is ConnectionState.REAUTHENTICATING:
             return respond_by
         if state is not ConnectionState.READY:
             return min(respond_by, self._setup_deadline_ms)
-        login_by = self._session_end_ms if self._preparation is not None else self._renew_at_ms
+        login_by = self._session_end_ms if self.preparation is not None else self._renew_at_ms
         login_by = min(login_by, self._session_end_ms)
         if oldest is not None:
             return min(respond_by, login_by)
         idle = self._options.connections_max_idle_ms
         return min(login_by, math.inf if idle < 0 else self._last_used_ms + idle)
-
-    @property
-    def awaits_thread(self) -> bool:
-        """Whether another thread looks its name up or prepares a login for it."""
-        return self.state is ConnectionState.RESOLVING or self._preparation is not None
 
     def overdue(self, now_ms: float) -> Exception | None:
         """The timeout for which the connection must be closed now, if any. Idle connections have none."""
@@ -427,7 +409,7 @@ class BrokerConnection:
             )
         if now_ms >= self._session_end_ms and self.state is ConnectionState.READY:
             return ConnectionError(f"the login at {self.node} expired before it could be renewed")
-        oldest = self._protocol.oldest()
+        oldest = self.protocol.oldest()
         if oldest is None or now_ms < oldest.sent_ms + oldest.timeout_ms:
             return None
         return RequestTimeoutError(
@@ -440,7 +422,7 @@ class BrokerConnection:
         return _STEPS.get(self.state, "")
 
     def idle_too_long(self, now_ms: float) -> bool:
-        ready_and_quiet = self.state is ConnectionState.READY and not self._protocol.in_flight
+        ready_and_quiet = self.state is ConnectionState.READY and not self.protocol.in_flight
         idle = self._options.connections_max_idle_ms
         return ready_and_quiet and idle >= 0 and now_ms >= self._last_used_ms + idle
 
@@ -459,8 +441,8 @@ class BrokerConnection:
         if self.transport is not None:
             self.transport.close()
             self.transport = None
-        lost = self._protocol.take_in_flight()
-        self._protocol = self._new_protocol(None)
+        lost = self.protocol.take_in_flight()
+        self.protocol = self._new_protocol(None)
         self._renew_at_ms = self._session_end_ms = math.inf
         self._heard_since_ready = False
         if cause is not None:

@@ -107,11 +107,15 @@ class BrokerProtocol:
     ) -> None:
         self.send_buffer = SendBuffer()
         self.phase = Phase.NEGOTIATING
+        # The broker's by API key, and of Produce the one that both sides speak; before the connection is
+        # ready there are none.
         self.api_versions: dict[int, tuple[int, int]] = {}
+        self.produce_version = -1
         # How long the session of the last login lasts, in milliseconds; 0 for one without an end.
         self.session_ms = 0
         self._exchange = exchange
         self._login: Login | None = None
+        # The cluster's finalized feature levels.
         self.features: dict[str, int] = {}
         self._client_id = client_id
         self._name = name
@@ -135,15 +139,13 @@ class BrokerProtocol:
 
     def _ask(self, api: int, version: int, body: Buffer, on_response: OnResponse, now_ms: float) -> None:
         """Queue a request of the connection's own: nobody else hears of its end."""
-        self._queue(Request(api, version, [body], self._request_timeout_ms, on_response, _unheard), now_ms)
+        self.submit(Request(api, version, [body], self._request_timeout_ms, on_response, _unheard), now_ms)
 
     def submit(self, request: Request, now_ms: float) -> None:
-        """Queue a request. Raises ValueError, and changes nothing, before the connection is ready."""
-        if self.phase is not Phase.READY:
+        """Queue a request. Raises ValueError, and changes nothing, before the connection is ready for others
+        than its own."""
+        if self.phase is not Phase.READY and request.on_failure is not _unheard:
             raise ValueError(f"{self._name} is not ready for requests")
-        self._queue(request, now_ms)
-
-    def _queue(self, request: Request, now_ms: float) -> None:
         correlation = self._next_correlation
         header = requests.encode_header(request.api_key, request.api_version, correlation, self._client_id)
         self._next_correlation = (correlation + 1) & 0x7FFFFFFF
@@ -230,7 +232,12 @@ class BrokerProtocol:
                 f"{self._name} sent a response of {size} bytes, but {_SHORTEST_FRAME} to {max_size} are "
                 "valid: it is not a Kafka broker, or it expects TLS"
             )
-        self._check_correlation(received)
+        head = bytes(received[_LENGTH.size : 2 * _LENGTH.size])
+        # As soon as it has arrived, without waiting for the rest of an invalid frame.
+        if len(head) == _LENGTH.size and (got := correlation_id(head)) != due.correlation_id:
+            raise ProtocolError(
+                f"{self._name} sent correlation id {got}, but {due.correlation_id} was expected"
+            )
         end = _LENGTH.size + size
         if len(received) < end:
             return None
@@ -238,15 +245,6 @@ class BrokerProtocol:
             payload = bytes(view[_LENGTH.size : end])
         del received[:end]
         return payload
-
-    def _check_correlation(self, received: bytearray) -> None:
-        """Check the id as soon as it has arrived, without waiting for the rest of an invalid frame."""
-        head = bytes(received[_LENGTH.size : 2 * _LENGTH.size])
-        if len(head) < _LENGTH.size:
-            return
-        got, due = correlation_id(head), self._awaiting[0].correlation_id
-        if got != due:
-            raise ProtocolError(f"{self._name} sent correlation id {got}, but {due} was expected")
 
     def _on_versions(self, version: int, response: requests.ApiVersionsResponse, now_ms: float) -> None:
         if response.error_code == UNSUPPORTED_VERSION and version > 0:
@@ -257,8 +255,8 @@ class BrokerProtocol:
             raise ProtocolError(f"{self._name} failed ApiVersions: {error_of(response.error_code).label}")
         if PRODUCE not in response.ranges:
             raise BrokerVersionError(f"{self._name} does not take Produce requests: is it a controller?")
-        for api in (PRODUCE, METADATA):
-            common_version(self._name, api, response.ranges)
+        common_version(self._name, METADATA, response.ranges)
+        self.produce_version = common_version(self._name, PRODUCE, response.ranges)
         self.api_versions = response.ranges
         self.features = response.features
         if self._exchange is None:

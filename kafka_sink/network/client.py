@@ -41,6 +41,7 @@ _RECONSIDER_MS = 100.0
 _MAX_WAIT_MS = 3_600_000.0
 # Brokers that a message names.
 _MAX_NAMED = 5
+_MADE = (ConnectionState.READY, ConnectionState.REAUTHENTICATING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +224,7 @@ class NetworkClient:
         ready = [
             connection
             for connection in self.connections.values()
-            if connection.is_ready
-            and connection.accepts(now_ms)
-            and api_keys <= connection.api_versions.keys()
+            if connection.accepts(now_ms) and api_keys <= connection.protocol.api_versions.keys()
         ]
         return min(ready, key=lambda connection: self._load(connection, now_ms)) if ready else None
 
@@ -246,7 +245,7 @@ class NetworkClient:
         return [
             ConnectionStep(
                 connection.node,
-                connection.is_made,
+                connection.state in _MADE,
                 connection.failed_step if connection.last_error else connection.step,
                 connection.last_error,
             )
@@ -284,7 +283,9 @@ class NetworkClient:
         deadline, awaits_thread = math.inf, False
         for connection in self.connections.values():
             deadline = min(deadline, connection.next_deadline_ms())
-            awaits_thread |= connection.awaits_thread
+            # It looks a name up, or prepares a login.
+            awaits_thread |= connection.state is ConnectionState.RESOLVING
+            awaits_thread |= connection.preparation is not None
         end_ms = now_ms + max(0.0, min(timeout_ms, deadline - now_ms, _MAX_WAIT_MS))
         writes_only = True
         while writes_only:
@@ -295,7 +296,12 @@ class NetworkClient:
             for key, mask in ready:
                 connection = key.data
                 if connection is None:
-                    self._take_wakeup()
+                    # The latch opens before the caller looks at its queues: what is added after that look
+                    # wakes again, what was added before is found by it. Byte and flag change together under
+                    # the lock, so there is never a second byte, and never a flag without one.
+                    with self._wake_lock:
+                        self._wake_pending = False
+                        self._wake_reader.recv(1)
                     self.woken, writes_only = True, False
                 else:
                     writes_only &= mask == selectors.EVENT_WRITE
@@ -324,14 +330,6 @@ class NetworkClient:
                 return
             self._wake_pending = True
             self._wake_writer.send(b"\0")
-
-    def _take_wakeup(self) -> None:
-        # The latch opens before the caller looks at its queues: what is added after that look wakes again,
-        # what was added before is found by it. Byte and flag change together under the lock, so there is
-        # never a second byte, and never a flag without one.
-        with self._wake_lock:
-            self._wake_pending = False
-            self._wake_reader.recv(1)
 
     def _serve(self, connection: BrokerConnection, mask: int) -> None:
         now_ms = self._clock_ms()
@@ -379,9 +377,9 @@ class NetworkClient:
 
     def _read(self, connection: BrokerConnection, now_ms: float) -> None:
         while connection.receive(self._receive_buffer, now_ms):
-            was_made = connection.is_made
+            was_made = connection.state in _MADE
             completed = connection.next_response(now_ms)
-            if connection.is_made and not was_made:
+            if not was_made and connection.state in _MADE:
                 setup_ms = now_ms - connection.connecting_since_ms
                 self._happened.append(partial(self.on_connected, connection.node.id, setup_ms))
             while completed is not None:

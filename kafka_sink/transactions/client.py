@@ -328,7 +328,7 @@ class TransactionClient(BlockingCalls):
         return tuple(results)
 
     def _require(self, connection: BrokerConnection) -> None:
-        if connection.features.get(_FEATURE, 0) >= _PROTOCOL_2_LEVEL:
+        if connection.protocol.features.get(_FEATURE, 0) >= _PROTOCOL_2_LEVEL:
             self._speak(PROTOCOL_2)
             return
         newest = connection.newest_version(apis.TXN_OFFSET_COMMIT)

@@ -71,13 +71,13 @@ def test_throttling_outlives_its_connection_and_time_that_overlaps_counts_once()
         brokers.send(1, [P0], 5.0)
         brokers.throttle(1, until_ms)
         brokers[1].responded(responded_ms, 500.0)
-    del brokers.network.connections[1]
+    brokers[1].connection = None
     assert brokers[1].metrics(80.0).throttle_ms == 50.0
 
 
 def test_without_an_address_nothing_can_be_sent() -> None:
     brokers = Brokers(1)
-    del brokers.network.connections[1]
+    brokers[1].connection = None
     broker = brokers[1]
     assert (broker.accepts(0.0), broker.is_connected, broker.is_gone) == (False, False, True)
     assert broker.delay_ms(0.0) == math.inf

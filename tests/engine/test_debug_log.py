@@ -21,7 +21,8 @@ OUT_OF_ORDER = 45
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """The DEBUG lines so far."""
-    caplog.set_level(logging.DEBUG, logger="kafka_sink.engine")
+    for part in ("engine", "cluster.broker"):
+        caplog.set_level(logging.DEBUG, logger=f"kafka_sink.{part}")
     return lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
 
 

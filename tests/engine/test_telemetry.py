@@ -53,14 +53,10 @@ class Connection:
 
     def __init__(self, network: Network, node_id: int, *apis: int) -> None:
         self.node_id, self._network = node_id, network
-        self.api_versions = dict.fromkeys(apis, (0, 0))
-
-    @property
-    def is_ready(self) -> bool:
-        return self.node_id in self._network.connected
+        self.protocol = SimpleNamespace(api_versions=dict.fromkeys(apis, (0, 0)))
 
     def accepts(self, now_ms: float) -> bool:
-        return True
+        return self.node_id in self._network.connected
 
     @property
     def in_flight(self) -> int:
@@ -81,7 +77,9 @@ class Network:
 
     def connected_with(self, api_keys: Set[int], now_ms: float) -> Connection | None:
         usable = [
-            one for one in self.connections.values() if one.is_ready and api_keys <= one.api_versions.keys()
+            one
+            for one in self.connections.values()
+            if one.accepts(now_ms) and api_keys <= one.protocol.api_versions.keys()
         ]
         return min(usable, key=lambda one: (one.in_flight, one.node_id), default=None)
 

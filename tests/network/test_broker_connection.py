@@ -90,8 +90,8 @@ def connected(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
 def made_ready(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
     """As if the response had come."""
     one = connected(now_ms, **changes)
-    one._protocol._awaiting.clear()
-    one._protocol.phase = Phase.READY
+    one.protocol.take_in_flight()
+    one.protocol.phase = Phase.READY
     assert one.next_response(now_ms) is None
     assert one.state is ConnectionState.READY
     return one

@@ -168,7 +168,6 @@ def test_a_login_is_renewed_in_time_and_requests_go_on() -> None:
     security.end()
     one.renew_login(due + 5)
     assert state_of(one) is ConnectionState.REAUTHENTICATING
-    assert one.is_made
     assert one.overdue(due + 10) is None
     with pytest.raises(ValueError, match="not ready"):
         one.submit(metadata_request("t"), due + 6)

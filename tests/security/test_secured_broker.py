@@ -30,6 +30,7 @@ from kafka_sink.errors import (
     ConfigurationError,
     KafkaSinkError,
 )
+from kafka_sink.network.broker_connection import ConnectionState
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.options.table import SPECS
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -464,7 +465,8 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
 
         def made() -> set[float]:
             links = producer.network.connections.values()
-            return {link.connecting_since_ms for link in links if link.is_made}
+            made = (ConnectionState.READY, ConnectionState.REAUTHENTICATING)
+            return {link.connecting_since_ms for link in links if link.state in made}
 
         producer.send(pa.record_batch([pa.array(["x"])], names=["value"]), plan=plan)
         until(lambda: producer.acknowledged == producer.rows, "the first row")

@@ -21,6 +21,7 @@ class Connection:
     def __init__(self, node_id: int) -> None:
         self.node = Node(node_id, f"host{node_id}", 9092)
         self.is_ready, self.is_gone = True, False
+        self.protocol = SimpleNamespace(produce_version=12, api_versions={})
         self.in_flight = 0
         self.throttled_until_ms = 0.0
 
@@ -90,7 +91,7 @@ class Brokers(dict[int, Broker]):
         """Partitions' leaders, as RecordAccumulator.ready looks them up."""
         return lambda partition: self.of(leader(partition))
 
-    def broker(self, node_id: int, _: object = None) -> Broker:
+    def broker(self, node_id: int) -> Broker:
         """As ClusterMetadata has it."""
         return self.of(node_id)
 

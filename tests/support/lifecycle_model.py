@@ -249,7 +249,7 @@ class Model:
             ignored: Any = None
             metadata: Any = self.metadata
             sent = produce_request(self.options, metadata, 12, self.identity, taken, ignored, ignored)
-            self.responses.send(broker, sent, self.now)
+            broker.send(sent, self.now)
             views = {batch.partition: batch.buffer.views() for batch in taken}
             self.pending.append(Pending(node, sent, views))
 

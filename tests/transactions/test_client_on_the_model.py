@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ class Connection:
     def __init__(self, node_id: int, protocol: int) -> None:
         self.node_id = node_id
         self.node = Node(node_id, f"host{node_id}", 9092)
-        self.features = {"transaction.version": protocol}
+        self.protocol = SimpleNamespace(features={"transaction.version": protocol})
 
     def ready_delay_ms(self, _now_ms: float) -> float:
         return 50.0
