@@ -321,7 +321,9 @@ class ClusterMetadata:
                 if (
                     found is None
                     or found.used_ms + self._idle_ms <= now_ms
-                    or (found.final and found.error_ms + self._max_age_ms <= now_ms)
+                    or (
+                        found.metadata is None and found.final and found.error_ms + self._max_age_ms <= now_ms
+                    )
                 ):
                     self.forget(name)
                     self._admit(name, now_ms)

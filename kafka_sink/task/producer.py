@@ -89,14 +89,6 @@ class WorkerParts:
         limit = MutedMemoryLimit(
             self.accumulator, muted_bytes, lambda: breaker.mutes, breaker.explain, monotonic_ms
         )
-        wakeup = self.network.wakeup
-        self.appender = RecordAppender(
-            self.accumulator, monotonic_ms, wakeup, None if breaker.is_off else limit, self.activity
-        )
-        # For dead letters: rows that brokers reject may hold all of buffer.memory until they are written.
-        pool = BufferPool(_DEAD_LETTER_MEMORY_BYTES, chunk_size(size), clock_ms=monotonic_ms)
-        self.dead_letter_memory = BufferAllocator(pool, min(size, _DEAD_LETTER_MEMORY_BYTES // 4))
-        self.dead_letter_appender = self.appender.for_dead_letters(self.dead_letter_memory)
         backoff = ExponentialBackoff(options.retry_backoff_ms, options.retry_backoff_max_ms, RANDOM.random)
         self.identity: ProducerIdentity | None = None
         if options.exactly_once:
@@ -117,6 +109,14 @@ class WorkerParts:
             monotonic_ms,
             self.telemetry,
         )
+        wakeup = self.sender.wakeup
+        self.appender = RecordAppender(
+            self.accumulator, monotonic_ms, wakeup, None if breaker.is_off else limit, self.activity
+        )
+        # For dead letters: rows that brokers reject may hold all of buffer.memory until they are written.
+        pool = BufferPool(_DEAD_LETTER_MEMORY_BYTES, chunk_size(size), clock_ms=monotonic_ms)
+        self.dead_letter_memory = BufferAllocator(pool, min(size, _DEAD_LETTER_MEMORY_BYTES // 4))
+        self.dead_letter_appender = self.appender.for_dead_letters(self.dead_letter_memory)
 
     def _resource(self) -> dict[str, str]:
         transactional_id = None if self.identity is None else self.identity.transactional_id
@@ -306,7 +306,7 @@ class Producer:
     def _call_breaker(self) -> None:
         """The sender's next pass begins now, and applies what the coordinator says. Any thread."""
         self.breaker.call()
-        self.network.wakeup()
+        self.sender.wakeup()
 
     def send(self, batch: pa.RecordBatch | pa.Table, *, plan: ColumnPlan | None = None) -> int:
         """Append rows, whose columns are those of ``plan``, by default ``self.plan``. Returns the number of
