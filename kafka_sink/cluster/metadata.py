@@ -321,9 +321,7 @@ class ClusterMetadata:
                 if (
                     found is None
                     or found.used_ms + self._idle_ms <= now_ms
-                    or (
-                        found.metadata is None and found.final and found.error_ms + self._max_age_ms <= now_ms
-                    )
+                    or (found.metadata is None and self._has_old_error(found, now_ms))
                 ):
                     self.forget(name)
                     self._admit(name, now_ms)
@@ -332,6 +330,9 @@ class ClusterMetadata:
                 if not found.in_use:
                     found.in_use = True
                     self._reschedule(name, found)
+
+    def _has_old_error(self, found: TopicState, now_ms: float) -> bool:
+        return found.final and found.error_ms + self._max_age_ms <= now_ms
 
     def forget(self, name: str) -> None:
         """Nothing waits for this topic any more; its next use requests it again."""
