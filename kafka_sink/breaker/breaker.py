@@ -79,6 +79,9 @@ class CircuitBreakManager:
         self.local = MuteTable(retry_interval_ms)
         self.probes = ProbePolicy(self.local, self.covering, cluster.brokers)
         self.partition = partition
+        # What the producer knows of each, and of a partition's leader.
+        self.brokers: Mapping[int, Broker] = cluster.brokers
+        self.leader = cluster.leader
         self.view = NOTHING_MUTED
         # As of the last refresh.
         self.muted_count = 0
@@ -88,7 +91,7 @@ class CircuitBreakManager:
         self.congested: Set[int] = frozenset()
         self._cluster = cluster
         # The versions of mutes and metadata that the view shows.
-        self.seen = (-1, -1)
+        self._seen = (-1, -1)
         self._open: Set[Target] = frozenset()
         # The answer of ``available_nodes``, and the versions that it is for.
         self._available: tuple[tuple[int, int], Set[int]] = (-1, -1), frozenset()
@@ -162,14 +165,6 @@ class CircuitBreakManager:
         """Rows whose attempts have ended, over the producer's life."""
         return self.rows_of_forgotten + sum(broker.rows for broker in self.brokers.values())
 
-    def leader(self, partition: TopicPartition) -> PartitionMetadata | None:
-        return self._cluster.leader(partition)
-
-    @property
-    def brokers(self) -> Mapping[int, Broker]:
-        """What the producer knows of each."""
-        return self._cluster.brokers
-
     def available_nodes(self) -> Set[int]:
         """Brokers that lead a partition that is not muted."""
         versions = self.local.version, self._cluster.version
@@ -179,7 +174,7 @@ class CircuitBreakManager:
         return self._available[1]
 
     def ask(self, node_id: int) -> None:
-        """Send a broker a request without rows; ``ProducerStatusContext.probed_ms`` has its response."""
+        """Send a broker a request without rows; ``Broker.probed_ms`` has its response."""
         self.probes.ask_broker(node_id)
 
     def mute_congested(self, node_id: int) -> None:
@@ -255,8 +250,8 @@ class CircuitBreakManager:
             local.expire_late(local.now_ms)
             open_to_new = self.probes.open_to_new_rows()
         seen = (local.version, self._cluster.version)
-        if seen != self.seen or open_to_new != self._open:
-            self.seen, self._open = seen, open_to_new
+        if seen != self._seen or open_to_new != self._open:
+            self._seen, self._open = seen, open_to_new
             self._note_led()
             self.muted_count, known, available = self._count() if local.mutes else (0, 0, 0)
             # Mutes hold before any metadata has come.
@@ -418,13 +413,7 @@ class Breaker:
             return f"{target}" + (
                 f", led by {self._broker(info.leader)}" if info and info.leader >= 0 else ""
             )
-        broker, seen = self._brokers.get(target), self.manager.seen
-        found = None if broker is None else broker.partitions_text
-        if found is None or found[0] != seen:
-            found = seen, self._with_partitions(target)
-            if broker is not None:
-                broker.partitions_text = found
-        return f"broker {self._broker(target)}{found[1]}"
+        return f"broker {self._broker(target)}"
 
     def _with_partitions(self, node_id: int) -> str:
         manager = self.manager
@@ -569,8 +558,9 @@ class Breaker:
     def _log_change(self, change: MuteChange) -> None:
         # The task that decided a mute logs the warning, so a job logs it once.
         level = logging.WARNING if change.own else logging.INFO
-        done = "muted" if change.muted else "unmuted"
-        _log.log(level, "circuit breaker: %s %s: %s", done, self._name(change.target), change.reason)
+        done, target = "muted" if change.muted else "unmuted", change.target
+        name = self._name(target) + (self._with_partitions(target) if isinstance(target, int) else "")
+        _log.log(level, "circuit breaker: %s %s: %s", done, name, change.reason)
 
     def _call(self, method: Callable[..., object], *arguments: object) -> object:
         """Call the breaker class, which may be a user's."""

@@ -6,7 +6,7 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -35,18 +35,11 @@ class ProducerStatusContext:
     This sink's own fields, as the KIP's calls do not say which batch or broker they are about:
 
     - ``node_id``, ``topic_partition``, ``record_count``: of the batch that the call is about
-    - ``request_sent_ms``: when the batch's request was sent
-    - ``oldest_request_ms``: by broker, when the oldest request without a response was sent
-    - ``unreachable_since_ms``: by broker, since when batches wait for a connection to it
-    - ``failing_connections``: the unreachable brokers whose last connection was refused or lost; the others
-      are being connected to
-    - ``setup_ms``: by broker, how long its last connection took from its start to its first response.
-      Bootstrap addresses have ids below zero.
-    - ``probed_ms``: by broker, when it last responded to a request without rows, or to the first request of a
-      connection
-
-    A request that a throttling broker delays counts from the end of the throttling, which may lie ahead.
-    ``brokers`` is what all mappings are made of, each at its first access: it is the producer's own.
+    - ``request_sent_ms``: when the batch's request was sent. A request that a throttling broker delays counts
+      from the end of the throttling, which may lie ahead.
+    - ``brokers``: the producer's own ``Broker`` by id, to be read only, with ``oldest_request_ms``,
+      ``unreachable_since_ms``, ``is_failing``, ``setup_ms`` and ``probed_ms``. Bootstrap addresses have ids
+      below zero. The mappings above are made of it, each at its first access.
     """
 
     now: float = 0.0
@@ -63,30 +56,6 @@ class ProducerStatusContext:
     @cached_property
     def in_flight_batches(self) -> Mapping[TopicPartition, int]:
         return Counter(batch.partition for one in self.brokers.values() for batch in one.batches())
-
-    @cached_property
-    def oldest_request_ms(self) -> Mapping[int, float]:
-        found = ((one.id, one.oldest_request_ms) for one in self.brokers.values())
-        return {node_id: at_ms for node_id, at_ms in found if at_ms is not None}
-
-    @cached_property
-    def unreachable_since_ms(self) -> Mapping[int, float]:
-        found = ((one.id, one.unreachable_since_ms) for one in self.brokers.values())
-        return {node_id: at_ms for node_id, at_ms in found if at_ms is not None}
-
-    @cached_property
-    def failing_connections(self) -> Set[int]:
-        return {one.id for one in self.brokers.values() if one.is_failing}
-
-    @cached_property
-    def setup_ms(self) -> Mapping[int, float]:
-        found = ((one.id, one.setup_ms) for one in self.brokers.values())
-        return {node_id: took_ms for node_id, took_ms in found if took_ms is not None}
-
-    @cached_property
-    def probed_ms(self) -> Mapping[int, float]:
-        found = ((one.id, one.probed_ms) for one in self.brokers.values())
-        return {node_id: at_ms for node_id, at_ms in found if at_ms is not None}
 
 
 class PartitionCircuitBreaker(ABC):

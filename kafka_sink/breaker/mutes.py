@@ -245,12 +245,6 @@ class MuteTable:
             found.state = state
             self._schedule_retry(found, now_ms)
 
-    def delay_retry(self, target: Target, now_ms: float) -> None:
-        """No probe may go for another interval. One in flight goes on."""
-        found = self.mutes.get(target)
-        if found is not None and found.state is BreakerState.OPEN:
-            found.retry_at_ms = now_ms + self.retry_interval_ms
-
     def expire_late(self, now_ms: float) -> None:
         for found in self.mutes.values():
             if found.state is BreakerState.HALF_OPEN and found.probe_ends_ms <= now_ms:
@@ -322,7 +316,9 @@ class MuteTable:
         if shared and self.now_ms - self._delayed_ms > _DELAYS_APART * self.retry_interval_ms:
             self._delayed_ms = self.now_ms
             for mute in shared:
-                self.delay_retry(mute.target, self.now_ms)
+                # One in flight goes on.
+                if mute.state is BreakerState.OPEN:
+                    mute.retry_at_ms = self.now_ms + self.retry_interval_ms
         for mute in self.mutes.values():
             mute.is_shared = mute.permits_new_rows = False
             mute.permit_ends_ms = -math.inf

@@ -1,9 +1,8 @@
 """All that a producer knows of one broker: its requests in flight, latency, availability and slow start.
 
-The sender's thread writes it, but for two things: the task's thread replaces the counts between two tasks,
-while nothing is in flight (``Sender.begin``), and any thread that explains a mute may set
-``partitions_text``. Other threads may read the counts, each number by itself. Times are monotonic
-milliseconds.
+The sender's thread writes it, but for the counts, which the task's thread replaces between two tasks, while
+nothing is in flight (``Sender.begin``). Other threads may read the counts, each number by itself. Times are
+monotonic milliseconds.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Broker:
     __slots__ = (
         *("_network", "awaits_probe", "connection", "counts", "first_ms", "extended_ms", "id"),
         *("is_asked", "is_failing", "is_silent", "is_to_be_asked", "last_response_ms", "latencies"),
-        *("node", "partitions_text", "probed_ms", "request_sent_ms", "responses", "rotation", "rows"),
+        *("node", "probed_ms", "request_sent_ms", "responses", "rotation", "rows"),
         *("sent", "setup_ms", "slow_starts", "suspect_since_ms", "unreachable_since_ms", "usual_ms"),
         *("waits_since_ms", "waits_until_ms"),
     )
@@ -112,9 +111,6 @@ class Broker:
         self.usual_ms: float | None = None
         self.first_ms: float | None = None
         self.responses = 0
-        # What messages say of its partitions, and for which versions of mutes and metadata: thousands of
-        # batches may expire at once.
-        self.partitions_text: tuple[tuple[int, int], str] | None = None
         # What the breaker has found: since when a silence is suspicious, and whether it is certain; when its
         # mute for silence ended.
         self.suspect_since_ms: float | None = None

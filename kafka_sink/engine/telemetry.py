@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +30,11 @@ from kafka_sink.network.apis import GET_TELEMETRY_SUBSCRIPTIONS, PRODUCE, PUSH_T
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.client import NetworkClient
+from kafka_sink.network.wire import uvarint
 from kafka_sink.records.compression import BlockCodec, codec_for
 
 if TYPE_CHECKING:
     from kafka_sink.cluster.metadata import ClusterMetadata
-    from kafka_sink.engine.otlp import Metric
     from kafka_sink.network.admin_requests import Subscription
 
 _log = logging.getLogger(__name__)
@@ -44,6 +46,21 @@ _IDLE_MS = 50_000.0
 _APIS = frozenset({GET_TELEMETRY_SUBSCRIPTIONS, PUSH_TELEMETRY})
 _CODECS = frozenset(map(int, CompressionType))
 _PREFIX = "org.apache.kafka.producer."
+
+
+# Protobuf's wire types, and OpenTelemetry's temporalities.
+_VARINT, _FIXED64, _LENGTH = 0, 1, 2
+_DELTA, _CUMULATIVE = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A gauge, or a sum that only grows. ``labels`` are those of the one data point."""
+
+    name: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+    is_sum: bool = False
 
 
 class ClientTelemetry:
@@ -226,8 +243,6 @@ class ClientTelemetry:
 
     def _payload(self, wanted: Subscription) -> tuple[int, bytes]:
         """The codec's id and the metrics that are wanted since the last push."""
-        from kafka_sink.engine.otlp import metrics_data
-
         now_ms = self._wall_clock_ms()
         is_all = wanted.requested == ("*",)
         metrics = [
@@ -241,8 +256,6 @@ class ClientTelemetry:
         return codec, _compressed(data, codec)
 
     def _metrics(self, wanted: Subscription, now_ms: float) -> list[Metric]:
-        from kafka_sink.engine.otlp import Metric
-
         made = self._connections - self._connections_before
         seconds = max(now_ms - self._since_ms, 1.0) / 1000
         found = [
@@ -273,3 +286,51 @@ def _compressed(data: bytes, compression: CompressionType) -> bytes:
     cuts = range(0, len(data), codec.block_size)
     blocks = [part for at in cuts for part in codec.compress_block(data[at : at + codec.block_size])]
     return b"".join((codec.prologue, *blocks, codec.epilogue))
+
+
+# -- OpenTelemetry's MetricsData in protobuf (opentelemetry-proto's metrics.proto, version 1) ----------------
+#
+# By hand: the few fields that are used take fewer lines than a library's objects take to be filled, and no
+# worker has to load protobuf.
+
+
+def metrics_data(
+    metrics: Iterable[Metric], resource: Mapping[str, str], start_ms: float, now_ms: float, *, delta: bool
+) -> bytes:
+    """``start_ms``: from when sums count. Both times are milliseconds since 1970."""
+    times = _nanoseconds(2, start_ms), _nanoseconds(3, now_ms)
+    made = b"".join(_message(2, _metric(one, times, delta)) for one in metrics)
+    of_resource = _message(1, _labels(1, resource)) + _message(2, made)
+    return _message(1, of_resource)
+
+
+def _metric(metric: Metric, times: tuple[bytes, bytes], delta: bool) -> bytes:
+    value = _key(4, _FIXED64) + struct.pack("<d", metric.value) + _labels(7, metric.labels)
+    if not metric.is_sum:
+        return _text(1, metric.name) + _message(5, _message(1, times[1] + value))
+    temporality = _key(2, _VARINT) + uvarint(_DELTA if delta else _CUMULATIVE)
+    is_monotonic = _key(3, _VARINT) + uvarint(1)
+    point = _message(1, times[0] + times[1] + value)
+    return _text(1, metric.name) + _message(7, point + temporality + is_monotonic)
+
+
+def _labels(number: int, labels: Mapping[str, str]) -> bytes:
+    pairs = (_text(1, name) + _message(2, _text(1, value)) for name, value in labels.items())
+    return b"".join(_message(number, pair) for pair in pairs)
+
+
+def _nanoseconds(number: int, milliseconds: float) -> bytes:
+    return _key(number, _FIXED64) + struct.pack("<Q", int(milliseconds * 1e6))
+
+
+def _text(number: int, text: str) -> bytes:
+    # A rack out of the environment may hold what is no UTF-8.
+    return _message(number, text.encode(errors="replace"))
+
+
+def _message(number: int, data: bytes) -> bytes:
+    return _key(number, _LENGTH) + uvarint(len(data)) + data
+
+
+def _key(number: int, wire_type: int) -> bytes:
+    return uvarint(number << 3 | wire_type)
