@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kafka_sink.clock import OUTCOME_WINDOW_MS
@@ -35,6 +36,7 @@ _ESTABLISHED_MS = 300_000.0
 Range = tuple[int, int]
 
 
+@dataclass(slots=True)
 class PartitionCounts:
     """Of a task's acknowledged batches. ``ranges`` are their offsets, in the order of responses.
 
@@ -42,17 +44,16 @@ class PartitionCounts:
     ``compression_rates`` is the sum over batches of compressed bytes per raw byte.
     """
 
-    __slots__ = (
-        *("batches", "compression_rates", "dead_letters", "log_append_time_ms", "max_batch_bytes", "ranges"),
-        *("raw_bytes", "records", "sent_bytes", "unconfirmed"),
-    )
-
-    def __init__(self) -> None:
-        self.records = self.dead_letters = self.unconfirmed = 0
-        self.batches = self.sent_bytes = self.raw_bytes = self.max_batch_bytes = 0
-        self.compression_rates = 0.0
-        self.log_append_time_ms = NO_TIMESTAMP
-        self.ranges: list[Range] = []
+    records: int = 0
+    dead_letters: int = 0
+    unconfirmed: int = 0
+    batches: int = 0
+    sent_bytes: int = 0
+    raw_bytes: int = 0
+    max_batch_bytes: int = 0
+    compression_rates: float = 0.0
+    log_append_time_ms: int = NO_TIMESTAMP
+    ranges: list[Range] = field(default_factory=list)
 
     def extend(self, first: int, last: int) -> None:
         """Batches of one writer are neighbours mostly: a producer that runs for months has few ranges."""
@@ -155,21 +156,6 @@ class Partition:
 
     # -- outcomes -----------------------------------------------------------------------------------
 
-    def took(self, sent_ms: float, now_ms: float) -> None:
-        """A broker has taken a batch that was sent at ``sent_ms``."""
-        self.has_taken = True
-        if sent_ms >= self.taken_ms:
-            self.taken_ms = now_ms
-            window = int(now_ms // OUTCOME_WINDOW_MS)
-            if window != self._taken_window:
-                self._taken, self._taken_before = self.taken_lately(window)
-                self._taken_window = window
-            self._taken += 1
-        if self.window is not None and not self.window.succeed(sent_ms, now_ms):
-            self.window = None
-        if self.reported is not None and not self.reported.succeed(sent_ms, now_ms):
-            self.reported = None
-
     def taken_lately(self, window: int) -> tuple[int, int]:
         """Batches taken in this window, which is the present one, and in the one before it."""
         if window == self._taken_window:
@@ -215,8 +201,21 @@ class Partition:
         self._numbers[batch] = self._started
         self.next_sequence = (self.next_sequence + batch.record_count) % _SEQUENCE_RANGE
 
-    def acknowledged(self, batch: ProducerBatch, last_offset: int, now_ms: float) -> None:
-        """The broker has the batch. ``last_offset`` is its last record's offset, -1 where unknown."""
+    def acknowledged(self, batch: ProducerBatch, last_offset: int, sent_ms: float, now_ms: float) -> None:
+        """The broker has the batch, which was sent at ``sent_ms``. ``last_offset`` is its last record's
+        offset, -1 where unknown."""
+        self.has_taken = True
+        if sent_ms >= self.taken_ms:
+            self.taken_ms = now_ms
+            window = int(now_ms // OUTCOME_WINDOW_MS)
+            if window != self._taken_window:
+                self._taken, self._taken_before = self.taken_lately(window)
+                self._taken_window = window
+            self._taken += 1
+        if self.window is not None and not self.window.succeed(sent_ms, now_ms):
+            self.window = None
+        if self.reported is not None and not self.reported.succeed(sent_ms, now_ms):
+            self.reported = None
         self.established_until_ms = now_ms + _ESTABLISHED_MS
         self.last_offset = max(self.last_offset, last_offset)
         if self.unacknowledged and self.unacknowledged[0] is batch:

@@ -197,17 +197,14 @@ class ResponseHandler:
         taken = [batch for batch, _, _ in batches]
         if self._breaker.is_busy:
             self._breaker.on_complete(broker, taken, None, now_ms)
-        for batch in taken:
-            batch.home.took(broker.request_sent_ms, now_ms)
+        for batch, base_offset, _ in batches:
+            last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
+            batch.home.acknowledged(batch, last_offset, broker.request_sent_ms, now_ms)
         if broker.slow_starts:
             broker.took(taken)
         if self._unauthorized_topics:
             for batch in taken:
                 self._unauthorized_topics.pop(batch.partition.topic, None)
-        if self._identity is not None:
-            for batch, base_offset, _ in batches:
-                last_offset = base_offset + batch.record_count - 1 if base_offset >= 0 else -1
-                batch.home.acknowledged(batch, last_offset, now_ms)
         # Counted before the waiting task can see that they are complete.
         self._accumulator.complete(batches, partial(self._deliveries.acknowledged, confirmed=confirmed))
 

@@ -281,7 +281,7 @@ class BrokerConnection:
 
     def flush(self) -> list[Request]:
         send_buffer = self.protocol.send_buffer
-        if self.transport is not None and self.state in _TALKING:
+        if self.transport is not None and self.state in _TALKING and self.transport.wants_write:
             self.transport.flush()
         while self.transport is not None and send_buffer.pending:
             buffers = send_buffer.next_buffers()

@@ -22,7 +22,7 @@ from kafka_sink.errors import BrokerVersionError, ProtocolError
 from kafka_sink.kafka_errors import UNSUPPORTED_VERSION, error_of
 from kafka_sink.network import requests
 from kafka_sink.network.apis import API_VERSIONS, APIS, METADATA, PRODUCE, common_version, decoder_of
-from kafka_sink.network.wire import Buffer, correlation_id
+from kafka_sink.network.wire import Buffer
 from kafka_sink.version import __version__
 
 if TYPE_CHECKING:
@@ -234,7 +234,8 @@ class BrokerProtocol:
             )
         head = bytes(received[_LENGTH.size : 2 * _LENGTH.size])
         # As soon as it has arrived, without waiting for the rest of an invalid frame.
-        if len(head) == _LENGTH.size and (got := correlation_id(head)) != due.correlation_id:
+        if len(head) == _LENGTH.size and head != _LENGTH.pack(due.correlation_id):
+            (got,) = _LENGTH.unpack(head)
             raise ProtocolError(
                 f"{self._name} sent correlation id {got}, but {due.correlation_id} was expected"
             )

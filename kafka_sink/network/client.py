@@ -306,7 +306,7 @@ class NetworkClient:
                 else:
                     writes_only &= mask == selectors.EVENT_WRITE
                     writes_only &= connection.state is ConnectionState.READY
-                    self._serve(connection, mask)
+                    self._advance(connection, partial(self._serve, connection, mask))
             now_ms = self._clock_ms()
             writes_only &= not self._happened and now_ms < end_ms
         if awaits_thread or now_ms >= deadline:
@@ -330,13 +330,6 @@ class NetworkClient:
                 return
             self._wake_pending = True
             self._wake_writer.send(b"\0")
-
-    def _serve(self, connection: BrokerConnection, mask: int) -> None:
-        now_ms = self._clock_ms()
-        if mask & selectors.EVENT_WRITE:
-            self._advance(connection, lambda: self._write(connection, now_ms))
-        if mask & selectors.EVENT_READ:
-            self._advance(connection, lambda: self._read(connection, now_ms))
 
     def _check(self, connection: BrokerConnection, now_ms: float) -> None:
         """What comes due by time, and look-ups that another thread has finished."""
@@ -367,16 +360,16 @@ class NetworkClient:
             return
         self._watch(connection, new=before is None)
 
-    def _write(self, connection: BrokerConnection, now_ms: float) -> None:
-        connection.writable(now_ms)
-        self._flush(connection)
-
     def _flush(self, connection: BrokerConnection) -> None:
         for request in connection.flush():
             self._happened.append(partial(request.on_response, None))
 
-    def _read(self, connection: BrokerConnection, now_ms: float) -> None:
-        while connection.receive(self._receive_buffer, now_ms):
+    def _serve(self, connection: BrokerConnection, mask: int) -> None:
+        """Read and write what its socket takes and has."""
+        now_ms = self._clock_ms()
+        if mask & selectors.EVENT_WRITE:
+            connection.writable(now_ms)
+        while mask & selectors.EVENT_READ and connection.receive(self._receive_buffer, now_ms):
             was_made = connection.state in _MADE
             completed = connection.next_response(now_ms)
             if not was_made and connection.state in _MADE:

@@ -44,13 +44,6 @@ def uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-def correlation_id(payload: bytes) -> int:
-    """The first four bytes of every response. Raises ProtocolError where there are fewer."""
-    if len(payload) < _INT.size:
-        raise ProtocolError(f"a response of {len(payload)} bytes has no room for its correlation id")
-    return int(_INT.unpack_from(payload)[0])
-
-
 def refuse(problem: str) -> None:
     """Raise it as a ProtocolError."""
     raise ProtocolError(problem)

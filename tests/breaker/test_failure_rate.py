@@ -76,7 +76,8 @@ class Bench:
         self.context.request_sent_ms = broker.request_sent_ms
         self._about(partition, records)
         if error is None:
-            self.cluster.partition(partition).took(broker.request_sent_ms, self.now)
+            home = self.cluster.partition(partition)
+            home.acknowledged(batch_of(home, 1), -1, broker.request_sent_ms, self.now)
         return self.breaker.on_complete(self.context, partition, error)
 
     def batch(self, partition: TopicPartition, error: Exception | None = None, records: int = 100) -> bool:
@@ -430,7 +431,7 @@ def test_windows_against_a_list_of_everything(story: list[tuple[int, bool]]) -> 
     for passed, bad in story:
         sent, now = now, now + passed
         if not bad:
-            partition.took(sent, now)
+            partition.acknowledged(batch_of(partition, 1), -1, sent, now)
         else:
             if partition.window is None:
                 partition.window = OutcomeWindow(window_at(now), partition)

@@ -112,7 +112,7 @@ def test_pieces_are_passed_by_no_more_than_their_parent() -> None:
     parent.home.replaced(parent, pieces)
     for one in others:
         one.request_references -= 1
-        one.home.acknowledged(one, -1, 0)
+        one.home.acknowledged(one, -1, 0, 0)
     acknowledge_piece(of, pieces[0])
     sent(of, batch())
     assert not of.may_send(batch(), 0), "four have passed the second piece"
@@ -167,7 +167,7 @@ def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
     assert not behind.home.is_next(behind), "its refusal is no reason to restart"
     assert of.gaps_due() == [], "two batches are in flight"
     first.request_references -= 1
-    first.home.acknowledged(first, 1, 0)
+    first.home.acknowledged(first, 1, 0, 0)
     fail(behind)
     assert of.gaps_due() == [P0]
     of.close_gap(P0)

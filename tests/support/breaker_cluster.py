@@ -90,7 +90,7 @@ class Cluster:
         if cause is not None or gate.is_busy:
             gate.on_complete(broker, [batch], cause, now_ms)
         if cause is None:
-            batch.home.took(broker.request_sent_ms, now_ms)
+            batch.home.acknowledged(batch, -1, broker.request_sent_ms, now_ms)
 
     def move(self, partition: TopicPartition, node: int) -> None:
         self.leaders[partition.topic][partition.partition] = node

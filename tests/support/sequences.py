@@ -49,12 +49,12 @@ def fail(one: ProducerBatch) -> None:
 
 def acknowledge(one: ProducerBatch, now_ms: float = 0) -> None:
     one.request_references -= 1
-    one.home.acknowledged(one, -1, now_ms)
+    one.home.acknowledged(one, -1, now_ms, now_ms)
 
 
 def ended(one: ProducerBatch, last_offset: int = 0) -> None:
     """Acknowledged, while its request still refers to it."""
-    one.home.acknowledged(one, last_offset, 0)
+    one.home.acknowledged(one, last_offset, 0, 0)
 
 
 def marks(one: ProducerBatch) -> ProducerSequence:
