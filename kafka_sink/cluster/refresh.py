@@ -48,13 +48,9 @@ class RefreshSchedule:
         # Fresh and non-urgent, by when they were observed.
         self._fresh, self._aging = DeadlineHeap(), DeadlineHeap()
         self._with_metadata: set[str] = set()
-        # What ``due_ms`` was asked for last and its answer; None once topics have changed. The sender asks
-        # twice in each pass.
-        self._due: tuple[tuple[float, bool], float] | None = None
 
     def reschedule(self, name: str, state: TopicState) -> None:
         """Put a topic into the heap of its state, or remove it from all heaps if it needs no request."""
-        self._due = None
         if state.metadata is None:
             self.drop(name)
             if state.in_use and (state.retry or not state.final):
@@ -71,19 +67,12 @@ class RefreshSchedule:
             self._fresh.put(name, state.observed_ms)
 
     def drop(self, name: str) -> None:
-        self._due = None
         for table in (self._missing, self._stale, self._fresh, self._aging):
             table.drop(name)
         self._with_metadata.discard(name)
 
     def due_ms(self, response_ms: float) -> float:
         """When ``choose`` may return topics. ``response_ms``: when the last response came."""
-        asked = response_ms, self.shared
-        if self._due is None or self._due[0] != asked:
-            self._due = asked, self._find_due_ms(response_ms)
-        return self._due[1]
-
-    def _find_due_ms(self, response_ms: float) -> float:
         if self._makes_request():
             return self._aging.earliest_ms()
         return min(
@@ -97,7 +86,6 @@ class RefreshSchedule:
 
         They are in no heap until they are filed again.
         """
-        self._due = None
         for name, observed_ms in self._fresh.pop_until(now_ms - self._non_urgent_ms):
             self._aging.put(name, observed_ms)
         target = self._target_size()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -151,13 +150,7 @@ class ResponseHandler:
             newer = self._cluster.leader_hint(
                 batch.partition, *response.current_leader, nodes, response.topic_id
             )
-        at_once = newer and batch.attempts <= _MAX_ATTEMPTS_AT_ONCE
-        attempt = self._attempt(batch, response, leader_hint_newer=at_once)
-        self._apply(batch, broker, response_classifier.classify_response(attempt), now_ms)
-
-    def _attempt(
-        self, batch: ProducerBatch, response: produce.ProducePartitionResponse, *, leader_hint_newer: bool
-    ) -> AttemptFacts:
+        identity, home = self._identity, batch.home
         attempt = AttemptFacts(
             partition=batch.partition,
             error_code=response.error_code,
@@ -166,20 +159,16 @@ class ResponseHandler:
             record_count=batch.record_count,
             size=batch.size,
             possibly_written=batch.possibly_written,
-            idempotent=self._identity is not None,
-            leader_hint_newer=leader_hint_newer,
+            idempotent=identity is not None,
+            is_next_expected=home.is_next(batch),
+            transactional=identity is not None and identity.transactional_id is not None,
+            leader_hint_newer=newer and batch.attempts <= _MAX_ATTEMPTS_AT_ONCE,
             base_offset=response.base_offset,
             log_start_offset=response.log_start_offset,
+            last_acknowledged_offset=home.last_offset,
+            restarted=home.restarted,
         )
-        if self._identity is None:
-            return attempt
-        return replace(
-            attempt,
-            is_next_expected=batch.home.is_next(batch),
-            last_acknowledged_offset=batch.home.last_offset,
-            restarted=batch.home.restarted,
-            transactional=self._identity.transactional_id is not None,
-        )
+        self._apply(batch, broker, response_classifier.classify_response(attempt), now_ms)
 
     # -- carrying verdicts out ---------------------------------------------------------------------
 
@@ -226,8 +215,11 @@ class ResponseHandler:
         ):
             self._fail_taken(batch, self._with_reason(batch, verdict, cause))
         else:
-            if verdict.action is Action.RESTART:
-                self._request_restart(batch, cause)
+            if verdict.action is Action.RESTART and self._identity is not None:
+                _log.debug(
+                    "%s: sequences restart once nothing is in flight: %s", batch.partition, _error_name(cause)
+                )
+                self._identity.request_restart(batch.home)
             self._retry(batch, cause, verdict, now_ms)
 
     def _note_failed_attempt(
@@ -246,15 +238,6 @@ class ResponseHandler:
             self._accumulator.note_too_large(batch, costs_task=verdict.action is Action.FAIL)
         if self._identity is not None:
             batch.home.attempt_failed()
-
-    def _request_restart(self, batch: ProducerBatch, cause: Exception) -> None:
-        if self._identity is None:
-            return
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug(
-                "%s: sequences restart once nothing is in flight: %s", batch.partition, _error_name(cause)
-            )
-        self._identity.request_restart(batch.home)
 
     def _retry(self, batch: ProducerBatch, cause: Exception, verdict: Verdict, now_ms: float) -> None:
         failures = batch.retries_spent if verdict.spends_retry else batch.attempts
@@ -369,12 +352,9 @@ class ResponseHandler:
         never happens, delivery.timeout.ms ends it."""
         dead_letters = self.dead_letters
         assert dead_letters is not None
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug(
-                "%s: the dead letters of other rows are written first: %s",
-                batch.partition,
-                _error_name(cause),
-            )
+        _log.debug(
+            "%s: the dead letters of other rows are written first: %s", batch.partition, _error_name(cause)
+        )
         batch.last_error = DeliveryError(
             f"{cause}; its dead letters waited for those of others in errors.deadletterqueue.topic.name = "
             f"{dead_letters.topic!r}"
