@@ -126,8 +126,10 @@ class Broker:
         """Whether it is connected, with room in the in-flight window and no throttling (KIP-219). Starts to
         connect where it is not."""
         connection = self.connection
-        if connection is None or connection.accepts(now_ms):
-            return connection is not None
+        if connection is None:
+            return False
+        if connection.accepts(now_ms):
+            return True
         self._network.is_ready(connection, now_ms)
         return False
 
