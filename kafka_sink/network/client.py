@@ -25,6 +25,7 @@ from kafka_sink.model import Node
 from kafka_sink.network import requests
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState
 from kafka_sink.network.broker_protocol import CompletedRequest, Request
+from kafka_sink.network.transport import Resolver, resolve_host, start_lookup
 from kafka_sink.security.settings import SecuritySettings
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class NetworkClient:
     """Connections, one per broker; bootstrap addresses have ids below zero.
 
     ``clock_ms`` is monotonic and read where waiting makes the caller's ``now_ms`` old. ``random`` gives
-    [0, 1) for jitter. ``poll`` calls what requests have for their responses, and these:
+    [0, 1) for jitter, ``resolve`` a host's addresses. ``poll`` calls what requests have for their responses,
+    and these:
 
     - ``on_connected(node_id, setup_ms, now_ms)``: a broker's API versions are known, and requests may be
       sent. ``setup_ms``: since connecting began.
@@ -70,7 +72,11 @@ class NetworkClient:
     """
 
     def __init__(
-        self, options: SinkOptions, clock_ms: Clock, random: Callable[[], float] = RANDOM.random
+        self,
+        options: SinkOptions,
+        clock_ms: Clock,
+        random: Callable[[], float] = RANDOM.random,
+        resolve: Resolver = resolve_host,
     ) -> None:
         self.on_connected: Callable[[int, float, float], object] = _ignore
         self.on_disconnected: Callable[[int, Exception, bool, float], object] = _ignore
@@ -81,6 +87,7 @@ class NetworkClient:
         self._rebootstraps = options.metadata_recovery_strategy == "rebootstrap"
         self._clock_ms = clock_ms
         self._random = random
+        self._look_up = partial(start_lookup, resolve=resolve)
         self._selector = selectors.DefaultSelector()
         # What has happened since the last poll, each to be called with the time.
         self._happened: list[Callable[[float], object]] = []
@@ -106,7 +113,7 @@ class NetworkClient:
             self._bootstrap.append(self.connections[node.id])
 
     def _new_connection(self, node: Node) -> BrokerConnection:
-        return BrokerConnection(node, self._options, self._random, self.wakeup, self._security)
+        return BrokerConnection(node, self._options, self._random, self.wakeup, self._security, self._look_up)
 
     def check_security(self) -> None:
         """Read the TLS files at once, where there are any. Raises ConfigurationError."""

@@ -27,6 +27,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 _UNDER_WAY = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 SocketAddress = tuple[socket.AddressFamily, tuple[object, ...]]
+Resolver = Callable[[str, int, int], list[SocketAddress]]
 
 
 class Transport(Protocol):
@@ -144,40 +145,8 @@ class Lookup:
         self.error: OSError | None = None
 
 
-def start_lookup(host: str, port: int, canonical: bool, notify: Callable[[], None]) -> Lookup:
-    """Start to resolve a name; another thread calls ``notify`` at the end.
-
-    The look-up of a numeric address is done on return. ``canonical`` resolves the host's canonical name
-    instead (client.dns.lookup=resolve_canonical_bootstrap_servers_only).
-    """
-    lookup = Lookup()
-    try:
-        lookup.addresses = _resolve(host, port, socket.AI_NUMERICHOST)
-        lookup.done = True
-        return lookup
-    except OSError:
-        pass  # a name
-    arguments = (lookup, host, port, canonical, notify)
-    threading.Thread(target=_run, args=arguments, name=f"kafka-chunked-dns-{host}", daemon=True).start()
-    return lookup
-
-
-def _run(lookup: Lookup, host: str, port: int, canonical: bool, notify: Callable[[], None]) -> None:
-    try:
-        found = _resolve(_canonical_name(host, port) if canonical else host, port, 0)
-        lookup.addresses = found
-        if not found:
-            lookup.error = OSError(f"{host} has no address")
-    except OSError as error:
-        lookup.error = OSError(f"cannot resolve {host}: {error}")
-    except UnicodeError as error:  # a label that is empty or longer than 63 characters
-        lookup.error = OSError(f"{host!r} is not a host name: {error}")
-    finally:
-        lookup.done = True
-        notify()
-
-
-def _resolve(host: str, port: int, flags: int) -> list[SocketAddress]:
+def resolve_host(host: str, port: int, flags: int) -> list[SocketAddress]:
+    """A host's addresses, with getaddrinfo's flags. Raises OSError."""
     if "\0" in host:
         # Python passes on what comes before it: another host than the one that was named.
         raise OSError(f"{host!r} holds a zero byte")
@@ -188,6 +157,43 @@ def _resolve(host: str, port: int, flags: int) -> list[SocketAddress]:
             raise OSError("not numeric") from None
         raise
     return [(family, address) for family, _, _, _, address in found]
+
+
+def start_lookup(
+    host: str, port: int, canonical: bool, notify: Callable[[], None], resolve: Resolver = resolve_host
+) -> Lookup:
+    """Start to resolve a name; another thread calls ``notify`` at the end.
+
+    The look-up of a numeric address is done on return. ``canonical`` resolves the host's canonical name
+    instead (client.dns.lookup=resolve_canonical_bootstrap_servers_only).
+    """
+    lookup = Lookup()
+    try:
+        lookup.addresses = resolve(host, port, socket.AI_NUMERICHOST)
+        lookup.done = True
+        return lookup
+    except OSError:
+        pass  # a name
+    arguments = (lookup, host, port, canonical, notify, resolve)
+    threading.Thread(target=_run, args=arguments, name=f"kafka-chunked-dns-{host}", daemon=True).start()
+    return lookup
+
+
+def _run(
+    lookup: Lookup, host: str, port: int, canonical: bool, notify: Callable[[], None], resolve: Resolver
+) -> None:
+    try:
+        found = resolve(_canonical_name(host, port) if canonical else host, port, 0)
+        lookup.addresses = found
+        if not found:
+            lookup.error = OSError(f"{host} has no address")
+    except OSError as error:
+        lookup.error = OSError(f"cannot resolve {host}: {error}")
+    except UnicodeError as error:  # a label that is empty or longer than 63 characters
+        lookup.error = OSError(f"{host!r} is not a host name: {error}")
+    finally:
+        lookup.done = True
+        notify()
 
 
 def _canonical_name(host: str, port: int) -> str:

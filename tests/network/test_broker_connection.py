@@ -6,15 +6,15 @@ import dataclasses
 import itertools
 import math
 import socket
+from functools import partial
 from typing import Any
 
 import pytest
 
 from kafka_sink.model import Node
-from kafka_sink.network import broker_connection, transport
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState, RequestTimeoutError
 from kafka_sink.network.broker_protocol import Phase
-from kafka_sink.network.transport import Lookup
+from kafka_sink.network.transport import Lookup, start_lookup
 from tests.support.network_harness import OPTIONS, metadata_request
 
 ALLOWED = {
@@ -33,12 +33,9 @@ class DeafTransport:
 
     wants_write = False
     buffered = False
-    refusal: OSError | None = None
 
     def __init__(self, address: Any, settings: Any) -> None:
         self.address = address
-        if self.refusal is not None:
-            raise self.refusal
 
     def connected(self) -> None:
         """At once."""
@@ -65,16 +62,13 @@ class DeafTransport:
         """Nothing to do."""
 
 
-@pytest.fixture(autouse=True)
-def _deaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_connection, "PlaintextTransport", DeafTransport)
-    monkeypatch.setattr(DeafTransport, "refusal", None)
-
-
-def link(random: float = 0.5, **changes: Any) -> BrokerConnection:
+def link(
+    random: float = 0.5, look_up: Any = start_lookup, plaintext: Any = DeafTransport, **changes: Any
+) -> BrokerConnection:
     """To a numeric address, so that nothing is looked up."""
     options = dataclasses.replace(OPTIONS, **changes)
-    return BrokerConnection(Node(3, "127.0.0.1", 9092), options, lambda: random, lambda: None)
+    node = Node(3, "127.0.0.1", 9092)
+    return BrokerConnection(node, options, lambda: random, lambda: None, look_up=look_up, plaintext=plaintext)
 
 
 def connected(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
@@ -165,10 +159,9 @@ def test_closing_without_a_cause_is_no_failure() -> None:
     assert one.last_error is None
 
 
-def test_a_hosts_further_addresses_are_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hosts_further_addresses_are_tried_at_once() -> None:
     places = [(socket.AF_INET, ("10.0.0.1", 1)), (socket.AF_INET, ("10.0.0.2", 1))]
-    monkeypatch.setattr(transport, "_resolve", lambda host, port, flags: list(places))
-    one = link()
+    one = link(look_up=partial(start_lookup, resolve=lambda host, port, flags: list(places)))
     tried = []
     for now_ms in (0.0, 1.0):
         assert one.may_connect(now_ms)
@@ -184,8 +177,10 @@ def test_a_hosts_further_addresses_are_tried_at_once(monkeypatch: pytest.MonkeyP
 
 
 def test_the_system_refusing_at_once_is_an_error_and_leaves_it_idle_after_close() -> None:
-    DeafTransport.refusal = OSError("network unreachable")
-    one = link()
+    def refuses(*_: object) -> None:
+        raise OSError("network unreachable")
+
+    one = link(plaintext=refuses)
     with pytest.raises(OSError, match="unreachable"):
         one.open(0.0)
     one.close(0.0, OSError("network unreachable"))
@@ -260,7 +255,7 @@ def test_throttling_outlives_a_reconnect() -> None:
     ],
 )
 def test_only_bootstrap_addresses_are_looked_up_by_their_canonical_name(
-    monkeypatch: pytest.MonkeyPatch, node: int, lookup: str, expected: bool
+    node: int, lookup: str, expected: bool
 ) -> None:
     asked = []
 
@@ -268,9 +263,9 @@ def test_only_bootstrap_addresses_are_looked_up_by_their_canonical_name(
         asked.append(arguments[2])
         return Lookup()
 
-    monkeypatch.setattr(broker_connection, "start_lookup", start)
     options = dataclasses.replace(OPTIONS, client_dns_lookup=lookup)
-    BrokerConnection(Node(node, "a.example", 9092), options, lambda: 0.5, lambda: None).open(0.0)
+    at = Node(node, "a.example", 9092)
+    BrokerConnection(at, options, lambda: 0.5, lambda: None, look_up=start).open(0.0)
     assert asked == [expected]
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from kafka_sink.model import Node
-from kafka_sink.network import transport
 from kafka_sink.network.broker_connection import RequestTimeoutError
+from kafka_sink.network.transport import resolve_host
 from kafka_sink.secret import Secret
 from kafka_sink.security.sasl import Preparation, Security
 from tests.support.fake_broker import API_VERSIONS, FakeCluster
@@ -214,18 +214,18 @@ def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done(
     assert driver.ready_for_any(), "bootstrap addresses stay"
 
 
-def test_all_addresses_of_a_name_are_tried(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    with refusing_port() as refused, Driver("many.example:9092") as driver:
-        places = [(socket.AF_INET, ("127.0.0.1", port)) for port in (refused, cluster.port(0))]
-        monkeypatch.setattr(transport, "_resolve", lambda host, port, flags: list(places))
+def test_all_addresses_of_a_name_are_tried(cluster: FakeCluster) -> None:
+    places: list[Any] = []
+    many = Driver("many.example:9092", resolve=lambda host, port, flags: list(places))
+    with refusing_port() as refused, many as driver:
+        places += [(socket.AF_INET, ("127.0.0.1", port)) for port in (refused, cluster.port(0))]
         driver.connect()
         assert [type(event) for event in driver.events] == [Disconnected, Connected]
         assert driver.clock.now == 1_000_000.0, "no backoff between addresses"
 
 
-def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster) -> None:
     release = threading.Event()
-    direct = transport._resolve
 
     def slow(host: str, port: int, flags: int) -> object:
         if host == "slow.example":
@@ -233,10 +233,9 @@ def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster, monkeypatch: py
                 raise OSError("a name")
             release.wait(20)
             raise OSError("late")
-        return direct(host, port, flags)
+        return resolve_host(host, port, flags)
 
-    monkeypatch.setattr(transport, "_resolve", slow)
-    with Driver(f"slow.example:9092,{cluster.bootstrap_servers}") as driver:
+    with Driver(f"slow.example:9092,{cluster.bootstrap_servers}", resolve=slow) as driver:
         started = time.monotonic()
         assert not driver.ready_for_any()
         driver.connect(-2)

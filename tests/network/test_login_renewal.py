@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.model import Node
-from kafka_sink.network import broker_connection
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState
 from kafka_sink.network.wire import Buffer
 from kafka_sink.secret import Secret
@@ -27,9 +27,9 @@ class Talking:
     """A stream to a Broker: what is sent is answered at once."""
 
     wants_write = buffered = False
-    broker: Broker
 
-    def __init__(self, address: Any, settings: Any) -> None:
+    def __init__(self, broker: Broker, address: Any, settings: Any) -> None:
+        self.broker = broker
         self.reply = b""
 
     def connected(self) -> None: ...
@@ -52,10 +52,11 @@ class Talking:
 
 
 class Stub(Security):
-    """Preparations that end when a test says so."""
+    """Preparations that end when a test says so; and the broker behind them."""
 
-    def __init__(self) -> None:
+    def __init__(self, session_ms: int = SESSION_MS) -> None:
         super().__init__(SASL)
+        self.broker = Broker(session_ms=session_ms)
         self.begun: list[Preparation] = []
 
     def begin(self, host: str, notify: Callable[[], None]) -> Preparation:
@@ -69,16 +70,10 @@ class Stub(Security):
         last.done = True
 
 
-@pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
-    made = Broker(session_ms=SESSION_MS)
-    monkeypatch.setattr(broker_connection, "PlaintextTransport", Talking)
-    monkeypatch.setattr(Talking, "broker", made, raising=False)
-    return made
-
-
-def connection(security: Security) -> BrokerConnection:
-    return BrokerConnection(Node(3, "127.0.0.1", 9092), OPTIONS, lambda: 0.5, lambda: None, security)
+def connection(security: Stub) -> BrokerConnection:
+    node = Node(3, "127.0.0.1", 9092)
+    plaintext: Any = partial(Talking, security.broker)
+    return BrokerConnection(node, OPTIONS, lambda: 0.5, lambda: None, security, plaintext=plaintext)
 
 
 def state_of(one: BrokerConnection) -> ConnectionState:
@@ -110,7 +105,6 @@ def ready(security: Stub, now_ms: float = 0.0) -> BrokerConnection:
     return one
 
 
-@pytest.mark.usefixtures("broker")
 def test_nothing_is_connected_before_the_login_is_prepared() -> None:
     security = Stub()
     one = connection(security)
@@ -122,7 +116,6 @@ def test_nothing_is_connected_before_the_login_is_prepared() -> None:
     assert "fetching its login or reading TLS files did not end" in str(cause)
 
 
-@pytest.mark.usefixtures("broker")
 def test_what_cannot_be_prepared_is_why_there_is_no_connection() -> None:
     security = Stub()
     one = connection(security)
@@ -132,7 +125,6 @@ def test_what_cannot_be_prepared_is_why_there_is_no_connection() -> None:
         one.prepared()
 
 
-@pytest.mark.usefixtures("broker")
 def test_a_preparation_that_nobody_waited_for_is_not_used_later() -> None:
     security = Stub()
     one = connection(security)
@@ -144,7 +136,6 @@ def test_a_preparation_that_nobody_waited_for_is_not_used_later() -> None:
     assert state_of(one) is ConnectionState.PREPARING
 
 
-@pytest.mark.usefixtures("broker")
 def test_one_that_hangs_is_waited_for_and_not_doubled() -> None:
     security = Stub()
     one = connection(security)
@@ -154,7 +145,6 @@ def test_one_that_hangs_is_waited_for_and_not_doubled() -> None:
     assert len(security.begun) == 1
 
 
-@pytest.mark.usefixtures("broker")
 def test_a_login_is_renewed_in_time_and_requests_go_on() -> None:
     security = Stub()
     one = ready(security)
@@ -176,7 +166,6 @@ def test_a_login_is_renewed_in_time_and_requests_go_on() -> None:
     assert one.next_deadline_ms() == due + 10 + due
 
 
-@pytest.mark.usefixtures("broker")
 def test_a_login_that_cannot_be_renewed_serves_to_its_end_and_is_tried_again() -> None:
     security = Stub()
     one = ready(security)
@@ -192,10 +181,9 @@ def test_a_login_that_cannot_be_renewed_serves_to_its_end_and_is_tried_again() -
     assert "expired before it could be renewed" in str(one.overdue(SESSION_MS))
 
 
-def test_a_session_of_a_moment_is_a_failure_and_the_next_login_waits(broker: Broker) -> None:
+def test_a_session_of_a_moment_is_a_failure_and_the_next_login_waits() -> None:
     """Catches: session_lifetime_ms=1, after which logins follow one another without a pause."""
-    broker.session_ms = 1
-    security = Stub()
+    security = Stub(session_ms=1)
     one = connection(security)
     waits = []
     now = 0.0
@@ -216,18 +204,17 @@ def test_a_session_of_a_moment_is_a_failure_and_the_next_login_waits(broker: Bro
     assert waits[-1] > 2 * waits[0]
 
 
-def test_without_a_session_that_ends_nothing_is_renewed(broker: Broker) -> None:
-    broker.session_ms = 0
-    one = ready(Stub())
+def test_without_a_session_that_ends_nothing_is_renewed() -> None:
+    one = ready(Stub(session_ms=0))
     assert not one.login_is_due(1e12)
     assert one.next_deadline_ms() == OPTIONS.connections_max_idle_ms
     assert one.overdue(1e12) is None
 
 
-def test_a_renewed_login_without_an_end_does_not_keep_the_end_of_the_one_before(broker: Broker) -> None:
+def test_a_renewed_login_without_an_end_does_not_keep_the_end_of_the_one_before() -> None:
     security = Stub()
     one = ready(security)
-    broker.session_ms = 0
+    security.broker.session_ms = 0
     now = SESSION_MS * 0.96
     one.renew_login(now)
     security.end()
@@ -237,7 +224,7 @@ def test_a_renewed_login_without_an_end_does_not_keep_the_end_of_the_one_before(
     assert one.overdue(SESSION_MS + 1.0) is None
 
 
-def test_a_connection_made_anew_logs_in_from_the_beginning(broker: Broker) -> None:
+def test_a_connection_made_anew_logs_in_from_the_beginning() -> None:
     security = Stub()
     one = ready(security)
     one.close(1000.0, ConnectionResetError("cut"))
@@ -248,4 +235,4 @@ def test_a_connection_made_anew_logs_in_from_the_beginning(broker: Broker) -> No
     one.writable(2000.0)
     talk(one, 2000.0)
     assert state_of(one) is ConnectionState.READY
-    assert broker.asked == [18, 17, 36] * 2
+    assert security.broker.asked == [18, 17, 36] * 2

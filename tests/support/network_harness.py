@@ -15,6 +15,7 @@ from kafka_sink.network import apis, produce, requests
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.client import NetworkClient
+from kafka_sink.network.transport import resolve_host
 from kafka_sink.options import SinkOptions
 
 OPTIONS = SinkOptions(
@@ -131,11 +132,15 @@ class Driver:
     """A client, its clock and all events so far. Polls really wait; the client's time is the clock's."""
 
     def __init__(
-        self, bootstrap_servers: str, clock: Callable[[], float] | None = None, **changes: Any
+        self,
+        bootstrap_servers: str,
+        clock: Callable[[], float] | None = None,
+        resolve: Any = resolve_host,
+        **changes: Any,
     ) -> None:
         options = dataclasses.replace(OPTIONS, bootstrap_servers=addresses(bootstrap_servers), **changes)
         self.clock = Clock()
-        self.client = NetworkClient(options, clock or self.clock, random=lambda: 0.5)
+        self.client = NetworkClient(options, clock or self.clock, random=lambda: 0.5, resolve=resolve)
         self.events: list[Event] = []
         self.client.on_connected = lambda node, setup_ms, _: self.events.append(Connected(node, setup_ms))
         self.client.on_disconnected = lambda node, cause, *_: self.events.append(Disconnected(node, cause))
