@@ -40,7 +40,7 @@ def busy_producer() -> Producer:
     for number in range(20 * TOPICS):
         place = Partition(TopicPartition(f"orders-of-region-{number % TOPICS}", number // TOPICS))
         producer.sender.deliveries.acknowledged([written_batch(place, 1000, 100_000, 30_000, number)])
-        counts = producer.cluster.broker(number % BROKERS, producer.network).counts
+        counts = producer.cluster.broker(number % BROKERS).counts
         counts.requests += 1
         counts.latency_ms += 12.0
         counts.buckets[2] += 1

@@ -182,9 +182,9 @@ def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_p
 
     def logged_response(
         handler: ResponseHandler, broker: Broker, response: ProduceResponse, now_ms: float
-    ) -> bool:
+    ) -> None:
         log.append("acknowledged")
-        return on_response(handler, broker, response, now_ms)
+        on_response(handler, broker, response, now_ms)
 
     def logged_pass(sender: Sender, now_ms: float) -> None:
         log.append("pass")
