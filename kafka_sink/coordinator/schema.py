@@ -15,6 +15,7 @@ import math
 import types
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -203,8 +204,8 @@ def _of_type(hint: Any) -> _Decoder:
         hint, bound, *_ = get_args(hint)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        (wanted,) = (one for one in arguments if one is not type(None))
-        return _optional(_of_type(wanted))
+        decoders = [_of_type(one) for one in arguments if one is not type(None)]
+        return _union(decoders, is_optional=len(decoders) < len(arguments))
     if origin in (tuple, dict) or hint is str:
         if not isinstance(bound, AtMost):
             raise TypeError(f"{hint} needs AtMost")
@@ -216,8 +217,17 @@ def _of_type(hint: Any) -> _Decoder:
     return _boolean if hint is bool else _decoder(hint)
 
 
-def _optional(decoder: _Decoder) -> _Decoder:
-    return lambda value: None if value is None else decoder(value)
+def _union(decoders: list[_Decoder], *, is_optional: bool) -> _Decoder:
+    def decode_union(value: Any) -> Any:
+        if value is None and is_optional:
+            return None
+        for decoder in decoders[:-1]:
+            # Not kept: an exception that its own frame refers to is garbage that only a collection frees.
+            with suppress(ValueError):
+                return decoder(value)
+        return decoders[-1](value)
+
+    return decode_union
 
 
 def _collection(element: Any, most: int) -> _Decoder:
