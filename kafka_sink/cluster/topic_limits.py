@@ -160,10 +160,11 @@ class TopicLimits:
         """
         if batch is None:
             raw_bytes = record_count = 0
-            ratio, base_timestamp = self.ratio, ordered.timestamp(start)
+            ratio, base_timestamp, is_bounded = self.ratio, ordered.timestamp(start), True
         else:
             raw_bytes, record_count = batch.raw_bytes, batch.record_count
             ratio, base_timestamp = batch.ratio, batch.base_timestamp
+            is_bounded = ordered.deltas_are_bounded(base_timestamp)
         factor = ratio * self._safety
         bound = ordered.bound(start, stop)
         limit = self.write_limit - batch_header.SIZE
@@ -171,7 +172,7 @@ class TopicLimits:
             (raw_bytes + bound) * factor + (0 if factor == 1.0 else ordered.largest_bound) <= limit
             and (self.raw_limit is None or raw_bytes + bound <= self.raw_limit)
             and record_count + stop - start <= encoder.MAX_RECORDS_PER_BATCH
-            and ordered.deltas_are_bounded(base_timestamp)
+            and is_bounded
         )
         if surely:
             return stop

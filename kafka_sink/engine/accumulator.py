@@ -12,7 +12,7 @@ from functools import partial
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import TopicLimits, kept_limits
-from kafka_sink.engine.batch import BatchState, ProducerBatch
+from kafka_sink.engine.batch import TERMINAL, BatchState, ProducerBatch
 from kafka_sink.memory.allocator import BufferAllocator
 from kafka_sink.memory.pool import BufferPool, LentChunks
 from kafka_sink.model import TopicPartition
@@ -62,7 +62,7 @@ class RecordAccumulator:
         self.live: set[ProducerBatch] = set()
         # Batches without a final state: queued, open or in flight.
         self.incomplete = 0
-        # The task has no more rows: every batch may be sent at once.
+        # The task, which sets it, has no more rows for now: every batch may be sent at once.
         self.flushing = False
         # The sender has passed over a held batch, so the task must wake it afterwards.
         self.held_batch_skipped = False
@@ -104,11 +104,6 @@ class RecordAccumulator:
         """All that still take rows. The lock is held."""
         tails = [partition.batches[-1] for partition in self.waiting]
         return [batch for batch in tails if batch.state is BatchState.OPEN]
-
-    def begin_task(self) -> None:
-        """A task's rows follow: batches linger again."""
-        with self.lock:
-            self.flushing = False
 
     def await_completion(self, timeout_s: float, until: Callable[[], bool]) -> bool:
         """Wait until every batch has a final state or ``until`` is true, ``timeout_s`` at most.
@@ -256,11 +251,6 @@ class RecordAccumulator:
                 broker.rotation = begin + 1
         return taken
 
-    def _request_ended_locked(self, batch: ProducerBatch) -> None:
-        """A batch's request has a response, has failed or was never sent."""
-        batch.request_references -= 1
-        batch.home.in_flight -= 1
-
     def _insert_locked(self, batch: ProducerBatch) -> None:
         """Put a batch back in its place."""
         batch.home.insert(batch)
@@ -276,14 +266,15 @@ class RecordAccumulator:
 
     def _release_locked(self, *batches: ProducerBatch) -> None:
         """Give the memory of terminal batches back, unless a request still refers to it (KAFKA-19012)."""
-        returned: list[LentChunks] = []
+        returned: dict[BufferPool, list[LentChunks]] = {}
         try:
             for batch in batches:
-                if batch.terminal and not batch.request_references and batch in self.live:
+                if batch.state in TERMINAL and not batch.request_references and batch in self.live:
                     self.live.discard(batch)
                     batch.buffer.release(returned)
         finally:
-            BufferPool.give_all(returned)
+            for pool, lent in returned.items():
+                pool.give_all(lent)
 
     def move_unsent(
         self, sources: Iterable[Partition], targets: Callable[[TopicPartition], Sequence[TopicPartition]]
@@ -343,7 +334,8 @@ class RecordAccumulator:
         """Undo ``drain`` for batches that were sealed but not sent."""
         with self.lock:
             for batch in batches:
-                self._request_ended_locked(batch)
+                batch.request_references -= 1
+                batch.home.in_flight -= 1
                 self._insert_locked(batch)
 
     def take(self, batch: ProducerBatch) -> bool:
@@ -359,7 +351,8 @@ class RecordAccumulator:
     def reenqueue(self, batch: ProducerBatch, retry_at_ms: float) -> None:
         """Put a batch back for another attempt, before all batches that were appended after it."""
         with self.lock:
-            self._request_ended_locked(batch)
+            batch.request_references -= 1
+            batch.home.in_flight -= 1
             if not batch.move_to(BatchState.SEALED):
                 self._release_locked(batch)
                 return
@@ -370,7 +363,8 @@ class RecordAccumulator:
         """Put the pieces of a batch that was too large in its place. Return False and release the pieces if
         the batch had failed before."""
         with self.lock:
-            self._request_ended_locked(parent)
+            parent.request_references -= 1
+            parent.home.in_flight -= 1
             first = parent.move_to(BatchState.SPLIT)
             if first:
                 for piece in pieces:
@@ -402,7 +396,8 @@ class RecordAccumulator:
         with self.lock:
             first: list[WrittenBatch] = []
             for ended in written:
-                self._request_ended_locked(ended[0])
+                ended[0].request_references -= 1
+                ended[0].home.in_flight -= 1
                 if ended[0].move_to(BatchState.SUCCEEDED):
                     first.append(ended)
             record(first)
@@ -417,7 +412,8 @@ class RecordAccumulator:
         that the task never finds a row unaccounted for.
         """
         with self.lock:
-            self._request_ended_locked(batch)
+            batch.request_references -= 1
+            batch.home.in_flight -= 1
             first = batch.move_to(state)
             if first:
                 self._complete_locked(record)

@@ -72,7 +72,7 @@ class ChunkedBuffer:
         self._released = False
         first = arena.size
         self._step = step = first if heap_arena is None else heap_arena.size
-        # By how much the first chunk is larger than the others: chunk n > 0 begins at _lead + n * _step.
+        # By how much the first chunk is larger than the others: chunk n ends at _lead + (n + 1) * _step.
         self._lead = first - step
         self.capacity = self._lead + len(chunks) * step
         self.size = 0
@@ -128,7 +128,7 @@ class ChunkedBuffer:
         done = 0
         while done < length:
             if slab is None or size == self._limit:
-                slab = self._point_at(self._index(size))
+                slab = self._point_at(size)
             part = view[done : done + self._limit - size]
             begin = self._shift + size
             slab[begin : begin + len(part)] = part
@@ -136,21 +136,15 @@ class ChunkedBuffer:
             size += len(part)
         self.size = size
 
-    def _index(self, position: int) -> int:
-        """The chunk that a byte lies in."""
-        return max(0, (position - self._lead) // self._step)
-
-    def _begin(self, index: int) -> int:
-        """The first byte of a chunk, or the last one's end."""
-        return self._lead + index * self._step if index else 0
-
-    def _point_at(self, index: int) -> mmap.mmap:
-        """The next byte goes to the start of a chunk, and on through chunks that are its neighbours."""
+    def _point_at(self, position: int) -> mmap.mmap:
+        """The next byte goes to its place in a chunk, and on through chunks that are its neighbours."""
+        lead, step = self._lead, self._step
+        index = max(0, (position - lead) // step)
         chunk = self._chunks[index]
         self._slab = chunk.slab
-        self._from = self._begin(index)
+        self._from = lead + index * step if index else 0
         self._shift = chunk.start - self._from
-        self._limit = self._begin(index + 1)
+        self._limit = lead + (index + 1) * step
         self._reach(index + 1)
         return chunk.slab
 
@@ -217,7 +211,7 @@ class ChunkedBuffer:
             raise ValueError(f"cannot truncate {self.size} bytes to {size}")
         self.size = size
         if size < self._from:
-            self._point_at(self._index(size))
+            self._point_at(size)
 
     def views(self, start: int = 0, end: int | None = None) -> list[memoryview]:
         """The bytes written from ``start`` to ``end`` (default: all), in order and without a copy. No view is
@@ -228,10 +222,10 @@ class ChunkedBuffer:
             raise ValueError(f"no bytes {start} to {end} in {self.size} that are written")
         if start == end:
             return []
-        chunks, step = self._chunks, self._step
-        first = at = self._index(start)
-        last = self._index(end - 1)
-        begin = self._begin(first)
+        chunks, lead, step = self._chunks, self._lead, self._step
+        first = at = max(0, (start - lead) // step)
+        last = max(0, (end - 1 - lead) // step)
+        begin = lead + first * step if first else 0
         if first == last:
             return [chunks[first].view[start - begin : end - begin]]
         # One view for each group of adjacent chunks: for 1 MiB in 64 of them this saves 44 us in the checksum
@@ -246,7 +240,7 @@ class ChunkedBuffer:
                 stop += step
                 at += 1
             found.append(memoryview(chunk.slab)[chunk.start : stop])
-        surplus = self._begin(last + 1) - end
+        surplus = lead + (last + 1) * step - end
         if surplus:
             found[-1] = found[-1][:-surplus]
         if start > begin:
@@ -269,7 +263,9 @@ class ChunkedBuffer:
     def trim(self) -> None:
         """Return memory that holds no data. Called when the batch takes no more rows."""
         # A first chunk of another size stays, as all places count from its end.
-        keep = self._index(self.size - 1) + 1 if self.size or self._reserves_heap else 0
+        keep = 0
+        if self.size or self._reserves_heap:
+            keep = max(0, (self.size - 1 - self._lead) // self._step) + 1
         chunks = self._chunks
         if keep == len(chunks):
             return
@@ -282,25 +278,25 @@ class ChunkedBuffer:
             self._pool.give(self._arena, chunks[keep:])
             del chunks[keep:]
             self._pooled = keep
-        self.capacity = self._begin(keep)
+        self.capacity = self._lead + keep * self._step
         if self._limit > self.capacity:
             self._limit = self.capacity
 
-    def release(self, returned: list[LentChunks] | None = None) -> None:
+    def release(self, returned: dict[BufferPool, list[LentChunks]] | None = None) -> None:
         """Return all memory. A second call raises BufferOwnershipError and changes nothing; so does growing
-        afterwards. With ``returned`` the pool's chunks go there, for the caller's ``BufferPool.give_all``."""
+        afterwards. With ``returned`` its chunks go there, by pool, for the caller's ``BufferPool.give_all``."""
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
         if self._heap_arena is not None and len(self._chunks) > self._pooled:
             self._pool.give(self._heap_arena, self._chunks[self._pooled :])
             del self._chunks[self._pooled :]
         # Also where nothing is left to return: this ends the batch in the pool's counts.
-        lent = self._pool, self._arena, self._chunks, self._full_bytes
+        lent = self._arena, self._chunks, self._full_bytes
         self._released = True
         if returned is None:
-            BufferPool.give_all((lent,))
+            self._pool.give_all([lent])
         else:
-            returned.append(lent)
+            returned.setdefault(self._pool, []).append(lent)
         self._chunks = []
         self._pooled = self.capacity = self.size = self._from = self._limit = 0
         self._slab = None
@@ -338,7 +334,7 @@ class ScratchBuffer:
     def trim(self) -> None:
         """Nothing to return."""
 
-    def release(self, returned: list[LentChunks] | None = None) -> None:
+    def release(self, returned: dict[BufferPool, list[LentChunks]] | None = None) -> None:
         self.data.clear()
 
 
@@ -410,7 +406,7 @@ class SharedBufferPart:
     def trim(self) -> None:
         """Nothing to return: the buffer goes back whole."""
 
-    def release(self, returned: list[LentChunks] | None = None) -> None:
+    def release(self, returned: dict[BufferPool, list[LentChunks]] | None = None) -> None:
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
         self._released = True

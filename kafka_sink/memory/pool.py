@@ -404,39 +404,38 @@ class BufferPool:
 
     # -- giving back ------------------------------------------------------------------------------
 
-    def give(self, arena: ChunkArena, chunks: list[Chunk], full_bytes: int = 0, *, ended: int = 0) -> None:
-        """Return chunks to where they came from; the request that waits longest gets them first.
+    def give(self, arena: ChunkArena, chunks: list[Chunk], full_bytes: int = 0) -> None:
+        """As ``give_all`` for chunks of a batch that goes on."""
+        self.give_all([(arena, chunks, full_bytes)], ended=0)
 
-        ``ended``: so many batches hold no chunks now. Raises BufferOwnershipError, changing nothing, for
-        chunks that are not lent out.
+    def give_all(self, lent: Sequence[LentChunks], *, ended: int | None = None) -> None:
+        """Return the last chunks of batches to where they came from, those of one arena in one step; the
+        request that waits longest gets them first.
+
+        ``ended``: how many batches hold no chunks now; default: each. Raises BufferOwnershipError, changing
+        nothing of an arena, for chunks that are not lent out.
         """
-        returned = len(chunks) * arena.size
+        arenas: dict[ChunkArena, list[Chunk]] = {}
+        full_bytes = 0
+        for arena, chunks, full in lent:
+            full_bytes += full
+            found = arenas.setdefault(arena, chunks)
+            if found is not chunks:
+                found += chunks
         with self._lock:
-            arena.give(chunks)
-            self.open_batches -= ended
+            for arena, chunks in arenas.items():
+                returned = len(chunks) * arena.size
+                arena.give(chunks)
+                if arena.heap:
+                    self._heap -= returned
+                else:
+                    self._used -= returned
+                    if not arena.kept:
+                        self._allocated -= returned
+            self.open_batches -= len(lent) if ended is None else ended
             self._full -= full_bytes
-            if arena.heap:
-                self._heap -= returned
-            else:
-                self._used -= returned
-                if not arena.kept:
-                    self._allocated -= returned
             if self._waiters:
                 self._serve()
-
-    @staticmethod
-    def give_all(lent: Sequence[LentChunks]) -> None:
-        """The last chunks of batches go back, those of one arena in one call."""
-        arenas: dict[ChunkArena, tuple[BufferPool, list[Chunk], list[int]]] = {}
-        for pool, arena, chunks, full_bytes in lent:
-            found = arenas.get(arena)
-            if found is None:
-                arenas[arena] = pool, chunks, [full_bytes]
-            else:
-                found[1].extend(chunks)
-                found[2].append(full_bytes)
-        for arena, (pool, chunks, full) in arenas.items():
-            pool.give(arena, chunks, sum(full), ended=len(full))
 
     def restart_maxima(self) -> None:
         """Reset the peaks to the present values: a new task begins."""
@@ -514,7 +513,7 @@ class BufferPool:
 
 
 # All that a batch holds of a pool: its arena, its chunks there, and what `full` would hold for them.
-LentChunks = tuple[BufferPool, ChunkArena, list[Chunk], int]
+LentChunks = tuple[ChunkArena, list[Chunk], int]
 
 
 def _await(turn: threading.Lock, timeout_s: float, watch: Callable[[], None] | None) -> None:

@@ -298,7 +298,8 @@ def _ranges(
             if length is None:
                 return None
             width = extra + (len(length) if isinstance(length, bytes) else length.itemsize)
-            end += body.total() + (stop - start) * width
+            end += (stop - start) * width
+            end += body.count * body.largest if body.each is None else int(body.each.sum(dtype=np.int64))
             found.append((start, stop, _layout((begin, length, between, low, high))))
         ends.append(end)
     return found, ends

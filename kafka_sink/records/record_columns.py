@@ -60,9 +60,6 @@ class ColumnLengths:
     def numbers(self) -> Ints:
         return np.full(self.count, self.largest, dtype=np.int64) if self.each is None else self.each
 
-    def total(self) -> int:
-        return self.count * self.largest if self.each is None else int(self.each.sum(dtype=np.int64))
-
     def with_prefix(self) -> ColumnLengths:
         """The lengths plus the bytes of each length as a varint. A null's, -1, takes one, as 0 does."""
         if self.each is None:

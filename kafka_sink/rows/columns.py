@@ -53,7 +53,7 @@ def extract(plan: ColumnPlan, batch: pa.RecordBatch | pa.Table, now_ms: int) -> 
     InvalidRowError, naming the column, what is wrong and in how many rows, never their content.
     """
     table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
-    topics, topic_index = _topics(plan, table)
+    topics, topic_index = ((plan.topic,), None) if plan.topic is not None else _topics(plan, table)
     return RowBatch(
         table.num_rows,
         None if plan.key is None else _none_if_all_null(_binary_column(_whole(table, plan.key), "key")),
@@ -167,8 +167,6 @@ def _require_header_keys(column: pa.Array, entries: Bools, what: str) -> NoRetur
 
 
 def _topics(plan: ColumnPlan, table: pa.Table) -> tuple[tuple[str, ...], Int32s | None]:
-    if plan.topic is not None:
-        return (plan.topic,), None
     if plan.topic_column is None:
         raise SchemaError("neither a topic nor a column of topics is planned")
     column = _whole(table, plan.topic_column)

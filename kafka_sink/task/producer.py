@@ -222,7 +222,7 @@ class Producer:
             parts.telemetry.idle_since_ms = math.inf
         parts.allocator.begin()
         parts.dead_letter_memory.begin()
-        parts.accumulator.begin_task()
+        parts.accumulator.flushing = False
         parts.appender.encode_ms = parts.appender.pool_wait_ms = 0.0
         self._task = self._new_task(task)
         self._writes.begin(task.write, task.stage)
@@ -436,7 +436,8 @@ class Producer:
             # No row may be lost in silence. No known path leads here.
             raise DeliveryError(f"of {self.rows} rows {written + counts.skipped} are accounted for")
         now = monotonic_ms()
-        self._send_last_report()
+        if self._reports is not None:
+            self._send_last_report(self._reports)
         return TaskResult(
             **counts.by_name(),
             partitions=self.sender.deliveries.partitions(),
@@ -460,7 +461,7 @@ class Producer:
                 )
             # Brokers reject rows meanwhile, and dead letters that are too large.
             is_complete &= not self._check_and_write_dead_letters()
-        self.accumulator.begin_task()
+        self.accumulator.flushing = False
 
     @property
     def rows(self) -> int:
@@ -508,10 +509,9 @@ class Producer:
     def _skipped(self) -> int:
         return 0 if self._task.dead_letters is None else self._task.dead_letters.rows
 
-    def _send_last_report(self, *, failed: bool = False) -> None:
+    def _send_last_report(self, channel: ReportChannel, *, failed: bool = False) -> None:
         """The task's last report, while its counts are there."""
-        channel = self._reports
-        if channel is not None and channel.identity is not None:
+        if channel.identity is not None:
             channel.end(self._task.reporter.read(channel.identity, done=True, failed=failed))
 
     def report(self, identity: TaskIdentity) -> TaskReport:
@@ -555,7 +555,8 @@ class Producer:
         """
         LIVE_PRODUCERS.discard(self)
         self._writes.end()
-        self._send_last_report(failed=True)
+        if self._reports is not None:
+            self._send_last_report(self._reports, failed=True)
         if self._coordinator is not None:
             self._coordinator.close()
         self._parts.close(abort=abort)

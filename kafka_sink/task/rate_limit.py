@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import pyarrow as pa
 
 from kafka_sink.clock import LIMIT, Clock, TaskActivity
+from kafka_sink.coordinator.rates import RateChannel
 from kafka_sink.options import SinkOptions
 
 _log = logging.getLogger(__name__)
@@ -24,17 +24,6 @@ _CHECK_MS = 100.0
 _NO_GRANT_MS = 60_000.0
 # A slice is what a share allows in this time, so that rows flow evenly.
 _SLICE_S = 0.1
-
-
-class Grants(Protocol):
-    """The part of RateChannel that this uses."""
-
-    @property
-    def is_shared(self) -> bool: ...
-
-    def ask(self, job: str, limits: dict[str, int], rows: int, size: int) -> bool: ...
-
-    def await_grant(self, timeout_ms: float) -> int | None: ...
 
 
 def limits_of(options: SinkOptions) -> dict[str, int]:
@@ -59,7 +48,7 @@ class RateLimit:
         self.activity = TaskActivity(clock_ms)
         self.waited_ms = 0.0
         self.job = ""
-        self.grants: Grants | None = None
+        self.grants: RateChannel | None = None
         self._limits = limits
         self._clock_ms = clock_ms
         self._sleep = sleep

@@ -113,23 +113,22 @@ class TaskReporter:
         )
 
     def counts(self) -> TaskCounts:
-        counts, before = self._parts.sender.deliveries.counts(), self._before
+        counts, before, other_rack_bytes = self._parts.sender.deliveries.counts(), self._before, 0
+        if self._parts.rack.name:
+            sent = self._parts.sender.broker_metrics(self._clock_ms())
+            other_rack_bytes = sum(
+                broker.sent_bytes for node_id, broker in sent.items() if self._parts.rack.is_other(node_id)
+            )
         return TaskCounts(
             **{name: getattr(counts, name) for name in _OF_DELIVERIES},
             **{name: value - before.get(name, 0) for name, value in self._of_all_tasks().items()},
             skipped=0 if self._dead_letters is None else self._dead_letters.rows,
-            other_rack_bytes=self._other_rack_bytes(),
+            other_rack_bytes=other_rack_bytes,
             encode_ms=self._parts.appender.encode_ms,
             pool_wait_ms=self._parts.appender.pool_wait_ms,
             rate_wait_ms=0.0 if self._rate_limit is None else self._rate_limit.waited_ms,
             transactions_begun=int(self.transaction_since_ms is not None),
         )
-
-    def _other_rack_bytes(self) -> int:
-        if not self._parts.rack.name:
-            return 0
-        sent = self._parts.sender.broker_metrics(self._clock_ms())
-        return sum(node.sent_bytes for node_id, node in sent.items() if self._parts.rack.is_other(node_id))
 
     def _gauges(self) -> dict[str, Number]:
         pool = self._parts.allocator.pool.metrics()

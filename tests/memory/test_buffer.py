@@ -87,10 +87,11 @@ def test_many_batches_are_opened_as_one_by_one_and_returned_together(
     assert [one.capacity for one in together] == [one.capacity for one in apart]
     assert pools[0].metrics() == pools[1].metrics()
     assert pools[0].open_batches == len(apart)
-    returned: list[LentChunks] = []
+    returned: dict[BufferPool, list[LentChunks]] = {}
     for one in together:
         one.release(returned)
-    BufferPool.give_all(returned)
+    for pool, lent in returned.items():
+        pool.give_all(lent)
     assert_idle(pools[0])
     assert pools[0].open_batches == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 
 import pyarrow as pa
 import pytest
@@ -73,15 +74,18 @@ def test_a_task_that_was_given_up_ends_while_it_waits() -> None:
     assert at.now_ms < 700
 
 
-class NoGrants:
+class NoGrants(RateChannel):
     """A coordinator that answers, and grants nothing."""
 
-    is_shared = True
-
     def __init__(self, at: Time) -> None:
+        super().__init__()
         self.at = at
 
-    def ask(self, job: str, limits: dict[str, int], rows: int, size: int) -> bool:
+    @property
+    def is_shared(self) -> bool:
+        return True
+
+    def ask(self, job: str, limits: Mapping[str, int], rows: int, size: int) -> bool:
         return True
 
     def await_grant(self, timeout_ms: float) -> int | None:
