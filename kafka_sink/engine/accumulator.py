@@ -100,11 +100,6 @@ class RecordAccumulator:
         tail = found.batches[-1] if found is not None and found.batches else None
         return tail if tail is not None and tail.state is BatchState.OPEN else None
 
-    def open_batches(self) -> list[ProducerBatch]:
-        """All that still take rows. The lock is held."""
-        tails = [partition.batches[-1] for partition in self.waiting]
-        return [batch for batch in tails if batch.state is BatchState.OPEN]
-
     def await_completion(self, timeout_s: float, until: Callable[[], bool]) -> bool:
         """Wait until every batch has a final state or ``until`` is true, ``timeout_s`` at most.
 

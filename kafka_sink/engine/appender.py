@@ -169,24 +169,13 @@ class AppendPass:
         """Place rows, fix offsets and base timestamps, and take memory. Encodes nothing.
 
         ``granted`` is memory for the first rows, up to ``granted_stop``, that was waited for. If it does not
-        hold the whole run, the pass ends after it. What fails gives back all memory that no batch has.
+        hold the whole run, the pass ends after it. Where this fails, ``give_back`` follows.
         """
-        for limits, ratio in self._accumulator.too_large_batches:
-            limits.relearn(ratio)
-        self._accumulator.too_large_batches.clear()
-        try:
-            if granted is not None:
-                self._taken.append(granted)
-            self._place(granted, granted_stop)
-        except BaseException:
-            owned = {id(batch.buffer) for batch in self._accumulator.live}
-            for buffer in self._taken:
-                if id(buffer) not in owned:
-                    buffer.release()
-            raise
-
-    def _place(self, granted: ChunkedBuffer | None, granted_stop: int) -> None:
         accumulator, ordered, start = self._accumulator, self.ordered, self.start
+        for limits, ratio in accumulator.too_large_batches:
+            limits.relearn(ratio)
+        accumulator.too_large_batches.clear()
+        self._taken = [] if granted is None else [granted]
         starts, at_run = ordered.starts, ordered.bound_at_run
         opened = first = bisect_right(starts, start) - 1
         for run in range(first, self._stop_run):
@@ -217,6 +206,13 @@ class AppendPass:
             if start < stop:
                 self.stop = start
                 return
+
+    def give_back(self) -> None:
+        """Return all memory that no batch has. The accumulator's lock is held."""
+        owned = {id(batch.buffer) for batch in self._accumulator.live}
+        for buffer in self._taken:
+            if id(buffer) not in owned:
+                buffer.release()
 
     def _add(self, batch: ProducerBatch, limits: TopicLimits, start: int, stop: int) -> None:
         batch.held = True
@@ -470,7 +466,11 @@ class RecordAppender:
                 dead_letters=self._dead_letters,
             )
             with self._accumulator.lock:
-                one.plan(granted, granted_stop)
+                try:
+                    one.plan(granted, granted_stop)
+                except BaseException:
+                    one.give_back()
+                    raise
             self.carry_out(one)
             check()
             row = one.stop
@@ -545,16 +545,15 @@ class RecordAppender:
 
         With ``partitions`` only theirs, and later batches linger again.
         """
-        accumulator = self._accumulator
+        accumulator, closed = self._accumulator, []
         with accumulator.lock:
-            closed = accumulator.open_batches()
-            if partitions is None:
-                accumulator.flushing = True
-            else:
-                closed = [batch for batch in closed if batch.partition in partitions]
-            for batch in closed:
-                batch.held = True
-                batch.move_to(BatchState.CLOSED)
+            accumulator.flushing |= partitions is None
+            for partition in accumulator.waiting:
+                tail = partition.batches[-1]
+                if tail.state is BatchState.OPEN and (partitions is None or partition.id in partitions):
+                    tail.held = True
+                    tail.move_to(BatchState.CLOSED)
+                    closed.append(tail)
         started = self._clock_ms()
         self._seal(closed)
         self.encode_ms += self._clock_ms() - started

@@ -251,26 +251,43 @@ def task_metrics(
 
     Averages are 0.0 before the first batch is sent or acknowledged. docs/metrics.md explains each metric.
     """
-    values: Metrics = dict(pool.by_kafka_name())
-    began = before.by_kafka_name()
-    for name in ("bufferpool-wait-time-ns-total", "buffer-exhausted-total", "buffer-heap-bytes-total"):
-        values[name] -= began[name]
-    batches = counts.batches
-    values["batch-size-avg"] = counts.sent_bytes / batches if batches else 0.0
-    values["batch-size-max"] = counts.max_batch_bytes
-    values["compression-rate-avg"] = counts.compression_rates / batches if batches else 0.0
-    values["batch-split-total"] = counts.splits
-    values["record-queue-time-avg"] = counts.queue_ms / counts.sent_batches if counts.sent_batches else 0.0
-    values["record-queue-time-max"] = counts.max_queue_ms
-    values["record-size-avg"] = counts.raw_bytes / counts.written if counts.written else 0.0
-    values["record-size-max"] = rows.largest_record
-    values["metadata-age"] = rows.metadata_age_ms / 1000
-    values["metadata-wait-time-ns-total"] = int(rows.metadata_wait_ms * 1e6)
-    values["record-moved-total"] = counts.moved
-    values["muted-partitions"] = rows.muted_partitions
-    values["breaker-trips-total"] = totals.breaker_trips
-    values["breaker-probes-total"] = totals.breaker_probes
-    return values
+    batches, written = counts.batches, counts.records + counts.unconfirmed
+    held, most_held = pool.used_bytes + pool.heap_bytes, pool.max_used_bytes + pool.max_heap_bytes
+    return {
+        "buffer-total-bytes": pool.buffer_total_bytes,
+        "buffer-available-bytes": pool.buffer_available_bytes,
+        "bufferpool-wait-time-ns-total": (
+            pool.bufferpool_wait_time_ns_total - before.bufferpool_wait_time_ns_total
+        ),
+        "bufferpool-wait-ratio": pool.bufferpool_wait_ratio,
+        "buffer-exhausted-total": pool.buffer_exhausted_total - before.buffer_exhausted_total,
+        "buffer-exhausted-rate": pool.buffer_exhausted_rate,
+        "waiting-threads": pool.waiting_threads,
+        "buffer-allocated-bytes": pool.allocated_bytes,
+        "buffer-allocated-bytes-max": pool.max_allocated_bytes,
+        "buffer-used-bytes": pool.used_bytes,
+        "buffer-used-bytes-max": pool.max_used_bytes,
+        "buffer-heap-bytes": pool.heap_bytes,
+        "buffer-heap-bytes-max": pool.max_heap_bytes,
+        "buffer-heap-bytes-total": pool.heap_total_bytes - before.heap_total_bytes,
+        # What `full` would hold for the same batches, minus what is held; then both at their peaks.
+        "buffer-saved-bytes": max(0, pool.full_strategy_bytes - held),
+        "buffer-saved-bytes-max": max(0, pool.max_full_strategy_bytes - most_held),
+        "batch-size-avg": counts.sent_bytes / batches if batches else 0.0,
+        "batch-size-max": counts.max_batch_bytes,
+        "compression-rate-avg": counts.compression_rates / batches if batches else 0.0,
+        "batch-split-total": counts.splits,
+        "record-queue-time-avg": counts.queue_ms / counts.sent_batches if counts.sent_batches else 0.0,
+        "record-queue-time-max": counts.max_queue_ms,
+        "record-size-avg": counts.raw_bytes / written if written else 0.0,
+        "record-size-max": rows.largest_record,
+        "metadata-age": rows.metadata_age_ms / 1000,
+        "metadata-wait-time-ns-total": int(rows.metadata_wait_ms * 1e6),
+        "record-moved-total": counts.moved,
+        "muted-partitions": rows.muted_partitions,
+        "breaker-trips-total": totals.breaker_trips,
+        "breaker-probes-total": totals.breaker_probes,
+    }
 
 
 class LiveProducers:

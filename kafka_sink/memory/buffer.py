@@ -284,7 +284,7 @@ class ChunkedBuffer:
 
     def release(self, returned: dict[BufferPool, list[LentChunks]] | None = None) -> None:
         """Return all memory. A second call raises BufferOwnershipError and changes nothing; so does growing
-        afterwards. With ``returned`` its chunks go there, by pool: the caller calls ``BufferPool.give_all``."""
+        afterwards. With ``returned`` its chunks go there, by pool, for ``BufferPool.give_all``."""
         if self._released:
             raise BufferOwnershipError("a batch's memory was released twice")
         if self._heap_arena is not None and len(self._chunks) > self._pooled:

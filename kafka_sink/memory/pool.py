@@ -87,29 +87,6 @@ class PoolMetrics:
     full_strategy_bytes: int
     max_full_strategy_bytes: int
 
-    def by_kafka_name(self) -> dict[str, int | float]:
-        """Values by Kafka's producer-metrics names, and by similar names for those that Kafka lacks."""
-        held, most_held = self.used_bytes + self.heap_bytes, self.max_used_bytes + self.max_heap_bytes
-        return {
-            "buffer-total-bytes": self.buffer_total_bytes,
-            "buffer-available-bytes": self.buffer_available_bytes,
-            "bufferpool-wait-time-ns-total": self.bufferpool_wait_time_ns_total,
-            "bufferpool-wait-ratio": self.bufferpool_wait_ratio,
-            "buffer-exhausted-total": self.buffer_exhausted_total,
-            "buffer-exhausted-rate": self.buffer_exhausted_rate,
-            "waiting-threads": self.waiting_threads,
-            "buffer-allocated-bytes": self.allocated_bytes,
-            "buffer-allocated-bytes-max": self.max_allocated_bytes,
-            "buffer-used-bytes": self.used_bytes,
-            "buffer-used-bytes-max": self.max_used_bytes,
-            "buffer-heap-bytes": self.heap_bytes,
-            "buffer-heap-bytes-max": self.max_heap_bytes,
-            "buffer-heap-bytes-total": self.heap_total_bytes,
-            "buffer-saved-bytes": max(0, self.full_strategy_bytes - held),
-            # The peak that `full` would have held, minus the peak that was held.
-            "buffer-saved-bytes-max": max(0, self.max_full_strategy_bytes - most_held),
-        }
-
 
 # Heap memory is limited to this share of buffer.memory, as a divisor, but to no less than the minimum below;
 # see also admit_heap.

@@ -61,18 +61,13 @@ def write(
         *sequence,
         record_count,
     )
-    # The C extension takes bytes and numpy arrays but no memoryviews; see as_checkable.
+    # The C extension takes bytes and numpy arrays but no memoryviews.
     if size <= _COPIED_BYTES and len(views) == 1:
         crc = google_crc32c.value(bytes(first[_HEAD.size :]))
     else:
-        crc = google_crc32c.value(as_checkable(first[_HEAD.size :]))
+        import numpy as np
+
+        crc = google_crc32c.value(np.frombuffer(first[_HEAD.size :], np.uint8))
         for part in views[1:]:
-            crc = google_crc32c.extend(crc, as_checkable(part))
+            crc = google_crc32c.extend(crc, np.frombuffer(part, np.uint8))
     _HEAD.pack_into(first, 0, 0, size - _LENGTH_OVERHEAD, -1, MAGIC, crc)
-
-
-def as_checkable(part: memoryview) -> object:
-    """A view of ``part`` in a form that google_crc32c accepts, without a copy."""
-    import numpy as np
-
-    return np.frombuffer(part, dtype=np.uint8)

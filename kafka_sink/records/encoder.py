@@ -93,7 +93,7 @@ def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRang
     ``timestamps`` are milliseconds since the epoch, one a row in writing order, or the same for all rows. The
     runs cover the rows in order and without gaps; none is empty.
     """
-    count = len(rows)
+    count = rows.payload.count
     if count == 0:
         return [memoryview(b"") for _ in runs]
     heads = heads_of(rows, timestamps, runs)
@@ -115,7 +115,7 @@ _Columns = list[tuple[list[pa.Array], Int32s]]
 
 
 def _columns(rows: RecordColumns, heads: Heads) -> _Columns:
-    here: Int32s = np.arange(len(rows), dtype=np.int32)
+    here: Int32s = np.arange(rows.payload.count, dtype=np.int32)
     there = here if rows.order is None else rows.order
     columns: _Columns = [([heads.prefix], here)]
     if heads.middle is not None:
@@ -151,7 +151,7 @@ def _interleave(rows: RecordColumns, columns: _Columns) -> pa.Buffer:
 
     This orders the rows and joins their parts in one pass.
     """
-    count = len(rows)
+    count = rows.payload.count
     index: Int32s = np.empty(count * len(columns) + 1, dtype=np.int32)
     matrix = index[:-1].reshape(count, len(columns))
     sources: list[pa.Array] = []
@@ -258,7 +258,7 @@ def _layout(fields: Sequence[Field]) -> _Layout:
 
 def _by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[RowRange]) -> Heads | None:
     """None if the ranges are too many, or a number's width changes within one."""
-    if len(runs) * _MIN_RANGE_ROWS > len(rows) or rows.has_nulls:
+    if len(runs) * _MIN_RANGE_ROWS > rows.payload.count or rows.has_nulls:
         return None
     if max(run.base_offset + run.stop - run.start for run in runs) > _FOUR_BYTES:
         return None
@@ -277,7 +277,7 @@ def _by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[RowRange]) ->
         return None
     middle = None
     if rows.key is not None and key is None:
-        middle = _filled([(0, len(rows), _layout(()))], _layout([value_length]))
+        middle = _filled([(0, rows.payload.count, _layout(()))], _layout([value_length]))
     return Heads(_filled(ranges[0], _layout(shared)), middle, ranges[1])
 
 
@@ -373,7 +373,7 @@ def _filled(ranges: Sequence[tuple[int, int, _Layout]], shared: _Layout) -> pa.A
 
 
 def _by_mask(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRange]) -> Heads:
-    count = len(rows)
+    count = rows.payload.count
     lengths = np.array([run.stop - run.start for run in runs])
     shifts = np.array([run.base_offset - run.start for run in runs], dtype=np.int64)
     offsets = varint.column(np.arange(count, dtype=np.int64) + np.repeat(shifts, lengths))

@@ -53,15 +53,15 @@ class OrderedRows:
         self.largest_bound = bounds.largest if bounds.each is None else int(bounds.each.max())
         self._cumulated: Int64s
         if bounds.each is None:
-            self._cumulated = np.arange(len(columns) + 1, dtype=np.int64) * bounds.largest
+            self._cumulated = np.arange(columns.payload.count + 1, dtype=np.int64) * bounds.largest
         else:
-            self._cumulated = np.zeros(len(columns) + 1, dtype=np.int64)
+            self._cumulated = np.zeros(columns.payload.count + 1, dtype=np.int64)
             np.cumsum(bounds.each, out=self._cumulated[1:])
         # Cumulated bounds at each run's start, as plain integers: read once per run.
         self.bound_at_run: list[int] = self._cumulated[np.asarray(starts)].tolist()
 
     def __len__(self) -> int:
-        return len(self.columns)
+        return self.columns.payload.count
 
     def timestamp(self, row: int) -> int:
         return self.timestamps if isinstance(self.timestamps, int) else int(self.timestamps[row])

@@ -203,9 +203,6 @@ class RecordColumns:
             payload = payload.plus(ColumnLengths.from_numbers(sizes))
         return cls(key, tuple(value), encoded, key_lengths, value_lengths, payload)
 
-    def __len__(self) -> int:
-        return self.payload.count
-
     @property
     def has_nulls(self) -> bool:
         """Whether a key or value is null; False if no row has a key."""
@@ -241,7 +238,7 @@ class RecordColumns:
         """Rows ``start`` to ``stop`` in writing order. A small part is gathered, so that encoding it does
         not touch the rest."""
         count = stop - start
-        if count == len(self):
+        if count == self.payload.count:
             return self
         order = np.arange(start, stop, dtype=np.int32) if self.order is None else self.order[start:stop]
         part = replace(
@@ -251,7 +248,7 @@ class RecordColumns:
             payload=self.payload.slice(start, stop),
             order=order,
         )
-        return part if count > len(self) // 2 else part._gathered(indices(order))
+        return part if count > self.payload.count // 2 else part._gathered(indices(order))
 
     def _gathered(self, order: pa.Array) -> RecordColumns:
         taken = pa.chunked_array(self.value).take(order)

@@ -432,7 +432,7 @@ class Producer:
         task = self._task
         counts = task.reporter.counts()
         written = counts.records + counts.unconfirmed
-        if written + counts.skipped != self.rows:
+        if written + counts.skipped != task.rows + task.rejected_rows:
             # No row may be lost in silence. No known path leads here.
             raise DeliveryError(f"of {self.rows} rows {written + counts.skipped} are accounted for")
         now = monotonic_ms()

@@ -123,7 +123,7 @@ def test_thousands_of_small_batches_are_given_to_the_sender_in_groups(
     bench.appender.carry_out(plan)
     queues = bench.accumulator
     with queues.lock:
-        closed = queues.open_batches()
+        closed = [partition.batches[-1] for partition in queues.waiting]
         for batch in closed:
             batch.held = True
             batch.move_to(BatchState.CLOSED)

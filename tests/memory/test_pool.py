@@ -638,17 +638,3 @@ def test_a_rate_covers_two_windows_of_thirty_seconds() -> None:
     for now_ms in range(200_000, 900_000, 10_000):
         rate.record(1, now_ms)
     assert len(rate._samples) == 2
-
-
-def test_metrics_carry_kafkas_names() -> None:
-    names = WatchedPool(1000).metrics(0.0).by_kafka_name()
-    assert {
-        "buffer-total-bytes",
-        "buffer-available-bytes",
-        "bufferpool-wait-time-ns-total",
-        "bufferpool-wait-ratio",
-        "buffer-exhausted-total",
-        "buffer-exhausted-rate",
-        "waiting-threads",
-    } <= names.keys()
-    assert names["buffer-available-bytes"] == 1000

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from kafka_sink.cluster.partition import Partition
-from kafka_sink.engine import batch as batch_module
+from kafka_sink.engine import accumulator as accumulator_module
 from kafka_sink.engine import response_classifier
 from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch
@@ -416,7 +416,7 @@ def _pieces_get_no_sequence(patch: pytest.MonkeyPatch) -> None:
 
 
 def _split_parents_keep_their_memory(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(batch_module, "TERMINAL", frozenset({BatchState.SUCCEEDED, BatchState.FAILED}))
+    patch.setattr(accumulator_module, "TERMINAL", frozenset({BatchState.SUCCEEDED, BatchState.FAILED}))
 
 
 def _muted_partitions_are_sent(patch: pytest.MonkeyPatch) -> None:
