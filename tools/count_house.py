@@ -8,7 +8,7 @@ not occur, functions that a row meets.
 
 - A row's way is traced: one table, from `Producer.send` until it is acknowledged, in a task whose producer is
   warm, against the tests' scripted cluster. Comprehensions, generated methods and values (frozen dataclasses,
-  named tuples, sequences) do not count.
+  named tuples, sequences) do not count. The calls that a step names may as well be those with compression.
 - A container keyed by a partition or by a broker is an attribute, annotated as a dict, set, deque or the like
   whose first type is TopicPartition or Target, or else int or Node, in one of the engine's packages. Mappings
   and Sets are views of another's. What maps other ints than brokers' ids is listed in house.json.
@@ -274,9 +274,13 @@ class _Trace:
                 if isinstance(node, _Function) and (str(path), first) in self._lines:
                     yield f"{module}:{prefix}{node.name}", owner
 
+    def names(self) -> list[tuple[str, ast.ClassDef | None]]:
+        """All functions that ran, each with its class."""
+        return [one for module, path in modules().items() for one in self._functions(module, path)]
+
     def counts(self) -> dict[str, int]:
         """Functions and classes that a row meets; those of values are no classes here."""
-        ran = [one for module, path in modules().items() for one in self._functions(module, path)]
+        ran = self.names()
         owned = {name.rpartition(".")[0] for name, owner in ran if owner and not is_value(owner)}
         return {
             **_counted("functions on a row's way", (name for name, _ in ran)),
@@ -299,28 +303,30 @@ def row_way() -> dict[str, int]:
     from kafka_sink.task.producer import Producer
     from tests.support.fake_broker import FakeCluster
 
-    trace = _Trace()
-    threading.setprofile(trace.note)
+    traces = {"none": _Trace(), "lz4": _Trace()}
     table = pa.record_batch({"value": pa.array([b"x" * 100] * 1000, pa.binary())})
     plan = ColumnPlan.of([("value", "binary")], "t")
     with FakeCluster({"t": 3}) as cluster:
-        options = parse({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "t"}).options
-        producer = Producer(options)
-        for _ in range(2):
+        for compression, trace in traces.items():
+            threading.setprofile(trace.note)
+            given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "t"}
+            producer = Producer(parse({**given, "kafka.compression.type": compression}).options)
+            for _ in range(2):
+                producer.begin(None, None, SparkTask())
+                producer.send(table, plan=plan)
+                producer.finish()
             producer.begin(None, None, SparkTask())
+            time.sleep(0.2)
+            trace.on = True
+            sys.setprofile(trace.note)
             producer.send(table, plan=plan)
             producer.finish()
-        producer.begin(None, None, SparkTask())
-        time.sleep(0.2)
-        trace.on = True
-        sys.setprofile(trace.note)
-        producer.send(table, plan=plan)
-        producer.finish()
-        trace.on = False
-        sys.setprofile(None)
-        producer.close()
+            trace.on = False
+            sys.setprofile(None)
+            producer.close()
     threading.setprofile(None)  # type: ignore[arg-type]
-    return trace.counts()
+    NAMES["calls with compression"] = [name for name, _ in traces["lz4"].names()]
+    return traces["none"].counts()
 
 
 @cache
@@ -357,7 +363,8 @@ def failures(step: dict[str, Any], counts: dict[str, int]) -> Iterator[str]:
     for name, most in step.get("at most", {}).items():
         if counts[name] > most:
             yield f"{counts[name]:,} {name}, {most:,} at most {NAMES.get(name, [''])[:10]}"
-    way = {name.split(":")[1] for name in NAMES["functions on a row's way"]}
+    ran = [*NAMES["functions on a row's way"], *NAMES.get("calls with compression", ())]
+    way = {name.split(":")[1] for name in ran}
     yield from (f"a row does not meet {name}" for name in step.get("way", ()) if name not in way)
     for path, (text, names) in texts().items():
         for pattern in step.get("names", ()):

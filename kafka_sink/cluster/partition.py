@@ -228,7 +228,7 @@ class Partition:
             if earlier is batch:
                 break
             # A broker accepts sequences in order, so it has these too. Their own responses are late or lost.
-            earlier.set_possibly_written()
+            earlier.possibly_written = True
         self.unacknowledged.remove(batch)
         del self._numbers[batch]
 

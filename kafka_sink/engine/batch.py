@@ -77,7 +77,6 @@ class ProducerBatch:
     __slots__ = (
         "_blocks",
         "_header_sequence",
-        "_possibly_written",
         "_tail_at",
         "attempts",
         "base_timestamp",
@@ -93,6 +92,7 @@ class ProducerBatch:
         "max_timestamp",
         "ordinal",
         "partition",
+        "possibly_written",
         "ratio",
         "raw_bytes",
         "record_count",
@@ -140,7 +140,8 @@ class ProducerBatch:
         self.last_error: Exception | None = None
         # The producer's id and epoch and the base sequence.
         self.sequence = NO_SEQUENCE
-        self._possibly_written = False
+        # See above: from then on neither sequence nor rows change.
+        self.possibly_written = False
         # The sequence in the buffer's header; None before the header is written.
         self._header_sequence: ProducerSequence | None = None
         # What compresses blocks while the batch fills.
@@ -206,11 +207,6 @@ class ProducerBatch:
 
     # -- the header and its sequence: the sender's thread -----------------------------------------
 
-    @property
-    def possibly_written(self) -> bool:
-        """Whether a broker may have the batch: its sequence and rows are fixed."""
-        return self._possibly_written
-
     def assign_sequence(self, sequence: ProducerSequence) -> None:
         """Give the batch its sequence. Raises IllegalTransitionError if it has one."""
         if self.sequence is not NO_SEQUENCE:
@@ -219,13 +215,9 @@ class ProducerBatch:
 
     def withdraw_sequence(self) -> None:
         """Take the sequence back, for a restart. Raises IllegalTransitionError if it is fixed."""
-        if self._possibly_written or self.request_references:
+        if self.possibly_written or self.request_references:
             raise IllegalTransitionError(f"the sequence {self.sequence} of {self.partition} is in use")
         self.sequence = NO_SEQUENCE
-
-    def set_possibly_written(self) -> None:
-        """From now on neither sequence nor rows change."""
-        self._possibly_written = True
 
     def write_header(self, *, transactional: bool = False) -> list[memoryview]:
         """Write the header into its reserved place, unless it has the batch's sequence already.

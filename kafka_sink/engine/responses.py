@@ -229,7 +229,7 @@ class ResponseHandler:
         error_code = cause.error_code if isinstance(cause, BrokerRefusedError) else 0
         broker.refused(batch, error_code, now_ms)
         if verdict.possibly_written:
-            batch.set_possibly_written()
+            batch.possibly_written = True
         batch.last_error = verdict.cause
         batch.retries_spent += verdict.spends_retry
         if verdict.refresh:

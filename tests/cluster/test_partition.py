@@ -90,7 +90,7 @@ def test_no_more_than_four_batches_pass_one_of_unknown_outcome() -> None:
     of = identity()
     acknowledge(sent(of, batch()))
     unknown, *others = [sent(of, batch()) for _ in range(3)]
-    unknown.set_possibly_written()
+    unknown.possibly_written = True
     fail(unknown)
     for one in others:
         acknowledge(one)
@@ -190,7 +190,7 @@ def test_a_gap_keeps_a_batch_that_may_have_been_written() -> None:
     fail(dropped)
     of.shrunk(dropped, [])
     fail(behind)
-    behind.set_possibly_written()
+    behind.possibly_written = True
     assert P0.after_gap == [behind]
     with pytest.raises(KafkaSinkError, match="keep their sequences"):
         of.close_gap(P0)

@@ -94,7 +94,7 @@ def test_a_restart_refuses_to_renumber_what_is_in_doubt(doubt: str) -> None:
     one = sent(of, batch())
     if doubt == "possibly written":
         fail(one)
-        one.set_possibly_written()
+        one.possibly_written = True
         of.request_restart(P0)
         assert P0.unresolved == [one]
     with pytest.raises(KafkaSinkError, match="keep their sequences"):

@@ -390,7 +390,7 @@ def _restarts_renumber_everything(patch: pytest.MonkeyPatch) -> None:
 
     def forced(self: Partition) -> None:
         for batch in self.unacknowledged:
-            batch._possibly_written = False
+            batch.possibly_written = False
         restart(self)
 
     patch.setattr(Partition, "restart", forced)
