@@ -349,9 +349,7 @@ class Crowd:
         topic = TopicMetadata(TOPIC, None, Partitions(TOPIC, leaders, [0] * count))
         nodes = tuple(Node(number, f"kafka-{number}", 9092, None) for number in range(BROKERS))
         snapshot = MetadataSnapshot((TopicSnapshot(topic, 0.0),), nodes, 0.0, CLUSTER_ID)
-        parts = list(parts_of(snapshot))
-        for number, part in enumerate(parts):
-            self._say(task, framed(TopicsKnown(message.number, part, more=number < len(parts) - 1)))
+        self._say(task, framed(TopicsKnown(message.number, next(parts_of(snapshot)))))
 
     # -- signs of life -------------------------------------------------------------------------------
 

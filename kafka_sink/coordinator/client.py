@@ -144,7 +144,7 @@ class CoordinatorClient(threading.Thread):
                     channel.close()
                 # A failed task has findings too, which its next attempt needs from the coordinator.
                 with contextlib.suppress(OSError, ProtocolError):
-                    self._send(self._connection, self._clock_ms(), leaving=True)
+                    self._send(self._connection, self._clock_ms())
                 self._connection.close()
             self.close()
             self._wake_reader.close()
@@ -162,7 +162,7 @@ class CoordinatorClient(threading.Thread):
         connection = self._connection
         if connection is not None:
             # Between tasks, too: others may wait for what this one has fetched, or muted.
-            self._send(connection, now_ms, leaving=leaving)
+            self._send(connection, now_ms)
         self._wait(connection, now_ms)
 
     def _connect(self) -> None:
@@ -170,7 +170,7 @@ class CoordinatorClient(threading.Thread):
         self._has_received, self._greeted = False, None
         self._alive_ms, self._unanswered_ms = -math.inf, math.inf
 
-    def _send(self, connection: Connection, now_ms: float, *, leaving: bool) -> None:
+    def _send(self, connection: Connection, now_ms: float) -> None:
         hello = self._hello()
         if hello != self._greeted:
             first = self._greeted is None
@@ -180,8 +180,6 @@ class CoordinatorClient(threading.Thread):
                 if first or channel.scope is ServiceScope.CLUSTER:
                     channel.on_connected(now_ms)
         for channel in self._channels:
-            if leaving:
-                channel.hurry()
             while (message := channel.next_message(now_ms)) is not None:
                 connection.send(message)
                 self._said_ms = now_ms

@@ -17,9 +17,8 @@ import math
 import sys
 import threading
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Annotated, NamedTuple
@@ -60,8 +59,9 @@ from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.printable import is_host
 
 MAX_TOPICS, MAX_STALE = 5000, 1000
-_MAX_HOST, _MAX_RACK, _BYTES_OF_ID = 255, 1000, 16
-_MAX_ENCODED_PARTITIONS = 1_500_000
+_MAX_HOST, _MAX_RACK = 255, 1000
+_MAX_CONTENT = 1_500_000
+_NO_TOPIC_ID = bytes(16)
 # A message with topics holds about so many characters; one topic may take more.
 _PART_CHARACTERS = 1_000_000
 
@@ -76,13 +76,12 @@ class NodeHint(NamedTuple):
 
 
 class TopicHint(NamedTuple):
-    """A topic as a broker described it ``age_ms`` ago. ``topic_id``: hexadecimal, or "". ``partitions``:
-    base64 of the leaders and then the epochs of its partitions, each in four bytes."""
+    """A topic as a broker described it ``age_ms`` ago. ``content``: base64 of its id, zeros where it has
+    none, and of the leaders and then the epochs of its partitions, each in four bytes."""
 
     name: Topic
-    topic_id: Annotated[str, AtMost(2 * _BYTES_OF_ID)]
     age_ms: Ms
-    partitions: Annotated[str, AtMost(_MAX_ENCODED_PARTITIONS)]
+    content: Annotated[str, AtMost(_MAX_CONTENT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +130,12 @@ class Fetch:
 
 @message
 class TopicsKnown:
-    """From a task: brokers' response to a Fetch. ``errors``: by topic, Kafka's codes. ``more``: another part
-    follows. ``failed``: there was no response."""
+    """From a task: brokers' response to a Fetch, or of a long one the first part. ``errors``: by topic,
+    Kafka's codes. ``failed``: there was no response."""
 
     number: Count
     part: SnapshotPart = _NO_TOPICS
     errors: Annotated[dict[Topic, Int32], AtMost(MAX_TOPICS)] = field(default_factory=dict)
-    more: bool = False
     failed: bool = False
 
 
@@ -162,7 +160,7 @@ def parts_of(snapshot: MetadataSnapshot) -> Iterator[SnapshotPart]:
     topics: list[TopicHint] = []
     characters = 0
     for hint in map(_encode_topic, snapshot.topics):
-        size = len(hint.name) + len(hint.partitions) + 80
+        size = len(hint.name) + len(hint.content) + 80
         if topics and (characters + size > _PART_CHARACTERS or len(topics) >= MAX_TOPICS):
             yield SnapshotPart(snapshot.cluster_id, nodes, age_ms, tuple(topics))
             topics, characters, nodes = [], 0, ()
@@ -175,8 +173,8 @@ def _encode_topic(hint: TopicSnapshot) -> TopicHint:
     topic = hint.metadata
     # Little-endian wherever PyArrow runs.
     numbers = (topic.partitions.leaders + topic.partitions.epochs).tobytes()
-    topic_id = "" if topic.topic_id is None else topic.topic_id.hex()
-    return TopicHint(topic.name, topic_id, hint.age_ms, base64.b64encode(numbers).decode())
+    content = base64.b64encode((topic.topic_id or _NO_TOPIC_ID) + numbers)
+    return TopicHint(topic.name, hint.age_ms, content.decode())
 
 
 def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
@@ -189,24 +187,17 @@ def snapshot_of(part: SnapshotPart) -> MetadataSnapshot:
 
 
 def _decode_topic(hint: TopicHint) -> TopicMetadata:
-    numbers = array("i")
     try:
-        numbers.frombytes(base64.b64decode(hint.partitions, validate=True))
+        content = base64.b64decode(hint.content, validate=True)
     except ValueError:
-        raise ProtocolError("partitions of a topic that cannot be read") from None
+        raise ProtocolError("a topic that cannot be read") from None
+    topic_id, numbers = content[:16], array("i")
+    if len(topic_id) != 16 or len(content) % 8:
+        raise ProtocolError("a topic without an id, or with another number of leaders than of epochs")
+    numbers.frombytes(content[16:])
     count = len(numbers) // 2
-    if len(numbers) != 2 * count:
-        raise ProtocolError("a topic with another number of leaders than of epochs")
     partitions = Partitions(hint.name, numbers[:count], numbers[count:])
-    return TopicMetadata(hint.name, _id_of(hint.topic_id), partitions)
-
-
-def _id_of(text: str) -> bytes | None:
-    with suppress(ValueError):
-        found = bytes.fromhex(text)
-        if len(found) in (0, _BYTES_OF_ID):
-            return found or None
-    raise ProtocolError("a topic id that is none")
+    return TopicMetadata(hint.name, None if topic_id == _NO_TOPIC_ID else topic_id, partitions)
 
 
 # A task reports a topic in use again after this time, or sooner if metadata.max.idle.ms is short.
@@ -236,13 +227,12 @@ _SHARE_OF_AGE = 0.9
 _MAX_TOPICS_OF_A_TASK, _MAX_CONTRADICTED = 50_000, 1000
 # Errors that pass: the topic is being created, or its leader is being elected.
 _TRANSIENT_ERRORS = frozenset({UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE})
-# Tasks that are asked to fetch, and silences, before the fetch has failed.
+# Tasks that fail or are silent before the fetch has failed.
 _MAX_ASKED = 3
-_MAX_FETCHED_PARTITIONS = 2_000_000
-# An answer with many topics waits so long for tasks that want the same: it takes 10 ms to encode.
-_MANY_TOPICS, _GATHER_ANSWERS_MS = 200, 100.0
-# Work for one ``on_time``: sets of topics, topics compared, and topics encoded, which cost so much more.
-_SETS_AT_ONCE, _TOPICS_AT_ONCE, _COST_OF_ENCODING = 500, 50_000, 20
+# An answer waits so long for each further topic, which others may want, too: 2,000 take 10 ms to encode.
+_GATHER_MS = 0.05
+# Work for one ``on_time``, in topics that are compared. Sets, and topics that are encoded, cost more.
+_WORK_AT_ONCE, _COST_OF_SET, _COST_OF_ENCODING = 50_000, 100, 20
 # About what is kept of a topic, of a name in a set, of a broker.
 _TOPIC_BYTES, _NAME_BYTES, _NODE_BYTES = 1200, 105, 500
 _MEASURE_MS = 1000.0
@@ -250,30 +240,22 @@ _MEASURE_MS = 1000.0
 
 @dataclass(slots=True)
 class MemoryBudget:
-    """What a service may keep for all groups of tasks together, and of metadata for one group. What exceeds
-    it is not shared: tasks ask brokers."""
+    """What a service may keep for all groups of tasks together. What exceeds it is not shared: tasks ask
+    brokers."""
 
     limit: int = 160 * 1024 * 1024
-    limit_of_group: int = 96 * 1024 * 1024
     used: int = 0
 
 
 @dataclass(slots=True)
 class _Fetch:
-    """A request of the view, the message that ``asked`` got, and what has come so far, from whichever of
-    them."""
+    """A request of the view, and who may still answer the message."""
 
     requested: tuple[str, ...]
     message: Fetch
     asked: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
     turns: int = 0
     silent_at_ms: float = math.inf
-    topics: dict[str, TopicMetadata] = field(default_factory=dict)
-    errors: dict[str, int] = field(default_factory=dict)
-    nodes: tuple[Node, ...] = ()
-    cluster_id: str | None = None
-    partitions: int = 0
 
 
 class MetadataService(Service):
@@ -305,19 +287,16 @@ class MetadataService(Service):
         # What each task uses, and the tasks that use exactly these: many share a set.
         self._uses: dict[int, frozenset[str]] = {}
         self._users: dict[frozenset[str], tuple[frozenset[str], dict[int, None]]] = {}
-        self._names = 0
         self._fetch: _Fetch | None = None
         self._number = 0
-        # Brokers could not be reached, as the last tasks say that were asked.
-        self._is_failing = False
         # Topics, and with None the cluster's id, of which the last fetch contradicted what is known.
         self._contradicted: set[str | None] = set()
         # What changed, for the sets that have not been told yet.
         self._fresh: set[str] = set()
         self._missing: set[str] = set()
-        self._untold: dict[frozenset[str], None] = {}
+        self._untold: OrderedDict[frozenset[str], None] = OrderedDict()
         # Topics that are known, and the tasks that need them; and when to send the first of them.
-        self._answers: dict[frozenset[str], dict[int, None]] = {}
+        self._answers: OrderedDict[frozenset[str], dict[int, None]] = OrderedDict()
         self._answers_due_ms = math.inf
 
     # -- tasks --------------------------------------------------------------------------------------
@@ -328,35 +307,29 @@ class MetadataService(Service):
     def on_gone(self, peer: int, now_ms: float) -> None:
         self._tasks.pop(peer, None)
         self._leave(peer)
-        fetch = self._fetch
-        if fetch is not None and peer in fetch.asked:
-            fetch.asked.discard(peer)
-            fetch.failed.discard(peer)
-            if fetch.asked <= fetch.failed:
-                self._ask_another(fetch, now_ms)
+        self._give_up(peer, now_ms)
 
     def close(self) -> None:
-        self._cost_more(-self._cost)
+        self._count(-self._cost)
 
     @receives(TopicsWanted)
     def on_topics_wanted(self, peer: int, message: TopicsWanted, now_ms: float) -> None:
         # Their strings are shared.
         names = frozenset(map(sys.intern, message.topics))
         known = frozenset(name for name in names if self.view.topic(name) is not None)
-        is_admitted = self._admit(len(names) - len(known), now_ms)
+        is_admitted = self._may_keep(_TOPIC_BYTES * (len(names) - len(known)), now_ms)
         if is_admitted:
             self._use(peer, names)
         self.view.note_use(names if is_admitted else known, now_ms)
         if message.is_needed and known:
-            self._answer(peer, known, _GATHER_ANSWERS_MS if len(known) > _MANY_TOPICS else 0.0, now_ms)
-        if message.is_needed and known != names and not (is_admitted and not self._is_failing):
-            # Where they were admitted, they stay: fetching them shows when brokers are back.
+            self._answer(peer, known, now_ms)
+        if message.is_needed and known != names and not is_admitted:
             self.out.send(peer, Topics(missing=tuple(names - known)))
         self._fetch_due(now_ms)
 
-    def _answer(self, peer: int, known: frozenset[str], wait_ms: float, now_ms: float) -> None:
+    def _answer(self, peer: int, known: frozenset[str], now_ms: float) -> None:
         self._answers.setdefault(known, {})[peer] = None
-        self._answers_due_ms = min(self._answers_due_ms, now_ms + wait_ms)
+        self._answers_due_ms = min(self._answers_due_ms, now_ms + _GATHER_MS * (len(known) - 1))
 
     def _use(self, peer: int, names: frozenset[str]) -> None:
         """The task uses these topics, and those that it has named before."""
@@ -369,8 +342,7 @@ class MetadataService(Service):
             topics = names
         self._leave(peer)
         if topics not in self._users:
-            self._names += len(topics)
-            self._cost_more(_NAME_BYTES * len(topics))
+            self._count(_NAME_BYTES * len(topics))
         self._uses[peer], peers = self._users.setdefault(topics, (topics, {}))
         peers[peer] = None
 
@@ -382,23 +354,19 @@ class MetadataService(Service):
             if not peers:
                 del self._users[topics]
                 self._untold.pop(topics, None)
-                self._names -= len(topics)
 
     # -- what it may keep ---------------------------------------------------------------------------
 
-    def _admit(self, unknown: int, now_ms: float) -> bool:
-        """Whether there is capacity for so many more topics."""
-        if self._is_full():
+    def _may_keep(self, more: int, now_ms: float) -> bool:
+        """Whether there is capacity for so many more bytes. Then they count."""
+        if self._budget.used >= self._budget.limit:
             self._measure(now_ms)
-        if self._is_full():
+        if self._budget.used >= self._budget.limit:
             return False
-        self._cost_more(_TOPIC_BYTES * unknown)
+        self._count(more)
         return True
 
-    def _is_full(self) -> bool:
-        return self._cost >= self._budget.limit_of_group or self._budget.used >= self._budget.limit
-
-    def _cost_more(self, more: int) -> None:
+    def _count(self, more: int) -> None:
         self._cost += more
         self._budget.used += more
 
@@ -407,8 +375,9 @@ class MetadataService(Service):
         if now_ms - self._measured_ms >= _MEASURE_MS:
             self._measured_ms = now_ms
             topics, partitions = self.view.sizes()
-            cost = _TOPIC_BYTES * topics + 8 * partitions + _NODE_BYTES * len(self.view.nodes())
-            self._cost_more(cost + _NAME_BYTES * self._names - self._cost)
+            names, nodes = sum(map(len, self._users)), len(self.view.nodes())
+            cost = _TOPIC_BYTES * topics + 8 * partitions + _NODE_BYTES * nodes + _NAME_BYTES * names
+            self._count(cost - self._cost)
 
     # -- fetches ------------------------------------------------------------------------------------
 
@@ -425,7 +394,7 @@ class MetadataService(Service):
         peer = next((one for one in self._tasks if one not in fetch.asked), None)
         fetch.turns += 1
         fetch.silent_at_ms = now_ms + FETCH_SILENCE_MS
-        if fetch.turns > _MAX_ASKED or (peer is None and fetch.asked <= fetch.failed):
+        if fetch.turns > _MAX_ASKED or (peer is None and not fetch.asked):
             self._fail(fetch, now_ms)
         elif peer is not None:
             self._tasks.move_to_end(peer)
@@ -434,9 +403,17 @@ class MetadataService(Service):
             fetch.asked.add(peer)
             self.out.send(peer, fetch.message)
 
+    def _give_up(self, peer: int, now_ms: float) -> None:
+        """The task will not answer."""
+        fetch = self._fetch
+        if fetch is not None and peer in fetch.asked:
+            fetch.asked.discard(peer)
+            if not fetch.asked:
+                self._ask_another(fetch, now_ms)
+
     def _fail(self, fetch: _Fetch, now_ms: float) -> None:
-        """Nobody who was asked could reach brokers: after the backoff another task is asked."""
-        self._fetch, self._is_failing = None, bool(self._tasks)
+        """Nobody who was asked could reach brokers."""
+        self._fetch = None
         self.view.on_failure(now_ms)
         self._tell((), [name for name in fetch.requested if self.view.topic(name) is None])
 
@@ -446,42 +423,23 @@ class MetadataService(Service):
         if fetch is None or peer not in fetch.asked or message.number != fetch.message.number:
             return
         if message.failed:
-            fetch.failed.add(peer)
-            if fetch.asked <= fetch.failed:
-                self._fail(fetch, now_ms)
+            self._give_up(peer, now_ms)
             return
-        snapshot, names = snapshot_of(message.part), set(fetch.message.topics)
-        found = [one.metadata for one in snapshot.topics if one.metadata.name in names]
-        partitions = fetch.partitions + sum(len(one.partitions) for one in found)
-        if partitions > _MAX_FETCHED_PARTITIONS:
-            raise ProtocolError(f"more than {_MAX_FETCHED_PARTITIONS} partitions in a response")
-        fetch.partitions = partitions
-        fetch.topics.update((one.name, one) for one in found)
-        fetch.errors.update((name, code) for name, code in message.errors.items() if name in names)
-        fetch.nodes, fetch.cluster_id = snapshot.nodes or fetch.nodes, snapshot.cluster_id
-        if not message.more:
-            self._merge(fetch, now_ms)
-
-    def _merge(self, fetch: _Fetch, now_ms: float) -> None:
+        snapshot = snapshot_of(message.part)
+        found = {one.metadata.name: one.metadata for one in snapshot.topics}
+        partitions = sum(len(one.partitions) for one in found.values())
+        if not self._may_keep(8 * partitions + _NODE_BYTES * len(snapshot.nodes), now_ms):
+            self._fail(fetch, now_ms)
+            return
         self._fetch = None
-        if self._doubts(None, is_contradicted=self.view.is_other_cluster(fetch.cluster_id)):
+        if self._doubts(None, is_contradicted=self.view.is_other_cluster(snapshot.cluster_id)):
             self.view.on_failure(now_ms)
             return
-        self._is_failing = False
-        topics: list[TopicMetadata] = []
-        for topic in fetch.topics.values():
-            known = self.view.topic(topic.name)
-            is_contradicted = known is not None and contradicts(known, topic)
-            if self._doubts(topic.name, is_contradicted=is_contradicted):
-                continue  # it stays urgent
-            if is_contradicted:
-                # The second response in a row replaces what is known.
-                self.view.forget(topic.name)
-                self.view.note_use((topic.name,), now_ms)
-            topics.append(topic)
-        update = MetadataUpdate(fetch.nodes, tuple(topics), fetch.errors, fetch.cluster_id)
+        asked = fetch.message.topics
+        topics = tuple(found[name] for name in asked if name in found and self._believes(found[name], now_ms))
+        errors = {name: message.errors[name] for name in asked if name in message.errors}
+        update = MetadataUpdate(snapshot.nodes, topics, errors, snapshot.cluster_id)
         self.view.on_response(update, fetch.requested, now_ms)
-        self._cost_more(8 * fetch.partitions + _NODE_BYTES * len(fetch.nodes))
         requested = frozenset(fetch.requested)
         known_now = {name for name in requested if self.view.topic(name) is not None}
         passing = {*self._transient, None}
@@ -490,6 +448,18 @@ class MetadataService(Service):
         )
         self._measure(now_ms)
         self._fetch_due(now_ms)
+
+    def _believes(self, topic: TopicMetadata, now_ms: float) -> bool:
+        """Otherwise it stays urgent, and another task is asked."""
+        known = self.view.topic(topic.name)
+        is_contradicted = known is not None and contradicts(known, topic)
+        if self._doubts(topic.name, is_contradicted=is_contradicted):
+            return False
+        if is_contradicted:
+            # The second response in a row replaces what is known.
+            self.view.forget(topic.name)
+            self.view.note_use((topic.name,), now_ms)
+        return True
 
     def _doubts(self, key: str | None, *, is_contradicted: bool) -> bool:
         """Whether a response is not to be believed yet: it is the first in a row that contradicts what is
@@ -508,8 +478,8 @@ class MetadataService(Service):
             found = self.view.snapshot(now_ms, (name,)).topics
             if found and found[0].age_ms < ago_ms:
                 # The coordinator's is newer than the task's.
-                self._answer(peer, frozenset((name,)), 0.0, now_ms)
-            elif self._admit(not found, now_ms):
+                self._answer(peer, frozenset((name,)), now_ms)
+            elif self._may_keep(0 if found else _TOPIC_BYTES, now_ms):
                 self.view.mark_stale(name, now_ms)
         self._fetch_due(now_ms)
 
@@ -519,58 +489,42 @@ class MetadataService(Service):
         """These topics are news to all that use them; of the missing ones nothing will come now.
 
         Missing ones are forgotten, so that brokers are not asked for them repeatedly. The next request
-        fetches them again, because they may have been created by then. While brokers cannot be reached, they
-        stay: fetching them shows when brokers are back.
+        fetches them again, because they may have been created by then.
         """
         self._fresh.update(known)
         self._missing.update(missing)
         self._untold.update(dict.fromkeys(self._users))
-        if not self._is_failing:
-            for name in missing:
-                self.view.forget(name)
+        for name in missing:
+            self.view.forget(name)
 
     def on_time(self, now_ms: float) -> None:
         if self._fetch is not None and now_ms >= self._fetch.silent_at_ms:
             self._ask_another(self._fetch, now_ms)
         self._fetch_due(now_ms)
-        left = _TOPICS_AT_ONCE
+        # By what they are told, encoded once: topics and missing ones.
+        told: dict[tuple[frozenset[str], frozenset[str]], list[int]] = {}
+        left = _WORK_AT_ONCE
         if now_ms >= self._answers_due_ms:
             while self._answers and left > 0:
-                topics = next(iter(self._answers))
-                self._send(self._answers.pop(topics), topics, frozenset(), now_ms)
+                topics, waiting = self._answers.popitem(last=False)
+                told[topics, frozenset()] = list(waiting)
                 left -= _COST_OF_ENCODING * len(topics)
             self._answers_due_ms = now_ms if self._answers else math.inf
-        self._push(left, now_ms)
-
-    def _push(self, left: int, now_ms: float) -> None:
-        """Tell some of the sets what has changed of their topics."""
-        peers_of: dict[tuple[frozenset[str], frozenset[str]], list[int]] = {}
-        for topics in list(islice(self._untold, _SETS_AT_ONCE)):
-            if left <= 0:
-                break
-            del self._untold[topics]
+        while self._untold and left > 0:
+            topics, _ = self._untold.popitem(last=False)
             news = topics & self._fresh, topics & self._missing
-            left -= min(len(topics), len(self._fresh) + len(self._missing))
-            if news not in peers_of:
+            left -= _COST_OF_SET + min(len(topics), len(self._fresh) + len(self._missing))
+            if news not in told:
                 left -= _COST_OF_ENCODING * sum(map(len, news))
-            if any(news):
-                peers_of.setdefault(news, []).extend(self._users[topics][1])
-        for (fresh, missing), peers in peers_of.items():
-            self._send(peers, fresh, missing, now_ms)
+            told.setdefault(news, []).extend(self._users[topics][1])
         if not self._untold:
             self._fresh.clear()
             self._missing.clear()
-
-    def _send(
-        self, peers: Iterable[int], topics: frozenset[str], missing: frozenset[str], now_ms: float
-    ) -> None:
-        """Encoded once for all of these tasks."""
-        peers = list(peers)
-        if topics:
-            for part in parts_of(self.view.snapshot(now_ms, topics)):
+        for (known, missing), peers in told.items():
+            for part in parts_of(self.view.snapshot(now_ms, known)) if known else ():
                 self.out.broadcast(peers, Topics(part))
-        if missing:
-            self.out.broadcast(peers, Topics(missing=tuple(islice(missing, MAX_TOPICS))))
+            if missing:
+                self.out.broadcast(peers, Topics(missing=tuple(islice(missing, MAX_TOPICS))))
 
     def next_change_ms(self, now_ms: float) -> float:
         if not self._tasks:
@@ -596,10 +550,6 @@ def contradicts(known: TopicMetadata, response: TopicMetadata) -> bool:
 
 
 # -- a task's side ----------------------------------------------------------------------------------------
-
-
-# Fetches that a task is asked for at once. Another task is asked for what is beyond.
-_MAX_FETCHES = 32
 
 
 class MetadataChannel(Channel):
@@ -632,9 +582,9 @@ class MetadataChannel(Channel):
         self._use_due_ms = math.inf
         # When leaders that moved were reported last.
         self._stale_ms = -math.inf
-        # What others need, by the number of the message, and brokers' responses that go to the coordinator.
-        self._fetches: dict[int, tuple[str, ...]] = {}
-        self._fetched: deque[TopicsKnown] = deque()
+        # What others need, and brokers' response that goes to the coordinator.
+        self._fetch: Fetch | None = None
+        self._fetched: TopicsKnown | None = None
 
     @property
     def is_waiting(self) -> bool:  # type: ignore[override]
@@ -683,20 +633,20 @@ class MetadataChannel(Channel):
 
     def fetched(self, topics: tuple[str, ...], update: MetadataUpdate | None) -> None:
         """The response to a request that included these topics for others; None if there was none."""
-        names = set(topics)
         with self._lock:
-            answered = {number: one for number, one in self._fetches.items() if names.issuperset(one)}
-            for number, asked in answered.items():
-                del self._fetches[number]
-                self._fetched.extend(_response(number, frozenset(asked), update))
+            fetch = self._fetch
+            if fetch is None or not set(topics).issuperset(fetch.topics):
+                return
+            self._fetch, self._fetched = None, _response(fetch, update)
         self.wake()
 
     # -- Channel: the client's thread -------------------------------------------------------------
 
     def next_message(self, now_ms: float) -> Message | None:
         with self._lock:
-            if self._fetched:
-                return self._fetched.popleft()
+            if self._fetched is not None:
+                fetched, self._fetched = self._fetched, None
+                return fetched
             if self._to_ask:
                 return TopicsWanted(self._take(self._to_ask), is_needed=True)
             if now_ms >= self._stale_due_ms():
@@ -725,13 +675,13 @@ class MetadataChannel(Channel):
     def _stale_due_ms(self) -> float:
         return self._stale_ms + min(self._interval_ms, GATHER_STALE_MS) if self._stale else math.inf
 
-    def hurry(self) -> None:
+    def close(self) -> None:
         with self._lock:
             self._stale_ms = -math.inf
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         with self._lock:
-            if self._to_ask or self._fetched:
+            if self._to_ask or self._fetched is not None:
                 return 0.0
             return max(0.0, min(self._stale_due_ms(), self._use_due_ms) - now_ms)
 
@@ -753,9 +703,10 @@ class MetadataChannel(Channel):
     @receives(Fetch)
     def on_fetch(self, message: Fetch, now_ms: float) -> None:
         with self._lock:
-            if len(self._fetches) >= _MAX_FETCHES:
+            if self._fetch is not None:
+                # Brokers have not answered that one yet. Another task will be asked.
                 return
-            self._fetches[message.number] = message.topics
+            self._fetch = message
         self._view.fetch(message.topics)
 
     def on_connected(self, now_ms: float) -> None:
@@ -772,8 +723,7 @@ class MetadataChannel(Channel):
             self._reachable = False
             self._to_ask.clear()
             self._needed.clear()
-            self._fetches.clear()
-            self._fetched.clear()
+            self._fetch = self._fetched = None
         self._view.share_refreshes(False)
         self._view.release(now_ms)
 
@@ -783,13 +733,13 @@ def _may_exist(topic: str) -> bool:
     return len(topic) <= TOPIC_MAX_LENGTH and topic.isascii()
 
 
-def _response(number: int, asked: frozenset[str], update: MetadataUpdate | None) -> Iterator[TopicsKnown]:
-    """The messages that say what brokers said of these topics."""
+def _response(fetch: Fetch, update: MetadataUpdate | None) -> TopicsKnown:
+    """What brokers said of these topics. The coordinator asks again for those that are left out of a part."""
     if update is None:
-        yield TopicsKnown(number, failed=True)
-        return
+        return TopicsKnown(fetch.number, failed=True)
+    asked = frozenset(fetch.topics)
     topics = tuple(TopicSnapshot(one, 0.0) for one in update.topics if one.name in asked)
-    for part in parts_of(MetadataSnapshot(topics, update.nodes, 0.0, update.cluster_id)):
-        yield TopicsKnown(number, part, more=True)
-    errors = {name: code for name, code in update.errors.items() if name in asked}
-    yield TopicsKnown(number, SnapshotPart(update.cluster_id), errors)
+    part = next(parts_of(MetadataSnapshot(topics, update.nodes, 0.0, update.cluster_id)))
+    return TopicsKnown(
+        fetch.number, part, {name: code for name, code in update.errors.items() if name in asked}
+    )

@@ -384,9 +384,6 @@ class Channel(_Receiver):
         """The next message to send, or None. Called again until it returns None."""
         return None
 
-    def hurry(self) -> None:
-        """The task ends: ``next_message`` must return messages at once that it would have delayed."""
-
     def next_message_delay_ms(self, now_ms: float) -> float:
         """Until ``next_message`` may have a message; infinite if only ``wake`` can bring one."""
         return math.inf

@@ -149,7 +149,7 @@ def test_a_process_that_stalled_takes_nobody_for_silent() -> None:
         client._connect()
         connection = client._connection
         assert connection is not None
-        client._send(connection, 0.0, leaving=False)
+        client._send(connection, 0.0)
         until(lambda: select.select([connection.socket], [], [], 0.0)[0])
         now_ms = 10_000.0
         client._wait(connection, 0.0)
@@ -171,10 +171,10 @@ def test_a_task_that_says_something_else_sends_no_sign_of_life() -> None:
         assert connection is not None
         for now_ms in (0.0, 50_000.0, 100_000.0, 150_000.0):
             channel.to_tell.append(Said(1))
-            client._send(connection, now_ms, leaving=False)
+            client._send(connection, now_ms)
         assert client._alive_ms == 0.0, "the first, whose answer shows that the token is right"
         now_ms = 210_000.0
-        client._send(connection, now_ms, leaving=False)
+        client._send(connection, now_ms)
         assert client._alive_ms == 210_000.0
         client.close()
         connection.close()

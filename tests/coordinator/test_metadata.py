@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import math
 import tracemalloc
@@ -15,7 +16,6 @@ import pytest
 from kafka_sink.clock import FETCH_SILENCE_MS, HINT_WAIT_MS
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
-from kafka_sink.coordinator import metadata as coordinator_metadata
 from kafka_sink.coordinator.metadata import (
     Fetch,
     MemoryBudget,
@@ -41,7 +41,7 @@ from tests.support.fake_outbox import FakeOutbox
 
 UNKNOWN, NOT_AUTHORIZED = 3, 29
 NODES = (Node(1, "one", 9092), Node(2, "two", 9092, "a-rack"))
-ID = bytes(16)
+ID = bytes(range(16))
 OPTIONS = SinkOptions(
     bootstrap_servers=(),
     metadata_max_age_ms=300_000,
@@ -73,6 +73,8 @@ class Coordinator:
         self.view = self.service.view
         # Those that were asked to fetch, with the message.
         self.asked: list[tuple[int, Fetch]] = []
+        # Those that have answered, in turn.
+        self.answered: list[int] = []
         for peer in range(1, tasks + 1):
             self.service.on_joined(peer, self.now_ms)
 
@@ -109,6 +111,7 @@ class Coordinator:
         """The task that was asked last answers."""
         self.pushed()
         peer, fetch = self.asked.pop()
+        self.answered.append(by or peer)
         snapshot = MetadataSnapshot(tuple(TopicSnapshot(one, 0.0) for one in topics), NODES)
         (part,) = parts_of(snapshot)
         return self.receive(by or peer, TopicsKnown(fetch.number, part, dict(errors)))
@@ -295,50 +298,47 @@ def test_the_last_task_that_leaves_does_not_make_brokers_look_unreachable() -> N
     assert coordinator.asked
 
 
-def test_a_failed_fetch_ends_the_wait_and_is_tried_by_another_after_the_backoff() -> None:
-    coordinator = Coordinator(tasks=3, retry_backoff_ms=100)
+def test_a_fetch_that_fails_goes_to_another_task_at_once() -> None:
+    coordinator = Coordinator(tasks=3)
     coordinator.want(3, "a")
+    assert {one.pending for _, one in coordinator.fail()} == {True}
+    coordinator.pushed()
+    assert [peer for peer, _ in coordinator.asked] == [2]
+    assert names(coordinator.respond(metadata("a"))) == [(3, ["a"])]
+
+
+def test_whoever_waits_is_told_that_three_tasks_have_failed_and_the_next_is_asked_after_the_backoff() -> None:
+    coordinator = Coordinator(tasks=4, retry_backoff_ms=100)
+    coordinator.want(3, "a")
+    for _ in range(2):
+        coordinator.fail()
     assert missing(coordinator.fail()) == [(3, ("a",))]
-    # Nobody is kept waiting meanwhile.
-    assert missing(coordinator.want(2, "b")) == [(2, ("b",))]
+    assert coordinator.want(2, "b") == []
     coordinator.after(99)
     assert not coordinator.asked
     coordinator.after(1)
     ((peer, fetch),) = coordinator.asked
-    assert (peer, set(fetch.topics)) == (2, {"a", "b"})
-    assert names(coordinator.respond(metadata("a"), metadata("b"))) == [(3, ["a"]), (2, ["b"])]
-    coordinator.want(1, "c")
-    assert coordinator.pushed() == [], "brokers are back"
+    assert (peer, fetch.topics) == (4, ("b",)), "who was told asks brokers itself"
+    assert names(coordinator.respond(metadata("b"))) == [(2, ["b"])]
 
 
-def test_many_topics_are_fetched_in_messages_that_one_frame_takes() -> None:
+def test_of_many_topics_those_are_asked_for_again_that_a_message_does_not_hold() -> None:
     coordinator = Coordinator(tasks=1)
     wanted = [f"{number:06}".ljust(249, "x") for number in range(12_000)]
     for start in range(0, 12_000, 5_000):
         coordinator.want(1, *wanted[start : start + 5_000])
-    sizes, pushed = [], list[tuple[int, Topics]]()
-    for _ in range(3):
+    sizes, found = [], list[str]()
+    while coordinator.asked:
         peer, fetch = coordinator.asked.pop()
-        sizes.append(len(fetch.topics))
         known = MetadataSnapshot(tuple(TopicSnapshot(metadata(one), 0.0) for one in fetch.topics), NODES)
-        *parts, last = parts_of(known)
-        assert bool(parts) == (len(fetch.topics) == 5_000)
-        for part in parts:
-            assert coordinator.receive(peer, TopicsKnown(fetch.number, part, more=True)) == []
-        pushed += coordinator.receive(peer, TopicsKnown(fetch.number, last))
+        part = next(parts_of(known))
+        sizes.append((len(fetch.topics), len(part.topics)))
+        pushed = coordinator.receive(peer, TopicsKnown(fetch.number, part))
         pushed += coordinator.after(1_000)
-    # What was wanted first was asked for first.
-    assert sizes == [5_000, 5_000, 2_000]
-    assert sum(len(one.part.topics) for _, one in pushed) == 12_000
-
-
-def test_a_response_of_which_only_a_part_has_come_is_not_one() -> None:
-    coordinator = Coordinator()
-    coordinator.want(1, "a", "b")
-    peer, fetch = coordinator.asked[-1]
-    (part,) = parts_of(MetadataSnapshot((TopicSnapshot(metadata("a"), 0.0),), NODES))
-    assert coordinator.receive(peer, TopicsKnown(fetch.number, part, more=True)) == []
-    assert coordinator.view.topic("a") is None
+        found += [one.name for _, message in pushed for one in message.part.topics]
+    assert sizes[0][1] < sizes[0][0] == 5_000
+    assert len(sizes) <= 6
+    assert sorted(found) == wanted
 
 
 # -- missing topics ---------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ def test_many_elections_and_new_partitions_need_the_word_of_a_second_task(said: 
     """Catches: keyed rows of all tasks went by a number of partitions that one of them had made up."""
     coordinator = lied_to(said)
     assert coordinator.view.topic("a") == TRUTH
-    liar = next(reversed(coordinator.service._tasks))
+    liar = coordinator.answered[-1]
     coordinator.after(150)
     assert coordinator.asked[-1][0] != liar, "another one is asked, and soon"
     coordinator.respond(said)
@@ -494,14 +494,18 @@ def test_what_nobody_was_asked_for_is_not_taken() -> None:
     assert coordinator.view.names() == ("a",)
 
 
+def content(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 @pytest.mark.parametrize(
     "part",
     [
-        SnapshotPart(topics=(TopicHint("a", "00", 0.0, ""),)),
-        SnapshotPart(topics=(TopicHint("a", "zz" * 16, 0.0, ""),)),
-        SnapshotPart(topics=(TopicHint("a", "", 0.0, "AAAA"),)),
-        SnapshotPart(topics=(TopicHint("a", "", 0.0, "AAAAAA=="),)),
-        SnapshotPart(topics=(TopicHint("a", "", 0.0, "not base64"),)),
+        SnapshotPart(topics=(TopicHint("a", 0.0, ""),)),
+        SnapshotPart(topics=(TopicHint("a", 0.0, content(bytes(15))),)),
+        SnapshotPart(topics=(TopicHint("a", 0.0, content(bytes(16 + 3))),)),
+        SnapshotPart(topics=(TopicHint("a", 0.0, content(bytes(16 + 4))),)),
+        SnapshotPart(topics=(TopicHint("a", 0.0, "not base64"),)),
         SnapshotPart(nodes=(NodeHint(1, "a host\n", 1, None),)),
     ],
 )
@@ -524,7 +528,7 @@ def test_hints_that_make_no_sense_are_refused(part: SnapshotPart) -> None:
         TopicsWanted(("x" * 250,)),
         TopicStale((StaleTopic("a", -1.0),)),
         TopicStale((StaleTopic("a", 0.0),) * 1001),
-        Topics(SnapshotPart(topics=(TopicHint("a", "", -1.0, ""),))),
+        Topics(SnapshotPart(topics=(TopicHint("a", -1.0, content(bytes(16))),))),
         Topics(SnapshotPart(nodes=(NodeHint(1, "h", 70_000, None),))),
     ],
 )
@@ -533,21 +537,19 @@ def test_messages_that_make_no_sense_are_refused(wrong: Message) -> None:
         decode(encode(wrong))
 
 
-def test_a_response_that_is_too_large_costs_only_the_task_that_sent_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Catches: the task that was asked next lost its connection, too."""
-    monkeypatch.setattr(coordinator_metadata, "_MAX_FETCHED_PARTITIONS", 3)
-    coordinator = Coordinator()
+def test_a_response_that_there_is_no_capacity_for_is_not_taken() -> None:
+    """Catches: two tasks that err made topics larger with each refresh."""
+    coordinator = Coordinator(budget=MemoryBudget(limit=400_000), retry_backoff_ms=100)
     coordinator.want(1, "t")
-    coordinator.pushed()
-    ((peer, _),) = coordinator.asked
-    large = TopicMetadata.of("t", ID, tuple(PartitionMetadata("t", number, 1, 0) for number in range(4)))
-    with pytest.raises(ProtocolError, match="more than 3 partitions"):
-        coordinator.respond(large)
-    coordinator.service.on_gone(peer, coordinator.now_ms)
-    coordinator.respond(metadata("t"))
-    assert coordinator.view.topic("t") is not None
+    for number in range(20):
+        partitions = range(10_000 * (1 + number // 2))
+        large = TopicMetadata.of("t", ID, tuple(PartitionMetadata("t", one, 1, 0) for one in partitions))
+        if coordinator.asked:
+            coordinator.respond(large)
+        coordinator.now_ms += 1_000
+        coordinator.receive(1, TopicStale((StaleTopic("t", 0.0),)))
+        coordinator.after(150)
+    assert 30_000 < coordinator.view.sizes()[1] <= 60_000
 
 
 def test_a_snapshot_survives_the_wire() -> None:
@@ -583,7 +585,7 @@ def test_a_large_snapshot_is_several_messages() -> None:
 
 def test_tasks_that_ask_for_ever_new_topics_do_not_fill_the_memory() -> None:
     """Catches: one task's credential made the process grow from 26 MiB to 1,164 MiB in 25 s."""
-    budget = MemoryBudget(8 * 2**20, 4 * 2**20)
+    budget = MemoryBudget(8 * 2**20)
     groups = [Coordinator(tasks=5, budget=budget) for _ in range(4)]
     honest = Coordinator(tasks=1, budget=MemoryBudget())
     honest.want(1, "a")
@@ -618,7 +620,7 @@ def test_tasks_that_ask_for_ever_new_topics_do_not_fill_the_memory() -> None:
 
 
 def test_a_topic_for_which_there_is_no_capacity_is_asked_for_by_its_task() -> None:
-    coordinator = Coordinator(budget=MemoryBudget(limit_of_group=4_000))
+    coordinator = Coordinator(budget=MemoryBudget(limit=4_000))
     assert coordinator.want(1, "a", "b", "c") == []
     coordinator.respond(metadata("a"), metadata("b"), metadata("c"))
     assert missing(coordinator.want(2, "d")) == [(2, ("d",))]
@@ -627,14 +629,12 @@ def test_a_topic_for_which_there_is_no_capacity_is_asked_for_by_its_task() -> No
     assert missing(pushed)[0] == (2, ("e",))
 
 
-def test_the_topics_of_a_task_are_bounded() -> None:
+@pytest.mark.parametrize(("count", "told"), [(50_000, [(1, ["t-0"])]), (60_000, [])])
+def test_the_topics_of_a_task_are_bounded(count: int, told: list[tuple[int, list[str]]]) -> None:
     coordinator = Coordinator(tasks=1)
-    limit = coordinator_metadata._MAX_TOPICS_OF_A_TASK
-    for start in range(0, limit + 10_000, 5_000):
-        used = [f"t-{number}" for number in range(start, start + 5_000)]
-        coordinator.receive(1, TopicsWanted(tuple(used)))
-    assert len(coordinator.service._uses[1]) <= limit
-    assert used[0] in coordinator.service._uses[1]
+    for start in range(0, count, 5_000):
+        coordinator.receive(1, TopicsWanted(tuple(f"t-{one}" for one in range(start, start + 5_000))))
+    assert names(coordinator.respond(metadata("t-0"))) == told
 
 
 def test_tasks_that_wait_for_the_same_topics_share_them() -> None:
@@ -787,13 +787,13 @@ def test_a_stale_leader_is_reported_soon() -> None:
     assert task.send() == TopicStale((StaleTopic("a", 50), StaleTopic("b", 50)))
 
 
-def test_a_task_that_ends_reports_a_stale_leader_at_once() -> None:
+def test_a_process_that_ends_reports_a_stale_leader_at_once() -> None:
     task = Task()
     task.channel.report_stale("x")
     task.send()
     task.channel.report_stale("a")
     assert task.send() is None
-    task.channel.hurry()
+    task.channel.close()
     assert task.send() == TopicStale((StaleTopic("a", 0.0),))
 
 
@@ -891,31 +891,27 @@ def test_a_task_fetches_for_others_and_says_what_brokers_said() -> None:
     deliver(task.channel, Fetch(7, ("a", "b")), 0.0)
     assert view.next_request_delay_ms(0.0) == 0.0
     assert view.next_request(0.0) == ("a", "b")
-    deliver(task.channel, Fetch(8, ("c",)), 0.0)
     assert task.channel.next_message_delay_ms(0.0) == math.inf
     view.on_response(MetadataUpdate(NODES, (metadata("a"),), {"b": UNKNOWN}, "c"), ("a", "b"), 1.0)
     assert task.channel.next_message_delay_ms(0.0) == 0.0, "between tasks, too"
-    first, last = task.send(), task.send()
-    assert isinstance(first, TopicsKnown)
-    assert isinstance(last, TopicsKnown)
-    assert (first.number, first.more, last.more) == (7, True, False)
-    assert snapshot_of(first.part).topics == (TopicSnapshot(metadata("a"), 0.0),)
-    assert snapshot_of(first.part).nodes == NODES
-    assert last.errors == {"b": UNKNOWN}
+    known = task.send()
+    assert isinstance(known, TopicsKnown)
+    assert (known.number, known.errors) == (7, {"b": UNKNOWN})
+    assert snapshot_of(known.part).topics == (TopicSnapshot(metadata("a"), 0.0),)
+    assert snapshot_of(known.part).nodes == NODES
     assert view.names() == ()
     assert view.topic("a") is None, "it is not this task's topic"
+    deliver(task.channel, Fetch(8, ("c",)), 1.0)
     assert view.next_request(1.0) == ("c",)
     view.on_failure(2.0)
     assert task.send() == TopicsKnown(8, failed=True)
 
 
-def test_fetches_for_others_are_bounded() -> None:
+def test_a_task_that_is_asked_again_and_again_fetches_once() -> None:
     task = Task()
     for number in range(1_000):
         deliver(task.channel, Fetch(number, (f"t{number}",)), 0.0)
-    asked = task.view.next_request(0.0)
-    assert asked is not None
-    assert len(asked) <= 32
+    assert task.view.next_request(0.0) == ("t0",)
 
 
 def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
@@ -1092,7 +1088,8 @@ def test_a_lying_task_misleads_for_one_refresh() -> None:
         job.use(task, "a")
     job.run(50)
     partition = TopicPartition("a", 0)
-    liar = next(iter(job.service._tasks))
+    # Task 0 was asked first.
+    liar = 1
     job.lies[liar] = metadata("a", 2, 5)
     victim = (liar + 1) % 4
     job.views[victim].mark_stale("a", job.now_ms)
