@@ -108,8 +108,6 @@ WAIT_LISTENER: ContextVar[WaitListener] = ContextVar("wait_listener", default=la
 # module depends on stays where it is used.
 # -- metadata by way of the coordinator: each waits a little longer than the one it waits for ----------------
 
-# For how long tasks gather leaders that moved, before they report them.
-GATHER_STALE_MS = 100.0
 # The coordinator asks another task to fetch metadata when one has been silent for so long.
 FETCH_SILENCE_MS = 1000.0
 # A task does not ask brokers while the coordinator may be about to bring the topic. The time begins again

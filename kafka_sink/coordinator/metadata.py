@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Annotated, NamedTuple
 
-from kafka_sink.clock import FETCH_SILENCE_MS, GATHER_STALE_MS, HINT_WAIT_MS, RANDOM, Clock
+from kafka_sink.clock import FETCH_SILENCE_MS, HINT_WAIT_MS, RANDOM, Clock
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.refresh import NON_URGENT_SHARE
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
@@ -58,7 +58,9 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.printable import is_host
 
-MAX_TOPICS, MAX_STALE = 5000, 1000
+MAX_TOPICS = 5000
+# Of a topic that a task knows nothing of.
+ANY_AGE_MS = 1e12
 _MAX_HOST, _MAX_RACK = 255, 1000
 _MAX_CONTENT = 1_500_000
 _NO_TOPIC_ID = bytes(16)
@@ -99,25 +101,19 @@ _NO_TOPICS = SnapshotPart()
 
 
 @message
-class TopicsWanted:
-    """From a task: it writes to these topics. ``is_needed``: it lacks their metadata."""
+class TopicsUsed:
+    """From a task: it writes to these topics."""
 
     topics: _Names
-    is_needed: bool = False
-
-
-class StaleTopic(NamedTuple):
-    """A topic whose metadata proved wrong at a broker, so long ago."""
-
-    topic: Topic
-    age_ms: Ms
 
 
 @message
-class TopicStale:
-    """From a task: what brokers denied. Others' metadata is fetched; one task's word is not passed on."""
+class TopicsWanted:
+    """From a task: it needs these topics, as brokers described them less than so long ago. ANY_AGE_MS: it
+    lacks their metadata. Otherwise a broker denied what it has, which is asked for: one task's word is not
+    passed on."""
 
-    topics: Annotated[tuple[StaleTopic, ...], AtMost(MAX_STALE)] = ()
+    topics: Annotated[dict[Topic, Ms], AtMost(MAX_TOPICS)]
 
 
 @message
@@ -312,20 +308,35 @@ class MetadataService(Service):
     def close(self) -> None:
         self._count(-self._cost)
 
+    @receives(TopicsUsed)
+    def on_topics_used(self, peer: int, message: TopicsUsed, now_ms: float) -> None:
+        self._note_use(peer, message.topics, now_ms)
+        self._fetch_due(now_ms)
+
     @receives(TopicsWanted)
     def on_topics_wanted(self, peer: int, message: TopicsWanted, now_ms: float) -> None:
-        # Their strings are shared.
-        names = frozenset(map(sys.intern, message.topics))
-        known = frozenset(name for name in names if self.view.topic(name) is not None)
-        is_admitted = self._may_keep(_TOPIC_BYTES * (len(names) - len(known)), now_ms)
-        if is_admitted:
-            self._use(peer, names)
-        self.view.note_use(names if is_admitted else known, now_ms)
-        if message.is_needed and known:
-            self._answer(peer, known, now_ms)
-        if message.is_needed and known != names and not is_admitted:
-            self.out.send(peer, Topics(missing=tuple(names - known)))
+        missing = self._note_use(peer, message.topics, now_ms)
+        known = {one.metadata.name: one.age_ms for one in self.view.snapshot(now_ms, message.topics).topics}
+        fresh = frozenset(name for name, age_ms in known.items() if age_ms < message.topics[name])
+        for name in known.keys() - fresh:
+            self.view.mark_stale(name, now_ms)
+        if fresh:
+            self._answer(peer, fresh, now_ms)
+        if missing:
+            self.out.send(peer, Topics(missing=tuple(missing)))
         self._fetch_due(now_ms)
+
+    def _note_use(self, peer: int, topics: Collection[str], now_ms: float) -> frozenset[str]:
+        """Returns those for which there is no capacity."""
+        # Their strings are shared.
+        names = frozenset(map(sys.intern, topics))
+        unknown = frozenset(name for name in names if self.view.topic(name) is None)
+        if not self._may_keep(_TOPIC_BYTES * len(unknown), now_ms):
+            self.view.note_use(names - unknown, now_ms)
+            return unknown
+        self._use(peer, names)
+        self.view.note_use(names, now_ms)
+        return frozenset()
 
     def _answer(self, peer: int, known: frozenset[str], now_ms: float) -> None:
         self._answers.setdefault(known, {})[peer] = None
@@ -472,17 +483,6 @@ class MetadataService(Service):
         self._contradicted.add(key)
         return True
 
-    @receives(TopicStale)
-    def on_topic_stale(self, peer: int, message: TopicStale, now_ms: float) -> None:
-        for name, ago_ms in message.topics:
-            found = self.view.snapshot(now_ms, (name,)).topics
-            if found and found[0].age_ms < ago_ms:
-                # The coordinator's is newer than the task's.
-                self._answer(peer, frozenset((name,)), now_ms)
-            elif self._may_keep(0 if found else _TOPIC_BYTES, now_ms):
-                self.view.mark_stale(name, now_ms)
-        self._fetch_due(now_ms)
-
     # -- what tasks are told ------------------------------------------------------------------------
 
     def _tell(self, known: Iterable[str], missing: Collection[str]) -> None:
@@ -571,17 +571,14 @@ class MetadataChannel(Channel):
         self._interval_ms = min(report_interval_ms, self._use_interval_ms)
         self._lock = threading.Lock()  # guards all below
         self._reachable = True
-        # What to ask for, and what has been asked for and has not come.
-        self._to_ask: dict[str, None] = {}
+        # What to ask for, with the time at which a broker denied what is known; and what is waited for.
+        self._to_ask: dict[str, float] = {}
         self._needed: set[str] = set()
-        self._stale: dict[str, float] = {}
         # Topics used since the last report of use, when that was, those in any report, when to report again.
-        self._used: dict[str, None] = {}
+        self._used: dict[str, float] = {}
         self._used_ms = -math.inf
         self._reported: set[str] = set()
         self._use_due_ms = math.inf
-        # When leaders that moved were reported last.
-        self._stale_ms = -math.inf
         # What others need, and brokers' response that goes to the coordinator.
         self._fetch: Fetch | None = None
         self._fetched: TopicsKnown | None = None
@@ -601,7 +598,7 @@ class MetadataChannel(Channel):
         with self._lock:
             if not self._reachable or not names:
                 return False
-            self._to_ask.update(dict.fromkeys(names))
+            self._to_ask.update(dict.fromkeys(names, -math.inf))
             self._needed.update(names)
         self.wake()
         return True
@@ -612,7 +609,7 @@ class MetadataChannel(Channel):
         if not topics:
             return
         with self._lock:
-            self._used.update(dict.fromkeys(topics))
+            self._used.update(dict.fromkeys(topics, 0.0))
             is_new = not self._reported.issuperset(topics)
             due_ms = self._used_ms + (self._interval_ms if is_new else self._use_interval_ms)
             is_sooner = due_ms < self._use_due_ms
@@ -625,11 +622,9 @@ class MetadataChannel(Channel):
         if not _may_exist(topic):
             return
         with self._lock:
-            first = not self._stale
             # Bounded by the number of topics that the task writes to.
-            self._stale.setdefault(topic, self._clock_ms())
-        if first:
-            self.wake()
+            self._to_ask.setdefault(topic, self._clock_ms())
+        self.wake()
 
     def fetched(self, topics: tuple[str, ...], update: MetadataUpdate | None) -> None:
         """The response to a request that included these topics for others; None if there was none."""
@@ -648,23 +643,19 @@ class MetadataChannel(Channel):
                 fetched, self._fetched = self._fetched, None
                 return fetched
             if self._to_ask:
-                return TopicsWanted(self._take(self._to_ask), is_needed=True)
-            if now_ms >= self._stale_due_ms():
-                self._stale_ms = now_ms
+                wanted = self._take(self._to_ask)
                 # The sender may have read the clock after ``now_ms``, hence the maximum with 0.
-                names = list(islice(self._stale, MAX_STALE))
-                return TopicStale(
-                    tuple(StaleTopic(name, max(0.0, now_ms - self._stale.pop(name))) for name in names)
-                )
+                ages_ms = (min(max(0.0, now_ms - since_ms), ANY_AGE_MS) for since_ms in wanted.values())
+                return TopicsWanted(dict(zip(wanted, ages_ms, strict=True)))
             if now_ms < self._use_due_ms:
                 return None
             used = self._take(self._used)
             self._used_ms, self._use_due_ms = now_ms, now_ms if self._used else math.inf
-            return TopicsWanted(used)
+            return TopicsUsed(tuple(used))
 
-    def _take(self, names: dict[str, None]) -> tuple[str, ...]:
+    def _take(self, names: dict[str, float]) -> dict[str, float]:
         """As many as a message holds."""
-        taken = tuple(islice(names, MAX_TOPICS))
+        taken = dict(islice(names.items(), MAX_TOPICS))
         for name in taken:
             del names[name]
         if len(self._reported) > 2 * MAX_TOPICS:
@@ -672,18 +663,11 @@ class MetadataChannel(Channel):
         self._reported.update(taken)
         return taken
 
-    def _stale_due_ms(self) -> float:
-        return self._stale_ms + min(self._interval_ms, GATHER_STALE_MS) if self._stale else math.inf
-
-    def close(self) -> None:
-        with self._lock:
-            self._stale_ms = -math.inf
-
     def next_message_delay_ms(self, now_ms: float) -> float:
         with self._lock:
             if self._to_ask or self._fetched is not None:
                 return 0.0
-            return max(0.0, min(self._stale_due_ms(), self._use_due_ms) - now_ms)
+            return max(0.0, self._use_due_ms - now_ms)
 
     @receives(Topics)
     def on_topics(self, message: Topics, now_ms: float) -> None:
@@ -712,9 +696,9 @@ class MetadataChannel(Channel):
     def on_connected(self, now_ms: float) -> None:
         with self._lock:
             self._reachable = True
-            self._needed = set(self._to_ask)
+            self._needed.intersection_update(self._to_ask)
             self._reported.clear()
-            self._used_ms = self._stale_ms = -math.inf
+            self._used_ms = -math.inf
             self._use_due_ms = -math.inf if self._used else math.inf
         self._view.share_refreshes(True)
 

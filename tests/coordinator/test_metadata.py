@@ -17,17 +17,17 @@ from kafka_sink.clock import FETCH_SILENCE_MS, HINT_WAIT_MS
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.coordinator.metadata import (
+    ANY_AGE_MS,
     Fetch,
     MemoryBudget,
     MetadataChannel,
     MetadataService,
     NodeHint,
     SnapshotPart,
-    StaleTopic,
     TopicHint,
     Topics,
     TopicsKnown,
-    TopicStale,
+    TopicsUsed,
     TopicsWanted,
     coordinator_idle_ms,
     parts_of,
@@ -83,7 +83,7 @@ class Coordinator:
         return self.pushed()
 
     def want(self, peer: int, *topics: str) -> Pushed:
-        return self.receive(peer, TopicsWanted(topics, is_needed=True))
+        return self.receive(peer, TopicsWanted(dict.fromkeys(topics, ANY_AGE_MS)))
 
     def pushed(self) -> Pushed:
         """What tasks are pushed until nothing more is due at this moment."""
@@ -161,20 +161,20 @@ def test_a_change_is_pushed_to_those_who_use_the_topic_once() -> None:
     coordinator.respond(metadata("a"))
     coordinator.respond(metadata("b"))
     coordinator.now_ms += 1000
-    coordinator.receive(1, TopicStale((StaleTopic("a", 0.0),)))
+    coordinator.receive(1, TopicsWanted({"a": 0.0}))
     coordinator.after(200)
     pushed = coordinator.respond(metadata("a", leader=2, epoch=1))
     assert names(pushed) == [(1, ["a"]), (2, ["a"])]
     assert coordinator.pushed() == []
     coordinator.service.on_gone(2, coordinator.now_ms)
-    coordinator.receive(1, TopicStale((StaleTopic("a", 0.0),)))
+    coordinator.receive(1, TopicsWanted({"a": 0.0}))
     coordinator.after(2000)
     assert names(coordinator.respond(metadata("a", leader=1, epoch=2))) == [(1, ["a"])]
 
 
 def test_a_task_that_only_uses_a_topic_is_told_of_it_too() -> None:
     coordinator = Coordinator()
-    coordinator.receive(1, TopicsWanted(("a",)))
+    coordinator.receive(1, TopicsUsed(("a",)))
     assert coordinator.fetching() == ("a",), "the service's own copy is refreshed from now on"
     assert names(coordinator.respond(metadata("a"))) == [(1, ["a"])]
 
@@ -187,7 +187,7 @@ def test_one_tasks_word_that_a_leader_moved_is_asked_for_and_not_passed_on() -> 
     coordinator.respond(metadata("a", epoch=4))
     for leader, epoch in ((1, 4), (2, 5)):
         coordinator.now_ms += 1000
-        assert coordinator.receive(1, TopicStale((StaleTopic("a", 0.0),))) == []
+        assert coordinator.receive(1, TopicsWanted({"a": 0.0})) == []
         coordinator.after(200)
         assert coordinator.fetching() == ("a",)
         pushed = coordinator.respond(metadata("a", leader=leader, epoch=epoch))
@@ -203,7 +203,7 @@ def test_a_task_that_errs_all_the_time_costs_a_request_a_second() -> None:
     coordinator.respond(metadata("a", epoch=4))
     begun, responses = coordinator.now_ms, 0
     while coordinator.now_ms < begun + 20_000:
-        coordinator.receive(1, TopicStale((StaleTopic("a", 0.0),)))
+        coordinator.receive(1, TopicsWanted({"a": 0.0}))
         if coordinator.asked:
             coordinator.respond(metadata("a", leader=1, epoch=4))
             responses += 1
@@ -217,7 +217,7 @@ def test_a_leader_that_only_one_task_lacks_is_sent_without_a_request() -> None:
     coordinator.respond(metadata("a", epoch=5))
     coordinator.now_ms += 1000
     # What the task had was denied two seconds ago, before the coordinator asked.
-    assert names(coordinator.receive(1, TopicStale((StaleTopic("a", 2000.0),)))) == [(1, ["a"])]
+    assert names(coordinator.receive(1, TopicsWanted({"a": 2000.0}))) == [(1, ["a"])]
     coordinator.after(2000)
     assert not coordinator.asked
 
@@ -396,7 +396,7 @@ def lied_to(lie: TopicMetadata) -> Coordinator:
     coordinator.want(2, "a")
     coordinator.respond(metadata("a", epoch=4))
     coordinator.now_ms += 1000
-    coordinator.receive(1, TopicStale((StaleTopic("a", 0.0),)))
+    coordinator.receive(1, TopicsWanted({"a": 0.0}))
     coordinator.after(100)
     coordinator.respond(lie)
     return coordinator
@@ -415,7 +415,7 @@ def test_a_fetch_that_lied_misleads_until_the_next_refresh(lie: TopicMetadata) -
     coordinator = lied_to(lie)
     for _ in range(2):
         coordinator.now_ms += 500
-        coordinator.receive(2, TopicStale((StaleTopic("a", 0.0),)))
+        coordinator.receive(2, TopicsWanted({"a": 0.0}))
         coordinator.after(150)
         pushed = coordinator.respond(TRUTH)
     assert leaders(pushed) == {(1, 4)}
@@ -442,7 +442,7 @@ def test_many_elections_and_new_partitions_need_the_word_of_a_second_task(said: 
 def test_a_broker_that_lags_convinces_nobody_by_one_response() -> None:
     coordinator = lied_to(metadata("a", leader=2, epoch=5))
     coordinator.now_ms += 500
-    coordinator.receive(2, TopicStale((StaleTopic("a", 0.0),)))
+    coordinator.receive(2, TopicsWanted({"a": 0.0}))
     coordinator.after(150)
     assert leaders(coordinator.respond(metadata("a", leader=1, epoch=4))) == {(2, 5)}
     coordinator.after(150)
@@ -524,10 +524,10 @@ def test_hints_that_make_no_sense_are_refused(part: SnapshotPart) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        TopicsWanted(("a",) * 5001),
-        TopicsWanted(("x" * 250,)),
-        TopicStale((StaleTopic("a", -1.0),)),
-        TopicStale((StaleTopic("a", 0.0),) * 1001),
+        TopicsUsed(("a",) * 5001),
+        TopicsUsed(("x" * 250,)),
+        TopicsWanted({"a": -1.0}),
+        TopicsWanted({f"t{number}": 0.0 for number in range(5001)}),
         Topics(SnapshotPart(topics=(TopicHint("a", -1.0, content(bytes(16))),))),
         Topics(SnapshotPart(nodes=(NodeHint(1, "h", 70_000, None),))),
     ],
@@ -547,7 +547,7 @@ def test_a_response_that_there_is_no_capacity_for_is_not_taken() -> None:
         if coordinator.asked:
             coordinator.respond(large)
         coordinator.now_ms += 1_000
-        coordinator.receive(1, TopicStale((StaleTopic("t", 0.0),)))
+        coordinator.receive(1, TopicsWanted({"t": 0.0}))
         coordinator.after(150)
     assert 30_000 < coordinator.view.sizes()[1] <= 60_000
 
@@ -597,7 +597,7 @@ def test_tasks_that_ask_for_ever_new_topics_do_not_fill_the_memory() -> None:
                 for peer in range(1, 6):
                     wanted = [f"{number}-{peer}-{one}".ljust(100, "x") for one in range(500)]
                     coordinator.want(peer, *wanted)
-                    coordinator.receive(peer, TopicsWanted(tuple(wanted[:250])))
+                    coordinator.receive(peer, TopicsUsed(tuple(wanted[:250])))
                 coordinator.after(10)
                 coordinator.asked.clear()
         _, most = tracemalloc.get_traced_memory()
@@ -633,7 +633,7 @@ def test_a_topic_for_which_there_is_no_capacity_is_asked_for_by_its_task() -> No
 def test_the_topics_of_a_task_are_bounded(count: int, told: list[tuple[int, list[str]]]) -> None:
     coordinator = Coordinator(tasks=1)
     for start in range(0, count, 5_000):
-        coordinator.receive(1, TopicsWanted(tuple(f"t-{one}" for one in range(start, start + 5_000))))
+        coordinator.receive(1, TopicsUsed(tuple(f"t-{one}" for one in range(start, start + 5_000))))
     assert names(coordinator.respond(metadata("t-0"))) == told
 
 
@@ -679,7 +679,7 @@ def test_what_takes_long_is_told_in_parts() -> None:
     """Catches: 2,000 tasks with topics of their own hold the loop for seconds after each response."""
     coordinator = Coordinator(tasks=2_000)
     for peer in range(1, 2_001):
-        coordinator.receive(peer, TopicsWanted(tuple(f"t{(peer + one) % 2_000}" for one in range(50))))
+        coordinator.receive(peer, TopicsUsed(tuple(f"t{(peer + one) % 2_000}" for one in range(50))))
     coordinator.respond(*(metadata(f"t{number}") for number in range(2_000)))
     coordinator.pushed()
     peer, fetch = coordinator.asked.pop()
@@ -746,18 +746,18 @@ def test_what_is_asked_goes_at_once_and_use_when_it_is_gathered() -> None:
     assert task.channel.ask(["a"])
     assert task.woken == 1
     assert task.channel.is_waiting
-    assert task.send() == TopicsWanted(("a",), is_needed=True)
+    assert task.send() == TopicsWanted({"a": ANY_AGE_MS})
     task.channel.note_use(["a", "b"])
     assert task.woken == 2
-    assert task.send() == TopicsWanted(("a", "b"))
+    assert task.send() == TopicsUsed(("a", "b"))
     task.channel.note_use(["a", "c"])
     assert task.send() is None
     task.now_ms = 500
-    assert task.send() == TopicsWanted(("a", "c"))
+    assert task.send() == TopicsUsed(("a", "c"))
     task.channel.note_use(["a", "b"])
     assert task.channel.next_message_delay_ms(500) == 60_000
     task.now_ms = 60_500
-    assert task.send() == TopicsWanted(("a", "b"))
+    assert task.send() == TopicsUsed(("a", "b"))
     assert task.channel.next_message_delay_ms(60_500) == math.inf
 
 
@@ -766,7 +766,7 @@ def test_names_that_no_topic_can_have_are_left_to_brokers() -> None:
     task = Task()
     wrong = ("x" * 250, "\ud800")
     assert task.channel.ask([*wrong, "a"])
-    assert task.send() == TopicsWanted(("a",), is_needed=True)
+    assert task.send() == TopicsWanted({"a": ANY_AGE_MS})
     assert not task.channel.ask(wrong)
     task.channel.note_use(wrong)
     for name in wrong:
@@ -775,41 +775,33 @@ def test_names_that_no_topic_can_have_are_left_to_brokers() -> None:
     assert task.channel.next_message_delay_ms(0.0) == math.inf
 
 
-def test_a_stale_leader_is_reported_soon() -> None:
+def test_a_leader_that_moved_is_reported_at_once() -> None:
     task = Task()
     task.channel.report_stale("x")
-    assert task.send() == TopicStale((StaleTopic("x", 0.0),)), "the first one at once"
+    assert task.send() == TopicsWanted({"x": 0.0})
+    task.channel.report_stale("a")
     task.now_ms = 50
-    task.channel.report_stale("a")
     task.channel.report_stale("b")
-    assert task.channel.next_message_delay_ms(50) == 50
-    task.now_ms = 100
-    assert task.send() == TopicStale((StaleTopic("a", 50), StaleTopic("b", 50)))
-
-
-def test_a_process_that_ends_reports_a_stale_leader_at_once() -> None:
-    task = Task()
-    task.channel.report_stale("x")
-    task.send()
+    assert task.channel.next_message_delay_ms(50) == 0
+    assert not task.channel.is_waiting
+    assert task.send() == TopicsWanted({"a": 50.0, "b": 0.0})
+    # A topic without metadata is needed whatever was reported before.
     task.channel.report_stale("a")
-    assert task.send() is None
-    task.channel.close()
-    assert task.send() == TopicStale((StaleTopic("a", 0.0),))
+    task.channel.ask(["a"])
+    assert task.send() == TopicsWanted({"a": ANY_AGE_MS})
+    assert task.channel.is_waiting
 
 
-def test_a_thousand_leaders_and_more_that_move_together_are_all_told() -> None:
+def test_thousands_of_leaders_that_move_together_are_all_told() -> None:
     task = Task()
-    for number in range(2500):
+    for number in range(7_500):
         task.channel.report_stale(f"t{number}")
     sent: list[str] = []
-    for _ in range(3):
-        task.now_ms += task.channel.next_message_delay_ms(task.now_ms)
+    for _ in range(2):
         message = task.send()
-        assert isinstance(message, TopicStale)
-        sent += [one.topic for one in message.topics]
-    assert task.now_ms <= 300
-    assert sent == [f"t{number}" for number in range(2500)]
-    task.now_ms += 100
+        assert isinstance(message, TopicsWanted)
+        sent += message.topics
+    assert sent == [f"t{number}" for number in range(7_500)]
     assert task.send() is None
 
 
@@ -818,22 +810,23 @@ def test_the_largest_messages_are_taken_by_the_coordinator() -> None:
     task = Task()
     task.channel.ask(many)
     task.channel.note_use(many)
-    for name in many:
-        task.channel.report_stale(name)
-    count = 0
-    while count < 24:
-        if (message := task.send()) is None:
-            task.now_ms += 60_000
-            continue
-        count += 1
+    for _ in range(8):
+        message = task.send()
+        assert message is not None
         assert decode(encode(message)) == message
+    task.now_ms = 3_600_000.0
+    for name in many[:5_000]:
+        task.channel.report_stale(name)
+    message = task.send()
+    assert isinstance(message, TopicsWanted)
+    assert decode(encode(message)) == message
 
 
 def test_a_leader_found_stale_while_a_clock_was_read_has_no_negative_age() -> None:
     task = Task()
     task.now_ms = 7
     task.channel.report_stale("a")
-    assert task.channel.next_message(0) == TopicStale((StaleTopic("a", 0),))
+    assert task.channel.next_message(0) == TopicsWanted({"a": 0})
 
 
 def test_requests_are_held_as_long_as_metadata_may_come() -> None:
@@ -867,12 +860,12 @@ def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
 def test_a_new_coordinator_hears_again_what_a_task_uses() -> None:
     task = Task()
     task.channel.note_use(["a"])
-    assert task.send() == TopicsWanted(("a",))
+    assert task.send() == TopicsUsed(("a",))
     task.channel.on_lost(10)
     task.channel.on_connected(20)
     task.channel.note_use(["a"])
     task.now_ms = 20
-    assert task.send() == TopicsWanted(("a",))
+    assert task.send() == TopicsUsed(("a",))
 
 
 def test_refreshing_is_left_to_the_coordinator_while_it_is_there() -> None:
