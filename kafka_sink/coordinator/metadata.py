@@ -227,8 +227,8 @@ _TRANSIENT_ERRORS = frozenset({UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE}
 _MAX_ASKED = 3
 # An answer waits so long for each further topic, which others may want, too: 2,000 take 10 ms to encode.
 _GATHER_MS = 0.05
-# Work for one ``on_time``, in topics that are compared. Sets, and topics that are encoded, cost more.
-_WORK_AT_ONCE, _COST_OF_SET, _COST_OF_ENCODING = 50_000, 100, 20
+# Topics that are encoded in one ``on_time``; a set of topics costs as much as a few.
+_TOPICS_AT_ONCE, _COST_OF_SET = 2_500, 5
 # About what is kept of a topic, of a name in a set, of a broker.
 _TOPIC_BYTES, _NAME_BYTES, _NODE_BYTES = 1200, 105, 500
 _MEASURE_MS = 1000.0
@@ -501,30 +501,30 @@ class MetadataService(Service):
         if self._fetch is not None and now_ms >= self._fetch.silent_at_ms:
             self._ask_another(self._fetch, now_ms)
         self._fetch_due(now_ms)
-        # By what they are told, encoded once: topics and missing ones.
-        told: dict[tuple[frozenset[str], frozenset[str]], list[int]] = {}
-        left = _WORK_AT_ONCE
+        left = _TOPICS_AT_ONCE
         if now_ms >= self._answers_due_ms:
             while self._answers and left > 0:
                 topics, waiting = self._answers.popitem(last=False)
-                told[topics, frozenset()] = list(waiting)
-                left -= _COST_OF_ENCODING * len(topics)
+                left -= self._send(waiting, topics, frozenset(), now_ms)
             self._answers_due_ms = now_ms if self._answers else math.inf
         while self._untold and left > 0:
             topics, _ = self._untold.popitem(last=False)
-            news = topics & self._fresh, topics & self._missing
-            left -= _COST_OF_SET + min(len(topics), len(self._fresh) + len(self._missing))
-            if news not in told:
-                left -= _COST_OF_ENCODING * sum(map(len, news))
-            told.setdefault(news, []).extend(self._users[topics][1])
+            peers = self._users[topics][1]
+            left -= self._send(peers, topics & self._fresh, topics & self._missing, now_ms)
         if not self._untold:
             self._fresh.clear()
             self._missing.clear()
-        for (known, missing), peers in told.items():
-            for part in parts_of(self.view.snapshot(now_ms, known)) if known else ():
-                self.out.broadcast(peers, Topics(part))
-            if missing:
-                self.out.broadcast(peers, Topics(missing=tuple(islice(missing, MAX_TOPICS))))
+
+    def _send(
+        self, peers: Iterable[int], known: frozenset[str], missing: frozenset[str], now_ms: float
+    ) -> int:
+        """Encoded once for all of these tasks. Returns what it has cost, in topics."""
+        if known:
+            for part in parts_of(self.view.snapshot(now_ms, known)):
+                self.out.broadcast(list(peers), Topics(part))
+        if missing:
+            self.out.broadcast(list(peers), Topics(missing=tuple(islice(missing, MAX_TOPICS))))
+        return _COST_OF_SET + len(known) + len(missing)
 
     def next_change_ms(self, now_ms: float) -> float:
         if not self._tasks:

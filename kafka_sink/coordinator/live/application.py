@@ -15,7 +15,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from kafka_sink.clock import STARTING, STATES, STEPS
@@ -508,12 +508,15 @@ class ApplicationMetrics:
                     "driver": {
                         wait["step"]: wait["seconds"] for wait in reversed(driver) if wait["cluster"] == name
                     },
-                    "transactions": self._shown_transactions(name, one, opened, now_ms),
+                    "transactions": {
+                        **_shown_open([found for key, found in opened.items() if key[0] == name], now_ms),
+                        **{outcome: one.transactions[outcome] for outcome in TRANSACTION_OUTCOMES},
+                    },
                 }
                 for name, one in sorted(self._clusters.items())
             ],
             "jobs": [
-                self._shown_job(key, job, running[key], opened, now_ms)
+                self._shown_job(key, job, running[key], opened.get((job.cluster, key)), now_ms)
                 for key, job in reversed(self._jobs.items())
             ],
             "topics": [
@@ -546,35 +549,18 @@ class ApplicationMetrics:
         return "silent" if task.reported_ms < self._silent_before_ms(now_ms) else task.state
 
     def _open_transactions(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """Of tasks that are done and whose write has not ended, by cluster and job: how many, since when."""
+        """By cluster and job: how many are open, since when. Of tasks that run, also of silent ones, and of
+        those that are done and whose write has not ended."""
         opened: dict[tuple[str, str], tuple[int, float]] = {}
-        for write in self.writes.values():
-            if write.open_transactions:
-                key = write.cluster, write.job
-                number, since_ms = opened.get(key, (0, math.inf))
-                opened[key] = number + write.open_transactions, min(since_ms, write.open_since_ms)
+        running = ((one.cluster, one.job, 1, one.transaction_since_ms) for one in self.running)
+        done = (
+            (one.cluster, one.job, one.open_transactions, one.open_since_ms) for one in self.writes.values()
+        )
+        for cluster, job, number, since_ms in chain(running, done):
+            if number and since_ms is not None:
+                before, first_ms = opened.get((cluster, job), (0, math.inf))
+                opened[cluster, job] = before + number, min(first_ms, since_ms)
         return opened
-
-    def _shown_transactions(
-        self,
-        name: str,
-        cluster: _Cluster,
-        done: Mapping[tuple[str, str], tuple[int, float]],
-        now_ms: float,
-    ) -> dict[str, Any]:
-        # Of all tasks that run, also silent ones, and then of those that are done.
-        opened = [
-            (1, one.transaction_since_ms)
-            for one in self.running
-            if one.transaction_since_ms is not None and one.cluster == name
-        ]
-        opened += [one for key, one in done.items() if key[0] == name]
-        since_ms = min((since_ms for _, since_ms in opened), default=now_ms)
-        return {
-            "open": sum(number for number, _ in opened),
-            "oldest": max(0.0, now_ms - since_ms) / 1000,
-            **{one: cluster.transactions[one] for one in TRANSACTION_OUTCOMES},
-        }
 
     def _shown_driver(self, now_ms: float) -> list[dict[str, Any]]:
         """What the driver waits for, the longest first; one that has not said so for long has ended."""
@@ -591,10 +577,9 @@ class ApplicationMetrics:
         key: str,
         job: _Job,
         tasks: int,
-        opened: Mapping[tuple[str, str], tuple[int, float]],
+        opened: tuple[int, float] | None,
         now_ms: float,
     ) -> dict[str, Any]:
-        number, since_ms = opened.get((job.cluster, key), (0, now_ms))
         state, ending_ms = job.state, 0.0
         if job.ending is not None and job.state == "running":
             state, ending_ms = job.ending[0], now_ms - job.ending[1]
@@ -612,8 +597,7 @@ class ApplicationMetrics:
             "execution": job.about.execution if job.about else -1,
             "cause": job.cause,
             "ending": ending_ms / 1000,
-            "open": number,
-            "open_seconds": (now_ms - since_ms) / 1000,
+            **_shown_open([opened] if opened else [], now_ms),
             "acknowledged": _age_s(job.acknowledged_ms, now_ms),
             "last_batch": job.last_batch and {**job.last_batch[0], "age": _age_s(job.last_batch[1], now_ms)},
             "started": job.started_s,
@@ -680,6 +664,12 @@ class ApplicationMetrics:
                 }
             )
         return shown
+
+
+def _shown_open(opened: Iterable[tuple[int, float]], now_ms: float) -> dict[str, Any]:
+    """How many transactions are open, and the age of the oldest."""
+    numbers, since_ms = zip(*opened, (0, now_ms), strict=True)
+    return {"open": sum(numbers), "oldest": max(0.0, now_ms - min(since_ms)) / 1000}
 
 
 def _rows(counters: Mapping[str, Number]) -> int:

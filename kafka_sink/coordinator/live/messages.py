@@ -1,7 +1,6 @@
 """What tasks and the driver report of a write, and a task's side of it.
 
-A task reports about once a second. Counts are totals since the task began, so a lost report does no harm.
-``topics`` has those that changed since the last report; the last report of a task (``done``) has all. The
+A task reports about once a second. Counts are totals since the task began, so a lost report does no harm. The
 driver reports a write's sums when it commits or aborts. They replace what tasks reported.
 """
 
@@ -23,6 +22,7 @@ from kafka_sink.coordinator.schema import (
     AtMost,
     Channel,
     Count,
+    Message,
     Ms,
     Name,
     NodeId,
@@ -63,13 +63,15 @@ _MAX_ENDED = 16
 # Bounds connecting and the answer. The coordinator mostly responds within milliseconds, but on a busy host it
 # takes seconds. Without this report a job would count as running.
 _DRIVER_TIMEOUT_MS = 5000.0
-# Instead, for a while after a coordinator did not respond: a frozen one must not hold up each micro-batch.
-_SILENT = "the coordinator did not confirm the end of a write"
+# For a while after a coordinator did not respond, that is the bound, and it is not told what the driver waits
+# for: a frozen one must hold up neither micro-batches nor the responses of brokers.
+_SILENT = "the coordinator did not confirm what the driver said"
 _SILENT_S, _SHORT_TIMEOUT_MS = 60.0, 500.0
+_WAIT_UNREPORTED_S = 10.0
 # After how long a wait of the driver is reported, and after how long it is logged.
 _WAIT_REPORTED_MS, _WAIT_LOGGED_MS = 1000.0, 3000.0
-# It is not reported for so long after a coordinator did not respond: the thread has brokers to attend to.
-_WAIT_UNREPORTED_MS = 10_000.0
+# As ``client.tell``.
+_Tell = Callable[[CoordinatorAddress, Message, float], None]
 
 Counts = Annotated[dict[Name, Count | Ms], AtMost(_MAX_NAMES)]
 # As TopicMetrics has them; decoded at once, because a report may have hundreds.
@@ -255,7 +257,6 @@ class ReportChannel(Channel):
         # When the present task reports, and when those that have ended do.
         self._due_ms = self._end_due_ms = -math.inf
         self._has_reported = False
-        self._sent_topics: Mapping[str, tuple[int, ...]] = {}
         self._ended: deque[TaskReport] = deque(maxlen=_MAX_ENDED)
 
     def begin(self, identity: TaskIdentity) -> None:
@@ -264,7 +265,7 @@ class ReportChannel(Channel):
         host, application = cut(identity.host), cut(identity.application)
         identity = replace(identity, host=host, application=application)
         with self._lock:
-            self._identity, self._has_reported, self._sent_topics = identity, False, {}
+            self._identity, self._has_reported = identity, False
             self._due_ms = max(self._due_ms, self._clock_ms() + _FIRST_MS)
         self.wake()
 
@@ -297,15 +298,10 @@ class ReportChannel(Channel):
             if identity is None or now_ms < self._due_ms:
                 return None
             self._due_ms, self._has_reported = now_ms + self._interval_ms, True
-            sent = self._sent_topics
         # Takes locks of the producer, so not under this one.
         report = self._read(identity)
         with self._lock:
-            if self._identity is not identity:
-                return None
-            self._sent_topics = report.topics
-        changed = {name: one for name, one in report.topics.items() if sent.get(name) != one}
-        return replace(report, topics=changed)
+            return report if self._identity is identity else None
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         with self._lock:
@@ -326,18 +322,20 @@ class ReportChannel(Channel):
     def on_connected(self, now_ms: float) -> None:
         """A new coordinator knows nothing of this task, nor of thousands that connect with it."""
         with self._lock:
-            self._sent_topics = {}
             if self._has_reported:
                 self._due_ms = now_ms + RANDOM.random() * self._interval_ms
 
 
-def report_end(address: CoordinatorAddress, ended: WriteEnded) -> None:
+def report_end(address: CoordinatorAddress, ended: WriteEnded, tell: _Tell = tell) -> None:
     """Called on the driver when a write commits or aborts: waits for the confirmation. Raises nothing."""
     was_silent = spark_application.happened_within(_SILENT, _SILENT_S)
-    timeout_ms = _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS
+    _tell_quietly(address, ended, _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS, tell)
+
+
+def _tell_quietly(address: CoordinatorAddress, message: Message, timeout_ms: float, tell: _Tell) -> None:
     with suppress(OSError):
         try:
-            tell(address, ended, timeout_ms)
+            tell(address, message, timeout_ms)
         except (TimeoutError, KafkaSinkError):
             spark_application.remember(_SILENT)
 
@@ -353,11 +351,15 @@ class DriverWaiting:
         step: str,
         label: str,
         find: Callable[[], CoordinatorAddress | None] = lambda: None,
+        clock_ms: Clock = monotonic_ms,
+        tell: _Tell = tell,
     ) -> None:
         self._over = DriverWaits(cluster_name(options), write, step)
         self._label = label
         self._find = find
-        self._due_ms = self._logged_ms = self._untold_until_ms = -math.inf
+        self._clock_ms = clock_ms
+        self._tell_coordinator = tell
+        self._due_ms = self._logged_ms = -math.inf
 
     def __enter__(self) -> None:
         self._token = WAIT_LISTENER.set(self.note)
@@ -368,7 +370,7 @@ class DriverWaiting:
             self._tell(replace(self._over, cause=printable(str(error or ""), MAX_CAUSE)))
 
     def note(self, awaited: Callable[[], str], since_ms: float, until_ms: float) -> None:
-        now_ms = monotonic_ms()
+        now_ms = self._clock_ms()
         age_ms, left_ms = now_ms - since_ms, max(0.0, until_ms - now_ms)
         if age_ms < _WAIT_REPORTED_MS or now_ms < self._due_ms:
             return
@@ -381,11 +383,6 @@ class DriverWaiting:
         self._tell(replace(self._over, awaited=cut(text), age_ms=age_ms, left_ms=left_ms))
 
     def _tell(self, message: DriverWaits) -> None:
-        if monotonic_ms() < self._untold_until_ms:
-            return
-        try:
-            address = self._find()
-            if address is not None:
-                tell(address, message, _SHORT_TIMEOUT_MS)
-        except (OSError, KafkaSinkError):
-            self._untold_until_ms = monotonic_ms() + _WAIT_UNREPORTED_MS
+        address = self._find()
+        if address is not None and not spark_application.happened_within(_SILENT, _WAIT_UNREPORTED_S):
+            _tell_quietly(address, message, _SHORT_TIMEOUT_MS, self._tell_coordinator)

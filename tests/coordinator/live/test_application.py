@@ -574,7 +574,7 @@ def test_a_commit_that_takes_long_is_told_from_a_query_that_waits_for_rows() -> 
     board.metrics.note_over("c/3", 11_000.0, aborts=False)
     board.metrics.note_over("unknown", 11_000.0, aborts=True)
     job = board.shown(61_000.0)["jobs"][0]
-    assert (job["state"], job["ending"], job["open"], job["open_seconds"]) == ("committing", 50.0, 1, 62.0)
+    assert (job["state"], job["ending"], job["open"], job["oldest"]) == ("committing", 50.0, 1, 62.0)
     assert job["acknowledged"] == 60.0
     board.end(final(1, write="c/3", query="0f3c", batch=3), 61_000.0)
     job = board.shown(71_000.0)["jobs"][0]

@@ -10,7 +10,6 @@ import pytest
 
 from kafka_sink.clock import STARTING, WAIT_LISTENER
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
-from kafka_sink.coordinator.live import messages
 from kafka_sink.coordinator.live.messages import (
     AboutJob,
     DriverWaiting,
@@ -21,7 +20,7 @@ from kafka_sink.coordinator.live.messages import (
     about_job,
     report_end,
 )
-from kafka_sink.coordinator.schema import decode, deliver, encode
+from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.errors import DeliveryError, ProtocolError
 from kafka_sink.options import parse
 from tests.support.task_reports import TASK, Board, final, full_report, report
@@ -143,20 +142,6 @@ def test_a_task_that_has_failed_or_has_reported_is_always_told_of() -> None:
     assert [one.identity.task for one in task.send()] == [4]
 
 
-def test_topics_without_news_are_left_out_until_a_new_coordinator_needs_them() -> None:
-    task = Task()
-    task.rows = 5
-    task.channel.begin(TASK)
-    task.now_ms = 300.0
-    assert list(task.send()[0].topics) == ["t"]
-    task.now_ms = 1_300.0
-    assert list(task.send()[0].topics) == []
-    task.channel.on_lost(task.now_ms)
-    task.channel.on_connected(task.now_ms)
-    task.now_ms = 2_300.0
-    assert list(task.send()[0].topics) == ["t"]
-
-
 def test_a_task_keeps_to_the_interval_that_it_was_told() -> None:
     task = Task()
     deliver(task.channel, ReportEvery(10_000.0), 0.0)
@@ -169,23 +154,49 @@ def test_a_task_keeps_to_the_interval_that_it_was_told() -> None:
 # -- the driver ---------------------------------------------------------------------------------------
 
 
+ADDRESS = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"", "", b""))
+
+
+class Waiting:
+    """A driver that waits for brokers: its clock, and what it tells the coordinator."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.now_ms = 0.0
+        self.error = error
+        self.sent: list[Message] = []
+        self.timeouts_ms: list[float] = []
+
+    def tell(self, _: CoordinatorAddress, message: Message, timeout_ms: float) -> None:
+        self.timeouts_ms.append(timeout_ms)
+        if self.error is not None:
+            self.now_ms += timeout_ms
+            raise self.error
+        self.sent.append(message)
+
+    def starts(self) -> DriverWaiting:
+        options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t"}).options
+        return DriverWaiting(
+            *(options, "q", STARTING, "a micro-batch", lambda: ADDRESS, lambda: self.now_ms, self.tell)
+        )
+
+
+@pytest.fixture(autouse=True)
+def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder where processes of the driver leave word."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+
+
 def test_a_wait_of_the_driver_is_logged_once_after_three_seconds_and_told_every_second(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Catches: a broker froze between micro-batches, and for a minute nothing said so."""
-    sent: list[DriverWaits] = []
-    clock = [0.0]
-    monkeypatch.setattr(messages, "monotonic_ms", lambda: clock[0])
-    monkeypatch.setattr(messages, "tell", lambda _, message, __: sent.append(message))
-    address = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"", "", b""))
-    options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t"}).options
-    waiting = DriverWaiting(options, "q", STARTING, "a micro-batch", lambda: address)
+    waiting = Waiting()
 
     def start() -> None:
-        with waiting:
-            for now_ms in range(0, 5_000, 100):
-                clock[0] = now_ms
+        with waiting.starts():
+            while waiting.now_ms < 5_000:
                 WAIT_LISTENER.get()(lambda: "broker 1 (h:9) to begin a transaction", 0.0, 60_000.0)
+                waiting.now_ms += 100
             raise DeliveryError("InitProducerId did not succeed")
 
     with pytest.raises(DeliveryError):
@@ -195,35 +206,25 @@ def test_a_wait_of_the_driver_is_logged_once_after_three_seconds_and_told_every_
         "kafka-chunked: starting a micro-batch: waits for broker 1 (h:9) to begin a transaction, 3 s, "
         "fails in 57 s"
     )
+    sent = [one for one in waiting.sent if isinstance(one, DriverWaits)]
     assert [one.age_ms for one in sent] == [1_000.0, 2_000.0, 3_000.0, 4_000.0, 0.0]
     assert (sent[3].awaited, sent[3].left_ms) == ("broker 1 (h:9) to begin a transaction", 56_000.0)
     assert (sent[4].awaited, sent[4].cause) == ("", "InitProducerId did not succeed")
-    with DriverWaiting(options, "q", STARTING, "a micro-batch", lambda: address):
-        WAIT_LISTENER.get()(lambda: "", clock[0], 60_000.0)
+    with waiting.starts():
+        WAIT_LISTENER.get()(lambda: "", waiting.now_ms, 60_000.0)
     assert len(sent) == 5, "nothing of a wait that was short"
 
 
-def test_a_frozen_coordinator_does_not_hold_up_a_driver_that_waits_for_brokers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_frozen_coordinator_does_not_hold_up_a_driver_that_waits_for_brokers() -> None:
     """Catches: half of each second spent on telling the coordinator, which the responses of brokers had to
     wait for."""
-    clock, held_ms = [0.0], [0.0]
-
-    def tell(_: object, __: object, timeout_ms: float) -> None:
-        clock[0] += timeout_ms
-        held_ms[0] += timeout_ms
-        raise TimeoutError("frozen")
-
-    monkeypatch.setattr(messages, "monotonic_ms", lambda: clock[0])
-    monkeypatch.setattr(messages, "tell", tell)
-    address = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"", "", b""))
-    options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t"}).options
-    with DriverWaiting(options, "q", STARTING, "a micro-batch", lambda: address):
-        while clock[0] < 60_000:
+    waiting = Waiting(TimeoutError("frozen"))
+    with waiting.starts():
+        while waiting.now_ms < 60_000:
             WAIT_LISTENER.get()(lambda: "broker 1", 0.0, 60_000.0)
-            clock[0] += 100
-    assert held_ms[0] <= 3_500
+            waiting.now_ms += 100
+    # The clock of files has not moved.
+    assert waiting.timeouts_ms == [500.0]
 
 
 @pytest.mark.parametrize(
@@ -235,18 +236,10 @@ def test_a_frozen_coordinator_does_not_hold_up_a_driver_that_waits_for_brokers(
     ],
 )
 def test_a_coordinator_that_was_silent_holds_up_no_further_write_for_long(
-    error: Exception, timeouts_ms: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, timeouts_ms: list[float]
 ) -> None:
     """Catches: beside a frozen coordinator, each micro-batch took 5 s longer."""
-    waits_ms: list[float] = []
-
-    def tell(_: object, __: object, timeout_ms: float) -> None:
-        waits_ms.append(timeout_ms)
-        raise error
-
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr(messages, "tell", tell)
-    address = CoordinatorAddress("127.0.0.1", CoordinatorLocation(1, b"", "", b""))
+    waiting = Waiting(error)
     for number in range(2):
-        report_end(address, final(1, write=f"write-{number}", query="q-1", batch=number))
-    assert waits_ms == timeouts_ms
+        report_end(ADDRESS, final(1, write=f"write-{number}", query="q-1", batch=number), waiting.tell)
+    assert waiting.timeouts_ms == timeouts_ms
