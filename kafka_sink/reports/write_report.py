@@ -21,12 +21,10 @@ from kafka_sink.coordinator.address import PlannedCoordinator
 from kafka_sink.coordinator.live.messages import (
     MAX_CAUSE,
     MAX_FINAL_TOPICS,
-    MAX_SCHEMAS,
     WriteEnded,
     cluster_name,
     report_end,
 )
-from kafka_sink.coordinator.schema import cut
 from kafka_sink.counts import SPECS, TopicMetrics, total
 from kafka_sink.driver import driver_log
 from kafka_sink.model import TaskResult
@@ -135,7 +133,6 @@ def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
         {name: one.count for name, one in ended.transactions.items()},
         ended.last_task,
         max((result.elapsed_ms for result in ended.results), default=0.0),
-        tuple(cut(one) for one in ended.schemas[:MAX_SCHEMAS]),
         printable(ended.cause, MAX_CAUSE),
     )
 

@@ -142,7 +142,6 @@ class _Job:
     tasks_done: int = 0
     writes: int = 0
     topics: set[str] = field(default_factory=set)
-    schemas: tuple[str, ...] = ()
     about: AboutJob | None = None
     # Why it was aborted, or else why a task of it failed.
     cause: str = ""
@@ -391,7 +390,6 @@ class ApplicationMetrics:
         job.writes += 1
         job.ending = None
         job.cause = ended.cause or (job.cause if ended.outcome == "aborted" else "")
-        job.schemas = ended.schemas or job.schemas
         # The last reports of some tasks may come later, or never.
         job.tasks_done += ended.tasks - write.done
         if job.query:
@@ -607,7 +605,6 @@ class ApplicationMetrics:
             "tasks_done": job.tasks_done,
             "topics": sorted(job.topics)[:5],
             "topic_count": len(job.topics),
-            "schemas": list(job.schemas),
             "counters": dict(job.counters),
             "records_rate": job.records.per_second if job.state == "running" else 0.0,
             "sent_bytes_rate": job.sent_bytes.per_second if job.state == "running" else 0.0,

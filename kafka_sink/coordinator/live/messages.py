@@ -49,8 +49,6 @@ MAX_PARTITIONS, MAX_DEAD_LETTERS, _MAX_OPTIONS = 5, 20, 60
 # The driver's report names all topics of a write up to this number.
 MAX_FINAL_TOPICS = 5_000
 _MAX_BUCKETS, _MAX_NAMES, _MAX_OUTCOMES = 32, 60, 8
-# Of key and value; each names a few subjects.
-MAX_SCHEMAS = 2
 # How a write ends, and characters of the cause of an abort.
 OUTCOMES = ("committed", "aborted")
 MAX_CAUSE = 1000
@@ -189,8 +187,7 @@ class WriteEnded:
     ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
     counts what the driver did with the write's transactions, by outcome. ``last_task`` is the highest number
     of its tasks; -1 if unknown. Tasks with higher ones belong to another run of the micro-batch.
-    ``elapsed_ms``: of the slowest task. ``schemas``: by which schemas of a registry keys and values were
-    encoded. ``cause``: of an abort.
+    ``elapsed_ms``: of the slowest task. ``cause``: of an abort.
     """
 
     cluster: Text
@@ -204,7 +201,6 @@ class WriteEnded:
     transactions: _ByOutcome = field(default_factory=dict)
     last_task: int = -1
     elapsed_ms: Ms = 0.0
-    schemas: Annotated[tuple[Text, ...], AtMost(MAX_SCHEMAS)] = ()
     cause: Annotated[str, AtMost(MAX_CAUSE)] = ""
 
 

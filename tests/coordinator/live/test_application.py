@@ -329,12 +329,6 @@ def test_the_oldest_transaction_of_a_cluster_is_shown_whichever_task_was_done_la
     assert (elsewhere["open"], elsewhere["oldest"]) == (0, 0.0)
 
 
-def test_a_job_names_the_schemas_of_its_last_write() -> None:
-    board = Board()
-    board.end(final(5, schemas=("value as avro by t-value version 1 (id 7)",)))
-    assert board.job()["schemas"] == ["value as avro by t-value version 1 (id 7)"]
-
-
 def test_a_counter_of_a_newer_version_is_ignored() -> None:
     board = Board()
     board.report(report(5, counters={"records": 5, "a": 1}))
