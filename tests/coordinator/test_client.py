@@ -274,7 +274,9 @@ def test_a_resting_client_does_not_come_back_before_the_next_task(caplog: pytest
         client.wake()
         until(lambda: channel.received)
         client.pause()
-        until(lambda: "hurry" in channel.events)
+        channel.to_tell.append(Said(2))
+        client.wake()
+        until(lambda: len(channel.received) == 2)
         now_ms += 60_000
         until(lambda: found.connections() == 0)
         client.resume()

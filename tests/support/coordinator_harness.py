@@ -100,9 +100,6 @@ class RecordingChannel(Channel):
     def next_message(self, now_ms: float) -> Message | None:
         return self.to_tell.pop(0) if self.to_tell else None
 
-    def hurry(self) -> None:
-        self.events.append("hurry")
-
     @receives(Said)
     def on_said(self, message: Said, now_ms: float) -> None:
         self.received.append(message)
