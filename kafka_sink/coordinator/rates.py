@@ -12,7 +12,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Annotated
 
 from kafka_sink.coordinator.schema import (
@@ -40,8 +39,8 @@ _BURST_S = 0.2
 _MAX_DEBT_S = 10.0
 # Jobs that are kept for which nobody waits.
 MAX_JOBS = 10_000
-# Jobs that one ``on_time`` looks at, and tasks that it serves; when it looks at further jobs.
-_AT_ONCE, _NEXT_MS = 500, 20.0
+# Tasks that one ``on_time`` serves.
+_AT_ONCE = 500
 
 _Positive = Annotated[int, Within(1)]
 
@@ -174,16 +173,13 @@ class RateService(Service):
 
     def on_time(self, now_ms: float) -> None:
         self._due_ms, left = math.inf, _AT_ONCE
-        keys = list(islice(self._waiting, _AT_ONCE))
-        if len(keys) < len(self._waiting):
-            self._due_ms = now_ms + _NEXT_MS
-        for key in keys:
-            if left <= 0:
-                self._due_ms = now_ms
-                break
+        for key in list(self._waiting):
             # Last in turn.
             job = self._waiting[key] = self._waiting.pop(key)
             left -= self._serve(key, job, left, now_ms)
+            if left <= 0:
+                self._due_ms = now_ms
+                break
 
     def next_change_ms(self, now_ms: float) -> float:
         return max(0.0, self._due_ms - now_ms)
