@@ -67,8 +67,8 @@ _CHECK_MS = 20.0
 # How many partitions in all may be in question, and of how many tasks a mute knows that they have batches or
 # rows for it.
 _MAX_WATCHED, _MAX_HOLDERS = 20_000, 16
-# Bytes of all reasons as JSON, since a new task gets them in one message.
-_MAX_REASON_BYTES = 1_000_000
+# Bytes of all mutes as JSON, since a new task gets them in one message.
+_MAX_MUTES_BYTES = 1_000_000
 # A change, and a new task while anything is muted, waits for others this long per task, and at most this long
 # in all. So sending takes only a part of the time.
 _TELL_MS, _MAX_TELL_MS = 0.3, 1_000.0
@@ -247,7 +247,7 @@ class BreakerService(Service):
         # Those that are looked at next come first.
         self._muted: OrderedDict[Target, _Muted] = OrderedDict()
         self._checked_ms = -math.inf
-        self._reason_bytes = 0
+        self._mutes_bytes = 0
         # By partition, until when no mute of it may rest on the word of one task.
         self._paused_ms: dict[Target, float] = {}
         # What tasks have not been told yet; those that have been told nothing yet, and when others were.
@@ -382,21 +382,21 @@ class BreakerService(Service):
     # -- mutes, from their beginning to their end ---------------------------------------------------------
 
     def _mute(self, target: Target, reason: str, now_ms: float, origin: int | None) -> None:
-        size = len(json.dumps(reason))
-        is_full = len(self._muted) >= MAX_MUTES or self._reason_bytes + size > _MAX_REASON_BYTES
+        size = len(json.dumps((target, reason)))
+        is_full = len(self._muted) >= MAX_MUTES or self._mutes_bytes + size > _MAX_MUTES_BYTES
         is_paused = origin is not None and now_ms < self._paused_ms.get(target, -math.inf)
         if is_full or is_paused or self._is_full() or not self.table.trip(target, reason, now_ms):
             return
         # Another task is the first to probe.
         self._muted[target] = _Muted(origin, tried=set() if origin is None else {origin})
-        self._reason_bytes += size
+        self._mutes_bytes += size
         self._added[target] = reason
         self._removed.discard(target)
 
     def _unmute(self, target: Target, now_ms: float) -> None:
         mute, found = self.table.mutes[target], self._muted.pop(target)
         self.table.reset(target)
-        self._reason_bytes -= len(json.dumps(mute.reason))
+        self._mutes_bytes -= len(json.dumps((target, mute.reason)))
         if found.origin is not None and isinstance(target, TopicPartition):
             lasted_ms = now_ms - mute.since_ms
             self._paused_ms[target] = now_ms + min(_PAUSE_FACTOR * lasted_ms, _MAX_PAUSE * self._interval_ms)
