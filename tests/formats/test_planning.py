@@ -44,13 +44,13 @@ def test_a_query_goes_on_with_its_schemas_and_asks_no_more(known: Server) -> Non
 def test_a_write_goes_on_with_the_schemas_of_the_one_before_with_a_warning(
     known: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = options(schema__registry__url=known.url, schema__registry__timeout__ms="300")
+    made = options(schema__registry__url=known.url)
     first = planned(made)
     known.respond = lambda _: (503, {}, b"")
     assert planned(made) == first
     assert "The write goes on with the schemas of the one before" in caplog.text
     with pytest.raises(RegistryError):
-        planned(options(schema__registry__url=known.url, schema__registry__timeout__ms="300", topic="new"))
+        planned(options(schema__registry__url=known.url, topic="new"))
 
 
 def test_many_topics_share_one_schema(known: Server, tmp_path: Path) -> None:
