@@ -9,8 +9,7 @@ Source: ``org.apache.kafka.common.security.JaasConfig`` of kafka-clients 4.3, ``
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.secret import Secret
@@ -53,14 +52,12 @@ class LoginModule:
         return None if found is None else found.reveal()
 
 
-class _Token(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Token:
     """A word or quoted text where ``text`` is not None, else the one character ``symbol``."""
 
-    text: str | None
-    symbol: str
-
-    def __repr__(self) -> str:
-        return "token"
+    text: str | None = field(repr=False)
+    symbol: str = field(repr=False)
 
 
 def parse_jaas(config: Secret) -> LoginModule:
