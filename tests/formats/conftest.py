@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.http_server import Server, served
+from tests.support.http_server import Server
 
 
 @pytest.fixture
 def fake() -> Iterator[Server]:
     """A registry that says what a test wants."""
-    with served() as running:
+    with Server() as running:
         yield running

@@ -21,7 +21,7 @@ from kafka_sink.errors import AuthenticationError
 from kafka_sink.security.aws import IamLogin, region_of
 from kafka_sink.security.settings import IamSettings
 from kafka_sink.security.token import TokenUnavailableError
-from tests.support.http_server import served
+from tests.support.http_server import Server
 from tests.support.surroundings import Environ, Modules
 from tests.support.waiting import until
 
@@ -196,7 +196,7 @@ ASSUMED = """<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15
 
 def test_no_log_has_the_credentials_of_a_role(environ: Environ, caplog: pytest.LogCaptureFixture) -> None:
     """Catches: botocore, which logs AWS's whole response at DEBUG."""
-    with served() as sts:
+    with Server() as sts:
         sts.respond = lambda _: (200, {"Content-Type": "text/xml"}, ASSUMED.encode())
         environ(
             AWS_ACCESS_KEY_ID="AKIASOURCE",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_sink.security.http import HttpClient
-from tests.support.http_server import Server, served
+from tests.support.http_server import Server
 from tests.support.surroundings import Environ
 
 LIMIT = 64 << 10
@@ -21,7 +21,7 @@ LIMIT = 64 << 10
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with served() as running:
+    with Server() as running:
         yield running
 
 
@@ -71,7 +71,7 @@ def test_no_redirection_is_followed(server: Server, status: int) -> None:
 
 
 def test_no_proxy_of_the_environment_is_asked(server: Server, environ: Environ) -> None:
-    with served() as proxy:
+    with Server() as proxy:
         names = ("http_proxy", "https_proxy", "all_proxy")
         environ(**dict.fromkeys((*names, *map(str.upper, names)), proxy.url), no_proxy=None)
         assert get(server.url) == (200, b"{}")

@@ -181,7 +181,7 @@ def test_an_assertion_buys_the_token_of_a_login(secured: Secured, flow: str) -> 
     with TokenServer(context) as server:
 
         def verified() -> tuple[int, bytes]:
-            form = parse_qs(server.requests[-1][2])
+            form = parse_qs(server.requests[-1][3].decode())
             (proof,) = form["assertion" if flow.startswith("JwtBearer") else "client_assertion"]
             claims = jwt.decode(proof, jwk, algorithms=["ES256"]).claims
             return 200, json.dumps({"access_token": secured.tokens.token(claims["sub"])}).encode()

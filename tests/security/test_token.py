@@ -271,12 +271,12 @@ def test_it_is_asked_as_rfc_6749_has_it(endpoint: TokenServer) -> None:
     found = asking(endpoint, scope="kafka read").fetch()
     assert found.text == Secret("opaque")
     assert found.expires_at_s is not None
-    path, headers, body = endpoint.requests[0]
+    _, path, headers, body = endpoint.requests[0]
     assert path == "/oauth/token?a=b"
-    assert body == "grant_type=client_credentials&scope=kafka+read"
+    assert body == b"grant_type=client_credentials&scope=kafka+read"
     assert headers["Authorization"] == "Basic " + base64.b64encode(f"me:{SECRET}".encode()).decode()
     asking(endpoint, urlencode=True).fetch()
-    sent = base64.b64decode(endpoint.requests[1][1]["Authorization"].partition(" ")[2])
+    sent = base64.b64decode(endpoint.requests[1][2]["Authorization"].partition(" ")[2])
     assert sent == b"me:s3cr%3At%2F%2B+%C3%BC"
 
 
@@ -477,8 +477,8 @@ def test_a_key_that_is_replaced_signs_the_next_one(tmp_path: Path) -> None:
 
 
 def sent(opaque_endpoint: TokenServer) -> tuple[dict[str, Any], dict[str, str]]:
-    _, headers, body = opaque_endpoint.requests[-1]
-    return {name: only for name, (only,) in parse_qs(body).items()}, headers
+    *_, headers, body = opaque_endpoint.requests[-1]
+    return {name: only for name, (only,) in parse_qs(body.decode()).items()}, headers
 
 
 @pytest.mark.parametrize("flow", ["", "DefaultJwtRetriever", "ClientCredentialsJwtRetriever"])

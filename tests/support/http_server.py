@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Server:
-    """Responds to each request with status, headers and body; keeps the requests."""
+    """Responds to each request with status, headers and body; keeps the requests. A context manager;
+    ``context`` makes it HTTPS."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.respond: Callable[[BaseHTTPRequestHandler], tuple[int, dict[str, str], bytes]] = lambda _: (
             200,
             {},
@@ -46,18 +51,17 @@ class Server:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        if context is not None:
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'https' if context else 'http'}://127.0.0.1:{self._server.server_port}"
+        # It looks that often whether it was shut down.
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-
-@contextmanager
-def served() -> Iterator[Server]:
-    running = Server()
-    try:
-        yield running
-    finally:
-        running.close()
