@@ -49,7 +49,6 @@ class ServerProcess:
         self._identity = new_identity()
         self._metrics = ApplicationMetrics()
         self._jobs = SparkJobs(partial(find_ui, self._driver), monotonic_ms)
-        self._has_found_ui = False
 
     def run(self) -> None:
         """Serve until the application ends."""
@@ -67,7 +66,7 @@ class ServerProcess:
         server.start(listening)
         self._place.publish(found_of(self._identity, listening, str(self._settings["address"])))
         while self._driver.is_alive() and self._is_current():
-            self._sample()
+            self._metrics.sample(monotonic_ms())
             await asyncio.sleep(_CHECK_S)
         server.close()
         self._jobs.close()
@@ -87,14 +86,6 @@ class ServerProcess:
         """Whether the application's folder exists, and no other coordinator has been started in it."""
         found = read_found(self._place.folder / "found")
         return found is not None and found.token == self._identity.token.hex()
-
-    def _sample(self) -> None:
-        if self._metrics.reports and not self._has_found_ui:
-            # Reads the JVM's open files: once.
-            self._has_found_ui = True
-            ui = find_ui(self._driver)
-            self._metrics.spark_ui = ui[1] if ui else None
-        self._metrics.sample(monotonic_ms())
 
 
 def found_of(identity: ServerIdentity, listening: socket.socket, address: str) -> RunningCoordinator:

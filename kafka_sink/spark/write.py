@@ -58,7 +58,6 @@ else:
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 # And for all tasks of a write. In foreachBatch it is the inner write's.
-_EXECUTION_ID = "spark.sql.execution.id"
 _DESCRIPTION = "spark.job.description"
 # Spark calls ``abort`` within moments of a commit that failed.
 _COMMIT_FAILED_S = 60.0
@@ -271,7 +270,7 @@ class PlannedWrite:
         about = None
         if context.partitionId() == 0:
             name = job_name(context.getLocalProperty(_DESCRIPTION) or "")
-            about = about_job(name, int(context.getLocalProperty(_EXECUTION_ID) or -1), self.options.shown())
+            about = about_job(name, self.options.shown())
         return TaskIdentity(
             self._name_in_task(),
             context.taskAttemptId(),

@@ -34,8 +34,8 @@ from tests.support.task_reports import CLUSTER, Board, final, report
 
 OPTIONS = {"topic": "orders", "kafka.compression.type": "lz4", "kafka.linger.ms": "50"}
 EXACTLY = {**OPTIONS, "delivery.guarantee": "exactly-once"}
-BATCH = Identity("6f1d22aa", 1, 0, 0, "worker-1", application="nightly", about=AboutJob("orders", 7, OPTIONS))
-STREAM = replace(BATCH, write="c/41", query="0f3c9a1e", batch=41, about=AboutJob("clicks", -1, EXACTLY))
+BATCH = Identity("6f1d22aa", 1, 0, 0, "worker-1", application="nightly", about=AboutJob("orders", OPTIONS))
+STREAM = replace(BATCH, write="c/41", query="0f3c9a1e", batch=41, about=AboutJob("clicks", EXACTLY))
 MINUTE = 60
 
 
@@ -180,7 +180,7 @@ def dead_letters(night: Night) -> None:
 
 
 def limited(night: Night) -> None:
-    about = AboutJob("backfill", 7, {**OPTIONS, "max.rows.per.second": "1500"})
+    about = AboutJob("backfill", {**OPTIONS, "max.rows.per.second": "1500"})
     night.run(2 * MINUTE, 4, 359, of=replace(BATCH, about=about), state="limit", state_ms=800.0)
 
 

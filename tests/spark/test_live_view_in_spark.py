@@ -127,7 +127,6 @@ def test_a_job_that_fails_says_why(spark: SparkSession, broker: LocalBroker, por
     assert job["state"] == "aborted"
     assert "task 0 on " in job["cause"]
     assert "more than kafka.max.request.size = 10000" in job["cause"]
-    assert job["execution"] >= 0
     live_view_client.eventually(
         f"http://127.0.0.1:{port}",
         lambda shown: any("write nightly orders aborted: task 0" in one["text"] for one in shown["events"]),

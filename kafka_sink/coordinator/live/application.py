@@ -190,8 +190,6 @@ class ApplicationMetrics:
         # Time, rows per second, latency in milliseconds.
         self._history: deque[tuple[float, float, float | None]] = deque(maxlen=_HISTORY)
         self.reports = 0
-        # The port of Spark's own UI on this host, where it is known.
-        self.spark_ui: int | None = None
         # What the coordinator says of itself.
         self.coordinator: Callable[[], Mapping[str, Any]] = dict
 
@@ -492,7 +490,6 @@ class ApplicationMetrics:
             "application": self._application,
             "time": self._wall_s(),
             "started": self._started_s,
-            "spark_ui": self.spark_ui,
             "rates": {"records": self._records.per_second, "sent_bytes": self._sent_bytes.per_second},
             "history": list(self._history),
             "events": list(self._events),
@@ -592,7 +589,6 @@ class ApplicationMetrics:
             "state": state,
             "name": job.about.name if job.about else "",
             "options": dict(job.about.options) if job.about else None,
-            "execution": job.about.execution if job.about else -1,
             "cause": job.cause,
             "ending": ending_ms / 1000,
             **_shown_open([opened] if opened else [], now_ms),

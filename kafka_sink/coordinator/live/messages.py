@@ -80,18 +80,17 @@ _ByOutcome = Annotated[dict[Name, Count], AtMost(_MAX_OUTCOMES)]
 @dataclass(frozen=True, slots=True)
 class AboutJob:
     """What one task of a job, that of partition 0, says about the job. ``options``: those that differ from
-    their defaults, never a secret. ``execution``: Spark's SQL execution, -1 where there is none.
+    their defaults, never a secret.
     """
 
     name: Text = ""
-    execution: int = -1
     options: Annotated[dict[Text, Text], AtMost(_MAX_OPTIONS)] = field(default_factory=dict)
 
 
-def about_job(name: str, execution: int, options: Mapping[str, str]) -> AboutJob:
+def about_job(name: str, options: Mapping[str, str]) -> AboutJob:
     """Within the bounds of a message."""
     shown = list(options.items())[:_MAX_OPTIONS]
-    return AboutJob(cut(name), execution, {cut(one): cut(given) for one, given in shown})
+    return AboutJob(cut(name), {cut(one): cut(given) for one, given in shown})
 
 
 @dataclass(frozen=True, slots=True)

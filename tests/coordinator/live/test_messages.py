@@ -27,7 +27,7 @@ from tests.support.task_reports import TASK, Board, final, full_report, report
 
 
 def test_messages_survive_the_wire() -> None:
-    about = AboutJob("nightly orders", 4, {"kafka.linger.ms": "5"})
+    about = AboutJob("nightly orders", {"kafka.linger.ms": "5"})
     for sent in (full_report(), report(1, replace(TASK, about=about))):
         assert decode(encode(sent)) == sent
     ended = final(5, query="q", batch=3, cause="no disk", transactions={"committed": 2})
@@ -56,7 +56,7 @@ def test_a_report_that_makes_no_sense_is_refused(name: str, value: object) -> No
 
 
 def test_what_a_job_says_of_itself_is_cut_to_what_a_message_takes() -> None:
-    about = about_job("n" * 500, 1, {f"option-{number}": "v" * 500 for number in range(100)})
+    about = about_job("n" * 500, {f"option-{number}": "v" * 500 for number in range(100)})
     sent = report(1, replace(TASK, about=about))
     assert decode(encode(sent)) == sent
 
