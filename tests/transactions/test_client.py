@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -48,7 +49,7 @@ NODES = (Node(1, "a", 1, None), Node(2, "b", 2, None), Node(3, "c", 3, None))
 class Connection:
     """Speaks all that this sink does."""
 
-    features: ClassVar = {"transaction.version": 2}
+    protocol: ClassVar = SimpleNamespace(features={"transaction.version": 2})
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
@@ -222,7 +223,7 @@ def test_brokers_that_lack_what_exactly_once_needs_are_refused_saying_so(
     """Catches: brokers that others wrote, with one of the APIs and without another (tansu)."""
 
     class Lacking(Connection):
-        features: ClassVar = {}
+        protocol: ClassVar = SimpleNamespace(features={})
 
         def newest_version(self, api: int) -> int:
             return newest.get(api, -1)
