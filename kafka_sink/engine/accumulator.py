@@ -12,7 +12,7 @@ from functools import partial
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import TopicLimits, kept_limits
-from kafka_sink.engine.batch import TERMINAL, BatchState, ProducerBatch
+from kafka_sink.engine.batch import TERMINAL, BatchState, ProducerBatch, open_batch_of
 from kafka_sink.memory.allocator import BufferAllocator
 from kafka_sink.memory.pool import BufferPool, LentChunks
 from kafka_sink.model import TopicPartition
@@ -93,12 +93,6 @@ class RecordAccumulator:
         self.waiting[partition] = None
         self.live.add(batch)
         self.incomplete += 1
-
-    def open_batch(self, name: TopicPartition) -> ProducerBatch | None:
-        """The partition's batch that still takes rows, if it has one. The lock is held."""
-        found = self.partitions.get(name)
-        tail = found.batches[-1] if found is not None and found.batches else None
-        return tail if tail is not None and tail.state is BatchState.OPEN else None
 
     def await_completion(self, timeout_s: float, until: Callable[[], bool]) -> bool:
         """Wait until every batch has a final state or ``until`` is true, ``timeout_s`` at most.
@@ -311,9 +305,10 @@ class RecordAccumulator:
         """A heap of queue lengths by place in ``targets``, without those whose open batch is held."""
         lengths = []
         for index, name in enumerate(targets):
-            tail = self.open_batch(name)
+            target = self.partition(name)
+            tail = open_batch_of(target)
             if tail is None or not tail.held:
-                lengths.append((len(self.partition(name).batches), index))
+                lengths.append((len(target.batches), index))
         heapq.heapify(lengths)
         return lengths
 

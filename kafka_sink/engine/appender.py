@@ -17,7 +17,7 @@ from kafka_sink.clock import BROKER, MEMORY, Clock, TaskActivity
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.engine.accumulator import RecordAccumulator
-from kafka_sink.engine.batch import BatchState, ProducerBatch
+from kafka_sink.engine.batch import BatchState, ProducerBatch, open_batch_of
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.memory.allocator import BufferAllocator
 from kafka_sink.memory.buffer import ChunkedBuffer
@@ -176,7 +176,7 @@ class AppendPass:
             limits.relearn(ratio)
         accumulator.too_large_batches.clear()
         self._taken = [] if granted is None else [granted]
-        starts, at_run = ordered.starts, ordered.bound_at_run
+        starts = ordered.starts
         opened = first = bisect_right(starts, start) - 1
         for run in range(first, self._stop_run):
             if run < opened:
@@ -185,20 +185,13 @@ class AppendPass:
             stop = starts[run + 1]
             partition = accumulator.partition(ordered.partitions[run])
             limits = accumulator.limits_of(partition.id.topic)
-            tail = partition.batches[-1] if partition.batches else None
             if granted is not None:
                 # It may be smaller than the batch: the next pass looks at the rest.
                 self._open(granted, partition, limits, start, granted_stop)
                 start, granted = granted_stop, None
-            # The common cases by far: a short run, and its batch, or a new one, takes all of it.
-            elif start == starts[run] and tail is not None and tail.state is BatchState.OPEN:
-                fits = limits.rows_that_fit(ordered, start, stop, tail) == stop
-                if fits and self._extend(tail, limits, start, stop, at_run[run + 1] - at_run[run]):
-                    continue
-                start = self._place_run(partition, limits, start, stop)
             else:
                 # Memory for one run alone needs no common call.
-                if start == starts[run] and run + 1 < self._stop_run:
+                if start == starts[run] and run + 1 < self._stop_run and open_batch_of(partition) is None:
                     opened = self._open_for_runs(run, min(self._stop_run, run + _OPENED_AT_ONCE))
                     if run < opened:
                         continue
@@ -228,9 +221,11 @@ class AppendPass:
         batch.move_to(BatchState.CLOSED)
         self.closed.append(batch)
 
-    def _extend(self, tail: ProducerBatch, limits: TopicLimits, start: int, stop: int, bound: int) -> bool:
-        """Put rows of ``bound`` bytes at most, which an open batch has room for, into it if memory allows."""
-        projected = tail.projected_size_with(bound + self.ordered.surplus(stop - start, tail.base_timestamp))
+    def _extend(self, tail: ProducerBatch, limits: TopicLimits, start: int, stop: int) -> bool:
+        """Put rows, which an open batch has room for, into it if memory allows."""
+        ordered = self.ordered
+        most = ordered.bound(start, stop) + ordered.surplus(stop - start, tail.base_timestamp)
+        projected = tail.projected_size_with(most)
         if projected > tail.buffer.capacity:
             if tail.codec is None:
                 # These rows have room by their exact sizes, so the batch stays within the limit even where
@@ -272,7 +267,7 @@ class AppendPass:
         sizes: list[int] = []
         for number in range(run, stop_run):
             partition = accumulator.partition(ordered.partitions[number])
-            if partition.batches and partition.batches[-1].state is BatchState.OPEN:
+            if open_batch_of(partition) is not None:
                 break
             limits = accumulator.limits_of(partition.id.topic)
             start, stop = starts[number], starts[number + 1]
@@ -293,8 +288,8 @@ class AppendPass:
     def _place_run(self, partition: Partition, limits: TopicLimits, start: int, stop: int) -> int:
         """Place a run in as many batches as it needs; return the first row without a place."""
         while start < stop:
-            tail = partition.batches[-1] if partition.batches else None
-            if tail is not None and tail.state is BatchState.OPEN:
+            tail = open_batch_of(partition)
+            if tail is not None:
                 start = self._place_in_tail(tail, limits, start, stop)
                 if start == stop:
                     break
@@ -313,12 +308,12 @@ class AppendPass:
         """Put rows into an open batch as far as room and memory go; return the first row beyond."""
         ordered = self.ordered
         end = limits.rows_that_fit(ordered, start, stop, tail)
-        if end > start and not self._extend(tail, limits, start, end, ordered.bound(start, end)):
+        if end > start and not self._extend(tail, limits, start, end):
             # Memory is short: as many rows as fit into the rest of it.
             surplus = ordered.surplus(end - start, tail.base_timestamp)
             limit = tail.buffer.capacity + tail.buffer.growable_bytes
             end = min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), end)
-            if end <= start or not self._extend(tail, limits, start, end, ordered.bound(start, end)):
+            if end <= start or not self._extend(tail, limits, start, end):
                 return start
         return end
 
@@ -536,7 +531,7 @@ class RecordAppender:
         """How many bytes of rows of about ``row_bytes`` the partition's batches take before they are full."""
         limits = self._accumulator.limits_of(partition.topic)
         with self._accumulator.lock:
-            tail = self._accumulator.open_batch(partition)
+            tail = open_batch_of(self._accumulator.partition(partition))
             left = None if tail is None else limits.remaining(row_bytes, tail)
             return BatchCapacity(left, limits.remaining(row_bytes))
 
@@ -549,8 +544,8 @@ class RecordAppender:
         with accumulator.lock:
             accumulator.flushing |= partitions is None
             for partition in accumulator.waiting:
-                tail = partition.batches[-1]
-                if tail.state is BatchState.OPEN and (partitions is None or partition.id in partitions):
+                tail = open_batch_of(partition)
+                if tail is not None and (partitions is None or partition.id in partitions):
                     tail.held = True
                     tail.move_to(BatchState.CLOSED)
                     closed.append(tail)

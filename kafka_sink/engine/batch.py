@@ -326,3 +326,9 @@ class ProducerBatch:
     @property
     def terminal(self) -> bool:
         return self.state in TERMINAL
+
+
+def open_batch_of(partition: Partition) -> ProducerBatch | None:
+    """The partition's batch that still takes rows, if it has one. The accumulator's lock is held."""
+    tail = partition.batches[-1] if partition.batches else None
+    return tail if tail is not None and tail.state is BatchState.OPEN else None

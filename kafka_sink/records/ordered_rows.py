@@ -57,8 +57,6 @@ class OrderedRows:
         else:
             self._cumulated = np.zeros(columns.payload.count + 1, dtype=np.int64)
             np.cumsum(bounds.each, out=self._cumulated[1:])
-        # Cumulated bounds at each run's start, as plain integers: read once per run.
-        self.bound_at_run: list[int] = self._cumulated[np.asarray(starts)].tolist()
 
     def __len__(self) -> int:
         return self.columns.payload.count
