@@ -9,6 +9,7 @@ are monotonic milliseconds.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ Range = tuple[int, int]
 
 @dataclass(slots=True)
 class PartitionCounts:
-    """Of a task's acknowledged batches. ``ranges`` are their offsets, in the order of responses.
+    """Of a task's acknowledged batches. ``ranges`` are their offsets, in ascending order.
 
     Of the ``records``, ``dead_letters`` are dead letters, and ``unconfirmed`` ones were sent with acks=0.
     ``compression_rates`` is the sum over batches of compressed bytes per raw byte.
@@ -56,12 +57,16 @@ class PartitionCounts:
     ranges: list[Range] = field(default_factory=list)
 
     def extend(self, first: int, last: int) -> None:
-        """Batches of one writer are neighbours mostly: a producer that runs for months has few ranges."""
+        """Add a range. It takes in its neighbours: batches of one writer are neighbours mostly, so that a
+        producer that runs for months has few ranges."""
         ranges = self.ranges
-        if ranges and ranges[-1][1] + 1 == first:
-            ranges[-1] = (ranges[-1][0], last)
+        at = bisect_left(ranges, (first, last))
+        if at < len(ranges) and last + 1 == ranges[at][0]:
+            last = ranges.pop(at)[1]
+        if at and ranges[at - 1][1] + 1 == first:
+            ranges[at - 1] = (ranges[at - 1][0], last)
         else:
-            ranges.append((first, last))
+            ranges.insert(at, (first, last))
 
 
 class Partition:

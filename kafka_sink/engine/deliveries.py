@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
 
-from kafka_sink.cluster.partition import Partition, PartitionCounts, Range
+from kafka_sink.cluster.partition import Partition, PartitionCounts
 from kafka_sink.counts import TaskCounts, TopicMetrics
 from kafka_sink.engine.accumulator import WrittenBatch
 from kafka_sink.errors import DeliveryError
@@ -194,24 +194,11 @@ class TaskDeliveries:
                     batches=counts.batches,
                     bytes=counts.sent_bytes,
                     raw_bytes=counts.raw_bytes,
-                    offset_ranges=merge_ranges(counts.ranges),
+                    offset_ranges=tuple(counts.ranges),
                     log_append_time_ms=counts.log_append_time_ms,
                 )
                 for partition, counts in sorted(self._counted, key=lambda one: one[0].id)
             )
-
-
-def merge_ranges(ranges: list[Range]) -> tuple[Range, ...]:
-    """Inclusive ranges in ascending order, neighbours joined."""
-    if len(ranges) <= 1:
-        return tuple(ranges)
-    merged: list[Range] = []
-    for first, last in sorted(ranges):
-        if merged and first == merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], last)
-        else:
-            merged.append((first, last))
-    return tuple(merged)
 
 
 # -- a producer's metrics under Kafka's names, and the live producers of this process ----------------------

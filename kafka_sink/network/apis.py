@@ -120,14 +120,19 @@ def common_version(
 
 OnTrailing = Callable[[str], object]
 Decoder = Callable[..., Any]
-# By API. A codec module enters its own when it is imported.
-DECODERS: dict[int, Decoder] = {}
 
 
-def decoder_of(api_key: int) -> Decoder:
-    """It takes the version, the response with its header, how many topics, partitions, keys and records the
-    request has named, and what to call (an ``OnTrailing``) where bytes follow the response; without that they
-    are a ProtocolError, as all that cannot be read."""
-    if api_key not in DECODERS:
+class Decoders(dict[int, Decoder]):
+    """By API; a codec module enters its own when it is imported, which the first use of an API does.
+
+    A decoder takes the version, the response with its header, how many topics, partitions, keys and records
+    the request has named, and what to call (an ``OnTrailing``) where bytes follow the response; without that
+    they are a ProtocolError, as all that cannot be read.
+    """
+
+    def __missing__(self, api_key: int) -> Decoder:
         importlib.import_module(f"{__package__}.{APIS[api_key].module}")
-    return DECODERS[api_key]
+        return self[api_key]
+
+
+DECODERS = Decoders()

@@ -270,8 +270,10 @@ class BrokerConnection:
     def wants_write(self) -> bool:
         if self.transport is None:
             return False
-        connecting = self.state is ConnectionState.CONNECTING
-        return connecting or self.transport.wants_write or self.protocol.send_buffer.pending
+        waiting = self.protocol.send_buffer
+        if self.state is ConnectionState.CONNECTING or self.transport.wants_write:
+            return True
+        return waiting.written_bytes < waiting.queued_bytes
 
     def waiting_ms(self, now_ms: float) -> float:
         """How long the oldest request has been in flight; 0 if there is none."""
@@ -287,8 +289,7 @@ class BrokerConnection:
         send_buffer = self.protocol.send_buffer
         if self.transport is not None and self.state in _TALKING and self.transport.wants_write:
             self.transport.flush()
-        while self.transport is not None and send_buffer.pending:
-            buffers = send_buffer.next_buffers()
+        while self.transport is not None and (buffers := send_buffer.next_buffers()):
             sent = self.transport.send(buffers)
             send_buffer.advance(sent)
             if sent < sum(map(len, buffers)):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_sink.errors import BrokerVersionError, ProtocolError
 from kafka_sink.kafka_errors import UNSUPPORTED_VERSION, error_of
 from kafka_sink.network import requests
-from kafka_sink.network.apis import API_VERSIONS, APIS, METADATA, PRODUCE, common_version, decoder_of
+from kafka_sink.network.apis import API_VERSIONS, APIS, DECODERS, METADATA, PRODUCE, common_version
 from kafka_sink.network.wire import Buffer
 from kafka_sink.version import __version__
 
@@ -196,7 +196,7 @@ class BrokerProtocol:
             request = self._awaiting[0]
             try:
                 asked, on_trailing = request.asked + request.records, partial(self._on_trailing, request)
-                response = decoder_of(request.api_key)(request.api_version, payload, asked, on_trailing)
+                response = DECODERS[request.api_key](request.api_version, payload, asked, on_trailing)
             except ProtocolError as error:
                 raise ProtocolError(f"{self._name}: {error}") from error
             self._awaiting.popleft()
@@ -347,11 +347,8 @@ class SendBuffer:
         self._buffers += buffers
         self.queued_bytes += sum(map(len, buffers))
 
-    @property
-    def pending(self) -> bool:
-        return self.written_bytes < self.queued_bytes
-
     def next_buffers(self) -> list[Buffer]:
+        """What one send takes; empty where all is written."""
         part = self._buffers[self._index : self._index + MAX_BUFFERS_PER_SEND]
         if self._offset:
             part[0] = memoryview(part[0])[self._offset :]

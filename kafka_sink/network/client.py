@@ -24,7 +24,7 @@ from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED, error_of
 from kafka_sink.model import Node
 from kafka_sink.network import requests
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState
-from kafka_sink.network.broker_protocol import CompletedRequest, Request
+from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.transport import Resolver, resolve_host, start_lookup
 from kafka_sink.security.settings import SecuritySettings
 
@@ -358,14 +358,25 @@ class NetworkClient:
         self._flush(connection)
 
     def _advance(self, connection: BrokerConnection, step: Callable[[], None]) -> None:
-        """One step of a connection; what goes wrong in it ends that connection and nothing else."""
+        """One step of a connection; what goes wrong in it ends that connection and nothing else.
+
+        Then the selector's events are updated, only if they changed: each update is a system call.
+        """
         before = connection.transport
         try:
             step()
         except (OSError, KafkaSinkError) as error:
             self._drop(connection, error)
             return
-        self._watch(connection, new=before is None)
+        transport = connection.transport
+        if transport is None:
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
+        if before is None:
+            self._selector.register(transport, events, connection)
+        elif connection.watched_events != events:
+            self._selector.modify(transport, events, connection)
+        connection.watched_events = events
 
     def _flush(self, connection: BrokerConnection) -> None:
         for request in connection.flush():
@@ -383,36 +394,23 @@ class NetworkClient:
                 setup_ms = now_ms - connection.connecting_since_ms
                 self._happened.append(partial(self.on_connected, connection.node.id, setup_ms))
             while completed is not None:
-                self._completed(connection, completed, now_ms)
+                request, response = completed.request, completed.response
+                if isinstance(response, requests.MetadataResponse) and response.error_code:
+                    self._fail_metadata(connection, request, response.error_code)
+                else:
+                    if self.on_responded is not None:
+                        self.on_responded(connection.node.id, request, response, now_ms)
+                    self._happened.append(partial(request.on_response, response))
                 completed = connection.next_response(now_ms)
             if connection.transport is None or not connection.transport.buffered:
                 break
         self._flush(connection)
 
-    def _completed(self, connection: BrokerConnection, completed: CompletedRequest, now_ms: float) -> None:
-        request, response = completed.request, completed.response
-        if isinstance(response, requests.MetadataResponse) and response.error_code:
-            if response.error_code == REBOOTSTRAP_REQUIRED and self._rebootstraps:
-                self._known = []
-            cause = KafkaSinkError(
-                f"{connection.node} failed Metadata: {error_of(response.error_code).label}"
-            )
-            self._happened.append(partial(request.on_failure, cause, True))
-            return
-        if self.on_responded is not None:
-            self.on_responded(connection.node.id, request, response, now_ms)
-        self._happened.append(partial(request.on_response, response))
-
-    def _watch(self, connection: BrokerConnection, *, new: bool) -> None:
-        """Update the selector's events, only if they changed: each update is a system call."""
-        if connection.transport is None:
-            return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
-        if new:
-            self._selector.register(connection.transport, events, connection)
-        elif connection.watched_events != events:
-            self._selector.modify(connection.transport, events, connection)
-        connection.watched_events = events
+    def _fail_metadata(self, connection: BrokerConnection, request: Request, error_code: int) -> None:
+        if error_code == REBOOTSTRAP_REQUIRED and self._rebootstraps:
+            self._known = []
+        cause = KafkaSinkError(f"{connection.node} failed Metadata: {error_of(error_code).label}")
+        self._happened.append(partial(request.on_failure, cause, True))
 
     # -- the end ----------------------------------------------------------------------------------
 

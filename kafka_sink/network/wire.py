@@ -89,7 +89,7 @@ def decoder(
 ) -> Callable[[Callable[[Reader], Value]], Callable[..., Value]]:
     """Make of a function, which reads a response behind its header, the decoder of an API, and enter it.
 
-    ``asked``: where the caller does not say. The decoder is as ``apis.decoder_of`` says.
+    ``asked``: where the caller does not say. The decoder is as ``apis.Decoders`` says.
     """
 
     def made(convert: Callable[[Reader], Value]) -> Callable[..., Value]:

@@ -23,6 +23,14 @@ def test_neighbouring_batches_take_one_range() -> None:
     assert (found.records, found.batches) == (10_000, 1000)
 
 
+def test_ranges_join_in_whatever_order_responses_come() -> None:
+    deliveries, partition = TaskDeliveries(), Partition(TopicPartition("t", 0))
+    for offset in (20, 0, 50, 10, 40, 70):
+        deliveries.acknowledged([written_batch(partition, 10, 100, 128, offset)])
+    (found,) = deliveries.partitions()
+    assert found.offset_ranges == ((0, 29), (40, 59), (70, 79))
+
+
 def test_the_next_task_counts_from_zero() -> None:
     partition = Partition(TopicPartition("t", 0))
     deliveries = TaskDeliveries()

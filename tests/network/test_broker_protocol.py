@@ -52,7 +52,7 @@ class Peer:
     def sent(self) -> list[bytes]:
         """Frames that the connection has written since the last call; all are."""
         outgoing = self.connection.send_buffer
-        while outgoing.pending:
+        while outgoing.next_buffers():
             data = b"".join(outgoing.next_buffers())
             self._read += data
             outgoing.advance(len(data))
@@ -188,7 +188,7 @@ def test_requests_before_the_versions_are_known_change_nothing() -> None:
     connection = Peer().connection
     with pytest.raises(ValueError, match="not ready"):
         connection.submit(metadata_request("t"), 0.0)
-    assert not connection.send_buffer.pending
+    assert not connection.send_buffer.next_buffers()
     assert connection.in_flight == 0
 
 

@@ -25,7 +25,7 @@ def test_every_api_has_a_case() -> None:
 @pytest.mark.parametrize("key", CASES, ids=lambda key: apis.APIS[key].name)
 def test_what_brokers_write_is_read_and_nothing_that_is_cut_short(key: int) -> None:
     (first, last), (check, given) = apis.APIS[key].versions, CASES[key]
-    decode = apis.decoder_of(key)
+    decode = apis.DECODERS[key]
     for seed in range(tries(20)):
         chance = random.Random(seed)
         for version in range(first, last + 1):
@@ -41,7 +41,7 @@ def test_what_brokers_write_is_read_and_nothing_that_is_cut_short(key: int) -> N
 @pytest.mark.parametrize("key", CASES, ids=lambda key: apis.APIS[key].name)
 def test_fuzz_damaged_responses_raise_nothing_but_a_protocol_error(key: int) -> None:
     (first, last), (_, given) = apis.APIS[key].versions, CASES[key]
-    decode = apis.decoder_of(key)
+    decode = apis.DECODERS[key]
     for seed in range(tries(30)):
         chance = random.Random(seed)
         version = chance.randint(first, last)

@@ -64,7 +64,7 @@ def test_fuzz_no_list_of_any_response_costs_more_than_its_bytes_and_what_was_ask
 ) -> None:
     """Catches: 8 MiB of topics without a name took 12 s and 796 MiB; an ApiVersions response cost 28 times
     its size, a list of coordinators 1.4 s a MiB."""
-    decode = apis.decoder_of(key)
+    decode = apis.DECODERS[key]
     name = apis.APIS[key].name
     payload = FloodWriter(name, version, flooded, COUNT, 0).response(**GIVEN_FLOODED)[1]
     if len(payload) < COUNT:  # it is in another list, which must not be empty

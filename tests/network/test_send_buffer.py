@@ -27,9 +27,9 @@ def test_partial_sends_lose_and_repeat_nothing(groups: list[list[bytes]], cuts: 
 
     for group in groups:
         outgoing.add([memoryview(part) for part in group])
-        if outgoing.pending:
+        if outgoing.next_buffers():
             send()
-    while outgoing.pending:
+    while outgoing.next_buffers():
         send()
     assert bytes(written) == b"".join(part for group in groups for part in group)
     assert outgoing.written_bytes == outgoing.queued_bytes == len(written)
@@ -40,7 +40,7 @@ def test_no_send_has_more_buffers_than_the_system_takes() -> None:
     parts = [bytes([i % 256]) for i in range(5000)]
     outgoing.add(parts)
     written = bytearray()
-    while outgoing.pending:
+    while outgoing.next_buffers():
         buffers = outgoing.next_buffers()
         assert len(buffers) <= MAX_BUFFERS_PER_SEND
         written += b"".join(buffers)
@@ -55,7 +55,7 @@ def test_written_buffers_are_let_go_of() -> None:
     outgoing.advance(99)
     outgoing.next_buffers()
     outgoing.advance(1)
-    assert outgoing.pending
+    assert outgoing.next_buffers()
     chunk.clear()  # raises BufferError while a view of it exists
 
 

@@ -105,7 +105,7 @@ class RawProducer:
         request = requests.encode_header(api, version, 1, "raw") + body
         self._socket.sendall(struct.pack(">i", len(request)) + request)
         (size,) = struct.unpack(">i", self._read(4))
-        return apis.decoder_of(api)(version, self._read(size), 0)
+        return apis.DECODERS[api](version, self._read(size), 0)
 
     def _read(self, size: int) -> bytes:
         data = b""
