@@ -441,7 +441,7 @@ class Breaker:
         breaker, context = self._breaker, self._context
         if breaker is not None and self._tells_all:
             context.node_id, context.request_sent_ms = broker.id, now_ms
-            self._call(_tell_of_sends, breaker, context, batches)
+            self._call(_tell, context, batches, lambda _: breaker.on_send(context))
 
     def on_complete(
         self, broker: Broker, batches: Collection[ProducerBatch], cause: Exception | None, now_ms: float
@@ -456,7 +456,9 @@ class Breaker:
         breaker, context = self._breaker, self._context
         if breaker is not None:
             context.node_id, context.request_sent_ms = broker.id, broker.request_sent_ms
-            self._call(_tell_of_ends, breaker, context, batches, cause)
+            self._call(
+                _tell, context, batches, lambda batch: breaker.on_complete(context, batch.partition, cause)
+            )
 
     def on_connected(self, broker: Broker, now_ms: float) -> None:
         """A connection is ready: the broker has responded to its first request."""
@@ -574,23 +576,10 @@ class Breaker:
             return None
 
 
-# One call here for all of a request's batches.
-
-
-def _tell_of_sends(
-    breaker: PartitionCircuitBreaker, context: ProducerStatusContext, batches: Iterable[ProducerBatch]
+def _tell(
+    context: ProducerStatusContext, batches: Iterable[ProducerBatch], tell: Callable[[ProducerBatch], object]
 ) -> None:
+    """One call of ``Breaker._call`` for all of a request's batches."""
     for batch in batches:
         context.topic_partition, context.record_count = batch.partition, batch.record_count
-        breaker.on_send(context)
-
-
-def _tell_of_ends(
-    breaker: PartitionCircuitBreaker,
-    context: ProducerStatusContext,
-    batches: Iterable[ProducerBatch],
-    cause: Exception | None,
-) -> None:
-    for batch in batches:
-        context.topic_partition, context.record_count = batch.partition, batch.record_count
-        breaker.on_complete(context, batch.partition, cause)
+        tell(batch)

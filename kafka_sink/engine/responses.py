@@ -25,7 +25,7 @@ from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.deliveries import TaskDeliveries
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.engine.response_classifier import Action, AttemptFacts, Verdict
-from kafka_sink.engine.splitting import BatchSplitter, TakenRecords, take_out
+from kafka_sink.engine.splitting import BatchSplitter, take_out
 from kafka_sink.errors import (
     BrokerRefusedError,
     DeliveryError,
@@ -208,8 +208,13 @@ class ResponseHandler:
             self._split(batch, cause)
         elif self._may_pass(batch, cause, now_ms):
             self._retry(batch, cause, verdict, now_ms)
-        elif self._skips(batch, verdict):
-            self._skip_records(batch, verdict.unwritable or (), cause)
+        elif (
+            self.dead_letters is not None
+            and verdict.unwritable is not None
+            # A dead letter that is rejected fails the task.
+            and not (batch.possibly_written or batch.terminal or batch.dead_letters)
+        ):
+            self._skip_records(batch, verdict.unwritable, cause)
         elif verdict.action is Action.FAIL or (
             verdict.spends_retry and batch.retries_spent > self._options.retries
         ):
@@ -279,15 +284,6 @@ class ResponseHandler:
         self._unauthorized_topics[topic] = since_ms, now_ms
         return now_ms - since_ms < wait_ms
 
-    def _skips(self, batch: ProducerBatch, verdict: Verdict) -> bool:
-        """Whether the records that cannot be written become dead letters."""
-        if self.dead_letters is None or verdict.unwritable is None:
-            return False
-        if batch.possibly_written or batch.terminal:
-            return False
-        # A dead letter that is rejected fails the task.
-        return not batch.dead_letters
-
     def _with_reason(self, batch: ProducerBatch, verdict: Verdict, cause: Exception) -> Exception:
         """``cause``; and why it fails the task though rows are to be skipped, or what to do where a row, or
         a dead letter, is too large for its topic."""
@@ -336,11 +332,22 @@ class ResponseHandler:
             self._await_dead_letters(batch, positions, cause)
             return
         pieces, records = take_out(batch, positions or (0,), MAX_WAITING_BYTES)
-        failure = self._add_dead_letters(batch, records, cause)
-        if failure is not None:
+        # Kafka's name of a broker's error, or the exception's class.
+        name = error_of(cause.error_code).name if isinstance(cause, BrokerRefusedError) else None
+        rejected_rows = RejectedRecords(
+            records.bodies,
+            np.array(records.ends, dtype=np.int64),
+            *batch.partition,
+            np.array(records.timestamps_ms, dtype=np.int64),
+            str(cause),
+            name or type(cause).__name__,
+        )
+        try:
+            dead_letters.add(rejected_rows)
+        except TooManyDeadLettersError as too_many:
             for piece in pieces:
                 piece.buffer.release()
-            self._fail_taken(batch, failure)
+            self._fail_taken(batch, too_many)
             return
         # A restart of sequences takes those of batches that wait.
         if self._identity is not None and batch.sequence is not NO_SEQUENCE:
@@ -371,28 +378,6 @@ class ResponseHandler:
             # It may have failed meanwhile.
             if self._accumulator.take(batch):
                 self._skip_records(batch, positions, cause)
-
-    def _add_dead_letters(
-        self, batch: ProducerBatch, records: TakenRecords, cause: Exception
-    ) -> Exception | None:
-        """Return why the task fails, None if it goes on."""
-        dead_letters = self.dead_letters
-        assert dead_letters is not None
-        topic, partition = batch.partition
-        rejected_rows = RejectedRecords(
-            records.bodies,
-            np.array(records.ends, dtype=np.int64),
-            topic,
-            partition,
-            np.array(records.timestamps_ms, dtype=np.int64),
-            str(cause),
-            _error_class(cause),
-        )
-        try:
-            dead_letters.add(rejected_rows)
-        except TooManyDeadLettersError as too_many:
-            return too_many
-        return None
 
     # -- failing batches -----------------------------------------------------------------------------
 
@@ -531,11 +516,6 @@ class ResponseHandler:
 def _rows(batch: ProducerBatch) -> int:
     """The task's rows that end with the batch. Dead letters are none: their rows are counted as skipped."""
     return 0 if batch.dead_letters else batch.record_count
-
-
-def _error_class(cause: Exception) -> str:
-    """Kafka's name of a broker's error, or the exception's class."""
-    return error_of(cause.error_code).name if isinstance(cause, BrokerRefusedError) else type(cause).__name__
 
 
 def _error_name(cause: Exception) -> str:

@@ -320,15 +320,8 @@ class Sender(threading.Thread):
         A task ends once all of its rows are acknowledged. Rows that it gave to a partition before it noticed
         that the broker is frozen would wait for that broker, although any other partition will do.
         """
-        targets: dict[str, Sequence[TopicPartition]] = {}
-
-        def targets_of(partition: TopicPartition) -> Sequence[TopicPartition]:
-            topic = partition.topic
-            if topic not in targets:
-                targets[topic] = self._targets(topic, muted)
-            return targets[topic]
-
-        moved = self._accumulator.move_unsent(stuck, targets_of)
+        targets = {topic: self._targets(topic, muted) for topic in {one.id.topic for one in stuck}}
+        moved = self._accumulator.move_unsent(stuck, lambda partition: targets[partition.topic])
         if not moved:
             return False
         self.deliveries.count(moved=tell_of_moves(moved, self._breaker))
