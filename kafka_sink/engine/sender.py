@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -287,7 +287,7 @@ class Sender(threading.Thread):
         if blocked or self._waited:
             self._note_waits(ready, blocked, now_ms)
         if blocked or leaderless or held_back or self._responses.missing:
-            stuck = {**held_back, **{broker: ready[broker] for broker in blocked}}
+            stuck = [*held_back.items(), *((broker, ready[broker]) for broker in blocked)]
             delay = min(delay, self._refresh_stale(leaderless, stuck, now_ms))
         self._waited |= bool(leaderless)
         self._sent_all &= not self._waited
@@ -300,7 +300,10 @@ class Sender(threading.Thread):
         return 0.0 if held and self._move_unsent(held, muted) else delay
 
     def _refresh_stale(
-        self, leaderless: Sequence[Partition], stuck: Mapping[Broker, Sequence[Partition]], now_ms: float
+        self,
+        leaderless: Sequence[Partition],
+        stuck: Iterable[tuple[Broker, Sequence[Partition]]],
+        now_ms: float,
     ) -> float:
         """Request metadata of topics with rows for partitions without a leader, or for a broker that cannot
         be reached: other brokers lead its partitions once the cluster has noticed, and only metadata shows
@@ -308,7 +311,7 @@ class Sender(threading.Thread):
         unknown = {one.id.topic for one in leaderless}
         if unknown or self._responses.missing:
             self._responses.expire_missing(unknown, now_ms)
-        gone = (queues for broker, queues in stuck.items() if broker.is_gone)
+        gone = (queues for broker, queues in stuck if broker.is_gone)
         stale = unknown.union(queue.id.topic for queues in gone for queue in queues)
         for topic in stale:
             self._cluster.mark_stale(topic, now_ms)
