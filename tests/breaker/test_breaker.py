@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 
@@ -31,14 +32,14 @@ REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 class Bench:
     """Brokers 1, 2, 3 lead partitions 0, 1, 2 and broker 1 partition 3 too; a fake clock."""
 
-    def __init__(self, breaker: PartitionCircuitBreaker | None = None) -> None:
+    def __init__(self, breaker: PartitionCircuitBreaker | None = None, **more: Any) -> None:
         self.cluster = Cluster(t=[1, 2, 3, 1])
         if breaker is None:
             breaker = FailureRateCircuitBreaker()
             breaker.configure({"trigger.message.count": "100"})
         self.manager = self.cluster.manager()
         self.brokers = self.cluster.brokers
-        self.gate = Breaker(breaker, self.manager)
+        self.gate = Breaker(breaker, self.manager, **more)
         self.now = 0.0
 
     def send(self, partition: TopicPartition, records: int = 100) -> None:
@@ -351,9 +352,8 @@ def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
 def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None:
     """Catches: partitions of a broker that was out for long, and is back, that get no rows before their
     metadata is five minutes old."""
-    bench = Bench()
     stale: list[str] = []
-    bench.gate._mark_stale = lambda topic, now_ms: stale.append(topic)
+    bench = Bench(mark_stale=lambda topic, now_ms: stale.append(topic))
     bench.freeze()
     bench.cluster.move(P0, -1)
     bench.cluster.leaders["other"] = [2]

@@ -71,9 +71,11 @@ def link(
     return BrokerConnection(node, options, lambda: random, lambda: None, look_up=look_up, plaintext=plaintext)
 
 
-def connected(now_ms: float = 0.0, **changes: Any) -> BrokerConnection:
-    """Up to the ApiVersions request, which stays without a response."""
+def connected(now_ms: float = 0.0, failures: int = 0, **changes: Any) -> BrokerConnection:
+    """Up to the ApiVersions request, which stays without a response; after some attempts that failed."""
     one = link(**changes)
+    for _ in range(failures):
+        one.close(now_ms, OSError("no"))
     one.open(now_ms)
     one.writable(now_ms)
     one.flush()
@@ -114,10 +116,7 @@ def test_backoff_grows_to_its_maximum_and_starts_anew_after_success() -> None:
         one.close(0.0, OSError("no"))
         waits.append(one.connect_after_ms)
     assert waits == [50, 100, 200, 400, 800, 1000, 1000, 1000]
-    again = made_ready()
-    again._failures = 5
-    again.state = ConnectionState.NEGOTIATING
-    again.next_response(0.0)
+    again = made_ready(failures=5)
     again.close(0.0, OSError("lost"))
     assert again.connect_after_ms == 50
 
