@@ -56,8 +56,8 @@ _REST_MS = 1_000.0
 # How many tasks watch a partition at most, and at least where thousands are watched; and how many reports of
 # watchers may come in all.
 _MAX_WATCHERS, _MIN_WATCHERS, _MAX_REPORTS = 100, 10, 20_000
-# How many of the tasks that report without being asked count.
-_MAX_REPORTERS = 10
+# How many of the tasks that report without being asked count: few beside the least number of watchers.
+_MAX_REPORTERS = 3
 # How many tasks are asked about one broker, and about how many brokers at a time.
 _MAX_ASKED, _MAX_QUESTIONS = 20, 200
 # How many partitions are judged, watched and checked in one iteration of the loop, and how often muted ones
@@ -68,7 +68,7 @@ _CHECK_MS = 20.0
 # rows for it.
 _MAX_WATCHED, _MAX_HOLDERS = 20_000, 16
 # Bytes of all mutes as JSON, since a new task gets them in one message.
-_MAX_MUTES_BYTES = 1_000_000
+_MAX_MUTES_BYTES = 1_800_000
 # A change, and a new task while anything is muted, waits for others this long per task, and at most this long
 # in all. So sending takes only a part of the time.
 _TELL_MS, _MAX_TELL_MS = 0.3, 1_000.0
@@ -116,8 +116,8 @@ class FailingPartitions:
         self._new: deque[TopicPartition] = deque()
         self._complete: deque[TopicPartition] = deque()
         # Until when others wait for reports, and those rest that do not fail; the first comes first.
-        self._open: dict[TopicPartition, float] = {}
-        self._resting: dict[TopicPartition, float] = {}
+        self._open: OrderedDict[TopicPartition, float] = OrderedDict()
+        self._resting: OrderedDict[TopicPartition, float] = OrderedDict()
         self._asked_ms = -math.inf
 
     def count(
