@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -81,10 +80,9 @@ class Job:
             spark_task = SparkTask(self.name, task)
             with task_producer(options, PLAN, address, task=spark_task, identity=identity) as producer:
                 sent = 0
-                while not self.stop.is_set():
+                while not self.stop.wait(0.08):
                     producer.send(orders(sent, keyless=task % 2 == 0))
                     sent += ROWS
-                    time.sleep(0.08)
                 self.results.append(producer.finish())
         except KafkaSinkError as error:
             self.failures.append(error)
@@ -167,7 +165,7 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
         page.eventually(lambda: page.text("verdict").startswith("broker 1 muted for "))
         page.eventually(lambda: browser.title.startswith("broker 1 muted for "))
         page.eventually(lambda: "broker 1 muted: " in page.text("events"))
-        time.sleep(4 if DRAWS else 0)
+        page.settle(4)
         page.picture(pictures / "live-view-muted.png")
         cluster.thaw(1)
         page.eventually(lambda: "broker 1" not in page.text("mutes"))
@@ -192,7 +190,7 @@ def test_the_page_shows_a_job_a_frozen_broker_and_a_job_out_of_memory(
             cluster.freeze(broker)
             stack.callback(cluster.thaw, broker)
         page.eventually(lambda: "buffer memory" in page.text("tasks"))
-        time.sleep(6 if DRAWS else 0)
+        page.settle(6)
         page.eventually(lambda: re.search(r"Waited for memory\n(?!0 ms)", page.text("retries")))
         page.picture(tmp_path / "live-view-memory.png")
         for broker in range(3):

@@ -22,6 +22,7 @@ from tests.chaos.injector import Injector
 from tests.chaos.schedule import Fault, Schedule, Worker
 from tests.support.proxy import ProxyCluster
 from tests.support.topics import log_end
+from tests.support.waiting import until
 
 # delivery.timeout.ms is the longest bound of a task; then there is the machine's own slowness.
 _PATIENCE_S = 150.0
@@ -195,19 +196,20 @@ def _join(workers: list[threading.Thread]) -> list[str]:
 def await_in_sync(cluster: LocalBroker, topic: str) -> None:
     """Until every partition has a leader and all replicas: the next round starts from a whole cluster."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
-    deadline = time.monotonic() + _SYNC_PATIENCE_S
-    while True:
+    last: list[object] = [None]
+
+    def is_in_sync() -> bool:
         try:
             parts = admin.list_topics(topic, timeout=5).topics[topic].partitions.values()
-            if parts and all(part.leader >= 0 and len(part.isrs) == len(part.replicas) for part in parts):
-                return
         except Exception as error:  # noqa: BLE001 - KafkaException while brokers come back
-            last = error
-        else:
-            last = RuntimeError(", ".join(f"{part.id}: {part.isrs}" for part in parts))
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{topic} did not come into sync: {last}")
-        time.sleep(0.1)
+            last[0] = error
+            return False
+        last[0] = {part.id: part.isrs for part in parts}
+        return bool(parts) and all(
+            part.leader >= 0 and len(part.isrs) == len(part.replicas) for part in parts
+        )
+
+    until(is_in_sync, lambda: f"{topic} in sync: {last[0]}", _SYNC_PATIENCE_S, poll_s=0.1)
 
 
 def read(bootstrap_servers: str, topic: str, partitions: int) -> Iterator[Record]:

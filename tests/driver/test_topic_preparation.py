@@ -36,6 +36,7 @@ from tests.support.ports import refusing_port
 from tests.support.proxy import METADATA as METADATA_API
 from tests.support.proxy import ProxyCluster
 from tests.support.response_checks import every_version
+from tests.support.waiting import until
 
 _numbers = itertools.count()
 TOPIC_AUTHORIZATION_FAILED, LEADER_NOT_AVAILABLE = 29, 5
@@ -64,10 +65,7 @@ def partitions(broker: LocalBroker, topic: str) -> dict[int, int]:
 
 def settled(broker: LocalBroker, topic: str) -> dict[int, int]:
     """As ``partitions``, once the broker shows the topic."""
-    deadline = time.monotonic() + 20
-    while not (found := partitions(broker, topic)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
+    return until(lambda: partitions(broker, topic), poll_s=0.05)
 
 
 def test_topics_of_a_column_are_created_with_their_settings(broker: LocalBroker, topic: str) -> None:

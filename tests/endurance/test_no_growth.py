@@ -234,8 +234,9 @@ def test_micro_batches_leave_nothing_behind(spark: SparkSession, broker: LocalBr
 
 
 def until_batch(query: StreamingQuery, number: int) -> None:
-    deadline = time.monotonic() + 120 + number
-    while (query.lastProgress or {"batchId": -1})["batchId"] < number:
+
+    def has_come() -> bool:
         assert query.isActive, query.exception()
-        assert time.monotonic() < deadline, f"micro-batch {number} never came"
-        time.sleep(0.1)
+        return bool((query.lastProgress or {"batchId": -1})["batchId"] >= number)
+
+    until(has_come, f"micro-batch {number}", within_s=120 + number, poll_s=0.1)

@@ -27,6 +27,7 @@ from local_kafka.jars import (
     find_jars,
 )
 from tests.support.interrupts import interruptible
+from tests.support.waiting import until
 
 FINAL = f"kafka-{KAFKA_VERSION}"
 NAMES = (f"kafka_2.13-{KAFKA_VERSION}.jar", f"kafka-clients-{KAFKA_VERSION}.jar")
@@ -184,8 +185,7 @@ def test_parallel_callers_wait_for_one_download(
     processes = [start_download(repository, cache, project_environment) for _ in range(3)]
     waiting = [process for process in processes if process.stderr and "Waiting" in process.stderr.readline()]
     assert len(waiting) == 2
-    while repository.held_path not in repository.asked:
-        time.sleep(0.02)
+    until(lambda: repository.held_path in repository.asked)
     repository.held_path = None
     repository.goes_on.set()
     outputs = [process.communicate(timeout=60) for process in processes]
@@ -200,9 +200,8 @@ def test_an_interrupted_download_leaves_no_cache_and_the_next_one_works(
 ) -> None:
     repository.held_path = next(iter(repository.files))
     process = start_download(repository, cache, project_environment)
-    while not list(cache.glob(f"{FINAL}.part-*/files/*.jar")):
-        assert process.poll() is None
-        time.sleep(0.02)
+    until(lambda: list(cache.glob(f"{FINAL}.part-*/files/*.jar")))
+    assert process.poll() is None
     process.send_signal(how)
     repository.goes_on.set()
     process.communicate(timeout=60)

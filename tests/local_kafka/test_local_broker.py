@@ -24,6 +24,7 @@ from local_kafka.node_config import plan_nodes
 from local_kafka.start_cache import CHECKPOINT, CLASSES, StartCache
 from tests.support.commands import run
 from tests.support.interrupts import interruptible
+from tests.support.waiting import throughout, until
 
 
 def alive(pid: int) -> bool:
@@ -103,8 +104,8 @@ def test_old_event_times_are_kept(own: LocalBroker) -> None:
     producer = Producer({"bootstrap.servers": own.bootstrap_servers, "log_level": 3})
     producer.produce("old", b"x", partition=0, timestamp=1_356_998_400_000)
     assert producer.flush(30) == 0
-    time.sleep(1.0)  # several checks
-    assert receive(own.bootstrap_servers, "old", 1) == [b"x"]
+    # Several checks.
+    throughout(lambda: receive(own.bootstrap_servers, "old", 1) == [b"x"], 1.0)
 
 
 def test_java_tools_run_on_the_same_jars(own: LocalBroker) -> None:
@@ -213,10 +214,8 @@ def command_until(how: signal.Signals, code: int, environ: dict[str, str], folde
         assert len(started) == 2  # the supervisor and the broker
         os.kill(command.pid, how)
         assert command.wait(90) == code
-    deadline = time.monotonic() + 60
-    while any(alive(int(line.split()[0])) for line in started) or list(folder.glob("kafka-chunked-broker-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not any(alive(int(line.split()[0])) for line in started), "the end of its processes")
+    until(lambda: not list(folder.glob("kafka-chunked-broker-*")), "the end of its files")
     return started
 
 

@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from local_kafka.errors import LocalBrokerError
 from local_kafka.processes import SupervisedProcesses
+from tests.support.waiting import until
 
 SLEEP = ["sleep", "600"]
 
@@ -25,13 +24,6 @@ def alive(pid: int) -> bool:
         return False
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return not state.stdout.strip().startswith("Z") and state.stdout.strip() != ""
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -50,7 +42,7 @@ def test_starts_signals_and_polls(folder: Path) -> None:
         with pytest.raises(LocalBrokerError, match="already running"):
             processes.start("a", SLEEP, log=folder / "log", cwd=folder)
         processes.signal("a", signal.SIGTERM)
-        wait_until(lambda: not processes.is_running("a"))
+        until(lambda: not processes.is_running("a"))
         processes.signal("a", signal.SIGTERM)  # has ended: nothing happens
         again = processes.start("a", SLEEP, log=folder / "log", cwd=folder)
         assert again != pid
@@ -87,7 +79,7 @@ def test_a_killed_supervisor_leaves_nothing_after_close(folder: Path) -> None:
     with pytest.raises(LocalBrokerError, match="supervisor is gone"):
         processes.is_running("a")
     processes.close()
-    wait_until(lambda: not alive(pid))
+    until(lambda: not alive(pid))
 
 
 PARENT = """
@@ -127,8 +119,8 @@ def test_everything_ends_with_the_parent(
         assert all(alive(pid) for pid in pids)
         parent.send_signal(how)
         parent.wait(30)
-        wait_until(lambda: not any(alive(pid) for pid in pids))
-        wait_until(lambda: not folder.exists())
+        until(lambda: not any(alive(pid) for pid in pids))
+        until(lambda: not folder.exists())
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(parent.pid, signal.SIGKILL)  # and what it forked

@@ -10,7 +10,6 @@ import contextlib
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import IO
 from confluent_kafka import Producer, libversion
 
 from local_kafka.node_config import HOST, free_port
+from tests.support.waiting import retry
 
 _KFAKE = Path(__file__).parent / "kfake"
 _TANSU = "0.6.0"
@@ -57,15 +57,7 @@ def _tansu(folder: Path) -> Iterator[str]:
     listener = f"tcp://{HOST}:{port}"
     listen = ("--listener-url", listener, "--advertised-listener-url", listener)
     with _running(str(folder / "tansu/bin/tansu"), "broker", *listen, "--storage-engine", "memory://tansu/"):
-        deadline = time.monotonic() + _START_S
-        while True:
-            try:
-                socket.create_connection((HOST, port), 1).close()
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
+        retry(lambda: socket.create_connection((HOST, port), 1).close(), OSError, _START_S)
         yield f"{HOST}:{port}"
 
 

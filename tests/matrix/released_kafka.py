@@ -12,8 +12,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 from local_kafka.jars import cache_root, find_java
 from local_kafka.node_config import HOST, TOOL_FLAGS, free_port, random_id
 from local_kafka.processes import SupervisedProcesses
+from tests.support.waiting import until
 
 _START_S = 90.0
 _POLL_S = 0.1
@@ -149,30 +149,34 @@ class ReleasedKafka:
         self._processes.start(name, argv, log=self._folder / f"{name}.log", cwd=self._folder)
 
     def _await_port(self, port: int, name: str) -> None:
-        deadline = time.monotonic() + _START_S
-        while True:
-            self._check(name, deadline)
+        def listens() -> bool:
             with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1):
-                return
-            time.sleep(_POLL_S)
+                return True
+            return False
+
+        self._await(listens, name)
 
     def _await_broker(self) -> None:
-        self._await_port(self._port, "broker")
-        deadline = time.monotonic() + _START_S
-        while True:
-            self._check("broker", deadline)
+        def serves() -> bool:
             admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
             with contextlib.suppress(KafkaException):
-                if admin.list_topics(timeout=5).brokers:
-                    return
-            time.sleep(_POLL_S)
+                return len(admin.list_topics(timeout=5).brokers) > 0
+            return False
 
-    def _check(self, name: str, deadline: float) -> None:
-        assert self._processes is not None
-        if self._processes.is_running(name) and time.monotonic() < deadline:
-            return
-        log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-        raise RuntimeError(f"{name} of Kafka {self._release.version} did not start: {log[-2000:]}")
+        self._await_port(self._port, "broker")
+        self._await(serves, "broker")
+
+    def _await(self, condition: Callable[[], bool], name: str) -> None:
+        def said() -> str:
+            log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+            return f"{name} of Kafka {self._release.version} did not start: {log[-2000:]}"
+
+        def holds() -> bool:
+            assert self._processes is not None
+            assert self._processes.is_running(name), said()
+            return condition()
+
+        until(holds, said, _START_S, _POLL_S)
 
 
 def jars_of(release: Release) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +16,7 @@ import pytest
 from local_kafka import LocalBroker
 from tests.support.lent_spark import lent
 from tests.support.topics import read_to_end, read_topic
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,16 +84,11 @@ def test_the_page_on_spark_3_5_runs(spark: SparkSession, broker: LocalBroker) ->
     names: dict[str, Any] = {"spark": spark, "servers": broker.bootstrap_servers}
     for heading, code in blocks("spark-3.5.md"):
         exec(compile(code, f"spark-3.5.md: {heading}", "exec"), names)
-    deadline = time.monotonic() + 120
-    while names["query"].lastProgress is None:
-        assert time.monotonic() < deadline, names["query"].exception()
-        time.sleep(0.1)
+    until(lambda: names["query"].lastProgress is not None, names["query"].exception, within_s=120)
     names["query"].stop()
     assert len(read_topic(broker, "orders-by-function")) == 1_000
     # Brokers write the markers of a commit after their response to it.
-    while not {b"0", b"99"} <= set(read_to_end(broker.bootstrap_servers, "orders-once", 2)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: {b"0", b"99"} <= set(read_to_end(broker.bootstrap_servers, "orders-once", 2)), poll_s=0.1)
 
 
 def test_the_quickstart_runs(spark: SparkSession, broker: LocalBroker, live_view_port: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from kafka_sink.transactions.client import TransactionClient
 from kafka_sink.transactions.operations import ListOpen, Steps, describe
 from local_kafka import LocalBroker
 from tests.support.topics import read_to_end
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,11 +71,12 @@ def committed(broker: LocalBroker, topic: str, partitions: int = _PARTITIONS) ->
 
 
 def await_rows(broker: LocalBroker, topic: str, expected: list[int]) -> None:
-    deadline = time.monotonic() + 120
-    while (rows := committed(broker, topic)) != expected:
+    def arrived() -> bool:
+        rows = committed(broker, topic)
         assert len(rows) <= len(expected), Counter(rows).most_common(3)
-        assert time.monotonic() < deadline, f"{len(rows)} of {len(expected)}"
-        time.sleep(0.1)
+        return rows == expected
+
+    until(arrived, f"{len(expected)} rows", within_s=120, poll_s=0.1)
 
 
 def open_transactions(broker: LocalBroker, prefix: str) -> list[str]:
@@ -369,7 +372,8 @@ def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
     def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # 10,000 rows each. Spark's buffers keep the last ones from the sink.
         for number, batch in enumerate(batches):
-            time.sleep(120 if number > 5 else 0)
+            if number > 5:
+                threading.Event().wait(120)
             yield batch
 
     query = (
@@ -387,12 +391,14 @@ def test_a_query_that_is_stopped_in_a_batch_holds_up_nobody(
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .start()
     )
-    deadline = time.monotonic() + 120
     checkpoint = str(tmp_path / "checkpoint")
-    while not holds_up_readers(broker, name := name_of_query(broker, topic, prefix, checkpoint)):
+
+    def is_open() -> str:
         assert query.isActive, query.exception()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        name = name_of_query(broker, topic, prefix, checkpoint)
+        return name if holds_up_readers(broker, name) else ""
+
+    name = until(is_open, "an open transaction", within_s=120, poll_s=0.05)
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
     producer.produce(topic, b"1000000")
     assert producer.flush(10) == 0

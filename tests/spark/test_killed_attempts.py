@@ -18,6 +18,7 @@ from kafka_sink import register
 from local_kafka import LocalBroker
 from tests.support.proxy import ProxyCluster
 from tests.support.topics import log_end
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,19 +63,19 @@ class Topic:
         return sum(log_end(self._consumer, place) for place in self._places)
 
     def reaches(self, count: int) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while self.rows() < count:
-            assert time.monotonic() < deadline, "the rows do not come"
-            time.sleep(0.02)
+        until(lambda: self.rows() >= count, "the rows come", PATIENCE_S, poll_s=0.02)
 
     def stands_still(self) -> None:
         """Once the JVM has let go nothing more comes. What the tasks hold would take a minute."""
-        deadline = time.monotonic() + JVM_NOTICES_AT_LATEST_S
-        time.sleep(JVM_NOTICES_S)
-        settled = -1
-        while settled != (settled := self.rows()):
-            assert time.monotonic() < deadline, "rows come on and on"
-            time.sleep(1.5)
+        seen = [(time.monotonic(), self.rows())]
+
+        def settled() -> bool:
+            now, rows = time.monotonic(), self.rows()
+            if rows != seen[-1][1]:
+                seen.append((now, rows))
+            return now - seen[0][0] >= JVM_NOTICES_S and now - seen[-1][0] >= 1.5
+
+        until(settled, "no more rows come", JVM_NOTICES_AT_LATEST_S, poll_s=0.1)
 
 
 def test_after_a_cancelled_job_nothing_more_is_written(

@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from kafka_sink.spark import map_in_arrow
 from local_kafka import LocalBroker
 from tests.support.commands import printed_by
 from tests.support.topics import read_to_end, read_topic
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,11 +63,13 @@ def values(broker: LocalBroker, topic: str) -> list[int]:
 
 def await_values(broker: LocalBroker, topic: str, expected: list[int]) -> None:
     """Brokers write the markers of a commit after their response to it."""
-    deadline = time.monotonic() + 120
-    while (found := values(broker, topic)) != expected:
+
+    def arrived() -> bool:
+        found = values(broker, topic)
         assert len(found) <= len(expected)
-        assert time.monotonic() < deadline, f"{len(found)} of {len(expected)}"
-        time.sleep(0.1)
+        return found == expected
+
+    until(arrived, f"{len(expected)} rows", within_s=120, poll_s=0.1)
 
 
 def test_every_row_arrives_and_the_result_says_where(

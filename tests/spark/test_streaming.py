@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from local_kafka import LocalBroker
 from tests.support.topics import producer_ids, read_topic
+from tests.support.waiting import throughout, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,13 +85,6 @@ def run_to_end(writer: DataStreamWriter) -> StreamingQuery:
 
 def values(broker: LocalBroker, topic: str) -> list[str]:
     return [(row.value or b"").decode() for row in read_topic(broker, topic)]
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come about"
-        time.sleep(0.1)
 
 
 def test_micro_batches_one_after_another(
@@ -175,10 +168,10 @@ def test_stopped_at_any_moment_loses_nothing(
     done = 0
     for pause in (0.0, 0.35, 0.7):
         query = start()
-        wait_until(
+        until(
             lambda query=query, least=done: (query.lastProgress or {}).get("batchId", -1) > least, "progress"
         )
-        time.sleep(pause)
+        throughout(lambda query=query: query.isActive, pause)
         progress = query.lastProgress
         assert progress is not None
         done = progress["batchId"]
@@ -239,8 +232,8 @@ def test_continuous_trigger_commits_nothing(
     )
     checkpoint = tmp_path / "checkpoint"
     # Epochs end, but the sink refuses each: Spark logs the refusal and counts nothing as written.
-    wait_until(lambda: len(list((checkpoint / "offsets").glob("[0-9]*"))) >= 3, "epochs")
-    time.sleep(2)
+    until(lambda: len(list((checkpoint / "offsets").glob("[0-9]*"))) >= 3, "epochs")
+    throughout(lambda: not list((checkpoint / "commits").glob("[0-9]*")), 2, "no epoch is committed")
     query.stop()
     assert list((checkpoint / "commits").glob("[0-9]*")) == []
     assert values(broker, topic) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from local_kafka import LocalBroker
 from tests.support.topics import read_topic
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,10 +52,7 @@ def test_batch_creates_it(spark: SparkSession, broker: LocalBroker, topic: str) 
 def test_stream_creates_it(spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path) -> None:
     query = stream(spark, broker, topic, CREATE, tmp_path)
     try:
-        deadline = time.monotonic() + 90
-        while query.isActive and (query.lastProgress or {}).get("batchId", 0) < 2:
-            assert time.monotonic() < deadline, "no progress"
-            time.sleep(0.1)
+        until(lambda: not query.isActive or (query.lastProgress or {}).get("batchId", 0) >= 2, "progress", 90)
     finally:
         query.stop()
     rows = read_topic(broker, topic)

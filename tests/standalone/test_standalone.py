@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.support.security.secured_broker import Secured, given, secured_broker
 from tests.support.standalone_cluster import StandaloneCluster
 from tests.support.standalone_job import ROWS, TASKS
 from tests.support.topics import log_end, read_to_end, read_topic
+from tests.support.waiting import until
 
 JOB = Path(__file__).parents[1] / "support" / "standalone_job.py"
 NUMBERS, ONCE = "standalone-numbers", "speculation-once"
@@ -42,10 +42,7 @@ def cluster(
         yield running
         folder = running.folder
         assert processes_of(folder), "nothing is found where everything runs"
-    deadline = time.monotonic() + 60
-    while (left := processes_of(folder)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == [], "processes outlive the cluster"
+    until(lambda: not processes_of(folder), "the end of the cluster's processes", poll_s=0.1)
     assert not folder.exists()
 
 
@@ -119,12 +116,16 @@ def await_end_above(servers: str, topic: str, rows: int, job: subprocess.Popen[b
         {"bootstrap.servers": servers, "group.id": "e", "isolation.level": "read_uncommitted"}
     )
     places = [TopicPartition(topic, partition) for partition in range(2)]
-    deadline = time.monotonic() + 600
+
+    def said() -> str:
+        return log.read_text(errors="replace")[-3000:]
+
+    def is_above() -> bool:
+        assert job.poll() is None, said()
+        return sum(log_end(consumer, place) for place in places) > rows
+
     try:
-        while sum(log_end(consumer, place) for place in places) <= rows:
-            assert job.poll() is None, log.read_text(errors="replace")[-3000:]
-            assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
-            time.sleep(0.05)
+        until(is_above, said, within_s=600, poll_s=0.05)
     finally:
         consumer.close()
 

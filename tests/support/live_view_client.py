@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from kafka_sink.coordinator.live.prometheus import METRICS, PREFIX
+from tests.support.waiting import until
 
 _PATIENCE_S = 60.0
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
@@ -18,17 +18,19 @@ _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_
 
 def get(url: str) -> str:
     """The content. A coordinator on a busy host may ask to be asked again."""
-    until = time.monotonic() + _PATIENCE_S
-    while True:
+
+    def content() -> str | None:
         try:
             with urllib.request.urlopen(url, timeout=_PATIENCE_S) as response:
                 text: str = response.read().decode()
-            return text
         except urllib.error.HTTPError as error:
             with error:
-                if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > until:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
                     raise
-        time.sleep(0.1)
+            return None
+        return text
+
+    return until(content, f"an answer of {url}", _PATIENCE_S, poll_s=0.1)
 
 
 def metrics(address: str) -> dict[str, Any]:
@@ -39,10 +41,7 @@ def metrics(address: str) -> dict[str, Any]:
 
 def eventually(address: str, condition: Callable[[dict[str, Any]], object]) -> None:
     """Waits for metrics that tasks report by themselves, hence perhaps after the end of their write."""
-    until = time.monotonic() + _PATIENCE_S
-    while not condition(shown := metrics(address)):
-        assert time.monotonic() < until, shown
-        time.sleep(0.1)
+    until(lambda: condition(metrics(address)), lambda: metrics(address), _PATIENCE_S, poll_s=0.1)
 
 
 def sample_names() -> set[str]:

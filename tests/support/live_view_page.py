@@ -11,6 +11,8 @@ from pathlib import Path
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 
+from tests.support.waiting import until
+
 # Pictures for the documentation show curves that have gone on for a while.
 DRAWS = os.environ.get("KAFKA_CHUNKED_SCREENSHOTS") == "1"
 
@@ -41,10 +43,11 @@ class Page:
             return ""
 
     def eventually(self, condition: Callable[[], object], within_s: float = 60.0) -> None:
-        until = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < until, self.browser.find_element("tag name", "body").text
-            time.sleep(0.2)
+        until(condition, lambda: self.browser.find_element("tag name", "body").text, within_s, poll_s=0.2)
+
+    def settle(self, for_pictures_s: float, else_s: float = 0.0) -> None:
+        """Gives curves and transitions their time."""
+        time.sleep(for_pictures_s if DRAWS else else_s)
 
     def rows(self) -> int:
         return int(re.findall(r"Rows acknowledged\n([\d,]+)", self.text("tiles"))[0].replace(",", ""))
@@ -60,7 +63,7 @@ class Page:
     def picture(self, path: Path, width: int = 1200, *, dark: bool = False) -> None:
         """The whole page. Nothing may stick out of it to the right."""
         self.look(width, dark=dark)
-        time.sleep(1.2 if DRAWS else 0.2)
+        self.settle(1.2, 0.2)
         size = "return [document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
         wide, high = self.browser.execute_script(size)
         assert wide <= width
@@ -70,7 +73,7 @@ class Page:
         assert not self.browser.execute_script(tables + ".map(e => e.textContent)")
         metrics = {"width": width, "height": high, "deviceScaleFactor": 1, "mobile": width < 600}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        time.sleep(0.3 if DRAWS else 0)
+        self.settle(0.3)
         assert self.browser.save_screenshot(str(path))
 
     def errors(self) -> list[str]:

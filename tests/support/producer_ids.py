@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 
 from kafka_sink.network import apis, requests
+from tests.support.waiting import until
 
 
 def ask_for_producer_id(address: str) -> None:
@@ -20,13 +20,12 @@ def ask_for_producer_id(address: str) -> None:
     request = header + requests.encode_init_producer_id(1, -1, -1)
     with socket.create_connection((host, int(port)), 10) as connection:
         connection.settimeout(10)
-        error = -1
-        deadline_s = time.monotonic() + 30
-        while error and time.monotonic() < deadline_s:
+
+        def is_given() -> bool:
             connection.sendall(struct.pack(">i", len(request)) + request)
             with connection.makefile("rb") as responses:
                 (size,) = struct.unpack(">i", responses.read(4))
                 # Correlation id and throttle time come before the error code.
-                (error,) = struct.unpack_from(">h", responses.read(size), 8)
-            time.sleep(0.05)
-    assert error == 0
+                return struct.unpack_from(">h", responses.read(size), 8) == (0,)
+
+        until(is_given, "a producer id", poll_s=0.05)

@@ -20,8 +20,8 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -32,6 +32,7 @@ from local_kafka.jars import find_java
 from local_kafka.processes import SupervisedProcesses
 from tests.support.jvms import SPARK_VARIABLE
 from tests.support.ports import free_port
+from tests.support.waiting import until
 
 # Small and quickly up: these JVMs only start others.
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -47,8 +48,8 @@ class StandaloneCluster:
     """One master on 127.0.0.1, ``workers`` on 127.0.0.2 and following, with ``cores`` each.
 
     ``memory``: what a worker gives to executors, as Spark writes it. ``environ``: of the workers, and so of
-    executors; it should name ``PYSPARK_PYTHON``, and the folders of the sink in ``PYTHONPATH``. Raises
-    RuntimeError, with what was logged, where it does not start.
+    executors; it should name ``PYSPARK_PYTHON``, and the folders of the sink in ``PYTHONPATH``. Where it does
+    not start, the error has what was logged.
     """
 
     def __init__(
@@ -111,9 +112,8 @@ class StandaloneCluster:
         names = [name for name in self.hosts if (self._folder / name).exists()]
         for name in names:
             processes.signal(name, signal.SIGTERM)
-        deadline = time.monotonic() + _END_S
-        while any(processes.is_running(name) for name in names) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        with suppress(AssertionError):
+            until(lambda: not any(map(processes.is_running, names)), within_s=_END_S)
         processes.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -135,11 +135,19 @@ class StandaloneCluster:
 
     def _await(self, name: str, text: str) -> None:
         assert self._processes is not None
-        deadline = time.monotonic() + _START_S
-        while text not in (log := (self._folder / name).read_text(errors="replace")):
-            if time.monotonic() > deadline or not self._processes.is_running(name):
-                raise RuntimeError(f"Spark's {name} did not start; its log ends:\n{log[-2000:]}")
-            time.sleep(_POLL_S)
+        running = self._processes
+
+        def said() -> str:
+            return f"{name} of Spark; its log ends:\n{log()[-2000:]}"
+
+        def log() -> str:
+            return (self._folder / name).read_text(errors="replace")
+
+        def has_started() -> bool:
+            assert running.is_running(name), said()
+            return text in log()
+
+        until(has_started, said, _START_S, _POLL_S)
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from tests.support.jvms import SPARK_VARIABLE
+from tests.support.waiting import until
 
 NUMBERS, NUMBERS_TASKS = 20_000, 8
 ROWS, TASKS = 160_000, 2
@@ -46,14 +46,10 @@ def hangs_at_first(go: Path) -> Callable[[_Batches], _Batches]:
         assert context is not None
         task, is_copy = context.partitionId(), context.attemptNumber() > 0
         if task and is_copy:
-            until = time.monotonic() + _PATIENCE_S
-            while not go.exists():
-                assert time.monotonic() < until, "nobody lets the copy go on"
-                time.sleep(0.01)
+            until(go.exists, "somebody lets the copy go on", _PATIENCE_S)
         for count, batch in enumerate(batches):
             if task and not is_copy and count == _BATCHES_BEFORE_IT_HANGS:
-                time.sleep(_PATIENCE_S)
-                raise RuntimeError("no copy has taken this attempt's place")
+                until(lambda: False, "a copy takes this attempt's place", _PATIENCE_S)
             yield batch
 
     return rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from local_kafka import LocalBroker
+from tests.support.waiting import retry
 
 
 class Row(NamedTuple):
@@ -118,14 +118,7 @@ def log_ends(bootstrap: str, topic: str, partitions: int) -> list[int]:
 
 def log_end(consumer: Consumer, place: TopicPartition) -> int:
     """Where the partition's log ends. A broker may still refuse to say, if the topic was just created."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return int(consumer.get_watermark_offsets(place, timeout=10)[1])
-        except KafkaException:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
+    return retry(lambda: int(consumer.get_watermark_offsets(place, timeout=10)[1]), KafkaException)
 
 
 def producer_ids(folders: Iterator[Path]) -> set[int]:

@@ -10,7 +10,7 @@ Found = TypeVar("Found")
 
 
 def until(
-    condition: Callable[[], Found],
+    condition: Callable[[], Found | None],
     what: str | Callable[[], object] = "it",
     within_s: float = 60.0,
     poll_s: float = 0.005,
@@ -40,3 +40,15 @@ def throughout(condition: Callable[[], object], for_s: float, what: str = "it") 
         if left <= 0:
             return
         time.sleep(min(left, 0.02))
+
+
+def retry(call: Callable[[], Found], on: type[Exception], within_s: float = 60.0) -> Found:
+    """What the first call returns that does not raise ``on``; where time is up, the error is raised."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return call()
+        except on:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.05)
