@@ -218,20 +218,20 @@ def test_more_rows_than_memory_wait_and_arrive(broker: LocalBroker) -> None:
         result = send(
             broker.bootstrap_servers,
             "tight",
-            (numbered(start, 20_000, 400) for start in range(0, 200_000, 20_000)),
+            (numbered(start, 20_000, 400) for start in range(0, 80_000, 20_000)),
             buffer_memory=3 << 20,
             batch_size=60_000,
             linger_ms=1000,
             buffer_memory_allocation_strategy=strategy,
         )
-        assert result.records == 200_000
+        assert result.records == 80_000
     found = numbers_in(broker.bootstrap_servers, "tight", 50)
-    assert sorted(n for numbers in found.values() for n in numbers) == sorted(list(range(200_000)) * 2)
+    assert sorted(n for numbers in found.values() for n in numbers) == sorted(list(range(80_000)) * 2)
 
 
+# Under full, all codecs reserve raw bytes, as gzip does under both.
 @pytest.mark.parametrize(
-    ("strategy", "codec"),
-    [("full", "gzip"), ("full", "lz4"), ("incremental", "gzip"), ("incremental", "lz4")],
+    ("strategy", "codec"), [("full", "lz4"), ("incremental", "gzip"), ("incremental", "lz4")]
 )
 def test_memory_full_of_batches_that_are_too_large_does_not_stall(
     broker: LocalBroker, strategy: str, codec: str
@@ -243,7 +243,7 @@ def test_memory_full_of_batches_that_are_too_large_does_not_stall(
     chance = random.Random(1)
 
     def tables() -> Iterator[pa.RecordBatch]:
-        for start in range(0, 400_000, 10_000):
+        for start in range(0, 200_000, 10_000):
             noise = chance.randbytes(10_000 * 60).hex().encode()
             values = [b"%d:" % (start + row) + noise[row * 120 : row * 120 + 120] for row in range(10_000)]
             keys = [b"k%d" % ((start + row) % 97) for row in range(10_000)]
@@ -261,7 +261,7 @@ def test_memory_full_of_batches_that_are_too_large_does_not_stall(
         linger_ms=100,
     )
     assert result.splits > 0
-    assert_once_and_in_order(numbers_in(broker.bootstrap_servers, topic, 8), 400_000)
+    assert_once_and_in_order(numbers_in(broker.bootstrap_servers, topic, 8), 200_000)
 
 
 def test_one_refused_record_of_a_large_batch_costs_one_dead_letter(broker: LocalBroker) -> None:

@@ -14,7 +14,7 @@ from local_kafka import LocalBroker
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 30_000
+ROWS = 12_000
 PARTITIONS = 4
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 SCHEMA = (
@@ -42,7 +42,7 @@ def mixed_records(seed: int) -> list[Record]:
             value = None  # type: ignore[assignment]
         elif kind < 0.04:
             value = b""
-        elif number == 17_000:
+        elif number == 7_000:
             value = b"%d:" % number + chance.randbytes(700_000)
         headers: list[tuple[str, bytes | None]] = []
         if chance.random() < 0.2:

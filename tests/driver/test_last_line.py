@@ -115,7 +115,8 @@ for name, rows in {
     "raise": spark.sql("SELECT if(id = 8, raise_error('mine'), 'x') AS value FROM range(9)"),
     "udf": spark.range(9).select(udf(lambda id: str(1 / 0))("id").alias("value")),
 }.items():
-    fails(options(rows.write).mode("append").save, name)
+    # One task: Spark waits for others that it kills.
+    fails(options(rows.coalesce(1).write).mode("append").save, name)
 from_rate = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
 from_rate = from_rate.selectExpr("cast(value as string) value", "7 as partition").coalesce(1)
 options(from_rate.writeStream).option("checkpointLocation", checkpoint).start().awaitTermination()

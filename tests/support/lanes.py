@@ -14,7 +14,7 @@ from collections import defaultdict
 import pytest
 
 # What tests with one of these session fixtures share. The first that a test has names its group.
-SHARED = ("cluster3", "spark", "broker")
+SHARED = ("cluster3", "spark", "broker", "old_broker", "chromium")
 FIRST = (
     "spark",
     "broker",
@@ -27,7 +27,8 @@ FIRST = (
     "tests/coordinator/test_launcher.py",
     "tests/local_kafka/test_local_broker.py",
 )
-# Modules whose tests each start JVMs or other processes. Two tests of one such module never run side by side.
+# Modules whose tests each start JVMs or other processes. Two tests of one such module never run side by side,
+# but those that need no more than what others share run where that is.
 ALONE = frozenset(name for name in FIRST if name.endswith(".py"))
 # The whole suite on two cores.
 BOUND_S = 600.0
@@ -37,8 +38,6 @@ _REPORT_EVERY_S = 20.0
 def group_of(item: pytest.Item) -> str | None:
     """The group whose tests run in one worker; None for a test that may run in any."""
     module = item.nodeid.partition("::")[0]
-    if module in ALONE:
-        return module
     names = getattr(item, "fixturenames", ())
     if "registry" in names:
         # One worker starts it, and most of its tests need Spark, too.
@@ -46,6 +45,8 @@ def group_of(item: pytest.Item) -> str | None:
     for name in SHARED:
         if name in names:
             return name
+    if module in ALONE:
+        return module
     definitions = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
     shares = any(found[-1].scope == "module" for found in definitions.values())
     return module if shares else None
