@@ -1,7 +1,6 @@
 """What the tests' JVMs are started with, so that they cost little.
 
-``python -m tests.support.jvms`` keeps the classes that Spark loads for jobs and streams, for these jars and this
-Java. A run of
+``python -m tests.support.jvms`` keeps the classes that Spark loads, for these jars and this Java. A run of
 all tests starts some twenty of Spark's JVMs. Where they map these classes, and do not read and verify each, a
 small job costs 7 s of processor time, not 12.
 """
@@ -33,30 +32,6 @@ spark = (
 rows = spark.range(0, 100, 1, 2).selectExpr("cast(id AS string) AS value", "id % 7 AS key")
 rows.mapInArrow(lambda batches: batches, "value string, key long").groupBy("key").count().collect()
 spark.createDataFrame([("a", 1)], "a string, b int").selectExpr("struct(*) AS both").collect()
-
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
-
-class Takes(DataSource):
-    def writer(self, schema, overwrite):
-        return TakesBatch()
-    def streamWriter(self, schema, overwrite):
-        return TakesStream()
-
-class TakesBatch(DataSourceArrowWriter):
-    def write(self, batches):
-        for _ in batches:
-            pass
-
-class TakesStream(DataSourceStreamArrowWriter):
-    def write(self, batches):
-        for _ in batches:
-            pass
-
-spark.dataSource.register(Takes)
-rows.write.format("Takes").mode("append").save()
-stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
-written = stream.writeStream.format("Takes").option("checkpointLocation", "checkpoint")
-written.trigger(availableNow=True).start().awaitTermination()
 spark.stop()
 """
 
