@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kafka_sink.driver import driver_log
+from kafka_sink.spark_application import SparkApplication, planning_for
 from local_kafka import LocalBroker
 from local_kafka.schema_registry import LocalRegistry
 from tests.matrix.released_kafka import RELEASES, jars_of
@@ -112,6 +115,20 @@ def _no_connection_outlives_its_test() -> Iterator[None]:
     cache = sys.modules.get("kafka_sink.task.producer_cache")
     if cache is not None:
         cache.PRODUCERS.close()
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Iterator[Path]:
+    """Spark's local folder of an application that plans and commits within the test. Its driver's process is
+    not found."""
+    with planning_for(SparkApplication(str(tmp_path), 2**22 + 1, {})):
+        yield tmp_path
+
+
+@pytest.fixture
+def bare_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Spark's workers, which set up no handler (pytest adds its own to every logger)."""
+    monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TextIO
@@ -71,13 +71,28 @@ _OWN_MODULES = ("kafka_sink", "pyspark_kafka_chunked")
 _ONE_BROKER_MS = 3000.0
 
 
-def examine(environ: Mapping[str, str], options: Mapping[str, str], spark: Any = None) -> Iterator[Finding]:
+def version_of(distribution: str) -> str | None:
+    """The installed version."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def examine(
+    environ: Mapping[str, str],
+    options: Mapping[str, str],
+    spark: Any = None,
+    *,
+    installed: Callable[[str], str | None] = version_of,
+    path: Sequence[str] = sys.path,
+) -> Iterator[Finding]:
     """All findings, in the order of a job's start. Without ``options``, no broker is asked. ``spark``: a
-    SparkSession whose settings are looked at, too."""
+    SparkSession whose settings are looked at, too. ``installed`` and ``path``: this Python's libraries."""
     yield _python()
-    yield from _libraries()
-    version = spark_version(environ)
-    yield from _spark(version, environ)
+    yield from _libraries(installed)
+    version = spark_version(environ, installed, path)
+    yield from _spark(version, environ, installed)
     if version is not None:
         yield _java(environ, _JAVA if _numbers(version) >= _WITH_DATA_SOURCES else _JAVA_OF_3)
         yield from _workers(environ, version)
@@ -97,21 +112,25 @@ def _python() -> Finding:
     return ok(f"kafka-chunked {__version__}, Python {_dotted(version)} ({sys.executable})")
 
 
-def _libraries() -> Iterator[Finding]:
-    missing = [name for name in OF_TASKS.values() if _version(name) is None]
+def _libraries(installed: Callable[[str], str | None]) -> Iterator[Finding]:
+    missing = [name for name in OF_TASKS.values() if installed(name) is None]
     if missing:
         yield problem(f"missing libraries: {_pip(sys.executable, missing)}")
-    optional = [name for name in OF_DRIVER.values() if _version(name) is None]
+    optional = [name for name in OF_DRIVER.values() if installed(name) is None]
     if optional:
         yield note(f"only /metrics of the live view needs: {_pip(sys.executable, optional)}")
 
 
-def spark_version(environ: Mapping[str, str]) -> str | None:
+def spark_version(
+    environ: Mapping[str, str],
+    installed: Callable[[str], str | None] = version_of,
+    path: Sequence[str] = sys.path,
+) -> str | None:
     """Of the PySpark that this Python imports, or else of the Spark in SPARK_HOME."""
-    installed = _version("pyspark")
-    if installed is not None:
-        return installed
-    folders = [os.path.join(one, "pyspark") for one in sys.path]
+    own = installed("pyspark")
+    if own is not None:
+        return own
+    folders = [os.path.join(one, "pyspark") for one in path]
     if environ.get("SPARK_HOME"):
         folders.append(os.path.join(environ["SPARK_HOME"], "python", "pyspark"))
     for folder in folders:
@@ -125,7 +144,9 @@ def spark_version(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def _spark(version: str | None, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _spark(
+    version: str | None, environ: Mapping[str, str], installed: Callable[[str], str | None]
+) -> Iterator[Finding]:
     """Which Spark was found, and what works there."""
     if version is None:
         yield note(
@@ -134,7 +155,7 @@ def _spark(version: str | None, environ: Mapping[str, str]) -> Iterator[Finding]
         )
         return
     numbers = _numbers(version)
-    found = f"PySpark {version}, PyArrow {_version('pyarrow')}"
+    found = f"PySpark {version}, PyArrow {installed('pyarrow')}"
     if numbers < _PYSPARK:
         yield problem(f"PySpark {version} is too old: use {_dotted(_PYSPARK)} or newer")
     elif numbers < _WITH_DATA_SOURCES:
@@ -144,14 +165,14 @@ def _spark(version: str | None, environ: Mapping[str, str]) -> Iterator[Finding]
         )
     else:
         yield ok(f"{found}: format('kafka-chunked'), {_THROUGH_MAP_IN_ARROW}")
-    if numbers >= _PYSPARK and _version("pandas") is None:
+    if numbers >= _PYSPARK and installed("pandas") is None:
         only = numbers < _WITH_DATA_SOURCES
         yield Finding(
             Level.PROBLEM if only else Level.NOTE,
             f"PySpark asks for pandas on the driver, for {_THROUGH_MAP_IN_ARROW}: "
             f"{_pip(sys.executable, ['pandas'])}",
         )
-    if "/pyspark/" not in environ.get("SPARK_HOME", "/pyspark/") and _version("pyspark") is not None:
+    if "/pyspark/" not in environ.get("SPARK_HOME", "/pyspark/") and installed("pyspark") is not None:
         yield note(
             f"SPARK_HOME is {environ['SPARK_HOME']}: its Spark runs, not that of the installed PySpark"
         )
@@ -344,9 +365,9 @@ def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> 
 
 def of_cluster(options: SinkOptions) -> Iterator[Finding]:
     """Connect as planning does, but create nothing. Raises KafkaSinkError where no broker can be used."""
-    from kafka_sink.driver.planning_client import CONNECT_BOUND_MS, PlanningClient
+    from kafka_sink.driver.planning_client import PlanningClient
     from kafka_sink.driver.topic_preparation import TopicPreparation
-    from kafka_sink.driver.topics import named_topics
+    from kafka_sink.driver.topics import CONNECT_BOUND_MS, named_topics
     from kafka_sink.network import apis, requests
 
     asked = replace(options, topic_create=False, allow_auto_create_topics=False)
@@ -482,13 +503,6 @@ def check(
     """All findings for a job with these options, for notebooks: ``print(*check(options, spark=spark),
     sep="\\n")``. With the SparkSession it looks at the session's settings, too."""
     return list(examine(environ, options, spark))
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _pip(python: str, distributions: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import pwd
 import socket
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,7 +35,15 @@ OF_EXTRAS = {
 }
 
 
-def explanation(error: BaseException) -> str | None:
+def is_there(module: str) -> bool:
+    """Whether this Python can import it."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def explanation(error: BaseException, is_there: Callable[[str], bool] = is_there) -> str | None:
     """What to do about an import that failed; None if it is not about a library that is missing."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
@@ -44,9 +52,9 @@ def explanation(error: BaseException) -> str | None:
     if distribution is None:
         return None
     # All that are missing, so that one pip line is enough.
-    missing = [name for module, name in OF_TASKS.items() if not _is_there(module)]
+    missing = [name for module, name in OF_TASKS.items() if not is_there(module)]
     what, names = "lacks libraries that kafka-chunked needs", " ".join(missing) or distribution
-    if not missing and _is_there(module):
+    if not missing and is_there(module):
         # It is there, without the part that was imported.
         what, names = f"has a version of {distribution} that is too old", f"--upgrade {distribution}"
     return (
@@ -54,13 +62,6 @@ def explanation(error: BaseException) -> str | None:
         "Set PYSPARK_PYTHON to a Python that has them. With --py-files, which ships none, install them "
         f"on the driver and every executor: {sys.executable} -m pip install {names}"
     )
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 # Which folders a Python process may import from: a module in one that others write to runs as this user.

@@ -16,7 +16,6 @@ import pytest
 from kafka_sink import doctor
 from kafka_sink.coordinator.placement import ADMINISTERED
 from kafka_sink.doctor import examine, main, of_session
-from kafka_sink.driver import planning_client
 from kafka_sink.driver.command_line import Finding, Level
 from kafka_sink.options import parse
 from tests.support.fake_broker import FakeCluster
@@ -65,24 +64,21 @@ def test_nothing_to_mend_here() -> None:
     ],
 )
 def test_it_says_which_spark_was_found_and_what_works_there(
-    monkeypatch: pytest.MonkeyPatch, pyspark: str | None, pandas: str | None, text: str, problem: bool
+    tmp_path: Path, pyspark: str | None, pandas: str | None, text: str, problem: bool
 ) -> None:
-    installed = {"pyspark": pyspark, "pandas": pandas}
-    monkeypatch.setattr(doctor, "_version", lambda name: installed.get(name, "1.0"))
-    monkeypatch.setattr(doctor, "_workers", lambda environ, spark: iter(()))
-    monkeypatch.setattr(sys, "path", [])
-    said = [one for one in found({"PATH": HERE["PATH"]}) if text in one.text]
+    versions = {"pyspark": pyspark, "pandas": pandas}
+    environ = {"PATH": HERE["PATH"], "PYSPARK_PYTHON": python_that_prints(tmp_path, "[[3, 12], null, []]")}
+    seen = doctor.examine(environ, {}, installed=lambda name: versions.get(name, "1.0"), path=[])
+    said = [one for one in seen if text in one.text]
     assert [one.level is Level.PROBLEM for one in said] == [problem]
 
 
-def test_the_spark_of_spark_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_spark_of_spark_home_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "python" / "pyspark"
     folder.mkdir(parents=True)
     (folder / "version.py").write_text('__version__: str = "3.5.1"\n')
-    monkeypatch.setattr(doctor, "_version", lambda name: None)
-    monkeypatch.setattr(sys, "path", [])
-    assert doctor.spark_version({"SPARK_HOME": str(tmp_path)}) == "3.5.1"
-    assert doctor.spark_version({}) is None
+    assert doctor.spark_version({"SPARK_HOME": str(tmp_path)}, lambda name: None, []) == "3.5.1"
+    assert doctor.spark_version({}, lambda name: None, []) is None
 
 
 def test_the_workers_python_is_checked(tmp_path: Path) -> None:
@@ -188,8 +184,7 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
     assert "cannot write to /proc" in problems({**HERE, "SPARK_LOCAL_DIRS": "/proc"})
 
 
-def test_options_brokers_and_topics_are_tried_and_nothing_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning_client, "CONNECT_BOUND_MS", 300.0)
+def test_options_brokers_and_topics_are_tried_and_nothing_is_created() -> None:
     with FakeCluster({"there": 1}) as cluster:
         base = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.max.block.ms": "300"}
         assert problems(HERE, base | {"topic": "there"}) == ""
@@ -205,11 +200,8 @@ def test_options_brokers_and_topics_are_tried_and_nothing_is_created(monkeypatch
     ("option", "said"),
     [("topic.create", "a job creates it"), ("kafka.allow.auto.create.topics", "unless brokers create it")],
 )
-def test_a_missing_topic_that_a_job_would_create_is_no_problem(
-    monkeypatch: pytest.MonkeyPatch, option: str, said: str
-) -> None:
+def test_a_missing_topic_that_a_job_would_create_is_no_problem(option: str, said: str) -> None:
     """Catches: a problem where none is, and a setting in its text that nobody made."""
-    monkeypatch.setattr(planning_client, "CONNECT_BOUND_MS", 300.0)
     with FakeCluster({"there": 1}) as cluster:
         given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.max.block.ms": "300"}
         seen = found(HERE, given | {"topic": "missing", option: "true"})
@@ -283,8 +275,7 @@ def test_all_mistakes_in_options_are_told_at_once() -> None:
     assert "Connection refused" not in text
 
 
-def test_findings_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_workers", lambda environ, spark: iter(()))
+def test_findings_as_json() -> None:
     out = io.StringIO()
     assert main(["--json", "--bootstrap-servers", "127.0.0.1:1", "--option", "kafka.acsk=all"], out) == 1
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
@@ -292,10 +283,7 @@ def test_findings_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("kafka.acsk" in line["text"] for line in lines)
 
 
-def test_the_command_takes_options_and_prints_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor, "_workers", lambda environ, spark: iter(()))
+def test_the_command_takes_options_and_prints_no_secret(tmp_path: Path) -> None:
     secrets = tmp_path / "options.json"
     secrets.write_text(json.dumps({"kafka.sasl.jaas.config": "hunter2 required password=hunter2;"}))
     out = io.StringIO()

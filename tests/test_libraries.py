@@ -8,7 +8,6 @@ import pwd
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,46 +31,27 @@ def test_the_documented_line_for_executors_has_what_tasks_need() -> None:
     assert set(line[1].split()) == set(libraries.OF_TASKS.values())
 
 
-@pytest.fixture
-def miss(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let these modules, and no others, be missing."""
-
-    def missing(*modules: str) -> None:
-        monkeypatch.setattr(libraries, "_is_there", lambda module: module not in modules)
-
-    return missing
-
-
-def test_a_missing_library_has_an_explanation_with_all_that_are_missing(
-    miss: Callable[..., None],
-) -> None:
-    miss("cryptography", "zlib_ng")
-    error = ModuleNotFoundError("No module named 'cryptography.x509'", name="cryptography.x509")
-    text = libraries.explanation(error)
+def explanation(module: str, *missing: str) -> str:
+    """Of a failed import where these modules, and no others, are missing."""
+    error = ModuleNotFoundError(f"No module named '{module}'", name=module)
+    text = libraries.explanation(error, lambda name: name not in missing)
     assert text is not None
+    return text
+
+
+def test_a_missing_library_has_an_explanation_with_all_that_are_missing() -> None:
+    text = explanation("cryptography.x509", "cryptography", "zlib_ng")
     assert text.startswith("No module named 'cryptography.x509': ")
     assert text.endswith(f"{sys.executable} -m pip install zlib-ng cryptography")
-    miss("pyspark")
-    text = libraries.explanation(ModuleNotFoundError("No module named 'pyspark'", name="pyspark"))
-    assert text is not None
-    assert text.endswith("pip install pyspark")
+    assert explanation("pyspark", "pyspark").endswith("pip install pyspark")
 
 
-def test_a_library_that_is_there_and_too_old_is_to_be_upgraded(miss: Callable[..., None]) -> None:
+def test_a_library_that_is_there_and_too_old_is_to_be_upgraded() -> None:
     """Catches: "pip install cryptography" beside an old one, which pip takes for done."""
-    miss()
-    text = libraries.explanation(
-        ModuleNotFoundError("No module named 'cryptography.new'", name="cryptography.new")
-    )
-    assert text is not None
+    text = explanation("cryptography.new")
     assert "has a version of cryptography that is too old" in text
     assert text.endswith("pip install --upgrade cryptography")
-    miss("lz4")
-    other = libraries.explanation(
-        ModuleNotFoundError("No module named 'cryptography.new'", name="cryptography.new")
-    )
-    assert other is not None
-    assert other.endswith("pip install lz4"), "what is missing comes first"
+    assert explanation("cryptography.new", "lz4").endswith("pip install lz4"), "what is missing comes first"
 
 
 def test_other_errors_have_none() -> None:

@@ -24,8 +24,6 @@ from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.client import ConnectionStep
 from kafka_sink.options import SinkOptions
 
-# Bounds connecting. The caller bounds requests.
-CONNECT_BOUND_MS = 9_000.0
 # Brokers of a cluster to try. One that responds is enough.
 _MAX_TRIED = 5
 # Give up on brokers that close this many connections at the first request.

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 # A stream repeats the checks after this time. A query restarted in the same application thus notices if its
 # topic is gone, and few micro-batches pay for the checks.
 STREAM_RECHECK_S = 60.0
+# Bounds connecting. The caller bounds requests.
+CONNECT_BOUND_MS = 9_000.0
 
 
-def prepare_topic(options: SinkOptions, *, is_streaming: bool = False) -> MetadataSnapshot | None:
+def prepare_topic(
+    options: SinkOptions, *, is_streaming: bool = False, connect_bound_ms: float = CONNECT_BOUND_MS
+) -> MetadataSnapshot | None:
     """Connect to the cluster and look up the option ``topic``. Create it if ``topic.create`` is true.
 
     Returns what tasks may use of the look-up; None where there was none, or the topic had no leaders yet.
@@ -37,11 +41,11 @@ def prepare_topic(options: SinkOptions, *, is_streaming: bool = False) -> Metada
     if is_streaming and spark_application.happened_within(done, STREAM_RECHECK_S):
         return None
     from kafka_sink.cluster.topic_state import snapshot_of
-    from kafka_sink.driver.planning_client import CONNECT_BOUND_MS, PlanningClient
+    from kafka_sink.driver.planning_client import PlanningClient
     from kafka_sink.driver.topic_preparation import TopicPreparation
 
     was_connected = is_streaming and spark_application.happened_within(done, math.inf)
-    bound_ms = options.max_block_ms if was_connected else min(CONNECT_BOUND_MS, options.max_block_ms)
+    bound_ms = options.max_block_ms if was_connected else min(connect_bound_ms, options.max_block_ms)
     with PlanningClient(options, bound_ms) as client:
         update = TopicPreparation(options, client, named_topics(options)).run()
     spark_application.remember(done)

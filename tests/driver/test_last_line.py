@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from kafka_sink import spark_application
-from kafka_sink.driver import driver_process, last_line
+from kafka_sink.driver import last_line
+from kafka_sink.spark_application import SparkApplication, planning_for
 from local_kafka import LocalBroker
 from tests.support.commands import run
 from tests.support.waiting import until
@@ -36,13 +37,11 @@ class Driver:
 
 
 @pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+def driver(tmp_path: Path) -> Iterator[Driver]:
     started = Driver(tmp_path / "log")
-    here = driver_process.process(started.process.pid)
-    monkeypatch.setattr(driver_process, "find_driver_process", lambda: here)
     try:
-        yield started
+        with planning_for(SparkApplication(str(tmp_path), started.process.pid, {})):
+            yield started
     finally:
         started.end()
         for waiting in last_line._started:

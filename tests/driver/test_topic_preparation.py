@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import tempfile
 import threading
 import time
 from functools import partial
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from kafka_sink import spark_application
 from kafka_sink.clock import WAIT_LISTENER, monotonic_ms
 from kafka_sink.driver import planning_client
 from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
@@ -343,12 +341,6 @@ def test_without_a_topic_brokers_must_be_reached_all_the_same(broker: LocalBroke
         prepare_topic(nowhere)
 
 
-@pytest.fixture
-def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    return tmp_path
-
-
 def test_a_stream_checks_once_a_minute(broker: LocalBroker, topic: str, application: Path) -> None:
     with ProxyCluster(broker.bootstrap_servers) as proxies:
         given = options(proxies.bootstrap_servers, topic)
@@ -366,21 +358,20 @@ def test_a_stream_checks_once_a_minute(broker: LocalBroker, topic: str, applicat
 
 
 def test_a_stream_that_was_connected_waits_for_brokers_that_restart_and_a_batch_job_does_not(
-    topic: str, application: Path, monkeypatch: pytest.MonkeyPatch
+    topic: str, application: Path
 ) -> None:
     with FakeCluster({topic: 1}) as cluster:
         given = options(cluster.bootstrap_servers, topic)
         prepare_topic(given, is_streaming=True)
-        monkeypatch.setattr(planning_client, "CONNECT_BOUND_MS", 300.0)
         for marker in application.iterdir():
             os.utime(marker, (time.time(), time.time() - STREAM_RECHECK_S - 1))
         cluster.stop(0)
         with pytest.raises(BrokersUnreachableError):
-            prepare_topic(given)
+            prepare_topic(given, connect_bound_ms=300.0)
         later = threading.Timer(1.0, cluster.start, [0])
         later.start()
         try:
-            prepare_topic(given, is_streaming=True)
+            prepare_topic(given, is_streaming=True, connect_bound_ms=300.0)
         finally:
             later.join()
 
@@ -416,14 +407,6 @@ def test_a_stream_checks_again_after_an_error(
     for _ in range(2):
         with pytest.raises(BrokersUnreachableError):
             prepare_topic(given, is_streaming=True)
-
-
-def test_where_nothing_can_be_remembered_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/nor/here")
-    for folder in ("", "/nowhere/at/all"):
-        monkeypatch.setenv("SPARK_LOCAL_DIRS", folder)
-        spark_application.remember("x")
-        assert not spark_application.happened_within("x", 60)
 
 
 @pytest.mark.parametrize("version", every_version(apis.CREATE_TOPICS))

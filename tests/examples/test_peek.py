@@ -85,8 +85,8 @@ def test_dead_letters_are_shown_and_written_back(broker: LocalBroker, tmp_path: 
 def test_a_login_stands_in_a_file(tmp_path: Path, peeked: Any, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "client.json"
     login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "none", "sasl_plain_password": "s3cret"}
-    login |= {"bootstrap_timeout_ms": 1000}
-    file.write_text(json.dumps(login))
+    given: dict[str, object] = {**login, "bootstrap_timeout_ms": 1000}
+    file.write_text(json.dumps(given))
     with pytest.raises(SystemExit) as ended:
         peeked("peek-rows", "--client", str(file))
     assert "error: " in str(ended.value)

@@ -6,7 +6,6 @@ streams print around the line in ``tests/driver/test_last_line.py``.
 
 from __future__ import annotations
 
-import logging
 import re
 
 import pytest
@@ -24,11 +23,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from kafka_sink.driver import driver_log
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from tests.support.ports import refusing_port
 
+pytestmark = pytest.mark.usefixtures("bare_logging")
 VALUE: dict[str, DataType] = {"value": StringType()}
 # Columns beside the value, or instead of it, options, and what the line says.
 MISTAKES: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
@@ -104,10 +103,7 @@ MISTAKES: dict[str, tuple[dict[str, DataType], dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_last_line_of_the_log_says_what_to_do(
-    mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
+def test_the_last_line_of_the_log_says_what_to_do(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
     columns, options, pattern = MISTAKES[mistake]
     schema = StructType([StructField(name, kind) for name, kind in columns.items()])
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "kafka.max.block.ms": "100", **options}
@@ -120,9 +116,8 @@ def test_the_last_line_of_the_log_says_what_to_do(
 
 
 def test_a_stream_is_named_by_its_checkpoint_and_overwriting_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
     schema = StructType([StructField("value", BinaryType()), StructField("timestamp", TimestampType())])
     with refusing_port() as port:
         given = {
@@ -141,10 +136,7 @@ def test_a_stream_is_named_by_its_checkpoint_and_overwriting_is_refused(
     assert capsys.readouterr().err.splitlines()[-1].endswith("Use mode('append').")
 
 
-def test_an_option_of_the_source_is_not_taken_for_the_topic(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
+def test_an_option_of_the_source_is_not_taken_for_the_topic(capsys: pytest.CaptureFixture[str]) -> None:
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
     with pytest.raises(KafkaSinkError):
         KafkaChunkedDataSource(given).writer(StructType([StructField("value", StringType())]), False)

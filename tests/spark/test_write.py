@@ -6,19 +6,16 @@ import logging
 import pickle
 import re
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_sink import spark_application
 from kafka_sink.coordinator.address import CoordinatorLocation, PlannedCoordinator
-from kafka_sink.driver import driver_log, last_line
+from kafka_sink.driver import driver_log
 from kafka_sink.errors import ConfigurationError, DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import parse
@@ -28,6 +25,7 @@ from kafka_sink.spark.datasource import BatchWriter, KafkaChunkedDataSource, Str
 from kafka_sink.spark.write import PlannedWrite, TaskCommitted, job_name
 from kafka_sink.task import producer_cache
 from kafka_sink.task.producer_cache import ProducerCache
+from tests.support.fake_broker import FakeCluster
 from tests.support.forked import in_a_fork
 from tests.support.table_sink import FakeProducer, batch
 
@@ -49,10 +47,15 @@ class WholeProducer(FakeProducer):
         return TaskResult(records=len(self.values))
 
 
-@pytest.fixture(autouse=True)
-def _bare_logging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in Spark's workers, which set up no handler (pytest adds its own to every logger)."""
-    monkeypatch.setattr(driver_log, "LOGGER", logging.Logger("kafka_sink"))
+pytestmark = pytest.mark.usefixtures("bare_logging")
+
+
+@pytest.fixture
+def options() -> Iterator[dict[str, str]]:
+    """For planning: of brokers that have the topic."""
+    with FakeCluster({"t": 1}) as cluster:
+        servers = {"kafka.bootstrap.servers": cluster.bootstrap_servers}
+        yield {**servers, "topic": "t", "coordinator.enabled": "false"}
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="an option of Linux")
@@ -142,12 +145,9 @@ def test_abort_says_what_kafka_keeps(capsys: pytest.CaptureFixture[str]) -> None
     assert "micro-batch 3: aborted, 2 of 2 tasks did not finish. No task reported" in capsys.readouterr().err
 
 
-def test_abort_says_why_the_commit_before_it_failed(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("application")
+def test_abort_says_why_the_commit_before_it_failed(capsys: pytest.CaptureFixture[str]) -> None:
     """Catches: a warning without the cause as the last line, below the commit's error."""
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr(last_line, "leave", lambda subject, line: None)
     write = PlannedWrite(OPTIONS, PLAN, name="query")
     with pytest.raises(DeliveryError):
         StreamWriter(write).commit([TaskCommitted(RESULT), None], 3)
@@ -192,62 +192,29 @@ def test_a_users_own_logging_is_left_alone(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("application")
 def test_planning_warns_of_columns_that_it_ignores_once_for_a_query(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Catches: rows without keys, because the column is called 'Key'."""
-    lines: list[str] = []
-    monkeypatch.setattr(driver_log, "warn", lines.append)
-    monkeypatch.setattr(planning, "prepare_topic", lambda options, is_streaming: None)
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    ignored = "the column 'Key' is ignored"
     schema = StructType().add("value", "string").add("Key", "string")
-    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "coordinator.enabled": "false"}
     for _ in range(2):
         source = datasource.KafkaChunkedDataSource({**options, "checkpointLocation": "/checkpoint"})
         source.streamWriter(schema, False)
-    assert len(lines) == 1
-    assert "the column 'Key' is ignored" in lines[0]
+    assert capsys.readouterr().err.count(ignored) == 1
     datasource.KafkaChunkedDataSource(options).writer(schema, False)
-    assert len(lines) == 2
+    assert capsys.readouterr().err.count(ignored) == 1
 
 
-def test_sail_hands_over_an_arrow_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sail_hands_over_an_arrow_schema(options: dict[str, str]) -> None:
     """Catches: "'Schema' object has no attribute 'fields'", and exactly-once that fails in tasks only."""
-    monkeypatch.setattr(planning, "prepare_topic", lambda options, is_streaming: None)
     schema = pa.schema([("extra", pa.int64()), ("value", pa.string())])
-    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "coordinator.enabled": "false"}
     writer = datasource.KafkaChunkedDataSource(options).writer(schema, False)
     assert writer.planned.plan == PLAN
     once = datasource.KafkaChunkedDataSource({**options, "delivery.guarantee": "exactly-once"})
     with pytest.raises(ConfigurationError, match="needs Spark"):
         once.writer(schema, False)
-
-
-def test_once_per_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
-    assert spark_application.first_time("a")
-    assert spark_application.first_time("b")
-    assert not spark_application.first_time("a")
-    monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    assert spark_application.first_time("a")
-    assert spark_application.first_time("a")
-
-
-@pytest.mark.parametrize("local_dirs", ["/proc/none,{}", "/proc/none,/proc/nor/this"])
-def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
-    local_dirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches: a warning for every micro-batch."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", local_dirs.format(tmp_path))
-    assert spark_application.first_time("a")
-    assert not spark_application.first_time("a")
-    assert not spark_application.happened_within("b", 60)
-    spark_application.remember("b")
-    assert spark_application.happened_within("b", 60)
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/proc/another/application")
-    assert spark_application.first_time("a")
-    assert not spark_application.happened_within("b", 60)
 
 
 @pytest.mark.parametrize(
@@ -282,10 +249,8 @@ def test_spark_says_what_a_query_is_called() -> None:
     assert job_name("nightly orders") == "nightly orders"
 
 
-def test_the_tasks_and_the_commits_of_a_query_use_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tasks_and_the_commits_of_a_query_use_one_name(options: dict[str, str]) -> None:
     """Catches: Spark plans a stream again to commit it, so the commit named a write that no task had."""
-    monkeypatch.setattr(planning, "prepare_topic", lambda options, is_streaming: None)
-    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "coordinator.enabled": "false"}
     schema = StructType([StructField("value", BinaryType())])
 
     def planned(**more: str) -> PlannedWrite:
@@ -297,7 +262,9 @@ def test_the_tasks_and_the_commits_of_a_query_use_one_name(monkeypatch: pytest.M
     assert planned().name != planned().name, "two queries without this option are not mixed up"
 
 
-def test_what_two_writes_without_a_name_wait_for_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_two_writes_without_a_name_wait_for_is_told_apart(
+    options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches: the live view showed one wait where two jobs waited."""
     waiting: list[str] = []
 
@@ -306,8 +273,6 @@ def test_what_two_writes_without_a_name_wait_for_is_told_apart(monkeypatch: pyte
         return nullcontext()
 
     monkeypatch.setattr(planning, "DriverWaiting", waits)
-    monkeypatch.setattr(planning, "prepare_topic", lambda options, is_streaming: None)
-    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "coordinator.enabled": "false"}
     schema = StructType([StructField("value", BinaryType())])
     names = [planning.plan(options, schema).name for _ in range(2)]
     assert waiting == names

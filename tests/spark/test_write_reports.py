@@ -17,7 +17,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -27,7 +26,7 @@ from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocati
 from kafka_sink.coordinator.live.application import ApplicationMetrics, ReportService
 from kafka_sink.coordinator.server import Services
 from kafka_sink.coordinator.writes import WriteService
-from kafka_sink.driver import driver_conf, driver_process
+from kafka_sink.driver import driver_conf
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.model import EndedTransactions, PartitionResult, TaskResult
 from kafka_sink.options import parse
@@ -36,6 +35,7 @@ from kafka_sink.reports.delivery_report import EndedWrite
 from kafka_sink.reports.write_report import write_ended
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.write import PlannedWrite, TaskCommitted
+from kafka_sink.spark_application import SparkApplication, planning_for
 from kafka_sink.transactions.batch import BatchOutcome
 from tests.support.coordinator_harness import Serving, serving
 
@@ -83,6 +83,7 @@ def test_the_json_summary_is_one_object_that_joins_with_a_querys_progress(
     assert (found["sentBytes"], found["rawBytes"], found["partitions"]) == (150, 300, 1)
 
 
+@pytest.mark.usefixtures("application")
 @pytest.mark.parametrize(
     ("others", "advice"),
     [
@@ -93,22 +94,19 @@ def test_the_json_summary_is_one_object_that_joins_with_a_querys_progress(
 def test_advice_is_given_once_for_a_query(
     others: list[TaskResult],
     advice: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Catches: a foreachBatch after groupBy with 200 tasks for 2 rows, and nothing that says so."""
     for handler in list(logging.getLogger().handlers):
         logging.getLogger().removeHandler(handler)
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     tasks = [committed((0, 1), query="q-1"), *(TaskCommitted(one, query="q-1") for one in others)]
     planned().commit(tasks, 1)
     planned().commit(tasks, 2)
     assert capfd.readouterr().err.count(advice) == 1
     planned().commit([replace(one, query="q-0") for one in tasks], 1)
     assert capfd.readouterr().err.count(advice) == 1, "another query's"
-    monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    planned().commit(tasks, 3)
+    with planning_for(SparkApplication("", None, {})):
+        planned().commit(tasks, 3)
     assert advice not in capfd.readouterr().err, "else in each micro-batch"
     planned(log_summary="false").commit([*tasks[1:], committed((0, 1), query="q-2")], 1)
     assert capfd.readouterr().err == ""
@@ -400,18 +398,16 @@ SQL, CORE = "spark.sql.execution.pyspark.udf.", "spark.python.worker."
 
 
 def test_a_secret_option_that_spark_would_show_is_warned_of_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Catches: a private key that stands in exceptions, plans and the event log, without a word about it."""
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    driver = mock.Mock()
-    driver.arguments.return_value = ["java", "--conf", "spark.redaction.regex=(?i)keystore"]
-    monkeypatch.setattr(driver_process, "find_driver_process", lambda: driver)
-    driver_conf.warn_of_shown_secrets({"kafka.ssl.keystore.key": "k", "topic": "t"})
-    assert caplog.messages == [], "the session's expression covers it"
-    spark_application.forget("secrets checked")
-    for _ in range(2):
-        driver_conf.warn_of_shown_secrets({"kafka.sasl.password": "hunter2", "topic": "t"})
+    conf = {"spark.redaction.regex": "(?i)keystore"}
+    with planning_for(SparkApplication(str(tmp_path), os.getpid(), conf)):
+        driver_conf.warn_of_shown_secrets({"kafka.ssl.keystore.key": "k", "topic": "t"})
+        assert caplog.messages == [], "the session's expression covers it"
+        spark_application.forget("secrets checked")
+        for _ in range(2):
+            driver_conf.warn_of_shown_secrets({"kafka.sasl.password": "hunter2", "topic": "t"})
     (line,) = caplog.messages
     assert "'kafka.sasl.password'" in line
     assert "hunter2" not in line

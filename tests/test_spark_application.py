@@ -1,0 +1,57 @@
+"""What is remembered for as long as a Spark application lives."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kafka_sink import spark_application
+from kafka_sink.spark_application import SparkApplication, planning_for
+
+
+def of(local_dirs: str) -> SparkApplication:
+    return SparkApplication(local_dirs, None, {})
+
+
+def test_once_per_application(tmp_path: Path) -> None:
+    with planning_for(of(f"{tmp_path},/elsewhere")):
+        assert spark_application.first_time("a")
+        assert spark_application.first_time("b")
+        assert not spark_application.first_time("a")
+    with planning_for(of("")):
+        assert spark_application.first_time("a")
+        assert spark_application.first_time("a")
+
+
+def test_workers_know_their_application_by_the_environment() -> None:
+    environ = {"SPARK_LOCAL_DIRS": "/spark/blockmgr"}
+    assert spark_application.local_dirs(environ) == "/spark/blockmgr"
+    with planning_for(of("/of/the/driver")):
+        assert spark_application.local_dirs(environ) == "/of/the/driver"
+
+
+@pytest.mark.parametrize("local_dirs", ["/proc/none,{}", "/proc/none,/proc/nor/this"])
+def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
+    local_dirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a warning for every micro-batch."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with planning_for(of(local_dirs.format(tmp_path))):
+        assert spark_application.first_time("a")
+        assert not spark_application.first_time("a")
+        assert not spark_application.happened_within("b", 60)
+        spark_application.remember("b")
+        assert spark_application.happened_within("b", 60)
+    with planning_for(of("/proc/another/application")):
+        assert spark_application.first_time("a")
+        assert not spark_application.happened_within("b", 60)
+
+
+def test_where_nothing_can_be_remembered_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nor/here")
+    for folder in ("", "/nowhere/at/all"):
+        with planning_for(of(folder)):
+            spark_application.remember("x")
+            assert not spark_application.happened_within("x", 60)
