@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +20,7 @@ from local_kafka.jars import (
     KAFKA_HOME_ENV,
     KAFKA_VERSION,
     REPOSITORY_ENV,
+    Progress,
     cache_root,
     find_jars,
 )
@@ -31,6 +29,10 @@ from tests.support.waiting import until
 
 FINAL = f"kafka-{KAFKA_VERSION}"
 NAMES = (f"kafka_2.13-{KAFKA_VERSION}.jar", f"kafka-clients-{KAFKA_VERSION}.jar")
+
+
+def silent(_: str) -> None:
+    pass
 
 
 class Repository(ThreadingHTTPServer):
@@ -44,6 +46,12 @@ class Repository(ThreadingHTTPServer):
         self.held_path: str | None = None  # answers half of this one only, and waits
         self.fails = 0  # so many requests end without a response
         self.goes_on = threading.Event()
+        self.environ = {REPOSITORY_ENV: f"http://127.0.0.1:{self.server_port}/"}
+
+    def find(self, cache: Path, progress: Progress = silent, home: Path | None = None) -> Path:
+        return find_jars(
+            kafka_home=home, cache=cache, progress=progress, environ=self.environ, pinned=self.pinned
+        )
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -73,15 +81,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def repository(monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
+def repository() -> Iterator[Repository]:
     with Repository() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        monkeypatch.setenv(REPOSITORY_ENV, f"http://127.0.0.1:{server.server_port}/")
-        monkeypatch.setattr(jars_module, "pinned_checksums", lambda: server.pinned)
-        monkeypatch.setattr(
-            jars_module, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic)
-        )
         yield server
         server.goes_on.set()
         server.shutdown()
@@ -93,25 +96,21 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def silent(_: str) -> None:
-    pass
-
-
 def test_downloads_once_and_then_uses_the_cache(repository: Repository, cache: Path) -> None:
     lines: list[str] = []
-    first = find_jars(cache=cache, progress=lines.append)
+    first = repository.find(cache, lines.append)
     assert first == cache / FINAL
     assert sorted(path.name for path in first.iterdir()) == sorted(NAMES)
     assert lines[0].startswith("Downloading Apache Kafka")
     assert {line.split()[0] for line in lines[1:3]} == {"1/2", "2/2"}
-    assert find_jars(cache=cache, progress=lines.append) == first
+    assert repository.find(cache, lines.append) == first
     assert sorted(repository.asked) == sorted(repository.files)
     assert sorted(path.name for path in cache.iterdir()) == [FINAL, f"{FINAL}.lock"]
 
 
 def test_a_connection_that_ends_is_tried_again(repository: Repository, cache: Path) -> None:
     repository.fails = 2
-    find_jars(cache=cache, progress=silent)
+    repository.find(cache)
     assert len(repository.asked) == 4
 
 
@@ -119,7 +118,7 @@ def test_a_failed_download_says_what_to_do_and_leaves_nothing(repository: Reposi
     missing = next(iter(repository.files))
     del repository.files[missing]
     with pytest.raises(LocalBrokerError) as raised:
-        find_jars(cache=cache, progress=silent)
+        repository.find(cache)
     text = str(raised.value)
     assert f"{missing} could not be downloaded: HTTP Error 404" in text
     assert REPOSITORY_ENV in text
@@ -133,17 +132,14 @@ def test_a_jar_with_another_content_is_not_cached(repository: Repository, cache:
     with pytest.raises(
         LocalBrokerError, match=rf"the downloaded {NAMES[1]} has another content .*, expected"
     ):
-        find_jars(cache=cache, progress=silent)
+        repository.find(cache)
     assert not (cache / FINAL).exists()
 
 
 @pytest.mark.parametrize("address", ["file:///etc", "https://user:hunter2@repository.example/maven2"])
-def test_a_repository_is_an_address_without_a_login(
-    cache: Path, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(REPOSITORY_ENV, address)
+def test_a_repository_is_an_address_without_a_login(cache: Path, address: str) -> None:
     with pytest.raises(LocalBrokerError, match=f"{REPOSITORY_ENV} must be") as raised:
-        find_jars(cache=cache, progress=silent)
+        find_jars(cache=cache, progress=silent, environ={REPOSITORY_ENV: address})
     assert "hunter2" not in str(raised.value)
 
 
@@ -160,13 +156,12 @@ import sys
 import json
 from pathlib import Path
 from local_kafka import jars
-jars.pinned_checksums = lambda: json.loads(sys.argv[2])
-print(jars.find_jars(cache=Path(sys.argv[1])))
+print(jars.find_jars(cache=Path(sys.argv[1]), pinned=json.loads(sys.argv[2])))
 """
 
 
 def start_download(repository: Repository, cache: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
-    environ = {**environ, REPOSITORY_ENV: os.environ[REPOSITORY_ENV]}
+    environ = {**environ, **repository.environ}
     environ.pop(KAFKA_HOME_ENV, None)
     with interruptible():
         return subprocess.Popen(
@@ -207,7 +202,7 @@ def test_an_interrupted_download_leaves_no_cache_and_the_next_one_works(
     process.communicate(timeout=60)
     assert not (cache / FINAL).exists()
     repository.held_path = None
-    find_jars(cache=cache, progress=silent)
+    repository.find(cache)
     assert sorted(path.name for path in cache.iterdir()) == [FINAL, f"{FINAL}.lock"]
 
 
@@ -219,16 +214,13 @@ def test_a_named_kafka_is_used_without_a_download(
     (home / inside).mkdir(parents=True)
     for name in ("kafka_2.13-4.2.0.jar", "kafka-clients-4.2.0.jar"):
         (home / inside / name).touch()
-    assert find_jars(kafka_home=home, cache=cache) == (home / inside).resolve()
+    assert repository.find(cache, home=home) == (home / inside).resolve()
     assert repository.asked == []
 
 
-def test_a_named_folder_without_kafka_is_an_error(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(KAFKA_HOME_ENV, str(tmp_path))
+def test_a_named_folder_without_kafka_is_an_error(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(LocalBrokerError, match="contains no Kafka"):
-        find_jars(cache=cache)
+        find_jars(cache=cache, environ={KAFKA_HOME_ENV: str(tmp_path)})
 
 
 def test_the_cache_follows_xdg() -> None:
@@ -265,7 +257,6 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     def nowhere() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
     with pytest.raises(LocalBrokerError, match=r"home directory.*XDG_CACHE_HOME"):
-        find_jars(progress=silent)
+        find_jars(progress=silent, environ={})

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -77,16 +76,13 @@ def test_missing_says_how_to_install(tmp_path: Path) -> None:
     ],
 )
 def test_the_hint_is_one_command_for_the_platform(
-    monkeypatch: pytest.MonkeyPatch, system: str, programs: tuple[str, ...], command: str
+    system: str, programs: tuple[str, ...], command: str
 ) -> None:
-    monkeypatch.setattr("local_kafka.jars.platform.system", lambda: system)
-    monkeypatch.setattr("local_kafka.jars.shutil.which", lambda name: name if name in programs else None)
-    assert install_hint() == command
+    assert install_hint(system, lambda name: name if name in programs else None) == command
 
 
-def test_a_java_that_hangs_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def hang(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("java", 30)
-
-    monkeypatch.setattr("local_kafka.jars.subprocess.run", hang)
-    assert java_version(str(tmp_path)) is None
+def test_a_java_that_hangs_is_passed_over(tmp_path: Path) -> None:
+    program = tmp_path / "java"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    assert java_version(str(program), timeout_s=0.2) is None

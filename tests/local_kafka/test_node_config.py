@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from local_kafka import node_config
 from local_kafka.errors import LocalBrokerError
 from local_kafka.node_config import (
     format_properties,
@@ -41,11 +40,11 @@ def test_an_asked_port_that_is_taken_is_an_error(tmp_path: Path, taken_port: int
         plan_nodes(tmp_path, 1, taken_port, {})
 
 
-def test_a_taken_port_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Two are left, of which one is taken.
-    monkeypatch.setattr(node_config, "_PORTS", (20_000, 20_002))
-    monkeypatch.setattr(node_config, "port_is_free", lambda _: True)
-    assert free_port({20_000}) == 20_001
+def test_a_taken_port_is_never_chosen() -> None:
+    base = next(port for port in range(20_000, 32_000) if port_is_free(port))
+    assert free_port(set(), (base, base + 1)) == base
+    with pytest.raises(LocalBrokerError, match="no free port"):
+        free_port({base}, (base, base + 1))
 
 
 def test_asked_ports_follow_one_another(tmp_path: Path) -> None:

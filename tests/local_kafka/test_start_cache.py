@@ -15,9 +15,13 @@ LENIENT = "-XX:+IgnoreUnrecognizedVMOptions"
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StartCache:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return StartCache.of(java(tmp_path), jars(tmp_path))
+def cache(tmp_path: Path) -> StartCache:
+    return cache_of(tmp_path)
+
+
+def cache_of(folder: Path) -> StartCache:
+    """Of a user whose caches are in the folder."""
+    return StartCache.of(java(folder), jars(folder), {"XDG_CACHE_HOME": str(folder / "cache")})
 
 
 def java(folder: Path) -> Java:
@@ -68,10 +72,10 @@ def test_classes_are_read_once_they_were_written(cache: StartCache, tmp_path: Pa
 def test_another_java_or_other_jars_begin_anew(cache: StartCache, tmp_path: Path, changed: str) -> None:
     """Catches: a broker with jars that were built anew in their place, and the features of the old ones."""
     cache.keep_checkpoint(formatted(tmp_path))
-    same = StartCache.of(java(tmp_path), jars(tmp_path))
+    same = cache_of(tmp_path)
     assert same.restore_checkpoint(tmp_path / "same")
     (tmp_path / changed).write_text("another one")
-    other = StartCache.of(java(tmp_path), jars(tmp_path))
+    other = cache_of(tmp_path)
     assert not other.restore_checkpoint(tmp_path / "other")
 
 
@@ -109,7 +113,7 @@ def test_folders_of_javas_and_kafkas_that_are_not_used_any_more_are_deleted(
         (other / CLASSES).touch()
         os.utime(other, (at_s, at_s))
     (root / "kafka-4.3.0").mkdir()
-    same = StartCache.of(java(tmp_path), jars(tmp_path))
+    same = cache_of(tmp_path)
     (data / CLASSES).touch()
     same.keep_classes(data)
     names = {"kafka-4.3.0", present.name, *(f"starts-{at_s}" for at_s in range(2, MAX_FOLDERS + 1))}
@@ -123,9 +127,8 @@ def test_a_user_without_a_home_has_no_cache(tmp_path: Path, monkeypatch: pytest.
     def fails() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", fails)
-    cache = StartCache.of(java(tmp_path), jars(tmp_path))
+    cache = StartCache.of(java(tmp_path), jars(tmp_path), {})
     cache.keep_checkpoint(formatted(tmp_path))
     assert not cache.restore_checkpoint(tmp_path / "data")
     cache.keep_classes(tmp_path)

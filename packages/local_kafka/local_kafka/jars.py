@@ -44,9 +44,9 @@ class Java:
     version: int
 
 
-def install_hint() -> str:
+def install_hint(system: str = platform.system(), which: Callable[[str], str | None] = shutil.which) -> str:
     """The command that installs a Java on this platform."""
-    if platform.system() == "Darwin":
+    if system == "Darwin":
         return "brew install openjdk@17"
     for program, command in (
         ("apt-get", "sudo apt-get install -y openjdk-17-jre-headless"),
@@ -56,15 +56,17 @@ def install_hint() -> str:
         ("pacman", "sudo pacman -S jre17-openjdk-headless"),
         ("zypper", "sudo zypper install -y java-17-openjdk-headless"),
     ):
-        if shutil.which(program):
+        if which(program):
             return command
     return "install a Java 17 runtime and set JAVA_HOME to it"
 
 
-def java_version(path: str) -> int | None:
+def java_version(path: str, timeout_s: float = 30.0) -> int | None:
     """The feature version that ``path -version`` prints; None if it does not run."""
     try:
-        result = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        result = subprocess.run(
+            [path, "-version"], capture_output=True, text=True, timeout=timeout_s, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = _VERSION.search(result.stderr + result.stdout)
@@ -153,17 +155,20 @@ def find_jars(
     kafka_home: str | os.PathLike[str] | None = None,
     cache: Path | None = None,
     progress: Progress = print_progress,
+    environ: Mapping[str, str] | None = None,
+    pinned: Mapping[str, str] | None = None,
 ) -> Path:
     """The folder with Kafka's jars; downloads them once per user and version if no other folder is named.
 
-    Raises LocalBrokerError.
+    ``pinned``: as ``pinned_checksums`` returns them. Raises LocalBrokerError.
     """
-    named = kafka_home or os.environ.get(KAFKA_HOME_ENV)
+    environ = os.environ if environ is None else environ
+    named = kafka_home or environ.get(KAFKA_HOME_ENV)
     if named:
         return jars_of(Path(named).expanduser())
-    pinned = pinned_checksums()
+    pinned = pinned_checksums() if pinned is None else pinned
     what = f"Apache Kafka {KAFKA_VERSION} ({len(pinned)} jars, 46 MB)"
-    return downloaded(f"kafka-{KAFKA_VERSION}", what, pinned, cache, progress)
+    return downloaded(f"kafka-{KAFKA_VERSION}", what, pinned, cache, progress, environ=environ)
 
 
 def pinned_checksums() -> dict[str, str]:
@@ -181,6 +186,7 @@ def downloaded(
     cache: Path | None = None,
     progress: Progress = print_progress,
     then: Callable[[Path], Path] = lambda folder: folder,
+    environ: Mapping[str, str] | None = None,
 ) -> Path:
     """The folder ``name`` of the cache with these files, SHA-256 by path in a Maven repository.
 
@@ -189,14 +195,16 @@ def downloaded(
     download leaves no incomplete cache. Raises LocalBrokerError.
     """
     try:
-        cache = cache_root() if cache is None else cache
+        environ = os.environ if environ is None else environ
+        cache = cache_root(environ) if cache is None else cache
         final = cache / name
         if final.is_dir():
             return final
         cache.mkdir(parents=True, exist_ok=True)
         with only_one(cache / f"{name}.lock", progress):
             if not final.is_dir():  # another process may have downloaded it
-                _download(final, what, files, progress, then)
+                repository = environ.get(REPOSITORY_ENV, _MAVEN_CENTRAL).rstrip("/")
+                _download(final, what, repository, files, progress, then)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         raise LocalBrokerError(
             f"cannot use the cache folder {cache or 'in your home'}: {error}; XDG_CACHE_HOME names another"
@@ -217,12 +225,16 @@ def only_one(lock: Path, progress: Progress) -> Iterator[None]:
 
 
 def _download(
-    final: Path, what: str, files: Mapping[str, str], progress: Progress, then: Callable[[Path], Path]
+    final: Path,
+    what: str,
+    repository: str,
+    files: Mapping[str, str],
+    progress: Progress,
+    then: Callable[[Path], Path],
 ) -> None:
     """Of killed downloads nothing is left either: the caller holds the lock of the place."""
     for leftover in final.parent.glob(f"{final.name}.part-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    repository = os.environ.get(REPOSITORY_ENV, _MAVEN_CENTRAL).rstrip("/")
     if not repository.startswith(("https://", "http://")) or "@" in repository:
         raise LocalBrokerError(f"{REPOSITORY_ENV} must be an http or https address without a login")
     progress(f"Downloading {what}; once per user ...")

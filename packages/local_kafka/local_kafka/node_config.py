@@ -77,14 +77,14 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def free_port(taken: set[int]) -> int:
+def free_port(taken: set[int], ports: tuple[int, int] = _PORTS) -> int:
     """A free port outside the ephemeral range that is not in ``taken``; it is added there."""
     for _ in range(_PORT_TRIES):
-        port = _RANDOM.randrange(*_PORTS)
+        port = _RANDOM.randrange(*ports)
         if port not in taken and port_is_free(port):
             taken.add(port)
             return port
-    raise LocalBrokerError(f"found no free port in {_PORT_TRIES} tries between {_PORTS[0]} and {_PORTS[1]}")
+    raise LocalBrokerError(f"found no free port in {_PORT_TRIES} tries between {ports[0]} and {ports[1]}")
 
 
 def plan_nodes(

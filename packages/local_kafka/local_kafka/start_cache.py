@@ -17,7 +17,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from local_kafka.jars import Java, cache_root
@@ -41,14 +41,14 @@ class StartCache:
         self._folder = folder
 
     @classmethod
-    def of(cls, java: Java, jars: Path) -> StartCache:
+    def of(cls, java: Java, jars: Path, environ: Mapping[str, str] = os.environ) -> StartCache:
         """In the user's cache folder; a new one where Java or a jar has changed."""
         program = Path(os.path.realpath(java.path))
         try:
             found = [(one, one.stat()) for one in (program, *sorted(jars.glob("*.jar")))]
             files = [(str(one), stat.st_size, stat.st_mtime_ns) for one, stat in found]
             key = hashlib.sha256(f"{java.version} {files}".encode()).hexdigest()
-            folder = cache_root() / f"{_PREFIX}{key[:16]}"
+            folder = cache_root(environ) / f"{_PREFIX}{key[:16]}"
         except (OSError, RuntimeError):  # a jar that has gone meanwhile; a user without a home
             return cls(None)
         with contextlib.suppress(OSError):
