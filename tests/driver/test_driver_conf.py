@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kafka_sink import spark_application
+from kafka_sink.driver import driver_conf
 from kafka_sink.driver.driver_conf import (
     REDACTION_DEFAULTS,
     REDACTION_SETTING,
@@ -19,6 +21,7 @@ from kafka_sink.driver.driver_conf import (
     tasks_of,
 )
 from kafka_sink.options.table import SPECS
+from kafka_sink.spark_application import SparkApplication, planning_for
 
 
 @pytest.mark.parametrize(
@@ -112,3 +115,46 @@ def test_the_warning_names_the_option_the_setting_and_files() -> None:
         f"spark.redaction.regex={redaction_regex()}",
     ):
         assert part in line
+
+
+SQL, CORE = "spark.sql.execution.pyspark.udf.", "spark.python.worker."
+
+
+def test_a_secret_option_that_spark_would_show_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches: a private key that stands in exceptions, plans and the event log, without a word about it."""
+    conf = {"spark.redaction.regex": "(?i)keystore"}
+    with planning_for(SparkApplication(str(tmp_path), os.getpid(), conf)):
+        driver_conf.warn_of_shown_secrets({"kafka.ssl.keystore.key": "k", "topic": "t"})
+        assert caplog.messages == [], "the session's expression covers it"
+        spark_application.forget("secrets checked")
+        for _ in range(2):
+            driver_conf.warn_of_shown_secrets({"kafka.sasl.password": "hunter2", "topic": "t"})
+    (line,) = caplog.messages
+    assert "'kafka.sasl.password'" in line
+    assert "hunter2" not in line
+
+
+@pytest.mark.parametrize(
+    ("conf", "warns"),
+    [
+        ({}, False),
+        ({SQL + "idleTimeoutSeconds": "60"}, False),
+        ({SQL + "idleTimeoutSeconds": "60", SQL + "killOnIdleTimeout": "true"}, True),
+        ({CORE + "idleTimeoutSeconds": "1min", CORE + "killOnIdleTimeout": "true"}, True),
+        ({CORE + "idleTimeoutSeconds": "120s", CORE + "killOnIdleTimeout": "True"}, True),
+        ({SQL + "idleTimeoutSeconds": "121", SQL + "killOnIdleTimeout": "true"}, False),
+        ({SQL + "idleTimeoutSeconds": "0", SQL + "killOnIdleTimeout": "true"}, False),
+        ({CORE + "idleTimeoutSeconds": "60", CORE + "killOnIdleTimeout": "false"}, False),
+        ({CORE + "idleTimeoutSeconds": "soon", CORE + "killOnIdleTimeout": "true"}, False),
+    ],
+)
+def test_an_idle_timeout_that_ends_tasks_before_the_sink_can_say_why_is_warned_of(
+    conf: dict[str, str], warns: bool
+) -> None:
+    line = driver_conf.idle_timeout_problem(conf.get, 120_000)
+    assert (line is not None) is warns
+    if line is not None:
+        assert "kafka.delivery.timeout.ms" in line
+        assert "idleTimeoutSeconds" in line

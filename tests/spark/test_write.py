@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
-import re
 import socket
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import CaseInsensitiveDict
-from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_sink.coordinator.address import CoordinatorLocation, PlannedCoordinator
 from kafka_sink.driver import driver_log
-from kafka_sink.errors import ConfigurationError, DeliveryError
+from kafka_sink.errors import DeliveryError
 from kafka_sink.model import PartitionResult, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.spark import datasource, executor_connection, planning
-from kafka_sink.spark.datasource import BatchWriter, KafkaChunkedDataSource, StreamWriter
+from kafka_sink.spark import executor_connection
+from kafka_sink.spark.datasource import BatchWriter, StreamWriter
 from kafka_sink.spark.write import PlannedWrite, TaskCommitted, job_name
 from kafka_sink.task import producer_cache
-from kafka_sink.task.producer_cache import ProducerCache
-from tests.support.fake_broker import FakeCluster
-from tests.support.forked import in_a_fork
 from tests.support.table_sink import FakeProducer, batch
 
 PLAN = ColumnPlan(value=1, topic="t")
@@ -48,14 +41,6 @@ class WholeProducer(FakeProducer):
 
 
 pytestmark = pytest.mark.usefixtures("bare_logging")
-
-
-@pytest.fixture
-def options() -> Iterator[dict[str, str]]:
-    """For planning: of brokers that have the topic."""
-    with FakeCluster({"t": 1}) as cluster:
-        servers = {"kafka.bootstrap.servers": cluster.bootstrap_servers}
-        yield {**servers, "topic": "t", "coordinator.enabled": "false"}
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="an option of Linux")
@@ -80,13 +65,6 @@ def test_a_task_acknowledges_its_rows_at_once(monkeypatch: pytest.MonkeyPatch) -
 
         PlannedWrite(OPTIONS, PLAN).write(batches())
     assert acknowledges == [True] * 3
-
-
-def test_a_fork_has_producers_of_its_own() -> None:
-    """Catches: a wait for ever for a lock that was held at the fork."""
-    cache = ProducerCache()
-    with cache._lock:
-        assert in_a_fork(lambda: cache.take(OPTIONS.for_tasks()).is_reusable)
 
 
 RESULT = TaskResult(
@@ -157,66 +135,6 @@ def test_abort_says_why_the_commit_before_it_failed(capsys: pytest.CaptureFixtur
     assert last.endswith("Use Trigger.ProcessingTime or Trigger.AvailableNow.")
 
 
-def test_warnings_of_a_task_have_time_level_and_host(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches: bare texts of many tasks in the stderr of an executor."""
-
-    def work(*_: object, **__: object) -> TaskCommitted:
-        driver_log.LOGGER.warning("a broker is slow")
-        return TaskCommitted(RESULT)
-
-    monkeypatch.setattr(PlannedWrite, "_write", work)
-    PlannedWrite(OPTIONS, PLAN).write(iter(()))
-    line = capsys.readouterr().err
-    assert re.fullmatch(
-        rf"\d\d/\d\d/\d\d [\d:]+ WARNING kafka_sink on {socket.gethostname()}: a broker is slow\n", line
-    )
-
-
-@pytest.mark.parametrize(("level", "expected"), [(logging.NOTSET, ["line"]), (logging.ERROR, [])])
-def test_a_users_own_logging_is_left_alone(
-    level: int, expected: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    driver_log.LOGGER.addHandler(Keep())
-    driver_log.LOGGER.setLevel(level)
-    driver_log.report("line")
-    assert lines == expected
-    assert driver_log.LOGGER.level == level
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.usefixtures("application")
-def test_planning_warns_of_columns_that_it_ignores_once_for_a_query(
-    options: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Catches: rows without keys, because the column is called 'Key'."""
-    ignored = "the column 'Key' is ignored"
-    schema = StructType().add("value", "string").add("Key", "string")
-    for _ in range(2):
-        source = datasource.KafkaChunkedDataSource({**options, "checkpointLocation": "/checkpoint"})
-        source.streamWriter(schema, False)
-    assert capsys.readouterr().err.count(ignored) == 1
-    datasource.KafkaChunkedDataSource(options).writer(schema, False)
-    assert capsys.readouterr().err.count(ignored) == 1
-
-
-def test_sail_hands_over_an_arrow_schema(options: dict[str, str]) -> None:
-    """Catches: "'Schema' object has no attribute 'fields'", and exactly-once that fails in tasks only."""
-    schema = pa.schema([("extra", pa.int64()), ("value", pa.string())])
-    writer = datasource.KafkaChunkedDataSource(options).writer(schema, False)
-    assert writer.planned.plan == PLAN
-    once = datasource.KafkaChunkedDataSource({**options, "delivery.guarantee": "exactly-once"})
-    with pytest.raises(ConfigurationError, match="needs Spark"):
-        once.writer(schema, False)
-
-
 @pytest.mark.parametrize(
     ("of_driver", "of_location", "expected"),
     [
@@ -247,33 +165,3 @@ def test_spark_says_what_a_query_is_called() -> None:
     assert job_name("clicks\nid = 1\nrunId = 2\nbatch = 3") == "clicks"
     assert job_name("\nid = 1\nrunId = 2\nbatch = 3") == ""
     assert job_name("nightly orders") == "nightly orders"
-
-
-def test_the_tasks_and_the_commits_of_a_query_use_one_name(options: dict[str, str]) -> None:
-    """Catches: Spark plans a stream again to commit it, so the commit named a write that no task had."""
-    schema = StructType([StructField("value", BinaryType())])
-
-    def planned(**more: str) -> PlannedWrite:
-        source = KafkaChunkedDataSource(CaseInsensitiveDict(options | more))
-        return source.streamWriter(schema, overwrite=False).planned
-
-    assert planned(checkpointLocation="/c").name == planned(checkpointLocation="/c").name
-    assert planned(checkpointLocation="/c").name != planned(checkpointLocation="/d").name
-    assert planned().name != planned().name, "two queries without this option are not mixed up"
-
-
-def test_what_two_writes_without_a_name_wait_for_is_told_apart(
-    options: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches: the live view showed one wait where two jobs waited."""
-    waiting: list[str] = []
-
-    def waits(_options: object, write: str, *_: object) -> AbstractContextManager[None]:
-        waiting.append(write)
-        return nullcontext()
-
-    monkeypatch.setattr(planning, "DriverWaiting", waits)
-    schema = StructType([StructField("value", BinaryType())])
-    names = [planning.plan(options, schema).name for _ in range(2)]
-    assert waiting == names
-    assert len(set(waiting)) == 2

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tests.support.fake_broker import METADATA, FakeCluster
+from kafka_sink.options import SinkOptions, parse
+from tests.support.fake_broker import (
+    METADATA,
+    FakeCluster,
+)
 
 
 def rows(*topics: str) -> pa.RecordBatch:
@@ -21,3 +25,8 @@ def asked(cluster: FakeCluster) -> list[set[str]]:
 def written(cluster: FakeCluster, topic: str) -> int:
     """Rows in the topic's partition 0."""
     return sum(batch.record_count for batch in cluster.batches(topic, 0))
+
+
+def options(bootstrap: str, topic: str, **more: str) -> SinkOptions:
+    names = {name.replace("_", "."): text for name, text in more.items()}
+    return parse({"kafka.bootstrap.servers": bootstrap, "topic": topic, **names}).options

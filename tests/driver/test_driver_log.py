@@ -1,0 +1,69 @@
+"""What Spark's logs show of the sink's."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+
+import pytest
+
+from kafka_sink.driver import driver_log
+from kafka_sink.model import PartitionResult, TaskResult
+from kafka_sink.options import parse
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.spark.write import PlannedWrite, TaskCommitted
+
+PLAN = ColumnPlan(value=1, topic="t")
+
+
+OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
+
+
+pytestmark = pytest.mark.usefixtures("bare_logging")
+
+
+RESULT = TaskResult(
+    partitions=(PartitionResult("flights", 0, 5, 1, 300, ((0, 4),)),),
+    records=5,
+    batches=1,
+    raw_bytes=500,
+    sent_bytes=300,
+    requests=1,
+    elapsed_ms=20,
+)
+
+
+def test_warnings_of_a_task_have_time_level_and_host(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: bare texts of many tasks in the stderr of an executor."""
+
+    def work(*_: object, **__: object) -> TaskCommitted:
+        driver_log.LOGGER.warning("a broker is slow")
+        return TaskCommitted(RESULT)
+
+    monkeypatch.setattr(PlannedWrite, "_write", work)
+    PlannedWrite(OPTIONS, PLAN).write(iter(()))
+    line = capsys.readouterr().err
+    assert re.fullmatch(
+        rf"\d\d/\d\d/\d\d [\d:]+ WARNING kafka_sink on {socket.gethostname()}: a broker is slow\n", line
+    )
+
+
+@pytest.mark.parametrize(("level", "expected"), [(logging.NOTSET, ["line"]), (logging.ERROR, [])])
+def test_a_users_own_logging_is_left_alone(
+    level: int, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    driver_log.LOGGER.addHandler(Keep())
+    driver_log.LOGGER.setLevel(level)
+    driver_log.report("line")
+    assert lines == expected
+    assert driver_log.LOGGER.level == level
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,148 @@
+"""What planning says of brokers that it cannot use."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from kafka_sink.clock import WAIT_LISTENER, monotonic_ms
+from kafka_sink.driver import planning_client
+from kafka_sink.driver.topics import prepare_topic
+from kafka_sink.errors import BrokersUnreachableError
+from kafka_sink.model import Node
+from kafka_sink.network import apis, requests
+from local_kafka import LocalBroker
+from tests.support.fake_broker import (
+    API_VERSIONS,
+    METADATA,
+    FakeCluster,
+)
+from tests.support.fake_replies import Reply, garbage
+from tests.support.lookups import options
+from tests.support.ports import refusing_port
+
+
+def test_addresses_that_brokers_advertise_and_nobody_reaches_are_named(topic: str) -> None:
+    with FakeCluster({topic: 1}) as cluster:
+        # The nodes in its metadata, not where it listens.
+        cluster.advertise(1)
+        given = options(cluster.bootstrap_servers, topic, kafka_max_block_ms="1500")
+        with pytest.raises(
+            BrokersUnreachableError, match=r"advertised\.listeners.*127\.0\.0\.1:1: connecting"
+        ):
+            prepare_topic(given)
+
+
+@pytest.mark.parametrize("create", ["true", "false"])
+def test_dead_brokers_are_named_with_the_reason(topic: str, create: str) -> None:
+    begun = time.monotonic()
+    with refusing_port() as port, pytest.raises(BrokersUnreachableError) as caught:
+        prepare_topic(options(f"127.0.0.1:{port}", topic, kafka_max_block_ms="800", topic_create=create))
+    assert time.monotonic() - begun < 20
+    for part in (f"127.0.0.1:{port}", "connecting by TCP failed: Connection refused", "check host and port"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("advertised", "remedy"),
+    [(False, "kafka.bootstrap.servers"), (True, "the brokers' advertised.listeners")],
+)
+def test_planning_that_waits_for_brokers_says_what_to_check(advertised: bool, remedy: str) -> None:
+    """Catches: a minute of silence while no broker can be reached."""
+    heard: list[str] = []
+    WAIT_LISTENER.set(lambda awaited, *_: heard.append(awaited()))
+    with refusing_port() as port:
+        asked = options(f"127.0.0.1:{port}", "t")
+        with planning_client.PlanningClient(asked, 300.0) as client:
+            if advertised:
+                client.use_advertised([Node(1, "127.0.0.1", port)])
+            with pytest.raises(BrokersUnreachableError):
+                client.connect()
+    assert f"127.0.0.1:{port}" in heard[-1]
+    assert heard[-1].endswith(f"check {remedy})")
+
+
+def test_a_broker_that_never_responds_is_given_up(topic: str) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        begun = time.monotonic()
+        with pytest.raises(
+            BrokersUnreachableError, match=rf"{address}: asking for its API versions did not end"
+        ):
+            prepare_topic(options(address, topic, kafka_max_block_ms="900"))
+        assert 0.8 <= time.monotonic() - begun < 20
+
+
+def test_an_error_about_a_server_other_than_kafka_names_no_settings_of_java(topic: str) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def refuse() -> None:
+            while True:
+                try:
+                    caller = server.accept()[0]
+                except OSError:
+                    return
+                with caller:
+                    caller.recv(4096)
+                    caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        web = threading.Thread(target=refuse)
+        web.start()
+        try:
+            with pytest.raises(
+                BrokersUnreachableError, match=rf"{address}: .* not a Kafka broker, or .* TLS"
+            ) as caught:
+                prepare_topic(options(address, topic, kafka_max_block_ms="2500"))
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            web.join()
+        assert "receive.message.max.bytes" not in str(caught.value)
+
+
+def test_one_live_broker_of_two_is_enough(broker: LocalBroker, topic: str) -> None:
+    with refusing_port() as port:
+        prepare_topic(options(f"127.0.0.1:{port},{broker.bootstrap_servers}", topic))
+
+
+def test_an_answer_that_is_no_kafka_is_told_as_such(topic: str) -> None:
+    """Catches: "could not connect within 0.0 s", of a broker that was connected and answered."""
+    with FakeCluster({topic: 1}) as cluster:
+        cluster.script(API_VERSIONS, garbage(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+        with pytest.raises(
+            BrokersUnreachableError, match=r"cannot use any broker: .*not a Kafka broker"
+        ) as reported:
+            prepare_topic(options(cluster.bootstrap_servers, topic))
+    assert "within" not in str(reported.value)
+
+
+def test_a_request_that_was_given_up_ends_no_later_one() -> None:
+    """Catches: a check of planning that is skipped in silence, as the request before failed late."""
+    with FakeCluster({"t": 1}, brokers=2) as cluster:
+        nodes = [Node(number, "127.0.0.1", cluster.port(number)) for number in range(2)]
+        asked = options(cluster.bootstrap_servers, "t")
+        with planning_client.PlanningClient(asked, 9_000.0) as client:
+            client.connect()
+            client.use_advertised(nodes)
+            assert all(client.reach(node.id) for node in nodes)
+            cluster.freeze(0)
+            now_ms = [monotonic_ms()]
+            client._clock_ms = lambda: now_ms[0]
+
+            def ask(node_id: int) -> object:
+                encode = partial(requests.encode_metadata, topics=("t",), allow_auto_create=False)
+                return client.ask(node_id, apis.METADATA, encode, 1_000.0)
+
+            def go_on(*_: object) -> None:
+                now_ms[0] += 2_000.0
+
+            token = WAIT_LISTENER.set(go_on)
+            assert ask(0) is None
+            WAIT_LISTENER.reset(token)
+            cluster.script(METADATA, Reply(delay_ms=300.0), node_id=1)
+            cluster.disconnect(0)
+            assert ask(1) is not None

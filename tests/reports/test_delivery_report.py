@@ -1,0 +1,186 @@
+"""The file with a line for each write."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_sink.coordinator.address import CoordinatorLocation
+from kafka_sink.errors import ConfigurationError
+from kafka_sink.reports import delivery_report
+from tests.support.planned_writes import committed, lines, planned
+
+LOCATION = CoordinatorLocation(1, b"fingerprint", "name", b"token")
+
+
+def test_the_delivery_report_has_the_offsets_of_every_write(tmp_path: Path) -> None:
+    path = tmp_path / "report.jsonl"
+    write = planned(delivery_report_path=str(path))
+    write.commit([committed((10, 14), (20, 29)), committed((15, 19)), committed((3, 4), partition=1)])
+    write.abort([committed((100, 100)), None])
+    first, second = lines(path)
+    assert first["partitions"] == [
+        {
+            "topic": "t",
+            "partition": 0,
+            "rows": 20,
+            "batches": 2,
+            "bytes": 200,
+            "offsets": [[10, 29]],
+            "endOffset": 30,
+            "rowsWithoutOffset": 0,
+        },
+        {
+            "topic": "t",
+            "partition": 1,
+            "rows": 2,
+            "batches": 1,
+            "bytes": 20,
+            "offsets": [[3, 4]],
+            "endOffset": 5,
+            "rowsWithoutOffset": 0,
+        },
+    ]
+    assert (first["outcome"], second["outcome"], second["partitions"][0]["endOffset"]) == (
+        "committed",
+        "aborted",
+        101,
+    )
+
+
+def test_rows_whose_offsets_are_unknown_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "report.jsonl"
+    planned(delivery_report_path=f"file://{path}").commit([committed(records=7)])
+    (partition,) = lines(path)[0]["partitions"]
+    assert (partition["rowsWithoutOffset"], partition["endOffset"], partition["offsets"]) == (7, None, [])
+
+
+def test_lines_of_writes_that_end_together_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "report.jsonl"
+    content = {"partitions": "x" * 200_000}
+
+    def append() -> None:
+        for _ in range(10):
+            delivery_report.append(str(path), content)
+
+    threads = [threading.Thread(target=append) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert lines(path) == [content] * 40
+
+
+def test_a_full_disk_leaves_no_half_line_and_fails_no_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "report.jsonl"
+    write = planned(delivery_report_path=str(path))
+    write.commit([committed((0, 9))])
+    size = path.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+        write.commit([committed((10, 19))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.stat().st_size == size
+    assert any("delivery.report.path" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("s3://bucket/report", "only files on the driver's host"),
+        ("hdfs:/x", "only files on the driver's host"),
+        ("report.jsonl", "must be an absolute path"),
+        ("/nowhere/report.jsonl", "No such file or directory"),
+    ],
+)
+def test_a_report_that_cannot_be_written_fails_at_planning(path: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        delivery_report.check(path)
+
+
+@pytest.mark.parametrize("has_reader", [False, True])
+def test_a_report_to_a_fifo_is_refused_instead_of_waiting_for_its_reader(
+    tmp_path: Path, has_reader: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+    os_open = os.open
+
+    def noted(*args: Any) -> int:
+        opened.append(os_open(*args))
+        return opened[-1]
+
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if has_reader else None
+    monkeypatch.setattr(os, "open", noted)
+    with pytest.raises(ConfigurationError, match=r"'delivery.report.path'.*not a regular file"):
+        delivery_report.check(str(path))
+    with pytest.raises(OSError, match="not a regular file"):
+        delivery_report.append(str(path), {})
+    assert len(opened) == 2 * has_reader
+    for handle in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(handle)
+    if reader is not None:
+        os.close(reader)
+
+
+def test_a_reader_who_holds_a_lock_keeps_no_line_out(tmp_path: Path) -> None:
+    """Catches: whoever may read the report could suppress it by flock."""
+    path = tmp_path / "report.jsonl"
+    path.touch()
+    with path.open() as reader:
+        fcntl.flock(reader, fcntl.LOCK_EX)
+        planned(delivery_report_path=str(path)).commit([committed((0, 9))])
+    assert len(lines(path)) == 1
+
+
+def test_the_report_is_for_its_owner_and_group_only(tmp_path: Path) -> None:
+    path = tmp_path / "report.jsonl"
+    old = os.umask(0)
+    try:
+        delivery_report.check(str(path))
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+    """Catches: another user's link in a shared folder, through which the job appends to a file of its own."""
+    target, path = tmp_path / "bashrc", tmp_path / "report.jsonl"
+    target.write_text("")
+    path.symlink_to(target)
+    with pytest.raises(ConfigurationError, match="symbolic link"):
+        delivery_report.check(str(path))
+    with pytest.raises(OSError, match="symbolic link"):
+        delivery_report.append(str(path), {})
+    path.unlink()
+    path.hardlink_to(target)
+    with pytest.raises(ConfigurationError, match="second name"):
+        delivery_report.check(str(path))
+    assert target.read_text() == ""
+
+
+def test_another_users_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner would read the report, and could change it."""
+    path = tmp_path / "report.jsonl"
+    path.write_text("")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigurationError, match="belongs to another user"):
+        delivery_report.check(str(path))
+    with pytest.raises(OSError, match="belongs to another user"):
+        delivery_report.append(str(path), {})

@@ -1,0 +1,16 @@
+"""Producers that a worker keeps from task to task."""
+
+from __future__ import annotations
+
+from kafka_sink.options import parse
+from kafka_sink.task.producer_cache import ProducerCache
+from tests.support.forked import in_a_fork
+
+OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
+
+
+def test_a_fork_has_producers_of_its_own() -> None:
+    """Catches: a wait for ever for a lock that was held at the fork."""
+    cache = ProducerCache()
+    with cache._lock:
+        assert in_a_fork(lambda: cache.take(OPTIONS.for_tasks()).is_reusable)
