@@ -187,6 +187,3 @@ def test_save_waits_for_a_coordinator_that_is_busy_for_a_moment(monkeypatch: pyt
         planned(coordinator, log_summary="false").commit([committed((0, 9))])
         (job,) = metrics.snapshot(0.0)["jobs"]
     assert (job["state"], job["counters"]["records"]) == ("committed", 10)
-
-
-# -- Spark's idle timeout ----------------------------------------------------------------------------

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from kafka_sink.model import Node, PartitionMetadata, Partitions, TopicMetadata, TopicPartition
+
+INFOS = tuple(PartitionMetadata("t", number, 10 + number, 7) for number in range(3))
+
+
+def test_partitions_are_a_sequence_of_their_metadata() -> None:
+    found = TopicMetadata.of("t", None, INFOS).partitions
+    assert (len(found), tuple(found), found[1], found[-1]) == (3, INFOS, INFOS[1], INFOS[2])
+    assert (found[1:], found[::2]) == (INFOS[1:], INFOS[::2])
+    with pytest.raises(IndexError):
+        found[3]
+
+
+def test_another_leader_makes_other_partitions_and_changes_none() -> None:
+    before = Partitions("t", [1, 2], [5, 5])
+    after = before.with_leader(1, 3, 6)
+    assert list(after) == [PartitionMetadata("t", 0, 1, 5), PartitionMetadata("t", 1, 3, 6)]
+    assert before == Partitions("t", [1, 2], [5, 5])
+    assert before != after
+    assert hash(before) == hash(Partitions("t", [1, 2], [5, 5]))
+    assert before != Partitions("u", [1, 2], [5, 5])
+
+
+def test_names_in_messages() -> None:
+    assert str(TopicPartition("orders", 3)) == "orders-3"
+    assert str(Node(-1, "h", 9092)) == "h:9092 (id -1)"
