@@ -419,7 +419,9 @@ def _unreachable(options: SinkOptions, address: tuple[str, int]) -> KafkaSinkErr
     from kafka_sink.driver.planning_client import PlanningClient
 
     try:
-        with PlanningClient(replace(options, bootstrap_servers=(address,)), _ONE_BROKER_MS) as client:
+        with PlanningClient(
+            replace(options, bootstrap_servers=(address,)), min(_ONE_BROKER_MS, options.max_block_ms)
+        ) as client:
             client.connect()
     except KafkaSinkError as error:
         return error

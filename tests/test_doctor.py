@@ -216,6 +216,7 @@ def test_a_cluster_is_checked_without_a_change() -> None:
     with FakeCluster({"orders": 3}, brokers=3) as cluster, refusing_port() as port:
         dead = f"127.0.0.1:{port}"
         given = {"kafka.bootstrap.servers": f"{cluster.bootstrap_servers},{dead}", "topic": "orders"}
+        given |= {"kafka.max.block.ms": "1000"}
         text = "\n".join(map(str, found(HERE, given)))
         assert "an address of kafka.bootstrap.servers is dead: could not connect to any broker within" in text
         assert f"{dead}: connecting by TCP failed: Connection refused" in text

@@ -24,9 +24,9 @@ from kafka_sink.driver import driver_process
 from kafka_sink.driver.driver_process import DriverProcess
 
 # The marker that says which process waits.
-_NOTE = "last line of the driver's log"
+NOTE = "last line of the driver's log"
 # Kept, so that Popen does not complain about children that outlive it.
-_started: list[subprocess.Popen[bytes]] = []
+STARTED: list[subprocess.Popen[bytes]] = []
 # Where the kernel has no pidfd_open (before Linux 5.3).
 _POLL_S = 0.2
 # After how long a reader that takes nothing gets no line.
@@ -59,11 +59,11 @@ def leave(subject: str, line: str, environ: Mapping[str, str] = os.environ) -> N
             env=inherited,
             start_new_session=True,
         )
-        _started.append(process)
+        STARTED.append(process)
         driver_process.leave_running(process)
         waiting = driver_process.process(process.pid)
         if waiting is not None:
-            spark_application.note(_NOTE, json.dumps([waiting.pid, waiting.started, subject]))
+            spark_application.note(NOTE, json.dumps([waiting.pid, waiting.started, subject]))
         assert process.stdin is not None
         with process.stdin as pipe:
             pipe.write(line.encode())
@@ -78,7 +78,7 @@ def take_back(subject: str) -> None:
 
 def _waiting() -> tuple[int, str, str] | None:
     """Pid and start of the process that waits, and its subject."""
-    noted = spark_application.noted_within(_NOTE, math.inf)
+    noted = spark_application.noted_within(NOTE, math.inf)
     with suppress(ValueError):
         return None if noted is None else tuple(json.loads(noted))
     return None
@@ -87,7 +87,7 @@ def _waiting() -> tuple[int, str, str] | None:
 def _end(noted: tuple[int, str, str] | None) -> None:
     if noted is None:
         return
-    spark_application.forget(_NOTE)
+    spark_application.forget(NOTE)
     pid, started, _ = noted
     # Pids are reused.
     if DriverProcess(pid, started).is_alive():

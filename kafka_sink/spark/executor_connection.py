@@ -57,11 +57,11 @@ def watched(descriptor: int | None, on_hang_up: Callable[[Exception], None]) -> 
             raise _disconnected()
 
     try:
-        number = _WATCHER.add(duplicate, on_hang_up)
+        number = WATCHER.add(duplicate, on_hang_up)
         try:
             yield check
         finally:
-            _WATCHER.remove(number)
+            WATCHER.remove(number)
     finally:
         os.close(duplicate)
 
@@ -99,7 +99,7 @@ def _acknowledge(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
-class _Watcher:
+class Watcher:
     """A thread that polls without a timeout, so it uses no processor time until an event.
 
     It is kept from task to task. On busy processors a task waited milliseconds for a new thread to start, and
@@ -190,7 +190,7 @@ def _wake(wakeup: tuple[int, int]) -> None:
         os.write(wakeup[1], b"\0")
 
 
-_WATCHER = _Watcher()
+WATCHER = Watcher()
 
 
 def _disconnected() -> ExecutorDisconnectedError:

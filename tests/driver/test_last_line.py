@@ -44,14 +44,14 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
             yield started
     finally:
         started.end()
-        for waiting in last_line._started:
+        for waiting in last_line.STARTED:
             waiting.wait()
 
 
 def test_the_last_failure_comes_behind_all_that_the_driver_prints(driver: Driver) -> None:
     last_line.leave("a stream", "an earlier failure")
     last_line.leave("", "what to do")
-    waiting = last_line._started[-1]
+    waiting = last_line.STARTED[-1]
     until(lambda: str(driver.log) in opened_by(waiting.pid))
     with driver.log.open("a") as log:
         log.write("a traceback\n")
@@ -62,7 +62,7 @@ def test_the_last_failure_comes_behind_all_that_the_driver_prints(driver: Driver
 
 def test_a_write_that_is_committed_later_takes_the_line_back(driver: Driver) -> None:
     last_line.leave("", "what to do")
-    waiting = last_line._started[-1]
+    waiting = last_line.STARTED[-1]
     last_line.take_back("another stream")
     assert waiting.poll() is None
     last_line.take_back("")
@@ -72,7 +72,7 @@ def test_a_write_that_is_committed_later_takes_the_line_back(driver: Driver) -> 
 
 
 def test_a_pid_that_another_process_has_by_now_is_left_alone(driver: Driver) -> None:
-    spark_application.note(last_line._NOTE, json.dumps([driver.process.pid, "another start", ""]))
+    spark_application.note(last_line.NOTE, json.dumps([driver.process.pid, "another start", ""]))
     last_line.take_back("")
     assert driver.process.poll() is None
 

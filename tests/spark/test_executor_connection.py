@@ -158,7 +158,7 @@ def test_a_watch_that_cannot_start_is_started_by_the_next_task(
 ) -> None:
     """Catches: a process at its limit of threads once noticed no hang-up any more, and kept descriptors."""
     jvm, worker = pair
-    monkeypatch.setattr(executor_connection, "_WATCHER", executor_connection._Watcher())
+    monkeypatch.setattr(executor_connection, "WATCHER", executor_connection.Watcher())
     before = set(os.listdir("/dev/fd"))
     noticed = threading.Event()
     with monkeypatch.context() as limited:
@@ -182,7 +182,7 @@ def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair, *, is_bus
     jvm, worker = pair
     with watched(worker.fileno(), lambda _: None):
         """The parent's thread runs."""
-    pipe = executor_connection._WATCHER._wakeup
+    pipe = executor_connection.WATCHER._wakeup
     assert pipe is not None
 
     def watches_anew() -> bool:
@@ -193,11 +193,11 @@ def test_a_forked_process_watches_with_a_thread_of_its_own(pair: Pair, *, is_bus
             return noticed.wait(PATIENCE_S) and not kept
 
     def watches_nothing() -> bool:
-        return not executor_connection._WATCHER._watched
+        return not executor_connection.WATCHER._watched
 
     with watched(worker.fileno(), lambda _: None):
         assert in_a_fork(watches_nothing)
-    with executor_connection._WATCHER._lock if is_busy else nullcontext():
+    with executor_connection.WATCHER._lock if is_busy else nullcontext():
         assert in_a_fork(watches_anew)
 
 
