@@ -21,7 +21,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -32,7 +31,7 @@ from local_kafka.jars import find_java
 from local_kafka.processes import SupervisedProcesses
 from tests.support.jvms import SPARK_VARIABLE
 from tests.support.ports import free_port
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 
 # Small and quickly up: these JVMs only start others.
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -112,8 +111,7 @@ class StandaloneCluster:
         names = [name for name in self.hosts if (self._folder / name).exists()]
         for name in names:
             processes.signal(name, signal.SIGTERM)
-        with suppress(AssertionError):
-            until(lambda: not any(map(processes.is_running, names)), within_s=_END_S)
+        within(lambda: not any(map(processes.is_running, names)), _END_S, _POLL_S)
         processes.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
