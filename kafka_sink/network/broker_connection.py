@@ -266,15 +266,6 @@ class BrokerConnection:
     def in_flight(self) -> int:
         return self.protocol.in_flight
 
-    @property
-    def wants_write(self) -> bool:
-        if self.transport is None:
-            return False
-        waiting = self.protocol.send_buffer
-        if self.state is ConnectionState.CONNECTING or self.transport.wants_write:
-            return True
-        return waiting.written_bytes < waiting.queued_bytes
-
     def waiting_ms(self, now_ms: float) -> float:
         """How long the oldest request has been in flight; 0 if there is none."""
         oldest = self.protocol.oldest()

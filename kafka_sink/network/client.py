@@ -280,8 +280,7 @@ class NetworkClient:
         Raises ValueError, and changes nothing, where the connection is not ready. The next poll reports a
         broken stream.
         """
-        connection.submit(request, now_ms)
-        self._advance(connection, lambda: self._flush(connection))
+        self._advance(connection, lambda: connection.submit(request, now_ms))
 
     def poll(self, timeout_ms: float, now_ms: float) -> int:
         """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up. Then call the callbacks of what has
@@ -345,7 +344,7 @@ class NetworkClient:
         if connection.state is ConnectionState.PREPARING:
             self._advance(connection, connection.prepared)
         if connection.login_is_due(now_ms):
-            self._advance(connection, lambda: self._renew(connection, now_ms))
+            self._advance(connection, lambda: connection.renew_login(now_ms))
         if connection.idle_too_long(now_ms):
             self._discard(connection)
             return
@@ -353,37 +352,35 @@ class NetworkClient:
         if cause is not None:
             self._drop(connection, cause)
 
-    def _renew(self, connection: BrokerConnection, now_ms: float) -> None:
-        connection.renew_login(now_ms)
-        self._flush(connection)
-
     def _advance(self, connection: BrokerConnection, step: Callable[[], None]) -> None:
-        """One step of a connection; what goes wrong in it ends that connection and nothing else.
+        """One step of a connection, and what it has to write as far as the stream takes it; what goes wrong
+        ends that connection and nothing else.
 
         Then the selector's events are updated, only if they changed: each update is a system call.
         """
         before = connection.transport
         try:
             step()
+            for request in connection.flush():
+                self._happened.append(partial(request.on_response, None))
         except (OSError, KafkaSinkError) as error:
             self._drop(connection, error)
             return
         transport = connection.transport
         if transport is None:
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
+        waiting, events = connection.protocol.send_buffer, selectors.EVENT_READ
+        is_connecting = connection.state is ConnectionState.CONNECTING
+        if is_connecting or transport.wants_write or waiting.written_bytes < waiting.queued_bytes:
+            events |= selectors.EVENT_WRITE
         if before is None:
             self._selector.register(transport, events, connection)
         elif connection.watched_events != events:
             self._selector.modify(transport, events, connection)
         connection.watched_events = events
 
-    def _flush(self, connection: BrokerConnection) -> None:
-        for request in connection.flush():
-            self._happened.append(partial(request.on_response, None))
-
     def _serve(self, connection: BrokerConnection, mask: int) -> None:
-        """Read and write what its socket takes and has."""
+        """Continue to connect, and read what has come."""
         now_ms = self._clock_ms()
         if mask & selectors.EVENT_WRITE:
             connection.writable(now_ms)
@@ -404,7 +401,6 @@ class NetworkClient:
                 completed = connection.next_response(now_ms)
             if connection.transport is None or not connection.transport.buffered:
                 break
-        self._flush(connection)
 
     def _fail_metadata(self, connection: BrokerConnection, request: Request, error_code: int) -> None:
         if error_code == REBOOTSTRAP_REQUIRED and self._rebootstraps:
