@@ -22,7 +22,7 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
@@ -205,7 +205,7 @@ def _has_hung_up(descriptor: int) -> bool:
     return bool(poller.poll(0))
 
 
-def executor_socket() -> int | None:
+def executor_socket(environ: Mapping[str, str] = os.environ, descriptors: str = "/dev/fd") -> int | None:
     """The descriptor of the socket that this thread's task reads its rows from. None outside Spark's workers.
 
     PySpark has no public API for it. In a worker of the daemon, it is ``infile`` in the frame of
@@ -218,7 +218,7 @@ def executor_socket() -> int | None:
     try:
         descriptor = infile.fileno()
     except (AttributeError, OSError, ValueError):
-        return _connected_to_factory()
+        return _connected_to_factory(environ, descriptors)
     return descriptor if _is_socket(descriptor) else None
 
 
@@ -235,12 +235,12 @@ def _infile_of_worker() -> IO[bytes] | None:
     return None
 
 
-def _connected_to_factory() -> int | None:
+def _connected_to_factory(environ: Mapping[str, str], descriptors: str) -> int | None:
     """The open socket whose peer is the one that PythonWorkerFactory named in the environment."""
-    path = os.environ.get("PYTHON_WORKER_FACTORY_SOCK_PATH")
-    port = os.environ.get("PYTHON_WORKER_FACTORY_PORT")
+    path = environ.get("PYTHON_WORKER_FACTORY_SOCK_PATH")
+    port = environ.get("PYTHON_WORKER_FACTORY_PORT")
     try:
-        names = os.listdir("/dev/fd")
+        names = os.listdir(descriptors)
     except OSError:
         return None  # a container without it, or without /proc
     for descriptor in map(int, names):

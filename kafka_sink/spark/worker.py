@@ -39,12 +39,12 @@ _SPARK_ARCHIVES = ("pyspark", "py4j-", "spark-core_")
 _READS_AT_ONCE = sys.version_info < (3, 12)
 
 
-def forget_spark_archives() -> None:
+def forget_spark_archives(reads_at_once: bool = _READS_AT_ONCE) -> None:
     """Remove the finders of Spark's archives. The next import recreates them from zipimport's own cache.
 
     Called when a worker is about to become idle. The user's archives are not affected.
     """
-    if not _READS_AT_ONCE:
+    if not reads_at_once:
         return
     for path, finder in list(sys.path_importer_cache.items()):
         # Folders within an archive, such as pyspark.zip/pyspark/sql, have their own finders.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -93,11 +91,3 @@ class C(Sequence[int]): ...
 class D: ...
 """
     assert [house.is_value(node) for node in ast.parse(source).body] == [True, True, True, False]
-
-
-def test_it_traces_the_way_of_a_row() -> None:
-    script = [sys.executable, str(ROOT / "tools" / "count_house.py"), "--names"]
-    shown = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert {"task/producer:Producer.send", "engine/sender:Sender.run_once"} <= {
-        line.strip() for line in shown
-    }

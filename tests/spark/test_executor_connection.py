@@ -6,7 +6,7 @@ import io
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -288,20 +288,17 @@ def test_rows_are_acknowledged_before_the_kernel_would(pair: Pair) -> None:
     assert set(os.listdir("/dev/fd")) <= before
 
 
-def test_a_default_timeout_does_not_change_the_workers_socket(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_default_timeout_does_not_change_the_workers_socket(pair: Pair) -> None:
     """Catches: after a user's socket.setdefaulttimeout, PyArrow read from a socket that did not block,
     and found the rows cut off."""
     _, worker = pair
-    monkeypatch.setenv("PYTHON_WORKER_FACTORY_PORT", "1")
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(30)
     try:
         rows = acknowledged(iter([pa.record_batch({"value": pa.array(["a"])})]), worker.fileno())
         assert next(rows).num_rows == 1
         assert os.get_blocking(worker.fileno())
-        assert in_a_worker(io.BytesIO()) is None
+        assert in_a_worker(io.BytesIO(), {"PYTHON_WORKER_FACTORY_PORT": "1"}) is None
         assert os.get_blocking(worker.fileno())
         assert next(rows, None) is None
     finally:
@@ -315,10 +312,12 @@ def test_rows_without_a_socket_pass_as_they_are() -> None:
 # -- where the socket is found --------------------------------------------------------------------------
 
 
-def in_a_worker(infile: object) -> int | None:
+def in_a_worker(
+    infile: object, environ: Mapping[str, str] = os.environ, descriptors: str = "/dev/fd"
+) -> int | None:
     """What a task finds below a function in the place of pyspark.worker.main."""
     source = "def main(infile, outfile):\n    return run()\n"
-    names: dict[str, Any] = {"run": lambda: executor_socket()}
+    names: dict[str, Any] = {"run": lambda: executor_socket(environ, descriptors)}
     exec(compile(source, "/spark/python/lib/pyspark.zip/pyspark/worker.py", "exec"), names)
     found: int | None = names["main"](infile, None)
     return found
@@ -330,33 +329,27 @@ def test_a_worker_of_the_daemon_reads_rows_from_its_infile(pair: Pair) -> None:
         assert in_a_worker(infile) == infile.fileno()
 
 
-def test_a_worker_without_daemon_finds_what_it_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_daemon_finds_what_it_connected_to() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("PYTHON_WORKER_FACTORY_PORT", str(server.getsockname()[1]))
+        environ = {"PYTHON_WORKER_FACTORY_PORT": str(server.getsockname()[1])}
         with socket.create_connection(server.getsockname()) as worker, worker.makefile("rwb") as infile:
-            assert in_a_worker(infile) == worker.fileno()
+            assert in_a_worker(infile, environ) == worker.fileno()
 
 
 def test_a_worker_without_daemon_finds_a_unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a path of a Unix socket is short
-    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SOCK_PATH", "s")
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as worker:
         server.bind("s")
         server.listen()
         worker.connect("s")
         with worker.makefile("rwb") as infile:
-            assert in_a_worker(infile) == worker.fileno()
+            assert in_a_worker(infile, {"PYTHON_WORKER_FACTORY_SOCK_PATH": "s"}) == worker.fileno()
 
 
-def test_a_worker_that_cannot_list_its_descriptors_watches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_list_its_descriptors_watches_nothing() -> None:
     """Catches: FileNotFoundError for /dev/fd in place of a task."""
-
-    def fails(path: str) -> list[str]:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(os, "listdir", fails)
     with io.BytesIO() as infile:
-        assert in_a_worker(infile) is None
+        assert in_a_worker(infile, descriptors="/no/such/folder") is None
 
 
 def test_outside_of_a_worker_there_is_none(tmp_path: Path) -> None:

@@ -48,22 +48,18 @@ def zip_finders() -> set[str]:
 
 
 @pytest.mark.usefixtures("on_path")
-def test_only_sparks_archives_lose_their_finders_folders_in_them_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_sparks_archives_lose_their_finders_folders_in_them_too() -> None:
     before = zip_finders()
     assert {"pyspark", "users"} <= before
-    monkeypatch.setattr(worker, "_READS_AT_ONCE", True)
-    worker.forget_spark_archives()
+    worker.forget_spark_archives(reads_at_once=True)
     assert zip_finders() == before - {"pyspark", "py4j-0.10.9.9-src", "spark-core_2.13-4.1.1"}
     assert importlib.reload(sys.modules["found_in_pyspa.inner"]).VALUE == 7, "imports from them go on"
 
 
 @pytest.mark.usefixtures("on_path")
-def test_from_python_3_12_on_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_python_3_12_on_nothing_is_done() -> None:
     before = dict(sys.path_importer_cache)
-    monkeypatch.setattr(worker, "_READS_AT_ONCE", False)
-    worker.forget_spark_archives()
+    worker.forget_spark_archives(reads_at_once=False)
     assert sys.path_importer_cache == before
 
 
