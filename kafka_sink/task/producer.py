@@ -453,14 +453,14 @@ class Producer:
         deliveries, dead_letters = self.sender.deliveries, self._task.dead_letters
         self._parts.appender.flush()
         is_complete = False
-        while not is_complete:
-            with self.activity.waiting(BROKER):
+        with self.activity.waiting(BROKER):
+            while not is_complete:
                 is_complete = self.accumulator.await_completion(
                     _WATCH_MS / 1000,
                     lambda: deliveries.has_failed or (dead_letters is not None and dead_letters.is_waiting),
                 )
-            # Brokers reject rows meanwhile, and dead letters that are too large.
-            is_complete &= not self._check_and_write_dead_letters()
+                # Brokers reject rows meanwhile, and dead letters that are too large.
+                is_complete &= not self._check_and_write_dead_letters()
         self.accumulator.flushing = False
 
     @property

@@ -97,6 +97,28 @@ def once_it_waits(producer: Producer, state: str, act: Callable[[], None]) -> No
     threading.Thread(target=wait).start()
 
 
+def test_a_wait_for_responses_is_one_wait_however_often_the_task_looks(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: the live view says that a task has waited for a second at most, as its look at the sender's
+    thread began a new wait."""
+    monkeypatch.setattr("kafka_sink.task.producer._WATCH_MS", 5.0)
+    began: set[float] = set()
+
+    def thaw() -> None:
+        for _ in range(20):
+            began.add(producer.activity.current[1])
+            time.sleep(0.01)
+        cluster.thaw(0)
+
+    with task(cluster) as producer:
+        cluster.freeze(0)
+        once_it_waits(producer, BROKER, thaw)
+        producer.send(rows(0, 50))
+        assert producer.finish().records == 50
+    assert len(began) == 1
+
+
 @pytest.mark.parametrize("work", WAITS, ids=lambda w: w.__name__)
 def test_a_task_that_is_interrupted_leaves_nothing_behind(cluster: FakeCluster, work: Work) -> None:
     seen: list[Producer] = []
