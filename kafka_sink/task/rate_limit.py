@@ -107,7 +107,11 @@ class RateLimit:
             is_shared = self.grants is not None and self.job and self.grants.is_shared
             if is_shared and not despite_coordinator:
                 return 0
-            self._refill()
+            now_ms = self._clock_ms()
+            for name, share in self._share.items():
+                level = self._levels[name] + share * (now_ms - self._at_ms) / 1000
+                self._levels[name] = min(share * _SLICE_S, level)
+            self._at_ms = now_ms
             delay_ms = max(-level / self._share[name] * 1000 for name, level in self._levels.items())
             if delay_ms < 0:
                 break
@@ -118,10 +122,3 @@ class RateLimit:
         for name in self._levels:
             self._levels[name] -= wanted[name] * taken / rows
         return taken
-
-    def _refill(self) -> None:
-        now_ms = self._clock_ms()
-        passed_s = (now_ms - self._at_ms) / 1000
-        self._at_ms = now_ms
-        for name, share in self._share.items():
-            self._levels[name] = min(share * _SLICE_S, self._levels[name] + share * passed_s)

@@ -83,14 +83,20 @@ class TaskReporter:
         """The report of the present task."""
         now_ms = self._clock_ms()
         state, since_ms = self._parts.activity.current
-        began = self.transaction_since_ms
+        state_ms = max(0.0, now_ms - since_ms)
+        began, counts = self.transaction_since_ms, self.counts()
+        # Waits count when they end. The one that goes on must show, too.
+        if state == MEMORY:
+            counts = replace(counts, pool_wait_ms=counts.pool_wait_ms + state_ms)
+        elif state == LIMIT:
+            counts = replace(counts, rate_wait_ms=counts.rate_wait_ms + state_ms)
         return TaskReport(
             cluster_name(self._parts.accumulator.options),
             identity,
             elapsed_ms=max(0.0, now_ms - self.started_ms),
             state=state,
-            state_ms=max(0.0, now_ms - since_ms),
-            counters=_rounded(self._counts_so_far(state, max(0.0, now_ms - since_ms)).by_name()),
+            state_ms=state_ms,
+            counters=_rounded(counts.by_name()),
             gauges={} if done else _rounded(self._gauges()),
             topics=dict(named_topics(self._parts.sender.deliveries.topics())),
             brokers=self._brokers(now_ms, done=done),
@@ -101,15 +107,6 @@ class TaskReporter:
             transaction_ms=None if began is None else max(0.0, now_ms - began),
             done=done,
             failed=failed,
-        )
-
-    def _counts_so_far(self, state: str, state_ms: float) -> TaskCounts:
-        # Waits count when they end. The one that goes on must show, too.
-        counts = self.counts()
-        return replace(
-            counts,
-            pool_wait_ms=counts.pool_wait_ms + (state_ms if state == MEMORY else 0.0),
-            rate_wait_ms=counts.rate_wait_ms + (state_ms if state == LIMIT else 0.0),
         )
 
     def counts(self) -> TaskCounts:
