@@ -158,7 +158,6 @@ class AppendPass:
         self._stop_run = stop_run
         self._now_ms = now_ms
         self._dead_letters = dead_letters
-        self._limits: list[TopicLimits] = []
         # Memory for new batches.
         self._taken: list[ChunkedBuffer] = []
         self._opened = False
@@ -207,14 +206,6 @@ class AppendPass:
             if id(buffer) not in owned:
                 buffer.release()
 
-    def _add(self, batch: ProducerBatch, limits: TopicLimits, start: int, stop: int) -> None:
-        batch.held = True
-        batch.free &= self.ordered.free
-        self.batches.append(batch)
-        self._limits.append(limits)
-        first = self.start
-        self.ranges.append(RowRange(start - first, stop - first, batch.record_count, batch.base_timestamp))
-
     def _close(self, batch: ProducerBatch) -> None:
         """``batch`` takes no more rows. It is sealed after this pass's rows are in, and held till then."""
         batch.held = True
@@ -235,7 +226,11 @@ class AppendPass:
                 return False
         elif tail.codec is not None and self._allocator.pool.overdrawn:
             return False
-        self._add(tail, limits, start, stop)
+        tail.held = True
+        tail.free &= ordered.free
+        self.batches.append(tail)
+        rows = start - self.start, stop - self.start
+        self.ranges.append(RowRange(*rows, tail.record_count, tail.base_timestamp))
         return True
 
     def _open(
@@ -252,11 +247,13 @@ class AppendPass:
             self.ordered.timestamp(start),
             self._now_ms,
         )
+        batch.held = True
         batch.free = self.ordered.free
         batch.dead_letters = self._dead_letters
         self._accumulator.enqueue(partition, batch)
         self._opened = True
-        self._add(batch, limits, start, stop)
+        self.batches.append(batch)
+        self.ranges.append(RowRange(start - self.start, stop - self.start, 0, batch.base_timestamp))
 
     def _open_for_runs(self, run: int, stop_run: int) -> int:
         """Put whole runs from ``run`` on into new batches, up to the first whose partition has an open batch,
@@ -362,10 +359,11 @@ class AppendPass:
         """Close full batches and let the others go, under the lock. Return whether to wake the
         sender."""
         # One iteration per partition: for short runs, calls are most of the cost.
-        for batch, limits in zip(self.batches, self._limits, strict=True):
+        for batch in self.batches:
             if batch.state is not BatchState.OPEN:
                 # A closed batch stays held until it is sealed.
                 continue
+            limits = self._accumulator.limits_of(batch.partition.topic)
             # Most batches are far from full: runs are short where partitions are many.
             if batch.buffer.overflowed or (
                 2 * batch.raw_bytes >= limits.write_limit and limits.is_full(batch)

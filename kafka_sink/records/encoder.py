@@ -96,7 +96,9 @@ def encode(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRang
     count = rows.payload.count
     if count == 0:
         return [memoryview(b"") for _ in runs]
-    heads = heads_of(rows, timestamps, runs)
+    heads = by_ranges(rows, timestamps, runs) if isinstance(timestamps, int) else None
+    if heads is None:
+        heads = _by_mask(rows, timestamps, runs)
     size = heads.ends[-1]
     if size > _MAX_JOIN:
         raise OverflowError(f"{count} rows encode to {size} bytes; a table stays below 2 GiB")
@@ -211,15 +213,6 @@ class Heads:
     ends: list[int]
 
 
-def heads_of(rows: RecordColumns, timestamps: Int64s | int, runs: Sequence[RowRange]) -> Heads:
-    """Heads of all rows, which the runs cover without gaps; ``timestamps`` one a row, or the same for all."""
-    if isinstance(timestamps, int):
-        heads = _by_ranges(rows, timestamps, runs)
-        if heads is not None:
-            return heads
-    return _by_mask(rows, timestamps, runs)
-
-
 # -- by ranges ------------------------------------------------------------------------------------------
 
 
@@ -256,8 +249,9 @@ def _layout(fields: Sequence[Field]) -> _Layout:
     return bytes(template), columns
 
 
-def _by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[RowRange]) -> Heads | None:
-    """None if the ranges are too many, or a number's width changes within one."""
+def by_ranges(rows: RecordColumns, timestamp: int, runs: Sequence[RowRange]) -> Heads | None:
+    """Heads of all rows, which the runs cover without gaps. None if the ranges are too many, or a number's
+    width changes within one."""
     if len(runs) * _MIN_RANGE_ROWS > rows.payload.count or rows.has_nulls:
         return None
     if max(run.base_offset + run.stop - run.start for run in runs) > _FOUR_BYTES:

@@ -36,11 +36,7 @@ class ColumnLengths:
     def of(cls, chunks: Sequence[pa.Array]) -> ColumnLengths:
         """The lengths of a column that consists of these string or binary arrays."""
         found = [arrays.lengths(chunk) for chunk in chunks]
-        return cls.from_numbers(found[0] if len(found) == 1 else _joined(found))
-
-    @classmethod
-    def from_numbers(cls, numbers: Ints) -> ColumnLengths:
-        """Lengths that are given as numbers."""
+        numbers = found[0] if len(found) == 1 else _joined(found)
         if len(numbers) == 0:
             return cls(0, 0, 0)
         smallest, largest = int(numbers.min()), int(numbers.max())
@@ -101,11 +97,11 @@ def _as_narrow(numbers: Ints, largest: int) -> Ints:
 _EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 
 
-def encode_headers(headers: pa.Array) -> tuple[pa.Array, Int64s]:
+def encode_headers(headers: pa.Array) -> pa.Array:
     """The header section of every row: count, then key and value of each header.
 
     ``headers`` is list<struct<key: string, value: binary>> (list or large_list, sliced or not); a null
-    list is no header. Returns a binary array and its lengths in bytes.
+    list is no header. Returns a binary array.
 
     Raises ``ValueError`` for a null header key, which Kafka does not allow.
     """
@@ -117,19 +113,17 @@ def encode_headers(headers: pa.Array) -> tuple[pa.Array, Int64s]:
         raise ValueError("a header has a null key")
     count = varint.column(counts)
     count_bytes = binary(varint.lay_out([count], len(counts)), count.widths, len(counts))
-    count_widths = np.broadcast_to(count.widths, len(counts)).astype(np.int64)
     if len(flat) == 0:
-        return count_bytes, count_widths
+        return count_bytes
     entries, entry_lengths = _header_entries(as_binary(keys), as_binary(values))
     ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)))
     bytes_at = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(entry_lengths)))
-    per_row = np.diff(bytes_at[ends])
     grouped = pa.Array.from_buffers(
         pa.binary(),
         len(counts),
         [None, pa.py_buffer(bytes_at[ends].astype(np.int32)), entries.buffers()[2]],
     )
-    return _join([count_bytes, grouped]), count_widths + per_row
+    return _join([count_bytes, grouped])
 
 
 def _header_entries(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, Int64s]:
@@ -199,8 +193,8 @@ class RecordColumns:
         payload = key_lengths.with_prefix().plus(value_lengths.with_prefix())
         encoded = None
         if headers is not None:
-            encoded, sizes = encode_headers(headers)
-            payload = payload.plus(ColumnLengths.from_numbers(sizes))
+            encoded = encode_headers(headers)
+            payload = payload.plus(ColumnLengths.of([encoded]))
         return cls(key, tuple(value), encoded, key_lengths, value_lengths, payload)
 
     @property

@@ -156,8 +156,10 @@ def test_keys_that_are_alike_and_short_travel_with_the_numbers() -> None:
     """Two parts a record instead of four."""
     rows = [{"key": b"k%05d" % n, "value": b"v%d" % n, "headers": None} for n in range(2000)]
     runs = [RowRange(0, 2000, 0, NOW)]
-    inline = record_heads.heads_of(columns_of(rows, 1, pa.binary()), NOW, runs)
+    inline = record_heads.by_ranges(columns_of(rows, 1, pa.binary()), NOW, runs)
+    assert inline is not None
     assert inline.middle is None
     rows[7]["key"] = b"longer than the others"
-    apart = record_heads.heads_of(columns_of(rows, 1, pa.binary()), NOW, runs)
+    apart = record_heads.by_ranges(columns_of(rows, 1, pa.binary()), NOW, runs)
+    assert apart is not None
     assert apart.middle is not None
