@@ -184,17 +184,18 @@ class AppendPass:
             stop = starts[run + 1]
             partition = accumulator.partition(ordered.partitions[run])
             limits = accumulator.limits_of(partition.id.topic)
+            tail = open_batch_of(partition)
             if granted is not None:
                 # It may be smaller than the batch: the next pass looks at the rest.
                 self._open(granted, partition, limits, start, granted_stop)
                 start, granted = granted_stop, None
             else:
                 # Memory for one run alone needs no common call.
-                if start == starts[run] and run + 1 < self._stop_run and open_batch_of(partition) is None:
+                if start == starts[run] and run + 1 < self._stop_run and tail is None:
                     opened = self._open_for_runs(run, min(self._stop_run, run + _OPENED_AT_ONCE))
                     if run < opened:
                         continue
-                start = self._place_run(partition, limits, start, stop)
+                start = self._place_run(partition, limits, tail, start, stop)
             if start < stop:
                 self.stop = start
                 return
@@ -282,17 +283,17 @@ class AppendPass:
             run += 1
         return run
 
-    def _place_run(self, partition: Partition, limits: TopicLimits, start: int, stop: int) -> int:
-        """Place a run in as many batches as it needs; return the first row without a place."""
-        while start < stop:
-            tail = open_batch_of(partition)
-            if tail is not None:
-                start = self._place_in_tail(tail, limits, start, stop)
-                if start == stop:
-                    break
+    def _place_run(
+        self, partition: Partition, limits: TopicLimits, tail: ProducerBatch | None, start: int, stop: int
+    ) -> int:
+        """Place a run in as many batches as it needs, the first its partition's open one, ``tail``; return
+        the first row without a place."""
+        if tail is not None:
+            start = self._place_in_tail(tail, limits, start, stop)
+            if start < stop:
                 # Full, or the pool is exhausted: the sender can take it either way before anything blocks.
                 self._close(tail)
-                continue
+        while start < stop:
             end = self._place_in_new_batch(partition, limits, start, stop)
             if end == start:
                 break
