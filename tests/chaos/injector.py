@@ -52,20 +52,20 @@ class Injector:
 
     def _strike_broker(self, event: Event) -> None:
         cluster, broker = self._cluster, event.broker
-        if event.fault is Fault.FREEZE:
-            cluster.freeze(broker)
-            time.sleep(event.lasts_ms / 1000)
-            cluster.thaw(broker)
-            return
         if event.fault is Fault.STOP:
             cluster.stop(broker, 60)
+        elif event.fault is Fault.FREEZE:
+            cluster.freeze(broker)
         else:
             if event.fault is Fault.FREEZE_KILL:
                 cluster.freeze(broker)
                 time.sleep(_FROZEN_S)
             cluster.kill(broker)
         time.sleep(event.lasts_ms / 1000)
-        cluster.start(broker)
+        if event.fault is Fault.FREEZE:
+            cluster.thaw(broker)
+        else:
+            cluster.start(broker)
 
     def _strike_wire(self, proxy: Proxy, event: Event) -> None:
         fault = event.fault
