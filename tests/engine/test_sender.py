@@ -17,10 +17,11 @@ from kafka_sink.engine.sender import Sender, take_muted
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.network.produce import ProduceResponse
+from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.breaker_cluster import IdleBreaker
 from tests.support.brokers import Brokers
 from tests.support.fake_broker import FakeCluster
-from tests.support.scripted_cluster import rows, task, written
+from tests.support.scripted_cluster import mutes, rows, task, written
 from tests.support.waiting import until
 
 # Kafka's defaults: what a cluster that is away is tried with.
@@ -246,3 +247,28 @@ def test_muted_partitions_are_taken_out_of_what_is_ready() -> None:
     ready = {one: [free, held], two: [alone]}
     assert take_muted(ready, names[1:]) == {one: [held], two: [alone]}
     assert ready == {one: [free]}
+
+
+def test_a_gone_brokers_muted_partitions_are_looked_up_though_others_wait_for_it_too() -> None:
+    """Catches: a broker with muted partitions and with others of another topic, of which only the others'
+    topic was looked up, so that the muted partition's rows never found its new leader."""
+    muted, other = TopicPartition("t", 1), "other"
+    breaker_class = f"{IdleBreaker.__module__}.{IdleBreaker.__name__}"
+    options: dict[str, object] = {"producer_circuit_breaker_class": breaker_class}
+    options["producer_circuit_breaker_mute_retry_interval"] = 100
+    with FakeCluster({"t": 2, other: 2}, brokers=2) as cluster, task(cluster, **options) as producer:
+        plan = ColumnPlan.of([("value", "binary"), ("partition", "int")], other)
+        producer.send(rows(0, 1, partition=1))
+        producer.send(rows(1, 1, partition=1), plan=plan)
+        until(lambda: producer.acknowledged == 2, "both topics are known")
+        producer.breaker.manager.mute(muted)
+        producer.sender.wakeup()
+        until(lambda: muted in mutes(producer), "the mute")
+        cluster.stop(1)
+        until(lambda: not producer.cluster.brokers[1].is_connected, "the sender knows")
+        cluster.move_leader("t", 1, 0)
+        # First, so that the muted one's rows never wait alone.
+        producer.send(rows(2, 1, partition=1), plan=plan)
+        producer.send(rows(3, 1, partition=1))
+        until(lambda: written(cluster, 1)[-1] == 3, "the new leader has the rows", within_s=10)
+        producer.close(abort=True)
