@@ -700,16 +700,21 @@ class ReportService(Service):
         self._metrics = metrics
         # By task, the interval that it was told.
         self.told: dict[int, float] = {}
+        # How many reports may be taken at once, as of then.
+        self._admitted, self._admitted_ms = _REPORTS_PER_S, -math.inf
 
     @receives(TaskReport)
     def on_task_report(self, peer: int, message: TaskReport, now_ms: float) -> None:
         if message.state not in STATES:
             raise ProtocolError(f"unknown state of a task {printable(repr(message.state), 60)}")
-        self._metrics.report(message, now_ms)
+        # After a stall or a restart thousands come together. They are totals: the next one has it all.
+        is_taken = message.done or self._admits(now_ms)
+        if is_taken:
+            self._metrics.report(message, now_ms)
         known_ms = self.told.setdefault(peer, MIN_INTERVAL_MS)
         self._set_interval()
         interval_ms = self._metrics.interval_ms
-        if abs(interval_ms - known_ms) > _NEWS * known_ms:
+        if not is_taken or abs(interval_ms - known_ms) > _NEWS * known_ms:
             self.told[peer] = interval_ms
             self.out.send(peer, ReportEvery(interval_ms))
 
@@ -717,6 +722,13 @@ class ReportService(Service):
         """However short its tasks are, a worker sends about one report in an interval."""
         wanted_ms = len(self.told) / _REPORTS_PER_S * 1000
         self._metrics.interval_ms = min(max(MIN_INTERVAL_MS, wanted_ms), _LONGEST_INTERVAL_MS)
+
+    def _admits(self, now_ms: float) -> bool:
+        refill = _REPORTS_PER_S * (now_ms - self._admitted_ms) / 1000
+        self._admitted, self._admitted_ms = min(_REPORTS_PER_S, self._admitted + refill), now_ms
+        is_admitted = self._admitted >= 1
+        self._admitted -= is_admitted
+        return is_admitted
 
     @receives(WriteEnded)
     def on_write_ended(self, peer: int, message: WriteEnded, now_ms: float) -> None:

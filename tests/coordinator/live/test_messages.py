@@ -10,6 +10,7 @@ import pytest
 
 from kafka_sink.clock import STARTING, WAIT_LISTENER
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
+from kafka_sink.coordinator.live.application import ReportService
 from kafka_sink.coordinator.live.messages import (
     AboutJob,
     DriverWaiting,
@@ -23,6 +24,7 @@ from kafka_sink.coordinator.live.messages import (
 from kafka_sink.coordinator.schema import Message, decode, deliver, encode
 from kafka_sink.errors import DeliveryError, ProtocolError
 from kafka_sink.options import parse
+from tests.support.fake_outbox import FakeOutbox
 from tests.support.task_reports import TASK, Board, final, full_report, report
 
 
@@ -139,6 +141,35 @@ def test_a_task_that_has_failed_or_has_reported_is_always_told_of() -> None:
     task.channel.end(report(1, replace(TASK, task=4), done=True))
     task.now_ms = 1_400.0
     assert [one.identity.task for one in task.send()] == [4]
+
+
+def test_thousands_that_report_at_once_take_turns_and_lose_nothing() -> None:
+    """Catches: after a restart 4,000 reports of 0.4 ms each held up what tasks need."""
+    board, out = Board(), FakeOutbox()
+    service = ReportService(out, board.metrics)
+    tasks = [Task() for _ in range(500)]
+    came: list[float] = []
+    for number, task in enumerate(tasks):
+        task.rows = 1
+        task.channel.begin(replace(TASK, task=number))
+    for now_ms in range(0, 6_001, 100):
+        for number, task in enumerate(tasks):
+            task.now_ms = float(now_ms)
+            for message in task.send():
+                deliver(service, number, message, task.now_ms)
+                came.append(task.now_ms)
+        for number, reply in out.taken():
+            deliver(tasks[number].channel, reply, float(now_ms))
+        board.metrics.sample(float(now_ms))
+        assert board.metrics.reports <= 200 * (1 + now_ms / 1000)
+    # Each of them, the last one after 2.5 s, and no more of them than were asked for.
+    assert board.total() == 500
+    assert sum(1_000 <= one <= 3_500 for one in came) == pytest.approx(500, abs=200)
+    assert sum(one > 3_500 for one in came) < 2.5 * 250
+    # The last reports of tasks are taken, however many come.
+    for number in range(500):
+        deliver(service, number, report(2, replace(TASK, task=number), done=True), 6_000.0)
+    assert board.total() == 1_000
 
 
 def test_a_task_keeps_to_the_interval_that_it_was_told() -> None:
