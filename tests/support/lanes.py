@@ -26,6 +26,8 @@ FIRST = (
     "tests/security/test_secured_broker.py",
     "tests/coordinator/test_launcher.py",
     "tests/local_kafka/test_local_broker.py",
+    "old_broker",
+    "chromium",
 )
 # Modules whose tests each start JVMs or other processes. Two tests of one such module never run side by side,
 # but those that need no more than what others share run where that is.
