@@ -324,15 +324,16 @@ class ReportChannel(Channel):
 def report_end(address: CoordinatorAddress, ended: WriteEnded, tell: _Tell = tell) -> None:
     """Called on the driver when a write commits or aborts: waits for the confirmation. Raises nothing."""
     was_silent = spark_application.happened_within(_SILENT, _SILENT_S)
-    _tell_quietly(address, ended, _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS, tell)
-
-
-def _tell_quietly(address: CoordinatorAddress, message: Message, timeout_ms: float, tell: _Tell) -> None:
     with suppress(OSError):
-        try:
-            tell(address, message, timeout_ms)
-        except (TimeoutError, KafkaSinkError):
-            spark_application.remember(_SILENT)
+        _tell_or_remember(address, ended, _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS, tell)
+
+
+def _tell_or_remember(address: CoordinatorAddress, message: Message, timeout_ms: float, tell: _Tell) -> None:
+    """Raises OSError where another coordinator may be there soon."""
+    try:
+        tell(address, message, timeout_ms)
+    except (TimeoutError, KafkaSinkError):
+        spark_application.remember(_SILENT)
 
 
 class DriverWaiting:
@@ -378,6 +379,8 @@ class DriverWaiting:
         self._tell(replace(self._over, awaited=cut(text), age_ms=age_ms, left_ms=left_ms))
 
     def _tell(self, message: DriverWaits) -> None:
-        address = self._find()
-        if address is not None and not spark_application.happened_within(_SILENT, _WAIT_UNREPORTED_S):
-            _tell_quietly(address, message, _SHORT_TIMEOUT_MS, self._tell_coordinator)
+        # Also where the folder cannot be used: planning warns of that.
+        with suppress(OSError):
+            address = self._find()
+            if address is not None and not spark_application.happened_within(_SILENT, _WAIT_UNREPORTED_S):
+                _tell_or_remember(address, message, _SHORT_TIMEOUT_MS, self._tell_coordinator)

@@ -106,6 +106,8 @@ class LivePages:
         self._interval_ms = interval_ms
         self._patience_s = patience_s
         self._begun_ms = -math.inf
+        # One at a time: those for which a busy coordinator has no time must not pile up.
+        self._taking = asyncio.Lock()
         # The next snapshot, which has not begun yet.
         self._next: asyncio.Task[dict[str, Any]] | None = None
         # By the function that made it, with its snapshot.
@@ -135,10 +137,11 @@ class LivePages:
         return made[1]
 
     async def _take(self) -> dict[str, Any]:
-        await asyncio.sleep(max(0.0, self._begun_ms + self._interval_ms - monotonic_ms()) / 1000)
-        self._begun_ms, self._next = monotonic_ms(), None
-        taken = asyncio.run_coroutine_threadsafe(_snapshot_of(self._metrics), self._owner)
-        return await asyncio.wrap_future(taken)
+        async with self._taking:
+            await asyncio.sleep(max(0.0, self._begun_ms + self._interval_ms - monotonic_ms()) / 1000)
+            self._begun_ms, self._next = monotonic_ms(), None
+            taken = asyncio.run_coroutine_threadsafe(_snapshot_of(self._metrics), self._owner)
+            return await asyncio.wrap_future(taken)
 
 
 async def _snapshot_of(metrics: ApplicationMetrics) -> dict[str, Any]:

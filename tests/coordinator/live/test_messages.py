@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,10 +204,10 @@ class Waiting:
             raise self.error
         self.sent.append(message)
 
-    def starts(self) -> DriverWaiting:
+    def starts(self, find: Callable[[], CoordinatorAddress] = lambda: ADDRESS) -> DriverWaiting:
         options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t"}).options
         return DriverWaiting(
-            *(options, "q", STARTING, "a micro-batch", lambda: ADDRESS, lambda: self.now_ms, self.tell)
+            *(options, "q", STARTING, "a micro-batch", find, lambda: self.now_ms, self.tell)
         )
 
 
@@ -255,6 +256,14 @@ def test_a_frozen_coordinator_does_not_hold_up_a_driver_that_waits_for_brokers()
             waiting.now_ms += 100
     # The clock of files has not moved.
     assert waiting.timeouts_ms == [500.0]
+
+
+def test_a_folder_that_others_can_write_to_does_not_fail_a_driver_that_waits_for_brokers() -> None:
+    def find() -> CoordinatorAddress:
+        raise PermissionError("other users have access to it")
+
+    with Waiting().starts(find):
+        WAIT_LISTENER.get()(lambda: "broker 1", -5_000.0, 60_000.0)
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,28 @@ def test_a_coordinator_that_is_busy_is_reported_and_not_waited_for_for_long() ->
         asyncio.run(ask(loop))
 
 
+def test_clients_that_ask_while_the_coordinator_is_busy_leave_it_two_snapshots_at_most() -> None:
+    """Catches: after a stall of a minute it took 120 snapshots in one iteration of its loop."""
+    release, board = threading.Event(), Board()
+    taken = count_snapshots(board.metrics)
+
+    async def ask(loop: asyncio.AbstractEventLoop) -> None:
+        pages = LivePages(board.metrics, loop, interval_ms=0.0, patience_s=0.01)
+        loop.call_soon_threadsafe(release.wait, 60)
+        try:
+            for _ in range(20):
+                assert (await pages.by_path["/metrics"]()).status == "503 Service Unavailable"
+        finally:
+            release.set()
+        while len(taken) < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+
+    with looping() as loop:
+        asyncio.run(ask(loop))
+    assert len(taken) == 2
+
+
 def test_the_live_view_costs_less_than_a_hundredth_of_a_jobs_processor_time() -> None:
     """Each of 100 tasks keeps a core busy, and writes to 100 topics on 20 brokers."""
     assert live_view_cost.measure()["job_share"] < 0.01
