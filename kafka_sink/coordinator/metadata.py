@@ -436,12 +436,9 @@ class MetadataService(Service):
         if message.failed:
             self._give_up(peer, now_ms)
             return
-        snapshot = snapshot_of(message.part)
+        response = snapshot_of(message.part)
+        snapshot = self._within_capacity(response, now_ms)
         found = {one.metadata.name: one.metadata for one in snapshot.topics}
-        partitions = sum(len(one.partitions) for one in found.values())
-        if not self._may_keep(8 * partitions + _NODE_BYTES * len(snapshot.nodes), now_ms):
-            self._fail(fetch, now_ms)
-            return
         self._fetch = None
         if self._doubts(None, is_contradicted=self.view.is_other_cluster(snapshot.cluster_id)):
             self.view.on_failure(now_ms)
@@ -453,12 +450,23 @@ class MetadataService(Service):
         self.view.on_response(update, fetch.requested, now_ms)
         requested = frozenset(fetch.requested)
         known_now = {name for name in requested if self.view.topic(name) is not None}
-        passing = {*self._transient, None}
+        passing = {*self._transient, *([None] if snapshot is response else [])}
         self._tell(
             known_now, [one for one in requested - known_now if self.view.topic_error(one) not in passing]
         )
         self._measure(now_ms)
         self._fetch_due(now_ms)
+
+    def _within_capacity(self, response: MetadataSnapshot, now_ms: float) -> MetadataSnapshot:
+        """Where there is no memory for more, without what takes more: the rest is refreshed nevertheless."""
+        known = {one.metadata.name: self.view.topic(one.metadata.name) for one in response.topics}
+        sizes = {name: 0 if one is None else len(one.partitions) for name, one in known.items()}
+        grown = sum(max(0, len(one.metadata.partitions) - sizes[one.metadata.name]) for one in response.topics)
+        more = 8 * grown + _NODE_BYTES * max(0, len(response.nodes) - len(self.view.nodes()))
+        if not more or self._may_keep(more, now_ms):
+            return response
+        same = (one for one in response.topics if len(one.metadata.partitions) <= sizes[one.metadata.name])
+        return replace(response, topics=tuple(same), nodes=())
 
     def _believes(self, topic: TopicMetadata, now_ms: float) -> bool:
         """Otherwise it stays urgent, and another task is asked."""

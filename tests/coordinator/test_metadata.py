@@ -629,6 +629,25 @@ def test_a_topic_for_which_there_is_no_capacity_is_asked_for_by_its_task() -> No
     assert missing(pushed)[0] == (2, ("e",))
 
 
+def test_what_is_known_is_refreshed_while_there_is_no_capacity_for_more() -> None:
+    """Catches: once others had used up the memory, no leader that moved came to the tasks, and each group's
+    tasks asked brokers for it again and again."""
+    budget = MemoryBudget(limit=50_000)
+    coordinator, other = Coordinator(budget=budget), Coordinator(tasks=1, budget=budget)
+    coordinator.want(1, "a")
+    coordinator.respond(metadata("a"))
+    coordinator.now_ms += 5_000.0
+    coordinator.receive(1, TopicsWanted({"a": 0.0, "b": ANY_AGE_MS}))
+    other.want(1, *(f"t-{number}" for number in range(100)))
+    assert budget.used >= budget.limit
+    pushed = coordinator.respond(metadata("a", leader=2, epoch=1), metadata("b")) + coordinator.after(200)
+    assert leaders(pushed) == {(2, 1)}
+    assert (1, ("b",)) in missing(pushed)
+    asked = len(coordinator.asked)
+    coordinator.after(10_000)
+    assert len(coordinator.asked) == asked
+
+
 @pytest.mark.parametrize(("count", "told"), [(50_000, [(1, ["t-0"])]), (60_000, [])])
 def test_the_topics_of_a_task_are_bounded(count: int, told: list[tuple[int, list[str]]]) -> None:
     coordinator = Coordinator(tasks=1)
