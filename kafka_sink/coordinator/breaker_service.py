@@ -118,6 +118,8 @@ class FailingPartitions:
         # Until when others wait for reports, and those rest that do not fail; the first comes first.
         self._open: OrderedDict[TopicPartition, float] = OrderedDict()
         self._resting: OrderedDict[TopicPartition, float] = OrderedDict()
+        # Of these, those that have failed since: they are watched next, as nobody may report them again.
+        self._failed_again: set[TopicPartition] = set()
         self._asked_ms = -math.inf
 
     def count(
@@ -126,10 +128,12 @@ class FailingPartitions:
         """A task has written so many batches in the last seconds, and so many have failed."""
         watched = self._watched.get(partition)
         if watched is None:
-            if self.is_full or len(self) >= _MAX_WATCHED or not failed or partition in self._resting:
+            if failed and partition in self._resting:
+                self._failed_again.add(partition)
                 return
-            watched = self._watched[partition] = _Watched()
-            self._new.append(partition)
+            if self.is_full or len(self) >= _MAX_WATCHED or not failed:
+                return
+            watched = self._begin(partition)
         # Where thousands of partitions fail for thousands of tasks, most of what they report ends here.
         is_one_more = peer not in watched.reports and peer not in watched.missing
         if is_one_more and len(watched.reports) >= _MAX_REPORTERS:
@@ -145,10 +149,18 @@ class FailingPartitions:
             if not watched.missing:
                 self._complete.append(partition)
 
+    def _begin(self, partition: TopicPartition) -> _Watched:
+        watched = self._watched[partition] = _Watched()
+        self._new.append(partition)
+        return watched
+
     def watch(self, tasks: Collection[int], now_ms: float) -> tuple[list[TopicPartition], list[int]]:
         """Some partitions, and the tasks that are to watch all of them."""
         for partition in list(takewhile(lambda one: self._resting[one] <= now_ms, self._resting)):
             del self._resting[partition]
+            if partition in self._failed_again:
+                self._failed_again.discard(partition)
+                self._begin(partition)
         if not self._new or now_ms < self._asked_ms + GATHER_MUTES_MS:
             return [], []
         self._asked_ms = now_ms

@@ -154,32 +154,56 @@ def longest_waits(tasks: Iterable[RunningTask], count: int, silent_before_ms: fl
 
 def muted(tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
     """Brokers and partitions that tasks have muted, and what waits for them: the longest first."""
-    found: dict[tuple[str, str], list[tuple[float, MuteReport]]] = {}
+    found: dict[tuple[str, str], _Muted] = {}
     for task in tasks:
         for one in task.mutes:
             key = task.cluster, one.target
-            if key in found or len(found) < _MAX_TARGETS:
-                found.setdefault(key, []).append((task.reported_ms, one))
-    shown = [_muted(*key, reports, now_ms) for key, reports in found.items()]
-    return sorted(shown, key=lambda one: -one["seconds"])
+            target = found.get(key)
+            if target is None:
+                if len(found) >= _MAX_TARGETS:
+                    continue
+                target = found[key] = _Muted()
+            target.add(one, task.reported_ms)
+    return [
+        one.shown(*key, now_ms) for key, one in sorted(found.items(), key=lambda item: item[1].since_ms)
+    ]
 
 
-def _muted(
-    cluster: str, target: str, reports: Sequence[tuple[float, MuteReport]], now_ms: float
-) -> dict[str, Any]:
-    """``left``: seconds until the first of the rows reach delivery.timeout.ms; None where none wait."""
-    since_ms, reason = min((at_ms - one.age_ms, one.reason) for at_ms, one in reports)
-    deadline_ms = min(_deadline_ms(one.left_ms, at_ms) for at_ms, one in reports)
-    named = dict.fromkeys(name for _, one in reports for name in one.named)
-    return {
-        "cluster": cluster,
-        "target": target,
-        "kind": "broker" if target.lstrip("-").isdigit() else "partition",
-        "reason": reason,
-        "seconds": max(0.0, now_ms - since_ms) / 1000,
-        "shared": any(one.shared for _, one in reports),
-        "rows": sum(one.rows for _, one in reports),
-        "partitions": max(one.partitions for _, one in reports),
-        "named": list(islice(named, MAX_PARTITIONS)),
-        "left": max(0.0, deadline_ms - now_ms) / 1000 if deadline_ms < math.inf else None,
-    }
+@dataclass(slots=True)
+class _Muted:
+    """A target as tasks see it, added up report by report: each second there may be 300,000 of them."""
+
+    since_ms: float = math.inf
+    reason: str = ""
+    shared: bool = False
+    rows: int = 0
+    partitions: int = 0
+    named: dict[str, None] = field(default_factory=dict)
+    deadline_ms: float = math.inf
+
+    def add(self, one: MuteReport, at_ms: float) -> None:
+        if at_ms - one.age_ms < self.since_ms:
+            self.since_ms, self.reason = at_ms - one.age_ms, one.reason
+        if one.left_ms is not None and at_ms + one.left_ms < self.deadline_ms:
+            self.deadline_ms = at_ms + one.left_ms
+        if one.partitions > self.partitions:
+            self.partitions = one.partitions
+        self.rows += one.rows
+        self.shared |= one.shared
+        if len(self.named) < MAX_PARTITIONS:
+            self.named.update(dict.fromkeys(one.named[: MAX_PARTITIONS - len(self.named)]))
+
+    def shown(self, cluster: str, target: str, now_ms: float) -> dict[str, Any]:
+        """``left``: seconds until the first of the rows reach delivery.timeout.ms; None where none wait."""
+        return {
+            "cluster": cluster,
+            "target": target,
+            "kind": "broker" if target.lstrip("-").isdigit() else "partition",
+            "reason": self.reason,
+            "seconds": max(0.0, now_ms - self.since_ms) / 1000,
+            "shared": self.shared,
+            "rows": self.rows,
+            "partitions": self.partitions,
+            "named": list(self.named),
+            "left": max(0.0, self.deadline_ms - now_ms) / 1000 if self.deadline_ms < math.inf else None,
+        }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +54,22 @@ def test_a_mute_names_few_partitions() -> None:
     for task in range(100):
         waiting.report(task, mute(1, 1.0, f"t-{task}", partitions=100), 0.0)
     assert len(waiting.shown(0.0)["named"]) == MAX_PARTITIONS
+
+
+def test_mutes_are_added_up_report_by_report() -> None:
+    """Catches: 200,000 reports of them were collected first, which held the coordinator's loop for 2 s in each
+    second."""
+    waiting = Waiting()
+    targets = tuple(MuteReport(f"t-{one}", "it fails", 5.0, 1, 9.0, 1, (f"t-{one}",)) for one in range(20))
+    for task in range(1_000):
+        waiting.report(task, targets, 0.0)
+    tracemalloc.start()
+    try:
+        assert [one["rows"] for one in muted(waiting.tasks, 0.0)] == [1_000] * 20
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 100_000
 
 
 def test_a_report_that_names_a_target_twice_counts_it_once() -> None:
