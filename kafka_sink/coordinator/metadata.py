@@ -459,9 +459,10 @@ class MetadataService(Service):
 
     def _within_capacity(self, response: MetadataSnapshot, now_ms: float) -> MetadataSnapshot:
         """Where there is no memory for more, without what takes more: the rest is refreshed nevertheless."""
-        known = {one.metadata.name: self.view.topic(one.metadata.name) for one in response.topics}
+        topics = [one.metadata for one in response.topics]
+        known = {one.name: self.view.topic(one.name) for one in topics}
         sizes = {name: 0 if one is None else len(one.partitions) for name, one in known.items()}
-        grown = sum(max(0, len(one.metadata.partitions) - sizes[one.metadata.name]) for one in response.topics)
+        grown = sum(max(0, len(one.partitions) - sizes[one.name]) for one in topics)
         more = 8 * grown + _NODE_BYTES * max(0, len(response.nodes) - len(self.view.nodes()))
         if not more or self._may_keep(more, now_ms):
             return response

@@ -164,9 +164,7 @@ def muted(tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
                     continue
                 target = found[key] = _Muted()
             target.add(one, task.reported_ms)
-    return [
-        one.shown(*key, now_ms) for key, one in sorted(found.items(), key=lambda item: item[1].since_ms)
-    ]
+    return [one.shown(*key, now_ms) for key, one in sorted(found.items(), key=lambda item: item[1].since_ms)]
 
 
 @dataclass(slots=True)

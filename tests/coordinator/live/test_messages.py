@@ -206,9 +206,7 @@ class Waiting:
 
     def starts(self, find: Callable[[], CoordinatorAddress] = lambda: ADDRESS) -> DriverWaiting:
         options = parse({"kafka.bootstrap.servers": "b:1", "topic": "t"}).options
-        return DriverWaiting(
-            *(options, "q", STARTING, "a micro-batch", find, lambda: self.now_ms, self.tell)
-        )
+        return DriverWaiting(*(options, "q", STARTING, "a micro-batch", find, lambda: self.now_ms, self.tell))
 
 
 @pytest.fixture(autouse=True)

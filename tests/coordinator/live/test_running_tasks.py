@@ -57,7 +57,7 @@ def test_a_mute_names_few_partitions() -> None:
 
 
 def test_mutes_are_added_up_report_by_report() -> None:
-    """Catches: 200,000 reports of them were collected first, which held the coordinator's loop for 2 s in each
+    """Catches: 200,000 reports of them were collected first, which held the loop for 2 s in each
     second."""
     waiting = Waiting()
     targets = tuple(MuteReport(f"t-{one}", "it fails", 5.0, 1, 9.0, 1, (f"t-{one}",)) for one in range(20))
