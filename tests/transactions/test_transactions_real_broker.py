@@ -475,6 +475,8 @@ def test_a_driver_that_was_replaced_before_its_decision_leaves_its_successor_alo
     report = first.write(older, 0, 0, ["older"])
     newer = second.take_over()
     second.commit(second.write(newer, 0, 0, ["newer"]))
+    # A group's coordinator tells a decision a moment after it is answered.
+    until(lambda: second.run(driver.read_decision(second.scope)), "the decision")
     with pytest.raises(TransactionError, match="leave it alone"):
         first.commit(report)
     assert first.run(driver.abort(first.scope, older.driver_epoch, wall_ms())) is None
