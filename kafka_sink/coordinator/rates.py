@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated
 
 from kafka_sink.coordinator.schema import (
@@ -39,8 +40,8 @@ _BURST_S = 0.2
 _MAX_DEBT_S = 10.0
 # Jobs that are kept for which nobody waits.
 MAX_JOBS = 10_000
-# Tasks that one ``on_time`` serves.
-_AT_ONCE = 500
+# Jobs that one ``on_time`` looks at, or tasks that it serves; when it looks at others.
+_AT_ONCE, _NEXT_MS = 500, 20.0
 
 _Positive = Annotated[int, Within(1)]
 
@@ -173,12 +174,12 @@ class RateService(Service):
 
     def on_time(self, now_ms: float) -> None:
         self._due_ms, left = math.inf, _AT_ONCE
-        for key in list(self._waiting):
+        for key in list(islice(self._waiting, _AT_ONCE)):
             # Last in turn.
             job = self._waiting[key] = self._waiting.pop(key)
-            left -= self._serve(key, job, left, now_ms)
+            left -= max(1, self._serve(key, job, left, now_ms))
             if left <= 0:
-                self._due_ms = now_ms
+                self._due_ms = now_ms + _NEXT_MS
                 break
 
     def next_change_ms(self, now_ms: float) -> float:

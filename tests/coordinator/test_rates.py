@@ -265,6 +265,18 @@ def test_more_jobs_than_one_iteration_serves_are_served_in_turn() -> None:
     assert len(served) == 3_000
 
 
+def test_jobs_that_may_not_send_yet_cost_a_small_part_of_the_time() -> None:
+    """Catches: 2,000 connections, each with a job of its own, kept the loop busy all the time."""
+    coordinator = Coordinator()
+    for peer in range(2_000):
+        for _ in range(2):
+            coordinator.ask(peer, wanted(10**6, job=f"job {peer}", limits={"rows": 1}))
+    for now_ms in (1.0, 21.0, 41.0):
+        assert coordinator.at(now_ms) == []
+        assert sum(job.at_ms == now_ms for job in coordinator.service._waiting.values()) <= 500
+        assert coordinator.service.next_change_ms(now_ms) >= 20.0
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
