@@ -468,9 +468,13 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
             made = (ConnectionState.READY, ConnectionState.REAUTHENTICATING)
             return {link.connecting_since_ms for link in links if link.state in made}
 
+        def set_up() -> dict[int, float]:
+            brokers = producer.cluster.brokers.values()
+            return {one.id: one.setup_ms for one in brokers if one.setup_ms is not None}
+
         producer.send(pa.record_batch([pa.array(["x"])], names=["value"]), plan=plan)
         until(lambda: producer.acknowledged == producer.rows, "the first row")
-        at_first = made()
+        at_first, set_up_at_first = made(), set_up()
         # A broker may learn late that it leads a partition of a new topic.
         at_first_retries = producer.sender.deliveries.counts().retries
         rows, begun = 1, time.monotonic()
@@ -481,6 +485,7 @@ def test_logins_are_renewed_before_they_run_out(secured: Secured) -> None:
         result = producer.finish()
         assert made()
         assert made() <= at_first, "there was a new connection"
+        assert set_up().items() >= set_up_at_first.items(), "a renewed login was taken for a new connection"
     finally:
         producer.close()
     assert result.records == rows
