@@ -463,11 +463,12 @@ class MetadataService(Service):
         known = {one.name: self.view.topic(one.name) for one in topics}
         sizes = {name: 0 if one is None else len(one.partitions) for name, one in known.items()}
         grown = sum(max(0, len(one.partitions) - sizes[one.name]) for one in topics)
-        more = 8 * grown + _NODE_BYTES * max(0, len(response.nodes) - len(self.view.nodes()))
+        more_nodes = len(response.nodes) - len(self.view.nodes())
+        more = 8 * grown + _NODE_BYTES * max(0, more_nodes)
         if not more or self._may_keep(more, now_ms):
             return response
         same = (one for one in response.topics if len(one.metadata.partitions) <= sizes[one.metadata.name])
-        return replace(response, topics=tuple(same), nodes=())
+        return replace(response, topics=tuple(same), nodes=() if more_nodes > 0 else response.nodes)
 
     def _believes(self, topic: TopicMetadata, now_ms: float) -> bool:
         """Otherwise it stays urgent, and another task is asked."""

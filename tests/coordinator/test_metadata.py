@@ -643,6 +643,7 @@ def test_what_is_known_is_refreshed_while_there_is_no_capacity_for_more() -> Non
     pushed = coordinator.respond(metadata("a", leader=2, epoch=1), metadata("b")) + coordinator.after(200)
     assert leaders(pushed) == {(2, 1)}
     assert (1, ("b",)) in missing(pushed)
+    assert coordinator.view.age_ms(coordinator.now_ms) == 200.0, "so are brokers"
     asked = len(coordinator.asked)
     coordinator.after(10_000)
     assert len(coordinator.asked) == asked
