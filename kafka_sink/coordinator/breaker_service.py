@@ -51,6 +51,8 @@ from kafka_sink.options.table import DEFAULT_BREAKER
 
 # Tasks have so long to report when they watch a partition, and to answer a question.
 _WATCH_MS, _QUESTION_MS = 400.0, 250.0
+# What ends later than this has ended while the loop stalled: what tasks have said is still to be read.
+_LATE_MS = 100.0
 # A partition that does not fail by the sums is not watched again sooner.
 _REST_MS = 1_000.0
 # How many tasks watch a partition at most, and at least where thousands are watched; and how many reports of
@@ -95,6 +97,7 @@ class _Watched:
     reports: dict[int, _Counted] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
     error: str = ""
+    was_late: bool = False
 
 
 class FailingPartitions:
@@ -177,8 +180,10 @@ class FailingPartitions:
         for _ in range(_JUDGED_AT_ONCE):
             if self._complete:
                 partition = self._complete.popleft()
-            elif self._open and next(iter(self._open.values())) <= now_ms:
+            elif self._open and (until_ms := next(iter(self._open.values()))) <= now_ms:
                 partition = next(iter(self._open))
+                if self._is_late(partition, until_ms, now_ms):
+                    continue
             else:
                 return
             del self._open[partition]
@@ -191,6 +196,16 @@ class FailingPartitions:
                 yield partition, f"it fails for {who}; last error: {watched.error}", failing
             else:
                 self._resting[partition] = now_ms + _REST_MS
+
+    def _is_late(self, partition: TopicPartition, until_ms: float, now_ms: float) -> bool:
+        """Whether its watchers' time ended in a stall of the loop. Then they have it once more."""
+        watched = self._watched[partition]
+        if watched.was_late or now_ms <= until_ms + _LATE_MS:
+            return False
+        watched.was_late = True
+        self._open.move_to_end(partition)
+        self._open[partition] = now_ms + _WATCH_MS
+        return True
 
     def __len__(self) -> int:
         return len(self._watched) + len(self._resting)
@@ -214,6 +229,8 @@ class _Inquiry:
     silence_ms: float
     asked_ms: float
     asked: frozenset[int]
+    until_ms: float
+    was_late: bool = False
 
 
 @dataclass(slots=True)
@@ -369,8 +386,8 @@ class BreakerService(Service):
             return
         some = self._random.sample(list(self._tasks), min(_MAX_ASKED + 1, len(self._tasks)))
         asked = [one for one in some if one != peer][:_MAX_ASKED]
-        asked_ms = now_ms if asked else -math.inf
-        self._inquiries[node] = _Inquiry(peer, reason, silence_ms, asked_ms, frozenset(asked))
+        until_ms = now_ms + _QUESTION_MS if asked else -math.inf
+        self._inquiries[node] = _Inquiry(peer, reason, silence_ms, now_ms, frozenset(asked), until_ms)
         self.out.broadcast(asked, Question(node, silence_ms / 2))
 
     @receives(Answer)
@@ -383,8 +400,12 @@ class BreakerService(Service):
             self._hurry(node, now_ms)
 
     def _end_questions(self, now_ms: float) -> None:
-        over = takewhile(lambda one: one[1].asked_ms + _QUESTION_MS <= now_ms, self._inquiries.items())
+        over = takewhile(lambda one: one[1].until_ms <= now_ms, self._inquiries.items())
         for node, found in list(over):
+            if found.asked and not found.was_late and now_ms > found.until_ms + _LATE_MS:
+                # Those who were asked have their time once more.
+                found.was_late, found.until_ms = True, now_ms + _QUESTION_MS
+                continue
             del self._inquiries[node]
             self._mute(node, found.reason, now_ms, found.peer)
             if node in self._muted:
@@ -516,6 +537,6 @@ class BreakerService(Service):
 
     def next_change_ms(self, now_ms: float) -> float:
         failing_ms = math.inf if self._failing is None else self._failing.due_ms()
-        asked_ms = next((one.asked_ms for one in self._inquiries.values()), math.inf)
-        due_ms = min(failing_ms, asked_ms + _QUESTION_MS, self._tell_ms(), self._check_due_ms())
+        answered_ms = next((one.until_ms for one in self._inquiries.values()), math.inf)
+        due_ms = min(failing_ms, answered_ms, self._tell_ms(), self._check_due_ms())
         return max(0.0, due_ms - now_ms)
