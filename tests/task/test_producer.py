@@ -33,7 +33,7 @@ from tests.support.fake_replies import Reply, error
 from tests.support.interrupts import interruptible
 from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task, task_options, written
 from tests.support.strategy import forced
-from tests.support.waiting import until
+from tests.support.waiting import throughout, until
 
 pytestmark = pytest.mark.both_strategies
 
@@ -117,6 +117,16 @@ def test_a_wait_for_responses_is_one_wait_however_often_the_task_looks(
         producer.send(rows(0, 50))
         assert producer.finish().records == 50
     assert len(began) == 1
+
+
+def test_rows_behind_a_flush_linger_again(cluster: FakeCluster) -> None:
+    """Catches: after a flush every row went in a request of its own."""
+    with task(cluster, linger_ms=60_000) as producer:
+        producer.send(rows(0, 3))
+        producer.flush()
+        producer.send(rows(3, 2))
+        throughout(lambda: producer.acknowledged == 3, 0.3, "the rows linger")
+        assert producer.finish().records == 5
 
 
 @pytest.mark.parametrize("work", WAITS, ids=lambda w: w.__name__)
