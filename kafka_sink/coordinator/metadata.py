@@ -697,11 +697,13 @@ class MetadataChannel(Channel):
     @receives(Fetch)
     def on_fetch(self, message: Fetch, now_ms: float) -> None:
         with self._lock:
-            if self._fetch is not None:
+            before = self._fetch
+            if before is not None and not set(message.topics).issubset(before.topics):
                 # Brokers have not answered that one yet. Another task will be asked.
                 return
             self._fetch = message
-        self._view.fetch(message.topics)
+        if before is None:
+            self._view.fetch(message.topics)
 
     def on_connected(self, now_ms: float) -> None:
         with self._lock:

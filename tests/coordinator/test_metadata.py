@@ -927,6 +927,22 @@ def test_a_task_that_is_asked_again_and_again_fetches_once() -> None:
     assert task.view.next_request(0.0) == ("t0",)
 
 
+def test_what_slow_brokers_say_answers_the_fetch_that_was_asked_for_meanwhile() -> None:
+    """Catches: where brokers took longer than the coordinator waits, each response answered the fetch before,
+    so it never learned of the topics and asked again and again."""
+    task = Task()
+    view = task.view
+    view.hints = task.channel
+    deliver(task.channel, Fetch(7, ("a", "b")), 0.0)
+    assert view.next_request(0.0) == ("a", "b")
+    deliver(task.channel, Fetch(8, ("b",)), 3_200.0)
+    view.on_response(MetadataUpdate(NODES, (metadata("b"),), {}, "c"), ("a", "b"), 3_500.0)
+    known = task.send()
+    assert isinstance(known, TopicsKnown)
+    assert (known.number, [one.name for one in known.part.topics]) == (8, ["b"])
+    assert view.next_request(3_500.0) is None
+
+
 def test_hints_that_are_awaited_leave_half_of_max_block_for_brokers() -> None:
     """However often the coordinator says that it is at it."""
 
