@@ -86,7 +86,7 @@ class BrokerConnection:
     """A connection with its stream, timeouts and reconnect backoff. Times are milliseconds.
 
     ``random`` returns [0, 1) for jitter. ``notify`` may be called from any thread and ends the poll.
-    ``look_up`` is as start_lookup, ``plaintext`` makes a stream without TLS.
+    ``lookup`` is as start_lookup, ``plaintext`` makes a stream without TLS.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class BrokerConnection:
         random: Callable[[], float],
         notify: Callable[[], None],
         security: Security | None = None,
-        look_up: Callable[[str, int, bool, Callable[[], None]], Lookup] = start_lookup,
+        lookup: Callable[[str, int, bool, Callable[[], None]], Lookup] = start_lookup,
         plaintext: Callable[[SocketAddress, SinkOptions], Transport] = PlaintextTransport,
     ) -> None:
         self.node = node
@@ -118,7 +118,7 @@ class BrokerConnection:
             options.socket_connection_setup_timeout_ms, options.socket_connection_setup_timeout_max_ms, random
         )
         self._notify = notify
-        self._look_up, self._plaintext = look_up, plaintext
+        self._start_lookup, self._plaintext = lookup, plaintext
         self._security = security
         self._settings = SecuritySettings() if security is None else security.settings
         # The login or TLS context that another thread prepares.
@@ -168,7 +168,7 @@ class BrokerConnection:
         if self._lookup is None:
             is_bootstrap = self.node.id < 0
             canonical = is_bootstrap and self._options.client_dns_lookup == _CANONICAL
-            self._lookup = self._look_up(self.node.host, self.node.port, canonical, self._notify)
+            self._lookup = self._start_lookup(self.node.host, self.node.port, canonical, self._notify)
         self.resolved()
 
     def resolved(self) -> None:

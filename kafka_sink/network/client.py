@@ -87,7 +87,7 @@ class NetworkClient:
         self._rebootstraps = options.metadata_recovery_strategy == "rebootstrap"
         self._clock_ms = clock_ms
         self._random = random
-        self._look_up = partial(start_lookup, resolve=resolve)
+        self._lookup = partial(start_lookup, resolve=resolve)
         self._selector = selectors.DefaultSelector()
         # What has happened since the last poll, each to be called with the time.
         self._happened: list[Callable[[float], object]] = []
@@ -113,7 +113,7 @@ class NetworkClient:
             self._bootstrap.append(self.connections[node.id])
 
     def _new_connection(self, node: Node) -> BrokerConnection:
-        return BrokerConnection(node, self._options, self._random, self.wakeup, self._security, self._look_up)
+        return BrokerConnection(node, self._options, self._random, self.wakeup, self._security, self._lookup)
 
     def check_security(self) -> None:
         """Read the TLS files at once, where there are any. Raises ConfigurationError."""

@@ -649,12 +649,12 @@ def test_what_is_known_is_refreshed_while_there_is_no_capacity_for_more() -> Non
     assert len(coordinator.asked) == asked
 
 
-@pytest.mark.parametrize(("count", "told"), [(50_000, [(1, ["t-0"])]), (60_000, [])])
-def test_the_topics_of_a_task_are_bounded(count: int, told: list[tuple[int, list[str]]]) -> None:
+@pytest.mark.parametrize(("count", "message"), [(50_000, [(1, ["t-0"])]), (60_000, [])])
+def test_the_topics_of_a_task_are_bounded(count: int, message: list[tuple[int, list[str]]]) -> None:
     coordinator = Coordinator(tasks=1)
     for start in range(0, count, 5_000):
         coordinator.receive(1, TopicsUsed(tuple(f"t-{one}" for one in range(start, start + 5_000))))
-    assert names(coordinator.respond(metadata("t-0"))) == told
+    assert names(coordinator.respond(metadata("t-0"))) == message
 
 
 def test_tasks_that_wait_for_the_same_topics_share_them() -> None:

@@ -171,12 +171,12 @@ class ReleasedKafka:
             log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
             return f"{name} of Kafka {self._release.version} did not start: {log[-2000:]}"
 
-        def holds() -> bool:
+        def has_started() -> bool:
             assert self._processes is not None
             assert self._processes.is_running(name), said()
             return condition()
 
-        until(holds, said, _START_S, _POLL_S)
+        until(has_started, said, _START_S, _POLL_S)
 
 
 def jars_of(release: Release) -> Path:

@@ -63,12 +63,12 @@ class DeafTransport:
 
 
 def link(
-    random: float = 0.5, look_up: Any = start_lookup, plaintext: Any = DeafTransport, **changes: Any
+    random: float = 0.5, lookup: Any = start_lookup, plaintext: Any = DeafTransport, **changes: Any
 ) -> BrokerConnection:
     """To a numeric address, so that nothing is looked up."""
     options = dataclasses.replace(OPTIONS, **changes)
     node = Node(3, "127.0.0.1", 9092)
-    return BrokerConnection(node, options, lambda: random, lambda: None, look_up=look_up, plaintext=plaintext)
+    return BrokerConnection(node, options, lambda: random, lambda: None, lookup=lookup, plaintext=plaintext)
 
 
 def connected(now_ms: float = 0.0, failures: int = 0, **changes: Any) -> BrokerConnection:
@@ -160,7 +160,7 @@ def test_closing_without_a_cause_is_no_failure() -> None:
 
 def test_a_hosts_further_addresses_are_tried_at_once() -> None:
     places = [(socket.AF_INET, ("10.0.0.1", 1)), (socket.AF_INET, ("10.0.0.2", 1))]
-    one = link(look_up=partial(start_lookup, resolve=lambda host, port, flags: list(places)))
+    one = link(lookup=partial(start_lookup, resolve=lambda host, port, flags: list(places)))
     tried = []
     for now_ms in (0.0, 1.0):
         assert one.may_connect(now_ms)
@@ -264,7 +264,7 @@ def test_only_bootstrap_addresses_are_looked_up_by_their_canonical_name(
 
     options = dataclasses.replace(OPTIONS, client_dns_lookup=lookup)
     at = Node(node, "a.example", 9092)
-    BrokerConnection(at, options, lambda: 0.5, lambda: None, look_up=start).open(0.0)
+    BrokerConnection(at, options, lambda: 0.5, lambda: None, lookup=start).open(0.0)
     assert asked == [expected]
 
 

@@ -698,8 +698,8 @@ class ReportService(Service):
     def __init__(self, out: Outbox, metrics: ApplicationMetrics) -> None:
         super().__init__(out)
         self._metrics = metrics
-        # By task, the interval that it was told.
-        self.told: dict[int, float] = {}
+        # By task, the interval that it has.
+        self.intervals_ms: dict[int, float] = {}
         # How many reports may be taken at once, as of then.
         self._admitted, self._admitted_ms = _REPORTS_PER_S, -math.inf
 
@@ -711,16 +711,16 @@ class ReportService(Service):
         is_taken = message.done or self._admits(now_ms)
         if is_taken:
             self._metrics.report(message, now_ms)
-        known_ms = self.told.setdefault(peer, MIN_INTERVAL_MS)
+        known_ms = self.intervals_ms.setdefault(peer, MIN_INTERVAL_MS)
         self._set_interval()
         interval_ms = self._metrics.interval_ms
         if not is_taken or abs(interval_ms - known_ms) > _NEWS * known_ms:
-            self.told[peer] = interval_ms
+            self.intervals_ms[peer] = interval_ms
             self.out.send(peer, ReportEvery(interval_ms))
 
     def _set_interval(self) -> None:
         """However short its tasks are, a worker sends about one report in an interval."""
-        wanted_ms = len(self.told) / _REPORTS_PER_S * 1000
+        wanted_ms = len(self.intervals_ms) / _REPORTS_PER_S * 1000
         self._metrics.interval_ms = min(max(MIN_INTERVAL_MS, wanted_ms), _LONGEST_INTERVAL_MS)
 
     def _admits(self, now_ms: float) -> bool:
@@ -743,5 +743,5 @@ class ReportService(Service):
         self._metrics.note_driver(message, now_ms)
 
     def on_gone(self, peer: int, now_ms: float) -> None:
-        self.told.pop(peer, None)
+        self.intervals_ms.pop(peer, None)
         self._set_interval()

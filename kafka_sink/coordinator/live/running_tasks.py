@@ -154,7 +154,7 @@ def longest_waits(tasks: Iterable[RunningTask], count: int, silent_before_ms: fl
 
 def muted(tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
     """Brokers and partitions that tasks have muted, and what waits for them: the longest first."""
-    found: dict[tuple[str, str], _Muted] = {}
+    found: dict[tuple[str, str], _MutedTarget] = {}
     for task in tasks:
         for one in task.mutes:
             key = task.cluster, one.target
@@ -162,13 +162,13 @@ def muted(tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
             if target is None:
                 if len(found) >= _MAX_TARGETS:
                     continue
-                target = found[key] = _Muted()
+                target = found[key] = _MutedTarget()
             target.add(one, task.reported_ms)
     return [one.shown(*key, now_ms) for key, one in sorted(found.items(), key=lambda item: item[1].since_ms)]
 
 
 @dataclass(slots=True)
-class _Muted:
+class _MutedTarget:
     """A target as tasks see it, added up report by report: each second there may be 300,000 of them."""
 
     since_ms: float = math.inf

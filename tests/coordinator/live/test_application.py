@@ -505,7 +505,7 @@ def test_many_tasks_are_asked_for_fewer_reports_and_are_not_called_silent() -> N
     assert coordinator.receive(1_999, report(1, replace(TASK, task=1_999)), 10_000.0) == [], "it knows"
     for task in range(2_000):
         coordinator.service.on_gone(task, 10_000.0)
-    assert not coordinator.service.told
+    assert not coordinator.service.intervals_ms
 
 
 def test_sums_of_running_tasks_follow_what_they_report_last() -> None:
