@@ -454,6 +454,9 @@ class MetadataService(Service):
         self._tell(
             known_now, [one for one in requested - known_now if self.view.topic_error(one) not in passing]
         )
+        if found and snapshot is response and not requested <= found.keys() | message.errors.keys():
+            # What the message did not hold is fetched next: tasks wait for it.
+            self.out.broadcast(list(self._tasks), Topics(pending=True))
         self._measure(now_ms)
         self._fetch_due(now_ms)
 
