@@ -122,6 +122,10 @@ def test_a_job_that_fails_says_why(spark: SparkSession, broker: LocalBroker, por
             ).save()
     finally:
         spark.sparkContext.setJobDescription("")
+    live_view_client.eventually(
+        f"http://127.0.0.1:{port}",
+        lambda shown: any(one["name"] == "nightly orders" for one in shown["jobs"]),
+    )
     shown = live_view_client.metrics(f"http://127.0.0.1:{port}")
     (job,) = (one for one in shown["jobs"] if one["name"] == "nightly orders")
     assert job["state"] == "aborted"

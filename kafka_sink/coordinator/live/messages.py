@@ -268,6 +268,7 @@ class ReportChannel(Channel):
         """The task has ended; ``last`` has all its totals.
 
         Of short tasks that follow one another, one reports in an interval: the driver's sums have the others.
+        One that failed does at once, because the driver may report the end of its write soon.
         """
         with self._lock:
             if self._identity is None:
@@ -275,6 +276,8 @@ class ReportChannel(Channel):
             self._identity = None
             if self._has_reported or last.failed or not self._ended:
                 self._ended.append(last)
+            if last.failed:
+                self._end_due_ms = -math.inf
         self.wake()
 
     @property

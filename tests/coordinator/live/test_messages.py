@@ -144,6 +144,14 @@ def test_a_task_that_has_failed_or_has_reported_is_always_told_of() -> None:
     assert [one.identity.task for one in task.send()] == [4]
 
 
+def test_a_task_that_has_failed_is_told_of_before_its_driver_reports_the_end() -> None:
+    task = Task()
+    for number, failed in ((1, False), (2, True)):
+        task.channel.begin(replace(TASK, task=number))
+        task.channel.end(report(1, replace(TASK, task=number), done=True, failed=failed))
+        assert [one.identity.task for one in task.send()] == [number]
+
+
 def test_thousands_that_report_at_once_take_turns_and_lose_nothing() -> None:
     """Catches: after a restart 4,000 reports of 0.4 ms each held up what tasks need."""
     board, out = Board(), FakeOutbox()
