@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from kafka_sink.driver import driver_log
-from kafka_sink.model import PartitionResult, TaskResult
+from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.write import PlannedWrite, TaskCommitted
@@ -23,17 +23,6 @@ OPTIONS = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
 pytestmark = pytest.mark.usefixtures("bare_logging")
 
 
-RESULT = TaskResult(
-    partitions=(PartitionResult("flights", 0, 5, 1, 300, ((0, 4),)),),
-    records=5,
-    batches=1,
-    raw_bytes=500,
-    sent_bytes=300,
-    requests=1,
-    elapsed_ms=20,
-)
-
-
 def test_warnings_of_a_task_have_time_level_and_host(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,7 +30,7 @@ def test_warnings_of_a_task_have_time_level_and_host(
 
     def work(*_: object, **__: object) -> TaskCommitted:
         driver_log.LOGGER.warning("a broker is slow")
-        return TaskCommitted(RESULT)
+        return TaskCommitted(TaskResult())
 
     monkeypatch.setattr(PlannedWrite, "_write", work)
     PlannedWrite(OPTIONS, PLAN).write(iter(()))
