@@ -118,8 +118,11 @@ class HttpServer:
     async def _accept(self) -> None:
         interval_s = 1.0 / self._bounds.accepts_per_s
         while True:
+            await self._readable()
             try:
-                sock, _ = await self._loop.sock_accept(self._listening)
+                sock, _ = self._listening.accept()
+            except BlockingIOError:  # its client has left
+                continue
             except OSError as error:
                 _log.warning("The live view could not accept a connection: %s", error)
                 await asyncio.sleep(1.0)
@@ -133,6 +136,15 @@ class HttpServer:
             task.add_done_callback(self._forget)
             # A flood waits in the backlog, and then at its sender.
             await asyncio.sleep(interval_s)
+
+    async def _readable(self) -> None:
+        """A connection waits. The loop's own accept loses one that it has accepted when it is cancelled."""
+        ready = asyncio.Event()
+        self._loop.add_reader(self._listening, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            self._loop.remove_reader(self._listening)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         sock = self._open.pop(task, None)

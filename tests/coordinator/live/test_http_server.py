@@ -7,7 +7,9 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from typing import Any
 
 import pytest
 
@@ -105,3 +107,35 @@ def test_a_page_that_fails_is_an_error_that_the_log_explains(caplog: pytest.LogC
         stack.callback(server.close)
         assert fetch(listening.getsockname()[1]) == 500
     assert "surrogates not allowed" in caplog.text
+
+
+class ClosedWhileAccepting(socket.socket):
+    """Calls ``on_accept`` before a connection that has just been accepted is handed over."""
+
+    on_accept: Callable[[], None]
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        accepted = super().accept()
+        self.on_accept()
+        return accepted
+
+
+def test_a_connection_that_is_accepted_while_the_server_ends_is_closed() -> None:
+    """Catches: asyncio's accept, when cancelled, lost it, and nobody closed it."""
+    with ClosedWhileAccepting(socket.AF_INET, socket.SOCK_STREAM) as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        server, closing_it = HttpServer(listening, {}, ()), threading.Event()
+        closer = threading.Thread(target=lambda: (closing_it.wait(30), server.close()))
+
+        def on_accept() -> None:
+            closing_it.set()
+            # What close() does first is to tell the loop, which is here.
+            time.sleep(0.2)
+
+        listening.on_accept = on_accept
+        closer.start()
+        server.start()
+        with socket.create_connection(listening.getsockname(), timeout=30) as client:
+            closer.join(30)
+            assert client.recv(1) == b""
