@@ -123,7 +123,7 @@ class CoordinatorClient(threading.Thread):
         self.wake()
 
     def close(self) -> None:
-        """Ask the thread to end, without waiting for it."""
+        """Ask the thread to send what the channels still have, and to end. Who relies on that joins it."""
         with self._wake_lock:
             already, self._closing = self._closing, True
             if not already:
@@ -139,27 +139,35 @@ class CoordinatorClient(threading.Thread):
                 except Exception as error:  # noqa: BLE001 - no error here may fail a task
                     self._lose(error)
         finally:
+            for channel in self._channels:
+                channel.close()
+            # A failed task has findings too, which its next attempt needs from the coordinator.
+            with contextlib.suppress(OSError, ProtocolError):
+                connection = self._connected()
+                if connection is not None:
+                    self._send(connection, self._clock_ms())
+                    # What a closed connection still holds may be lost: wait until it has been read.
+                    connection.send(Alive())
+                    while not any(isinstance(one, Alive) for one in connection.receive()):
+                        pass
             if self._connection is not None:
-                for channel in self._channels:
-                    channel.close()
-                # A failed task has findings too, which its next attempt needs from the coordinator.
-                with contextlib.suppress(OSError, ProtocolError):
-                    self._send(self._connection, self._clock_ms())
                 self._connection.close()
             self.close()
             self._wake_reader.close()
 
-    def _run_once(self) -> None:
-        now_ms = self._clock_ms()
+    def _connected(self) -> Connection | None:
         leaving = self._leaving
         if leaving:
             self._leaving = False
         # A task may have ended before this thread first ran. Its last report is sent nevertheless.
         is_needed = self._active or leaving
-        if self._connection is None and is_needed and now_ms >= self._connect_after_ms:
+        if self._connection is None and is_needed and self._clock_ms() >= self._connect_after_ms:
             self._connect()
-            now_ms = self._clock_ms()
-        connection = self._connection
+        return self._connection
+
+    def _run_once(self) -> None:
+        connection = self._connected()
+        now_ms = self._clock_ms()
         if connection is not None:
             # Between tasks, too: others may wait for what this one has fetched, or muted.
             self._send(connection, now_ms)

@@ -57,6 +57,8 @@ from kafka_sink.task.report import TaskReporter
 
 _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_MS = 5000.0
+# How long a failed task waits until it has told the coordinator what it knows.
+_LAST_WORDS_S = 2.0
 # How often a task that waits for responses checks that its sender is alive.
 _WATCH_MS = 1000.0
 
@@ -560,3 +562,6 @@ class Producer:
         if self._coordinator is not None:
             self._coordinator.close()
         self._parts.close(abort=abort)
+        if abort and self._coordinator is not None:
+            # Spark ends the process of a failed task next.
+            self._coordinator.join(_LAST_WORDS_S)

@@ -347,3 +347,18 @@ def test_a_fork_does_not_write_to_its_parents_connection() -> None:
         connection.send(Alive())
         assert connection.receive() == [Alive()]
         connection.close()
+
+
+def test_a_client_that_closes_has_told_the_coordinator_all() -> None:
+    """A connection that is closed early is reset, and the coordinator loses what it has not read."""
+    with serving() as found:
+        channel = RecordingChannel()
+        client = client_to(found.address, channel)
+        client.resume()
+        channel.to_tell.extend(Said(number) for number in range(100))
+        # Before its thread has begun, as where a task fails at once.
+        client.close()
+        client.start()
+        client.join(30)
+        assert not client.is_alive()
+        assert found.echo.heard == [Said(number) for number in range(100)]

@@ -111,3 +111,15 @@ def test_a_coordinator_killed_at_any_message_costs_no_row() -> None:
     assert {"Hello", "TopicsWanted", "TopicsKnown", "RowsWanted", "Writing", "TaskReport"} <= set(whole)
     for at in range(1, len(whole) + 1):
         run_and_kill(at)
+
+
+def test_a_task_that_fails_has_reported_by_then() -> None:
+    """Spark ends its process next, and the driver ends the write."""
+    metrics = ApplicationMetrics()
+    reports: Services = {ReportService: partial(ReportService, metrics=metrics)}
+    with FakeCluster({"a": 1}) as cluster, serving(services=reports) as found:
+        producer = Producer(parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options)
+        address = replace(found.address, location=replace(found.address.location, has_view=True))
+        producer.begin(address, None, SparkTask("w", 1, "job", 1, 0), TaskIdentity("w", 1))
+        producer.close(abort=True)
+        assert metrics.reports == 1
