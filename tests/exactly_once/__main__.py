@@ -4,13 +4,11 @@ came to."""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import time
 from collections import Counter
 
 from local_kafka import LocalBroker
-from tests.exactly_once.history import Checker
 from tests.exactly_once.rounds import Fault, Report, Round, Zygote
 from tests.matrix.released_kafka import RELEASES, jars_of
 from tests.support.broker_settings import SHORT_SESSIONS
@@ -24,7 +22,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0, help="start no further round after that long")
     parser.add_argument("--guarantee", choices=("exactly-once", "at-least-once"), default="exactly-once")
     parser.add_argument("--kafka", choices=[one.version for one in RELEASES if one.zookeeper is None])
-    parser.add_argument("--checker", action="store_true", help="check histories with porcupine; needs Go")
     arguments = parser.parse_args()
     home = None
     if arguments.kafka:
@@ -34,14 +31,11 @@ def main() -> int:
     reports: list[Report] = []
     began = time.monotonic()
     try:
-        with (
-            LocalBroker(brokers=3, properties=SHORT_SESSIONS, kafka_home=home) as cluster,
-            Checker() if arguments.checker else contextlib.nullcontext() as checker,
-        ):
+        with LocalBroker(brokers=3, properties=SHORT_SESSIONS, kafka_home=home) as cluster:
             for seed in range(arguments.seed, arguments.seed + arguments.rounds):
                 if arguments.minutes and time.monotonic() - began > arguments.minutes * 60:
                     break
-                reports.append(Round(cluster, zygote, seed, arguments.guarantee, checker).run())
+                reports.append(Round(cluster, zygote, seed, arguments.guarantee).run())
                 print(reports[-1], flush=True)
     finally:
         zygote.close()
@@ -57,10 +51,13 @@ def summary(reports: list[Report], guarantee: str, wall_s: float) -> str:
     for report in reports:
         faults.update(report.faults)
     kinds = ", ".join(f"{count} x {fault.value}" for fault, count in faults.most_common())
-    lost, doubled = (sum(getattr(report, name) for report in reports) for name in ("lost", "doubled"))
+    lost, doubled, foreign = (
+        sum(getattr(report, name) for report in reports) for name in ("lost", "doubled", "foreign")
+    )
     return (
         f"{len(reports)} rounds with {guarantee}: {sum(report.rows for report in reports):,} rows, {lost} "
-        f"lost, {doubled} doubled, in {sum(report.is_broken for report in reports)} rounds; "
+        f"lost, {doubled} doubled, {foreign} of no committed batch, "
+        f"in {sum(report.is_broken for report in reports)} rounds; "
         f"{sum(report.runs for report in reports)} runs of the query, "
         f"{sum(report.loud for report in reports)} of which ended with an incomplete batch and "
         f"{sum(report.changed for report in reports)} with one that had changed, "

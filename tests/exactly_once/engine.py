@@ -2,7 +2,7 @@
 
 The driver plans, hands tasks to worker processes, collects their reports, commits, and writes a commit log
 of its own, in that order. Sink code is the real one from planning to commit; Spark is left out, which
-tests/exactly_once/spark_job.py has.
+tests/spark/test_exactly_once.py has.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kafka_sink.transactions import planning, proof
 from kafka_sink.transactions.batch import TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, Decision
 from kafka_sink.transactions.task_attempt import TaskAttempt
-from tests.exactly_once import dying, history
+from tests.exactly_once import dying
 
 DONE, FAILED, INCOMPLETE, OTHER_DRIVER, CHANGED, UNKNOWN = 0, 1, 3, 4, 5, 6
 _QUERY = "query"
@@ -119,7 +119,7 @@ def drive(settings: Settings) -> int:
     options = settings.sink_options()
     chance = random.Random(settings.seed)
     if settings.die_before_commit:
-        dying.install(settings.die_before_commit, dying.kill_self)
+        dying.install(settings.die_before_commit)
     if settings.expired_ms:
         _let_decisions_be_old(settings.expired_ms)
     pool = Workers(settings)
@@ -164,7 +164,6 @@ def _batch(
 ) -> None:
     raw = {"checkpointlocation": settings.checkpoint}
     rows = planned_rows(settings, number)
-    write = history.write_began(settings.checkpoint, rows.start, len(rows))
     planned = planning.plan(options, raw, is_streaming=True, for_tasks=True)
     try:
         reports = pool.run(planned, number, rows, chance)
@@ -177,7 +176,6 @@ def _batch(
             except KafkaSinkError:
                 pass
         raise
-    history.write_is_known(settings.checkpoint, write)
     pause(chance, 0.05)
     # As Spark's log, it refuses what another driver has written.
     part = settings.commits / f".{number}.{os.getpid()}"

@@ -27,7 +27,6 @@ from local_kafka import LocalBroker
 from local_kafka.errors import LocalBrokerError
 from tests.exactly_once import engine
 from tests.exactly_once.engine import Settings, planned_rows
-from tests.exactly_once.history import Checker, History, Read
 from tests.exactly_once.kafka_state import (
     coordinator_of,
     expire_marks,
@@ -143,26 +142,27 @@ class Report:
     silent: int = 0
     # Runs that said that nobody can know what became of a batch; the round looked, and resolved it.
     unknown: int = 0
-    # What the checker of histories cannot explain; None where it was not asked.
-    unexplained: list[str] | None = None
+    # Rows of no batch that was committed: of one that was aborted, or that nobody planned.
+    foreign: int = 0
     unfinished: bool = False
     seconds: float = 0.0
 
     @property
     def is_broken(self) -> bool:
-        wrong = self.lost or self.doubled or self.disordered or self.silent or self.unexplained
+        wrong = self.lost or self.doubled or self.disordered or self.silent or self.foreign
         return bool(wrong or self.unfinished)
 
     def __str__(self) -> str:
         faults = ", ".join(f"{fault.value} x {count}" for fault, count in self.faults.items())
-        wrong = f"BROKEN: {self.lost} lost, {self.doubled} doubled, {self.disordered} out of order"
+        wrong = (
+            f"BROKEN: {self.lost} lost, {self.doubled} doubled, {self.disordered} out of order, "
+            f"{self.foreign} of no committed batch"
+        )
         verdict = wrong if self.is_broken else "ok"
         if self.unfinished:
             verdict += ", never finished"
         if self.silent:
             verdict += f", {self.silent} lost batches skipped in silence"
-        if self.unexplained is not None:
-            verdict += ", history " + ("; ".join(self.unexplained[:5]) or "explained")
         loud = f", {self.loud} runs said that a batch is incomplete" if self.loud else ""
         if self.changed:
             loud += f", {self.changed} that a batch has other rows"
@@ -181,9 +181,7 @@ class Round:
         zygote: Zygote,
         seed: int,
         guarantee: str,
-        checker: Checker | None = None,
     ) -> None:
-        self._checker = checker
         self._cluster = cluster
         self._zygote = zygote
         self._chance = random.Random(seed)
@@ -193,7 +191,6 @@ class Round:
         (self._checkpoint / "commits").mkdir()
         (self._checkpoint / "metadata").write_text(json.dumps({"id": self._checkpoint.name}))
         (self._checkpoint / "offsets").mkdir()
-        self._history = History(str(self._checkpoint))
         self._prefix_counts = guarantee == "exactly-once"
         kinds = list(Fault)
         count = self._chance.randint(1, 4)
@@ -239,7 +236,6 @@ class Round:
                 self._pause(self._chance.random() * 1.5)
                 self._strike(fault)
                 self._report.faults[fault] += 1
-                self._look()
             self._heal(wait=True)
             self._finish()
         finally:
@@ -517,29 +513,13 @@ class Round:
         done = engine.committed(self._settings)
         total = planned_rows(self._settings, done - 1).stop if done else 0
         await_ended_transactions(self._cluster.bootstrap_servers, self._topic)
-        seen = self._read()
+        rows = read_committed(self._cluster.bootstrap_servers, self._topic)
+        seen = Counter(row for _, row in rows)
         self._report.rows = total
         self._report.lost = sum(1 for row in range(total) if not seen[row])
         self._report.doubled = sum(count - 1 for count in seen.values() if count > 1)
-        if self._checker is not None:
-            rows = range(max(total, max(seen, default=-1) + 1))
-            self._report.unexplained = self._checker.problems(self._history.registers(rows))
-
-    def _look(self) -> None:
-        """A reader in the middle of it, where brokers let it."""
-        if self._checker is not None and not self._down:
-            try:
-                self._read()
-            except (KafkaException, TimeoutError):
-                pass
-
-    def _read(self) -> Counter[int]:
-        call = time.monotonic_ns()
-        rows = read_committed(self._cluster.bootstrap_servers, self._topic)
         self._report.disordered = disordered(rows)
-        seen = Counter(row for _, row in rows)
-        self._history.reads.append(Read(call, time.monotonic_ns(), seen))
-        return seen
+        self._report.foreign = sum(1 for row in seen if row >= total)
 
 
 @dataclass

@@ -1,5 +1,0 @@
-module kafka-chunked/checker
-
-go 1.22
-
-require github.com/anishathalye/porcupine v1.3.1
