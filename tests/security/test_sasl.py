@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import socket
 import threading
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from unittest import mock
 
 import pytest
 from kafka.net.sasl.gssapi import SaslMechanismGSSAPI
-from kafka.net.sasl.msk import AwsMskIamClient
 from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth
 from kafka.net.sasl.plain import SaslMechanismPlain
 from kafka.net.sasl.scram import ScramClient
@@ -20,7 +18,6 @@ from kafka.net.sasl.scram import ScramClient
 from kafka_sink.errors import AuthenticationError
 from kafka_sink.secret import Secret
 from kafka_sink.security import sasl
-from kafka_sink.security.aws import signed
 from kafka_sink.security.sasl import Preparation, Security
 from kafka_sink.security.settings import (
     KerberosSettings,
@@ -145,16 +142,6 @@ def test_kerberos(steps: int, modules: Modules) -> None:
         refused.respond(b"more")
     with pytest.raises(AuthenticationError):
         ours(sasl.kerberos(KerberosSettings("kafka"), "h"), *challenges[:-2], b"U")
-
-
-@pytest.mark.parametrize("token", [None, "FwoGZXIvYXdzE//token=="])
-def test_aws(token: str | None) -> None:
-    host, region = "b-1.demo.abc123.c2.kafka.eu-west-1.amazonaws.com", "eu-west-1"
-    credentials = SimpleNamespace(access_key="AKID", secret_key="key/+", token=token)
-    found = json.loads(signed(host, region, credentials))
-    client = AwsMskIamClient(host, "AKID", "key/+", region, token)
-    client.timestamp, client.datestamp = found["x-amz-date"], found["x-amz-date"][:8]
-    assert {**json.loads(client.first_message()), "user-agent": "kafka-chunked"} == found
 
 
 # -- preparations end with a context and an exchange, or with an error that says on which host ---------

@@ -44,11 +44,6 @@ def tokens(raw: dict[str, str]) -> TokenSettings:
     return found
 
 
-@pytest.mark.parametrize("protocol", ["PLAINTEXT", "plaintext"])
-def test_in_clear_nothing_is_needed(protocol: str) -> None:
-    assert settings(protocol, {}) == SecuritySettings()
-
-
 @pytest.mark.parametrize("protocol", ["ssl", "SSL", "Ssl"])
 def test_protocols_are_taken_in_any_case(protocol: str) -> None:
     found = settings(protocol, {})
