@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafka_sink.transactions.batch import BatchOutcome
-    from kafka_sink.transactions.planning import PlannedTransactions
+    from kafka_sink.transactions.planning import Clients, PlannedTransactions
     from kafka_sink.transactions.task_attempt import BeginTransaction, TaskAttempt
 
 # In Spark they come with every query. Here they can only be meant for something that is missing.
@@ -127,9 +127,14 @@ class WriteTransaction:
     time; ``planned`` is fresh from planning.
     """
 
-    def __init__(self, options: SinkOptions, planned: PlannedTransactions) -> None:
+    def __init__(
+        self, options: SinkOptions, planned: PlannedTransactions, clients: Clients | None = None
+    ) -> None:
+        from kafka_sink.transactions import planning
+
         self._options = options
         self._planned = planned
+        self._clients = clients or planning.client_of
         self._resources = ExitStack()
         self._attempt: TaskAttempt | None = None
         self._columns: Sequence[int | None] = ()
@@ -164,10 +169,9 @@ class WriteTransaction:
         if self._attempt is None:
             if self._planned.handover is None or self._planned.batch is None:
                 raise DeliveryError("a write that only commits takes no rows")
-            from kafka_sink.transactions import planning
             from kafka_sink.transactions.task_attempt import OpenTime, TaskAttempt
 
-            client = self._resources.enter_context(planning.client_of(self._options))
+            client = self._resources.enter_context(self._clients(self._options))
             self._columns = columns
             self._attempt = TaskAttempt(
                 client,
@@ -191,7 +195,7 @@ class WriteTransaction:
         with DriverWaiting(self._options, "", COMMITTING, "a write"):
             report = attempt.finish()
             self._resources.close()
-            return planning.commit(self._options, self._planned, [report]), attempt.metrics
+            return planning.commit(self._options, self._planned, [report], self._clients), attempt.metrics
 
     def abort(self, error: BaseException) -> Mapping[str, EndedTransactions]:
         """After a failure, also one of ``commit``. Returns what became of the transactions.
@@ -206,7 +210,7 @@ class WriteTransaction:
 
         try:
             with DriverWaiting(self._options, "", ABORTING, "a write"):
-                ended = planning.abort(self._options, self._planned)
+                ended = planning.abort(self._options, self._planned, self._clients)
         except KafkaSinkError as problem:
             driver_log.warn(
                 f"kafka-chunked: the write failed, and its open transaction could not be aborted: {problem}. "

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +15,11 @@ import kafka_sink
 from kafka_sink.arrow.columns import EncodedColumns
 from kafka_sink.dead_letters.rejected_rows import RejectedRows
 from kafka_sink.errors import SchemaError
-from kafka_sink.formats import registry
 from kafka_sink.formats.columns import plain
-from kafka_sink.formats.planning import RegisteredSchema, Schema
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.fake_broker import FakeCluster
+from tests.support.http_server import Server
 from tests.support.scripted_cluster import TOPIC, task_options
 
 GUID = uuid.UUID(int=7)
@@ -30,38 +28,28 @@ _FRAME = 5
 _IN_HEADER = {"schema.id.location": "header"}
 
 
-class OneRegistry:
-    """Knows each schema as the first."""
+@pytest.fixture
+def registry() -> Iterator[Server]:
+    """Knows each schema, in versions as they come, and of any subject a latest one."""
+    texts: list[str] = []
 
-    asked: ClassVar[list[Schema]] = []
-
-    def __init__(self, *_: Any) -> None: ...
-
-    def __enter__(self) -> OneRegistry:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def register(self, subject: str, schema: Schema) -> RegisteredSchema:
-        self.asked.append(schema)
-        return RegisteredSchema(schema, 1, str(GUID), subject, len(set(self.asked)))
-
-    def latest(self, subject: str) -> RegisteredSchema:
-        name = subject.removesuffix("-value")
+    def respond(request: Any) -> tuple[int, dict[str, str], bytes]:
+        subject = request.path.split("/")[2]
         fields = [{"name": "x", "type": "long"}]
-        text = json.dumps({"type": "record", "name": name, "fields": fields})
-        return self.register(subject, Schema("AVRO", text))
+        text = json.dumps({"type": "record", "name": subject.removesuffix("-value"), "fields": fields})
+        if request.command == "POST":
+            text = json.loads(running.requests[-1][3])["schema"]
+        texts.extend([] if text in texts else [text])
+        found = {"id": 1, "guid": str(GUID), "version": texts.index(text) + 1, "schema": text}
+        return 200, {}, json.dumps(found).encode()
 
-
-@pytest.fixture(autouse=True)
-def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "Registry", OneRegistry)
-    monkeypatch.setattr(OneRegistry, "asked", [])
+    with Server() as running:
+        running.respond = respond
+        yield running
 
 
 def columns_of(
+    registry: Server,
     schema: pa.Schema,
     more: Mapping[str, str],
     reject: Callable[[RejectedRows, ColumnPlan], None] | None = None,
@@ -70,19 +58,19 @@ def columns_of(
         "kafka.bootstrap.servers": "127.0.0.1:1",
         "topic": "t",
         "value.format": "json",
-        "schema.registry.url": "http://127.0.0.1:1",
+        "schema.registry.url": registry.url,
         **more,
     }
     return EncodedColumns(schema, parse({n: text for n, text in given.items() if text}).options, reject)
 
 
-def encoded(batch: pa.RecordBatch, more: Mapping[str, str]) -> list[dict[str, Any]]:
-    columns = columns_of(batch.schema, more)
+def encoded(registry: Server, batch: pa.RecordBatch, more: Mapping[str, str]) -> list[dict[str, Any]]:
+    columns = columns_of(registry, batch.schema, more)
     return [row for one in columns.converted(batch) for row in one.to_pylist()]
 
 
-def values(batch: pa.RecordBatch) -> list[Any]:
-    found = [row["value"] for row in encoded(batch, {})]
+def values(registry: Server, batch: pa.RecordBatch) -> list[Any]:
+    found = [row["value"] for row in encoded(registry, batch, {})]
     return [one if one is None else json.loads(one[_FRAME:]) for one in found]
 
 
@@ -103,16 +91,16 @@ _VIEW = pa.string_view()
         pa.array(["x", None, "a text that is no short one"]).cast(_VIEW),
     ],
 )
-def test_views_are_encoded_beside_nulls(column: pa.Array) -> None:
+def test_views_are_encoded_beside_nulls(registry: Server, column: pa.Array) -> None:
     """Catches: errors of Arrow, which takes no entries of views."""
     batch = pa.record_batch([column], ["value"])
-    assert values(batch) == column.to_pylist()
-    assert values(batch.slice(1)) == column.to_pylist()[1:]
+    assert values(registry, batch) == column.to_pylist()
+    assert values(registry, batch.slice(1)) == column.to_pylist()[1:]
 
 
-def test_maps_with_views() -> None:
+def test_maps_with_views(registry: Server) -> None:
     column = pa.array([[("k", "v")], None, []], pa.map_(_VIEW, _VIEW))
-    assert values(pa.record_batch([column], ["value"])) == [{"k": "v"}, None, {}]
+    assert values(registry, pa.record_batch([column], ["value"])) == [{"k": "v"}, None, {}]
 
 
 def test_a_small_slice_beyond_2_gib() -> None:
@@ -143,12 +131,12 @@ def _structs(**kinds: pa.DataType) -> pa.DataType:
         pa.map_(pa.string(), pa.binary()),
     ],
 )
-def test_a_schemas_header_follows_headers_of_all_types(kind: pa.DataType) -> None:
+def test_a_schemas_header_follows_headers_of_all_types(registry: Server, kind: pa.DataType) -> None:
     """Catches: a key and a value that change places, and types that cannot be put together."""
     entry: Any = ("k", b"v") if pa.types.is_map(kind) else {"key": "k", "value": b"v"}
     headers = pa.array([[entry], None], kind)
     batch = pa.record_batch([pa.array([1, 2]), headers], ["id", "headers"])
-    found = [row["headers"] for row in encoded(batch, _IN_HEADER)]
+    found = [row["headers"] for row in encoded(registry, batch, _IN_HEADER)]
     mine = {"key": "k", "value": b"v"}
     shown = [[{**one, "key": _text(one["key"])} for one in row] for row in found]
     assert shown == [[mine, _HEADER], [_HEADER]]
@@ -158,34 +146,36 @@ def _text(key: str | bytes) -> str:
     return key if isinstance(key, str) else key.decode()
 
 
-def test_headers_of_another_type_are_refused_at_planning() -> None:
+def test_headers_of_another_type_are_refused_at_planning(registry: Server) -> None:
     with pytest.raises(SchemaError, match="headers attribute unsupported type int64"):
-        columns_of(pa.schema([("id", pa.int64()), ("headers", pa.int64())]), _IN_HEADER)
+        columns_of(registry, pa.schema([("id", pa.int64()), ("headers", pa.int64())]), _IN_HEADER)
 
 
-def test_every_refused_row_has_its_dead_letter() -> None:
+def test_every_refused_row_has_its_dead_letter(registry: Server) -> None:
     """Catches: dead letters of the first rows only, where a column beside the value is converted in
     slices."""
     count = 20_000
     rejected: list[RejectedRows] = []
     schema = pa.schema([("x", pa.float64()), ("timestamp", pa.timestamp("ns", "UTC"))])
-    columns = columns_of(schema, {"errors.tolerance": "all"}, lambda rows, _: rejected.append(rows))
+    columns = columns_of(registry, schema, {"errors.tolerance": "all"}, lambda rows, _: rejected.append(rows))
     instants = pa.array(np.arange(count) * 1_000_000).cast(schema.field("timestamp").type)
     batch = pa.RecordBatch.from_arrays([pa.array(np.full(count, np.nan)), instants], schema=schema)
     assert sum(one.num_rows for one in columns.converted(batch)) == 0
     assert sum(rows.count for rows in rejected) == count
 
 
-def test_batches_of_two_kinds_in_turns_ask_the_registry_twice(caplog: pytest.LogCaptureFixture) -> None:
+def test_batches_of_two_kinds_in_turns_ask_the_registry_twice(
+    registry: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     """Catches: a request for each batch, and a summary that names the last schema only."""
     with FakeCluster({TOPIC: 1}) as cluster:
-        given = {"value.format": "json", "schema.registry.url": "http://127.0.0.1:1"}
+        given = {"value.format": "json", "schema.registry.url": registry.url}
         with caplog.at_level("INFO"), kafka_sink.producer({**task_options(cluster), **given}) as writing:
             for number in range(3):
                 writing.send(pa.table({"a": [number]}))
                 writing.send(pa.table({"b": [str(number)]}))
         data = b"".join(batch.data for batch in cluster.batches(TOPIC, 0))
-    assert len(OneRegistry.asked) == 2
+    assert len(registry.requests) == 2
     assert f"value as json by {TOPIC}-value version 1 (id 1)" in caplog.text
     assert f"value as json by {TOPIC}-value version 2 (id 1)" in caplog.text
     rows = [text for number in range(3) for text in (b'{"a":%d}' % number, b'{"b":"%d"}' % number)]
@@ -193,12 +183,12 @@ def test_batches_of_two_kinds_in_turns_ask_the_registry_twice(caplog: pytest.Log
     assert places == sorted(places)
 
 
-def test_null_values_of_topics_with_schemas_of_their_own() -> None:
+def test_null_values_of_topics_with_schemas_of_their_own(registry: Server) -> None:
     """Catches: a batch of tombstones alone, which fails."""
     kind = pa.struct([("x", pa.int64())])
     schema = pa.schema([("topic", pa.string()), ("value", kind)])
     given = {"topic": "", "schema.registry.topics": "a,b", "use.latest.version": "true"}
-    columns = columns_of(schema, {"value.format": "avro", **given})
+    columns = columns_of(registry, schema, {"value.format": "avro", **given})
     cases: list[tuple[list[str], list[Any]]] = [(["a", "b"], [None, None]), ([], []), (["b"], [{"x": 1}])]
     for topics, rows in cases:
         batch = pa.RecordBatch.from_arrays(

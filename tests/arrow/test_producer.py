@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +28,10 @@ from kafka_sink.errors import (
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.task.producer import LIVE_PRODUCERS
-from kafka_sink.transactions import planning
+from kafka_sink.transactions.batch import TaskHandover
+from kafka_sink.transactions.decision import BatchIdentity
+from kafka_sink.transactions.operations import ProducerEpoch, Scope
+from kafka_sink.transactions.planning import PlannedTransactions
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.forked import in_a_fork
@@ -324,17 +327,21 @@ def test_a_fork_leaves_the_write_to_its_process(cluster: FakeCluster) -> None:
     assert written(cluster) == [0, 1, 2, 3, 4]
 
 
-def test_an_abort_that_waits_for_brokers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_that_waits_for_brokers_says_so() -> None:
     """Catches: a minute of silence while a frozen broker is to abort the transaction."""
     heard: list[object] = []
 
-    def abort(*_: object) -> object:
+    def run(*_: object, **__: object) -> tuple[int, ProducerEpoch]:
         heard.append(WAIT_LISTENER.get())
-        raise DeliveryError("no broker")
+        if len(heard) > 1:
+            raise DeliveryError("no broker")
+        return 0, ProducerEpoch(2, 0)
 
-    monkeypatch.setattr(planning, "abort", abort)
-    given: Any = SimpleNamespace()
-    write = WriteTransaction(parse({"kafka.bootstrap.servers": "a:1"}).options, given)
-    write._attempt = given
+    client: Any = SimpleNamespace(run=run, protocol=2)
+    batch = BatchIdentity.of_application("loads", "t", 1)
+    planned = PlannedTransactions(Scope("p", "t", 1), batch, TaskHandover(ProducerEpoch(1, 0)))
+    given = parse({"kafka.bootstrap.servers": "a:1"}).options
+    write = WriteTransaction(given, planned, lambda _: nullcontext(client))
+    assert write.begin((), lambda *_: None)
     assert write.abort(KeyError()) == {}
-    assert heard != [WAIT_LISTENER.get()]
+    assert len(set(heard)) == 2

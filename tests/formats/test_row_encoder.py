@@ -1,4 +1,4 @@
-"""Framed bytes are those of confluent-kafka's serializers; Java's Avro and Spark's from_avro read them."""
+"""Framed bytes are those of confluent-kafka's serializers, and Spark's from_avro reads them."""
 
 from __future__ import annotations
 
@@ -103,32 +103,6 @@ def test_protobuf_is_that_of_confluents_serializer(client: SchemaRegistryClient)
     assert found == expected
     deserialize = ProtobufDeserializer(row_class, {"use.deprecated.format": False}, client)
     assert [deserialize(value, CONTEXT) for value in found] == [row_class(**row) for row in rows]
-
-
-@given(table=tables())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
-def test_javas_avro_reads_and_writes_the_same_bytes(
-    spark: SparkSession, client: SchemaRegistryClient, table: Table
-) -> None:
-    """Apache Avro's own reader and writer, which Spark's jars have. Its maps have no order."""
-    column, _ = table
-    schema = derived(client, column, "avro")
-    java: Any = spark._jvm
-    parsed = java.org.apache.avro.Schema.Parser().parse(schema.schema.text)
-    read = java.org.apache.avro.generic.GenericDatumReader(parsed)
-    write = java.org.apache.avro.generic.GenericDatumWriter(parsed)
-    for value in framed(column, schema):
-        decoder = java.org.apache.avro.io.DecoderFactory.get().binaryDecoder(value[_FRAME:], None)
-        row = read.read(None, decoder)
-        assert decoder.isEnd()
-        out = java.java.io.ByteArrayOutputStream()
-        encoder = java.org.apache.avro.io.EncoderFactory.get().binaryEncoder(out, None)
-        write.write(row, encoder)
-        encoder.flush()
-        again, content = bytes(out.toByteArray()), value[_FRAME:]
-        if '"map"' in schema.schema.text:
-            again, content = bytes(sorted(again)), bytes(sorted(content))
-        assert again == content
 
 
 def test_sparks_from_avro_reads_the_rows(spark: SparkSession, client: SchemaRegistryClient) -> None:
