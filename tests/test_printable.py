@@ -13,7 +13,7 @@ import pytest
 from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.command_line import note, ok, problem
-from kafka_sink.printable import one_line, printable, printable_list
+from kafka_sink.printable import MAX_CHARACTERS, one_line, printable, printable_list
 from kafka_sink.transactions import __main__ as transactions
 from kafka_sink.transactions.task_attempt import TaskAttempt
 from tests.support.breaker_cluster import Cluster
@@ -32,6 +32,11 @@ def test_one_line_of_any_text() -> None:
     assert_plain(printable_list([FORGED, FORGED]))
     assert one_line("x" * 400) == "x" * 297 + "..."
     assert one_line("äöü 漢字 \u00a0") == "äöü 漢字  "
+    assert printable("a\nb\r\x1b[31m\u202e\ud800c") == "a b  [31m  c"
+    assert printable_list(["a", "b"]) == "a, b"
+    many = printable_list(f"t\n-{index}" for index in range(10**6))
+    assert many.isprintable()
+    assert len(many) <= MAX_CHARACTERS
 
 
 @pytest.mark.parametrize("log", [driver_log.report, driver_log.warn, driver_log.error])

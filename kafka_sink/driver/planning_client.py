@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from kafka_sink.clock import monotonic_ms
 from kafka_sink.errors import (
     AuthenticationError,
     BrokersUnreachableError,
@@ -45,8 +46,13 @@ class PlanningClient(BlockingCalls):
     and the remedy. They raise AuthenticationError if the login is the reason.
     """
 
-    def __init__(self, options: SinkOptions, connect_bound_ms: float) -> None:
-        super().__init__(options)
+    def __init__(
+        self,
+        options: SinkOptions,
+        connect_bound_ms: float,
+        clock_ms: Callable[[], float] = monotonic_ms,
+    ) -> None:
+        super().__init__(options, clock_ms=clock_ms)
         self._connect_bound_ms = connect_bound_ms
         self._bootstrap = self._network.bootstrap_nodes()
         self._advertised: Sequence[Node] = ()

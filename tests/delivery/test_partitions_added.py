@@ -6,7 +6,6 @@ import threading
 import time
 from contextlib import AbstractContextManager
 
-import pyarrow as pa
 import pytest
 from kafka.admin import KafkaAdminClient
 from pyspark import TaskContext
@@ -20,8 +19,6 @@ from kafka_sink.coordinator.server import Services
 from kafka_sink.errors import DeliveryError, InvalidRowError
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.columns import extract
-from kafka_sink.rows.ordering import partitions_needed
 from kafka_sink.spark.write import PlannedWrite
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
@@ -86,21 +83,6 @@ def test_a_partition_that_never_comes_fails_after_max_block_by_name() -> None:
         assert 0.9 <= time.monotonic() - begun < 20
         # The first, one at once or after 100 ms, and those after 100, 200 and 400 ms; fewer if all is slow.
         assert 2 <= lookups(cluster) <= 6
-
-
-def test_the_partitions_that_rows_need_are_counted_by_topic() -> None:
-    batch = pa.record_batch(
-        {
-            "topic": pa.array(["a", "b", "a", "c"]),
-            "value": pa.array([b"v"] * 4),
-            "partition": pa.array([0, 7, 3, None], pa.int32()),
-        }
-    )
-    plan = ColumnPlan.of([("topic", "string"), ("value", "binary"), ("partition", "int")], None)
-    assert partitions_needed(extract(plan, batch, 0)) == {"a": 4, "b": 8}
-    assert partitions_needed(extract(plan.of([("value", "binary")], "a"), batch.select(["value"]), 0)) == {}
-    one = ColumnPlan.of([("value", "binary"), ("partition", "int")], "a")
-    assert partitions_needed(extract(one, batch.select(["value", "partition"]), 0)) == {"a": 8}
 
 
 def test_all_tasks_learn_of_a_partition_that_one_task_missed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from functools import partial
 
 import pytest
 
-from kafka_sink.clock import WAIT_LISTENER, monotonic_ms
+from kafka_sink.clock import WAIT_LISTENER
 from kafka_sink.driver import planning_client
 from kafka_sink.driver.topics import prepare_topic
 from kafka_sink.errors import BrokersUnreachableError
 from kafka_sink.model import Node
-from kafka_sink.network import apis, requests
 from local_kafka import LocalBroker
 from tests.support.fake_broker import (
     API_VERSIONS,
-    METADATA,
     FakeCluster,
 )
-from tests.support.fake_replies import Reply, garbage
+from tests.support.fake_replies import garbage
 from tests.support.lookups import options
 from tests.support.ports import refusing_port
 
@@ -118,31 +115,3 @@ def test_an_answer_that_is_no_kafka_is_told_as_such(topic: str) -> None:
         ) as reported:
             prepare_topic(options(cluster.bootstrap_servers, topic))
     assert "within" not in str(reported.value)
-
-
-def test_a_request_that_was_given_up_ends_no_later_one() -> None:
-    """Catches: a check of planning that is skipped in silence, as the request before failed late."""
-    with FakeCluster({"t": 1}, brokers=2) as cluster:
-        nodes = [Node(number, "127.0.0.1", cluster.port(number)) for number in range(2)]
-        asked = options(cluster.bootstrap_servers, "t")
-        with planning_client.PlanningClient(asked, 9_000.0) as client:
-            client.connect()
-            client.use_advertised(nodes)
-            assert all(client.reach(node.id) for node in nodes)
-            cluster.freeze(0)
-            now_ms = [monotonic_ms()]
-            client._clock_ms = lambda: now_ms[0]
-
-            def ask(node_id: int) -> object:
-                encode = partial(requests.encode_metadata, topics=("t",), allow_auto_create=False)
-                return client.ask(node_id, apis.METADATA, encode, 1_000.0)
-
-            def go_on(*_: object) -> None:
-                now_ms[0] += 2_000.0
-
-            token = WAIT_LISTENER.set(go_on)
-            assert ask(0) is None
-            WAIT_LISTENER.reset(token)
-            cluster.script(METADATA, Reply(delay_ms=300.0), node_id=1)
-            cluster.disconnect(0)
-            assert ask(1) is not None

@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from kafka_sink.errors import AuthenticationError, KafkaSinkError, ProtocolError
+from kafka_sink.network import apis
+from kafka_sink.network.authentication import HandshakeResponse, Login, LoginRequest
 from kafka_sink.network.broker_protocol import BrokerProtocol, Phase
 from kafka_sink.secret import Secret
 from kafka_sink.security import sasl
 from tests.support.effort import tries
 from tests.support.login_broker import SECRET, Broker
 from tests.support.network_harness import metadata_request
+from tests.support.schema_requests import each, encoded
 
 
 def connection(exchange: sasl.SaslExchange | None = None) -> BrokerProtocol:
@@ -287,3 +291,14 @@ def test_a_broker_that_goes_on_with_challenges_is_left() -> None:
     one.start(0.0)
     with pytest.raises(AuthenticationError, match="more than 16 challenges"):
         talk(one, broker)
+
+
+@each(apis.SASL_AUTHENTICATE)
+def test_requests_are_as_kafka_python_encodes_them(version: int) -> None:
+    steps: Any = (b"\0" * 300 for _ in range(1))
+    versions = {apis.SASL_HANDSHAKE: (0, 1), apis.SASL_AUTHENTICATE: (0, version)}
+    login = Login(sasl.SaslExchange("SCRAM-SHA-256", steps), "h:1", versions)
+    assert login.begin().body == encoded(SaslHandshakeRequest, 1, mechanism="SCRAM-SHA-256")
+    request = login.on_response(HandshakeResponse(0, ()))
+    assert isinstance(request, LoginRequest)
+    assert bytes(request.body) == encoded(SaslAuthenticateRequest, version, auth_bytes=b"\0" * 300)

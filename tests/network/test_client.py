@@ -91,14 +91,6 @@ def test_a_callback_that_raises_costs_the_others_nothing(driver: Driver) -> None
     driver.event(Responded, "next")
 
 
-def test_a_request_without_a_response_is_done_when_written(cluster: FakeCluster, driver: Driver) -> None:
-    driver.send(produce_request(batch(2), acks=0), name="fire")
-    driver.send(metadata_request("t"), name="after")
-    assert driver.event(Responded, "fire").response is None
-    driver.event(Responded, "after")
-    assert [b.record_count for b in cluster.batches("t", 0)] == [2]
-
-
 def test_sending_to_a_broker_that_is_not_ready_changes_nothing(cluster: FakeCluster) -> None:
     with Driver(cluster.bootstrap_servers) as driver:
         with pytest.raises(ValueError, match="not ready"):
@@ -239,22 +231,6 @@ def test_negotiation_that_fails_backs_off(cluster: FakeCluster, reply: Reply) ->
         driver.clock.now += 50
         driver.until(lambda: driver.ready())
         assert driver.client.connection_errors() == {}
-
-
-def test_an_old_broker_is_asked_in_version_0() -> None:
-    versions = {API_VERSIONS: (0, 2), PRODUCE: (3, 7)}
-    with FakeCluster({"t": 1}, versions=versions) as old, Driver(old.bootstrap_servers) as driver:
-        driver.connect()
-        assert driver.connection().api_version(PRODUCE, (3, 13)) == 7
-        driver.send(produce_request(batch(1), version=7), name="p")
-        assert driver.event(Responded, "p").response.partitions[0].error_code == 0
-
-
-def test_a_controller_is_refused_by_name() -> None:
-    with FakeCluster(versions={PRODUCE: (0, -1)}) as other, Driver(other.bootstrap_servers) as driver:
-        other._state.versions.pop(PRODUCE)  # type: ignore[attr-defined]  # a dict here
-        driver.ready()
-        assert "is it a controller" in str(driver.event(Disconnected).cause)
 
 
 def test_a_metadata_response_with_an_error_of_its_own_fails(cluster: FakeCluster, driver: Driver) -> None:

@@ -64,18 +64,6 @@ def test_a_silent_broker_fails_its_requests_after_their_timeout(cluster: FakeClu
     cluster.thaw(0)
 
 
-def test_a_failure_says_whether_bytes_of_the_request_were_written(cluster: FakeCluster) -> None:
-    with Driver(cluster.bootstrap_servers, send_buffer_bytes=8192) as driver:
-        driver.connect()
-        cluster.freeze(0)
-        driver.send(produce_request(bytes(50_000_000)), name="begun")
-        driver.send(produce_request(batch(1)), name="unsent")
-        driver.clock.now += 30_000
-        assert driver.event(Failed, "begun").possibly_sent
-        assert not driver.event(Failed, "unsent").possibly_sent
-        cluster.thaw(0)
-
-
 def test_poll_ends_at_the_next_deadline(cluster: FakeCluster) -> None:
     clock_started = time.monotonic()
     with Driver(cluster.bootstrap_servers, clock=lambda: time.monotonic() * 1000) as driver:
@@ -110,19 +98,6 @@ def test_an_idle_connection_is_closed_without_a_fuss(driver: Driver) -> None:
     assert driver.client.connection_errors() == {}
     driver.connect()
     assert len(driver.of(Connected)) == 2
-
-
-def test_reconnects_wait_longer_each_time(cluster: FakeCluster) -> None:
-    cluster.stop(0)
-    with Driver(cluster.bootstrap_servers) as driver:
-        for attempt, wait in enumerate((50, 100, 200, 400, 800, 1000, 1000), 1):
-            driver.ready()
-            driver.until(lambda n=attempt: len(driver.of(Disconnected)) == n)  # type: ignore[misc]
-            assert driver.client.connect_delay_ms(driver.clock.now) == wait
-            assert driver.to_ask() is None
-            driver.clock.now += wait
-        cluster.start(0)
-        driver.connect()
 
 
 # -- nodes ----------------------------------------------------------------------------------------

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-import time
-import tracemalloc
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from kafka.protocol.metadata import ApiVersionsResponse
@@ -19,7 +15,7 @@ from kafka_sink.records.encoder import MAX_RECORDS_PER_BATCH
 from tests.support.effort import tries
 from tests.support.fake_state import framed
 from tests.support.network_harness import request
-from tests.support.response_checks import CASES, GIVEN
+from tests.support.response_checks import CASES, GIVEN, cost
 from tests.support.schema_responses import FloodWriter, list_names, uvarint
 
 COUNT = tries(1_500)
@@ -36,26 +32,6 @@ FLOODS = [
     for flooded in dict.fromkeys(list_names(apis.APIS[key].name, version))
 ]
 GIVEN_FLOODED = {**GIVEN, "Host": lambda _: "h", "ErrorCode": lambda _: 0}
-
-
-def cost(decode: Callable[[], Any]) -> tuple[int, float, bool]:
-    """Peak of memory in bytes, processor time in milliseconds, and whether the response was refused."""
-    refused = False
-    began = time.process_time()
-    try:
-        decode()
-    except ProtocolError:
-        refused = True
-    spent_ms = (time.process_time() - began) * 1000
-    tracemalloc.start()
-    try:
-        decode()
-    except ProtocolError:
-        pass
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    return peak, spent_ms, refused
 
 
 @pytest.mark.parametrize(("key", "version", "flooded"), FLOODS)

@@ -1,4 +1,7 @@
-"""Our Produce body against kafka-python's encoder, and Produce responses of every version."""
+"""Our Produce body against kafka-python's encoder, and the short way to read responses.
+
+That each version's response is read is in test_apis.py.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.protocol.producer import ProduceRequest, ProduceResponse
+from kafka.protocol.producer import ProduceRequest
 
 from kafka_sink.errors import ProtocolError
-from kafka_sink.model import NO_RECORD_ERRORS, Node
 from kafka_sink.network import produce
 from kafka_sink.network.apis import PRODUCE
 from kafka_sink.network.wire import read_response
-from tests.support.fake_replies import Reply
-from tests.support.fake_state import FakeState
 from tests.support.response_checks import every_version
 from tests.support.schema_responses import uvarint
 
 VERSIONS = every_version(PRODUCE)
 _TopicData = ProduceRequest.TopicProduceData
 _PartitionData = _TopicData.PartitionProduceData
-_Topic = ProduceResponse.TopicProduceResponse
-_Partition = _Topic.PartitionProduceResponse
 
 names = st.text("abcdefghijklmnop.-_0123456789", min_size=1, max_size=249)
 buffers = st.lists(st.binary(max_size=40), min_size=1, max_size=5)
@@ -112,73 +110,6 @@ def test_other_versions_are_refused(version: int) -> None:
         produce.produce_body(version, -1, 1, None, [])
 
 
-def full_response(version: int) -> Any:
-    """One partition that was appended, one with everything an error can carry."""
-    tagged: dict[str, Any] = {}
-    endpoints: dict[str, Any] = {}
-    if version >= 10:
-        tagged["current_leader"] = _Partition.LeaderIdAndEpoch(leader_id=2, leader_epoch=7)
-        endpoints["node_endpoints"] = [
-            ProduceResponse.NodeEndpoint(version=version, node_id=2, host="b2", port=9094, rack="r")
-        ]
-    record_errors = [
-        _Partition.BatchIndexAndErrorMessage(batch_index=4, batch_index_error_message="é"),
-        _Partition.BatchIndexAndErrorMessage(batch_index=5, batch_index_error_message=None),
-    ]
-    good = {"log_append_time_ms": 17, "log_start_offset": 3, "record_errors": [], "error_message": None}
-    bad = {"log_append_time_ms": -1, "log_start_offset": -1, "record_errors": record_errors}
-    rows = [
-        _Partition(index=0, error_code=0, base_offset=2**40, **good),
-        _Partition(index=9, error_code=87, base_offset=-1, error_message="no good", **bad, **tagged),
-    ]
-    topic = _Topic(version=version, name="t", topic_id=uuid.UUID(int=5), partition_responses=rows)
-    return ProduceResponse(version=version, responses=[topic], throttle_time_ms=250, **endpoints)
-
-
-def header(version: int) -> bytes:
-    """A response header: correlation id 0, from version 9 on with no tagged fields."""
-    return bytes(5 if version >= 9 else 4)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_responses_of_every_version(version: int) -> None:
-    body = bytes(full_response(version).encode(version=version))
-    response = produce.decode_produce(version, header(version) + body)
-    good, bad = response.partitions
-    assert (good.topic, good.topic_id) == (("t", None) if version < 13 else (None, uuid.UUID(int=5).bytes))
-    assert (good.partition, good.error_code, good.base_offset, good.log_append_time_ms) == (0, 0, 2**40, 17)
-    assert good.log_start_offset == (3 if version >= 5 else -1)
-    assert (good.error_message, good.record_errors, good.current_leader) == (None, NO_RECORD_ERRORS, None)
-    assert (bad.partition, bad.error_code, bad.base_offset) == (9, 87, -1)
-    has_reasons = version >= 8
-    assert bad.error_message == ("no good" if has_reasons else None)
-    assert list(bad.record_errors.places) == ([4, 5] if has_reasons else [])
-    assert bad.record_errors.reason == ("é" if has_reasons else None)
-    assert bad.current_leader == ((2, 7) if version >= 10 else None)
-    assert response.node_endpoints == ((Node(2, "b2", 9094, "r"),) if version >= 10 else ())
-    assert response.throttle_time_ms == 250
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_truncated_or_longer_response_is_a_protocol_error(version: int) -> None:
-    body = bytes(full_response(version).encode(version=version))
-    for end in range(len(body)):
-        with pytest.raises(ProtocolError, match=f"Produce v{version}"):
-            produce.decode_produce(version, header(version) + body[:end])
-    with pytest.raises(ProtocolError, match="1 bytes too many"):
-        produce.decode_produce(version, header(version) + body + b"\0")
-
-
-def test_an_unknown_leader_is_none() -> None:
-    state = FakeState([1], {}, 10**6)
-    state.create_topic("t", 1)
-    request = ProduceRequest.decode(theirs(12, -1, 1, None, [("t", bytes(16), [(0, [b""])])]), version=12)
-    response = state.answer(0, 0, 12, request, Reply(error=6, leader=(-1, -1)))
-    response.node_endpoints = []
-    response = produce.decode_produce(12, header(12) + bytes(response.encode(version=12)))
-    assert response.partitions[0].current_leader is None
-
-
 # -- the short way to read responses ------------------------------------------------------------------
 
 
@@ -213,10 +144,14 @@ def the_long_way(version: int, payload: bytes) -> produce.ProduceResponse:
     return read_response(PRODUCE, version, payload, produce._response)
 
 
+def the_short_way(version: int, payload: bytes) -> produce.ProduceResponse | None:
+    return produce._read_plain(version, payload, ENOUGH)
+
+
 @given(responses())
 def test_plain_responses_are_read_the_short_way_and_alike(response: tuple[int, bytes, int]) -> None:
     version, payload, partitions = response
-    found = produce._read_plain(version, payload, ENOUGH)
+    found = the_short_way(version, payload)
     assert found is not None
     assert len(found.partitions) == partitions
     assert found == the_long_way(version, payload)
@@ -241,7 +176,7 @@ def test_damaged_responses_are_left_to_the_long_way_or_read_alike(
         expected: produce.ProduceResponse | None = the_long_way(version, bytes(damaged))
     except ProtocolError:
         expected = None
-    found = produce._read_plain(version, bytes(damaged), ENOUGH) if len(damaged) >= 4 else None
+    found = the_short_way(version, bytes(damaged)) if len(damaged) >= 4 else None
     assert found is None or found == expected
 
 

@@ -1,63 +1,81 @@
-"""Requests other than Produce as kafka-python reads them, and their responses as our own values."""
+"""Metadata, versions and producer ids: requests are byte for byte as kafka-python encodes them.
+
+Then what is made of responses; that each version's response is read is in test_apis.py.
+"""
 
 from __future__ import annotations
 
-import io
 import uuid
 from typing import Any
 
 import pytest
 from kafka.protocol.api_header import RequestHeader
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
-from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest
+from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.kafka_errors import REBOOTSTRAP_REQUIRED
-from kafka_sink.model import NO_LEADER, Node, PartitionMetadata, TopicMetadata
+from kafka_sink.model import NO_LEADER
 from kafka_sink.network import apis, requests
+from kafka_sink.network.apis import APIS
+from kafka_sink.network.requests import (
+    encode_api_versions,
+    encode_header,
+    encode_init_producer_id,
+    encode_metadata,
+)
 from tests.support.fake_state import framed
 from tests.support.response_checks import every_version
+from tests.support.schema_requests import LONG, each, encoded
 
 _Topic = MetadataResponse.MetadataResponseTopic
 _Partition = _Topic.MetadataResponsePartition
 
 
-REQUESTS: list[Any] = [MetadataRequest, ApiVersionsRequest, InitProducerIdRequest, ProduceRequest]
-CASES = [(request, version) for request in REQUESTS for version in range(request.max_version + 1)]
+@pytest.mark.parametrize("api_key", APIS)
+@pytest.mark.parametrize("client_id", ["", "kafka-chunked", LONG])
+def test_headers(api_key: int, client_id: str) -> None:
+    for version in every_version(api_key):
+        header = RequestHeader(
+            request_api_key=api_key, request_api_version=version, correlation_id=77, client_id=client_id
+        )
+        expected = bytes(header.encode(flexible=version >= APIS[api_key].first_flexible))
+        assert encode_header(api_key, version, 77, client_id) == expected
 
 
-@pytest.mark.parametrize(("request_class", "version"), CASES)
-def test_headers_are_of_the_version_that_the_api_version_asks_for(request_class: Any, version: int) -> None:
-    api_key = int(request_class.API_KEY)
-    for correlation, client in ((77, "client-é"), (2**31 - 1, "client-é"), (1, "another")):
-        header = requests.encode_header(api_key, version, correlation, client)
-        parsed = RequestHeader.decode(io.BytesIO(header), flexible=request_class.flexible_version_q(version))
-        assert (parsed.request_api_key, parsed.request_api_version) == (api_key, version)
-        assert (parsed.correlation_id, parsed.client_id) == (correlation, client)
+@each(apis.API_VERSIONS)
+def test_api_versions(version: int) -> None:
+    fields = {"client_software_name": "kafka-chunked", "client_software_version": "1.2"}
+    assert encode_api_versions(version, "1.2") == encoded(ApiVersionsRequest, version, **fields)
 
 
-@pytest.mark.parametrize("version", every_version(apis.METADATA))
-@pytest.mark.parametrize("allow", [True, False])
-def test_metadata_asks_for_these_topics_only(version: int, allow: bool) -> None:
-    body = requests.encode_metadata(version, ("a", "b"), allow)
-    request = MetadataRequest.decode(body, version=version)
-    assert [topic.name for topic in request.topics] == ["a", "b"]
-    assert request.allow_auto_topic_creation is allow
-    nothing = MetadataRequest.decode(requests.encode_metadata(version, (), allow), version=version)
-    assert nothing.topics == []
+@each(apis.METADATA)
+@pytest.mark.parametrize("names", [(), ("t", LONG)])
+@pytest.mark.parametrize("create", [False, True])
+def test_metadata(version: int, names: tuple[str, ...], create: bool) -> None:
+    topics = [MetadataRequest.MetadataRequestTopic(topic_id=None, name=name) for name in names]
+    for operations in (False, True):
+        assert encode_metadata(version, names, create, operations) == encoded(
+            MetadataRequest,
+            version,
+            topics=topics,
+            allow_auto_topic_creation=create,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=operations,
+        )
 
 
-@pytest.mark.parametrize("version", every_version(apis.INIT_PRODUCER_ID))
-def test_init_producer_id(version: int) -> None:
-    request = InitProducerIdRequest.decode(requests.encode_init_producer_id(version, 8, 3), version=version)
-    assert request.transactional_id is None
-    if version >= 3:
-        assert (request.producer_id, request.producer_epoch) == (8, 3)
-    response = InitProducerIdResponse(
-        version=version, throttle_time_ms=2, error_code=0, producer_id=8, producer_epoch=4
+@each(apis.INIT_PRODUCER_ID)
+@pytest.mark.parametrize("name", [None, "", LONG])
+def test_init_producer_id(version: int, name: str | None) -> None:
+    assert encode_init_producer_id(version, 2**40, 5, name, 9) == encoded(
+        InitProducerIdRequest,
+        version,
+        transactional_id=name,
+        transaction_timeout_ms=9,
+        producer_id=2**40,
+        producer_epoch=5,
     )
-    response = requests.decode_init_producer_id(version, framed(response, 1)[4:])
-    assert response == requests.ProducerIdResponse(0, 8, 4, 2)
 
 
 @pytest.mark.parametrize(("producer_id", "epoch"), [(-1, 0), (-(2**63) + 1000, 0), (8, -1)])
@@ -68,14 +86,6 @@ def test_a_negative_producer_id_without_an_error_is_none(producer_id: int, epoch
     )
     with pytest.raises(ProtocolError, match="which is none"):
         requests.decode_init_producer_id(4, framed(response, 1)[4:])
-
-
-@pytest.mark.parametrize("version", range(5))
-def test_api_versions(version: int) -> None:
-    rows = [ApiVersionsResponse.ApiVersion(api_key=0, min_version=3, max_version=11)]
-    response = ApiVersionsResponse(version=version, error_code=0, api_keys=rows, throttle_time_ms=9)
-    response = requests.decode_api_versions(version, framed(response, 1)[4:])
-    assert response == requests.ApiVersionsResponse(0, {0: (3, 11)}, 9 if version else 0)
 
 
 def test_refused_versions_come_in_version_0() -> None:
@@ -103,28 +113,6 @@ def response_of(version: int, *topics: Any, error_code: int = 0) -> requests.Met
         throttle_time_ms=6,
     )
     return requests.decode_metadata(version, framed(response, 1)[4:])
-
-
-@pytest.mark.parametrize("version", every_version(apis.METADATA))
-def test_metadata_as_our_own_values(version: int) -> None:
-    topic_id = uuid.UUID(int=99)
-    topic = _Topic(
-        error_code=0, name="t", topic_id=topic_id, partitions=[partition(1, leader_id=2), partition(0)]
-    )
-    response = response_of(version, topic)
-    # Before Kafka 2.4 epochs are there from version 7 on, and wrong while partitions are reassigned.
-    epoch = 5 if version >= 9 else -1
-    assert response.update.nodes == (Node(1, "b1", 9093, "r"),)
-    assert response.update.cluster_id == "c"
-    assert response.throttle_time_ms == 6
-    assert response.update.errors == {}
-    assert response.update.topics == (
-        TopicMetadata.of(
-            "t",
-            topic_id.bytes if version >= 10 else None,
-            (PartitionMetadata("t", 0, 1, epoch), PartitionMetadata("t", 1, 2, epoch)),
-        ),
-    )
 
 
 def test_topics_with_an_error_have_no_metadata() -> None:

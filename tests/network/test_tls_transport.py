@@ -255,9 +255,9 @@ def test_no_version_in_common_is_no_connection(
 def test_cipher_suites_are_those_that_were_named(authority: Authority, folder: Path) -> None:
     older = ("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",)
     shake(
-        client := stream(settings(authority, cipher_suites=older)), Server(authority.issue("s", HOST), folder)
+        stream(settings(authority, cipher_suites=older)), server := Server(authority.issue("s", HOST), folder)
     )
-    assert client._tls.cipher() == ("ECDHE-ECDSA-AES256-GCM-SHA384", "TLSv1.2", 256)
+    assert server.tls.cipher() == ("ECDHE-ECDSA-AES256-GCM-SHA384", "TLSv1.2", 256)
     other = Server(
         authority.issue("s", HOST), folder, ciphers="ECDHE-ECDSA-CHACHA20-POLY1305", versions=("TLSv1.2",)
     )

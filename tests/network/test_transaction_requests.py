@@ -1,213 +1,134 @@
-"""Requests about transactions: what is encoded, and responses as values, cut short or with bytes left over
-too."""
+"""Requests about transactions are byte for byte as kafka-python encodes them by Kafka's schemas.
+
+What comes of their responses is in test_apis.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kafka.protocol.admin import (
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-    ListTransactionsRequest,
-    ListTransactionsResponse,
-)
-from kafka.protocol.consumer import OffsetFetchRequest, OffsetFetchResponse
-from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
+from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.consumer import OffsetFetchRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
     EndTxnRequest,
-    EndTxnResponse,
-    InitProducerIdRequest,
     TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
 )
 
-from kafka_sink.errors import ProtocolError
-from kafka_sink.model import Node, TopicPartition
-from kafka_sink.network import requests as own
-from kafka_sink.network import transaction_requests as sut
-
-T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
-
-
-def encoded(response: Any, version: int) -> bytes:
-    """As a broker sends it, with the header that the version asks for."""
-    header = b"\0\0\0\7" + (b"\0" if response.flexible_version_q(version) else b"")
-    return header + bytes(response.encode(version=version))
-
-
-def found() -> bytes:
-    row = FindCoordinatorResponse.Coordinator
-    rows = [
-        row(version=4, key="a", node_id=3, host="h", port=9, error_code=0, error_message=None),
-        row(version=4, key="b", node_id=-1, host="", port=-1, error_code=15, error_message="not yet"),
-    ]
-    return encoded(FindCoordinatorResponse(version=4, throttle_time_ms=5, coordinators=rows), 4)
+from kafka_sink.model import TopicPartition
+from kafka_sink.network import apis
+from kafka_sink.network.transaction_requests import (
+    encode_add_offsets,
+    encode_add_partitions,
+    encode_describe_transactions,
+    encode_end_txn,
+    encode_find_coordinator,
+    encode_list_transactions,
+    encode_offset_fetch,
+    encode_txn_offset_commit,
+)
+from tests.support.schema_requests import LONG, PARTITIONS, each, encoded
 
 
-def ended() -> bytes:
-    return encoded(
-        EndTxnResponse(version=5, throttle_time_ms=0, error_code=0, producer_id=8, producer_epoch=3), 5
+@each(apis.FIND_COORDINATOR)
+@pytest.mark.parametrize("of_groups", [False, True])
+def test_find_coordinator(version: int, of_groups: bool) -> None:
+    fields = {"key_type": 0 if of_groups else 1, "coordinator_keys": ["a", LONG]}
+    assert encode_find_coordinator(version, ["a", LONG], of_groups=of_groups) == encoded(
+        FindCoordinatorRequest, version, **fields
     )
 
 
-def recorded() -> bytes:
-    topic = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
-    row = topic.TxnOffsetCommitResponsePartition
-    rows = [row(version=5, partition_index=index, error_code=code) for index, code in ((0, 0), (1, 47))]
-    topics = [topic(version=5, name="t", partitions=rows)]
-    return encoded(TxnOffsetCommitResponse(version=5, throttle_time_ms=0, topics=topics), 5)
+@each(apis.ADD_PARTITIONS_TO_TXN)
+def test_add_partitions(version: int) -> None:
+    of = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+    assert encode_add_partitions(version, "id", 5, 6, PARTITIONS) == encoded(
+        AddPartitionsToTxnRequest,
+        version,
+        v3_and_below_transactional_id="id",
+        v3_and_below_producer_id=5,
+        v3_and_below_producer_epoch=6,
+        v3_and_below_topics=[of(name=LONG, partitions=[3, 2**31 - 1]), of(name="t", partitions=[0])],
+    )
 
 
-def fetched() -> bytes:
-    group = OffsetFetchResponse.OffsetFetchResponseGroup
-    topic = group.OffsetFetchResponseTopics
-    row = topic.OffsetFetchResponsePartitions
-    rows = [
-        row(
-            version=8,
-            partition_index=0,
-            committed_offset=4,
+@each(apis.ADD_OFFSETS_TO_TXN)
+def test_add_offsets(version: int) -> None:
+    fields = {"transactional_id": "id", "producer_id": 5, "producer_epoch": 6, "group_id": LONG}
+    assert encode_add_offsets(version, "id", 5, 6, LONG) == encoded(AddOffsetsToTxnRequest, version, **fields)
+
+
+@each(apis.END_TXN)
+@pytest.mark.parametrize("commit", [False, True])
+def test_end_txn(version: int, commit: bool) -> None:
+    fields = {"transactional_id": "id", "producer_id": 5, "producer_epoch": 6, "committed": commit}
+    assert encode_end_txn(version, "id", 5, 6, commit=commit) == encoded(EndTxnRequest, version, **fields)
+
+
+@each(apis.TXN_OFFSET_COMMIT)
+def test_txn_offset_commit(version: int) -> None:
+    topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+
+    def row(number: int, offset: int, metadata: str) -> Any:
+        return topic.TxnOffsetCommitRequestPartition(
+            partition_index=number,
+            committed_offset=offset,
             committed_leader_epoch=-1,
-            metadata="m",
-            error_code=0,
-        ),
-        row(
-            version=8,
-            partition_index=1,
-            committed_offset=-1,
-            committed_leader_epoch=-1,
-            metadata=None,
-            error_code=88,
-        ),
-    ]
-    topics = [topic(version=8, name="t", partitions=rows)]
-    groups = [group(version=8, group_id="g", topics=topics, error_code=0)]
-    return encoded(OffsetFetchResponse(version=8, throttle_time_ms=0, groups=groups), 8)
-
-
-def described() -> bytes:
-    row = DescribeTransactionsResponse.TransactionState
-    topic = row.TopicData
-    rows = [
-        row(
-            version=0,
-            error_code=0,
-            transactional_id="x",
-            transaction_state="Ongoing",
-            transaction_timeout_ms=60,
-            transaction_start_time_ms=1000,
-            producer_id=8,
-            producer_epoch=3,
-            topics=[topic(version=0, topic="t", partitions=[0, 1])],
+            committed_metadata=metadata,
         )
+
+    offsets = dict(zip(PARTITIONS, [(1, "m"), (2, ""), (3, LONG)], strict=True))
+    assert encode_txn_offset_commit(version, "id", 5, 6, "group", offsets) == encoded(
+        TxnOffsetCommitRequest,
+        version,
+        transactional_id="id",
+        group_id="group",
+        producer_id=5,
+        producer_epoch=6,
+        generation_id=-1,
+        member_id="",
+        group_instance_id=None,
+        topics=[
+            topic(name=LONG, partitions=[row(3, 1, "m"), row(2**31 - 1, 3, LONG)]),
+            topic(name="t", partitions=[row(0, 2, "")]),
+        ],
+    )
+
+
+@each(apis.OFFSET_FETCH)
+@pytest.mark.parametrize("partitions", [None, [], PARTITIONS])
+@pytest.mark.parametrize("stable", [False, True])
+def test_offset_fetch(version: int, partitions: list[TopicPartition] | None, stable: bool) -> None:
+    of = OffsetFetchRequest.OffsetFetchRequestGroup
+    topics = [
+        of.OffsetFetchRequestTopics(name=LONG, partition_indexes=[3, 2**31 - 1]),
+        of.OffsetFetchRequestTopics(name="t", partition_indexes=[0]),
     ]
-    return encoded(DescribeTransactionsResponse(version=0, throttle_time_ms=0, transaction_states=rows), 0)
-
-
-def listed() -> bytes:
-    row = ListTransactionsResponse.TransactionState
-    rows = [row(version=1, transactional_id="x", producer_id=8, transaction_state="Ongoing")]
-    response = ListTransactionsResponse(
-        version=1, throttle_time_ms=0, error_code=0, unknown_state_filters=[], transaction_states=rows
+    wanted = None if partitions is None else topics[: len(partitions)]
+    group = of(group_id="g", member_id=None, member_epoch=-1, topics=wanted)
+    assert encode_offset_fetch(version, "g", partitions, stable=stable) == encoded(
+        OffsetFetchRequest, version, groups=[group], require_stable=stable
     )
-    return encoded(response, 1)
 
 
-ANSWERS: dict[str, tuple[Callable[[int, bytes], Any], int, bytes, Any]] = {
-    "FindCoordinator": (
-        sut.decode_find_coordinator,
-        4,
-        found(),
-        sut.CoordinatorsResponse(
-            {
-                "a": sut.FoundCoordinator(Node(3, "h", 9), 0, None),
-                "b": sut.FoundCoordinator(None, 15, "not yet"),
-            },
-            5,
-        ),
-    ),
-    "EndTxn": (sut.decode_end_txn, 5, ended(), sut.EndTxnResponse(0, 8, 3)),
-    "TxnOffsetCommit": (
-        sut.decode_txn_offset_commit,
-        5,
-        recorded(),
-        sut.PartitionErrors({T0: 0, T1: 47}),
-    ),
-    "OffsetFetch": (
-        sut.decode_offset_fetch,
-        8,
-        fetched(),
-        sut.OffsetFetchResponse(
-            {"g": (0, {T0: sut.CommittedOffset(4, "m", 0), T1: sut.CommittedOffset(-1, "", 88)})}
-        ),
-    ),
-    "DescribeTransactions": (
-        sut.decode_describe_transactions,
-        0,
-        described(),
-        sut.DescribeTransactionsResponse({"x": sut.TransactionDescription(0, "Ongoing", 8, 3, 1000, 60, 2)}),
-    ),
-    "ListTransactions": (
-        sut.decode_list_transactions,
-        1,
-        listed(),
-        sut.ListTransactionsResponse(0, ["x"]),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ANSWERS)
-def test_a_response_is_read_and_nothing_but_a_whole_one(name: str) -> None:
-    decode, version, payload, expected = ANSWERS[name]
-    assert decode(version, payload) == expected
-    for end in range(len(payload)):
-        with pytest.raises(ProtocolError):
-            decode(version, payload[:end])
-    with pytest.raises(ProtocolError):
-        decode(version, payload + b"\0")
-
-
-def test_requests_say_what_they_are_to() -> None:
-    ended = EndTxnRequest.decode(sut.encode_end_txn(5, "x", 8, 3, commit=True), version=5)
-    assert (ended.transactional_id, ended.producer_id, ended.producer_epoch, ended.committed) == (
-        "x",
-        8,
-        3,
-        True,
+@each(apis.DESCRIBE_TRANSACTIONS)
+@pytest.mark.parametrize("ids", [[], ["a", LONG]])
+def test_describe_transactions(version: int, ids: list[str]) -> None:
+    assert encode_describe_transactions(version, ids) == encoded(
+        DescribeTransactionsRequest, version, transactional_ids=ids
     )
-    asked = FindCoordinatorRequest.decode(
-        sut.encode_find_coordinator(4, ["a", "b"], of_groups=False), version=4
+
+
+@each(apis.LIST_TRANSACTIONS)
+def test_list_transactions(version: int) -> None:
+    fields: dict[str, Any] = {"state_filters": ["Ongoing", LONG], "producer_id_filters": []}
+    if version >= 1:
+        fields["duration_filter"] = 9
+    if version >= 2:
+        fields["transactional_id_pattern"] = LONG
+    assert encode_list_transactions(version, ["Ongoing", LONG], LONG, 9) == encoded(
+        ListTransactionsRequest, version, **fields
     )
-    assert (asked.key_type, asked.coordinator_keys) == (1, ["a", "b"])
-    described = DescribeTransactionsRequest.decode(sut.encode_describe_transactions(0, ["x"]), version=0)
-    assert described.transactional_ids == ["x"]
-    taken = InitProducerIdRequest.decode(own.encode_init_producer_id(5, -1, -1, "x", 900_000), version=5)
-    assert (taken.transactional_id, taken.transaction_timeout_ms) == ("x", 900_000)
-
-
-@pytest.mark.parametrize("version", [0, 1, 2])
-def test_a_list_is_asked_for_by_state_and_where_brokers_can_by_pattern(version: int) -> None:
-    request = ListTransactionsRequest.decode(
-        sut.encode_list_transactions(version, ["Ongoing"], "^p-"), version=version
-    )
-    assert request.state_filters == ["Ongoing"]
-    assert request.transactional_id_pattern == ("^p-" if version == 2 else None)
-
-
-def test_offsets_are_recorded_without_a_member_and_fetched_by_name_where_they_are_to_be_stable() -> None:
-    body = sut.encode_txn_offset_commit(5, "x", 8, 3, "g", {T0: (0, "a"), T1: (0, "b")})
-    request = TxnOffsetCommitRequest.decode(body, version=5)
-    assert (request.group_id, request.generation_id, request.member_id) == ("g", -1, "")
-    rows = [
-        (topic.name, row.partition_index, row.committed_metadata)
-        for topic in request.topics
-        for row in topic.partitions
-    ]
-    assert rows == [("t", 0, "a"), ("t", 1, "b")]
-    everything = OffsetFetchRequest.decode(sut.encode_offset_fetch(8, "g", None, stable=False), version=8)
-    assert everything.groups[0].topics is None
-    named = OffsetFetchRequest.decode(sut.encode_offset_fetch(8, "g", [T0, T1], stable=True), version=8)
-    assert named.require_stable
-    assert [(topic.name, topic.partition_indexes) for topic in named.groups[0].topics] == [("t", [0, 1])]

@@ -1,4 +1,4 @@
-"""Encoded tables against a plain encoder, record by record. test_golden compares batches with Java's."""
+"""Encoded tables against a plain encoder, record by record. test_batch_header asks Java."""
 
 from __future__ import annotations
 

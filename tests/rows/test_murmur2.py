@@ -1,4 +1,4 @@
-"""The vectorised murmur2 against kafka-python's; tests/records/test_golden.py asks Kafka's own class."""
+"""The vectorised murmur2 against kafka-python's; tests/records/test_batch_header.py asks Kafka's class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which partition a row goes to; the murmur2 oracle is in tests/records/test_golden.py."""
+"""Which partition a row goes to; the murmur2 oracle is in tests/records/test_batch_header.py."""
 
 from __future__ import annotations
 

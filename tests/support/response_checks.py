@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+from kafka_sink.errors import ProtocolError
 from kafka_sink.network import admin_requests, apis, authentication, produce, requests
 from kafka_sink.network import transaction_requests as transactions
 
@@ -52,12 +55,15 @@ def of_metadata(response: requests.MetadataResponse, values: Values, version: in
     assert response.controller_id == values["ControllerId"]
     assert response.update.cluster_id == values["ClusterId"]
     assert response.error_code == values.get("ErrorCode", 0)
+    assert response.throttle_time_ms == values["ThrottleTimeMs"]
     named = [one for one in values["Topics"] if one["Name"] is not None]
     assert {one["Name"] for one in named} == {
         *response.update.errors,
         *(topic.name for topic in response.update.topics),
     }
     for topic in response.update.topics:
+        ids = [one.get("TopicId", b"") for one in named if one["Name"] == topic.name]
+        assert topic.topic_id in [one if any(one) else None for one in ids]
         theirs = [one for one in named if one["Name"] == topic.name and not one["ErrorCode"]]
         found = [(at, row.leader, row.leader_epoch) for at, row in enumerate(topic.partitions)]
         assert found in [
@@ -227,3 +233,23 @@ CASES: dict[int, Case] = {
     apis.SASL_HANDSHAKE: (of_handshake, {}),
     apis.SASL_AUTHENTICATE: (of_login, {}),
 }
+
+
+def cost(decode: Callable[[], Any]) -> tuple[int, float, bool]:
+    """Peak of memory in bytes, processor time in milliseconds, and whether the response was refused."""
+    refused = False
+    began = time.process_time()
+    try:
+        decode()
+    except ProtocolError:
+        refused = True
+    spent_ms = (time.process_time() - began) * 1000
+    tracemalloc.start()
+    try:
+        decode()
+    except ProtocolError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak, spent_ms, refused

@@ -15,7 +15,7 @@ from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from kafka_sink.errors import AuthenticationError, ProtocolError
 from kafka_sink.network import admin_requests, authentication, produce, requests, transaction_requests
 from kafka_sink.network.wire import address_of
-from kafka_sink.printable import MAX_CHARACTERS, printable, printable_list
+from kafka_sink.printable import MAX_CHARACTERS
 from kafka_sink.secret import Secret
 from kafka_sink.security.sasl import plain
 from tests.support.fake_state import framed
@@ -25,15 +25,6 @@ FORGED = "x\n26/11/22 12:00:00 ERROR forged\x1b[2J\u202e" + "y" * 30_000
 
 def is_safe(text: str | None) -> bool:
     return text is not None and text.isprintable() and 0 < len(text) <= MAX_CHARACTERS
-
-
-def test_a_text_becomes_one_bounded_line() -> None:
-    assert printable("plain, and Grüße") == "plain, and Grüße"
-    assert printable("a\nb\r\x1b[31m\u202e\ud800c") == "a b  [31m  c"
-    assert printable("x" * 301) == "x" * 297 + "..."
-    assert is_safe(printable(FORGED))
-    assert printable_list(["a", "b"]) == "a, b"
-    assert is_safe(printable_list(f"t\n-{index}" for index in range(10**6)))
 
 
 def produced(**changes: Any) -> produce.ProducePartitionResponse:
