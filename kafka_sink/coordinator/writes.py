@@ -62,14 +62,13 @@ class AttemptFailed:
 
 @message
 class WriteEnding:
-    """From the driver: the write is being committed, or else aborted.
+    """From the driver: the write is being committed or aborted.
 
     ``again``: a later write may have this name, so it is not remembered.
     """
 
     write: Name
     again: bool
-    aborts: bool
 
 
 @message
@@ -154,8 +153,6 @@ class WriteService(Service):
             self._remember(write)
         if self._jobs is not None:
             self._jobs.unwatch(write)
-        if self._listener is not None:
-            self._listener.note_over(write, now_ms, aborts=message.aborts)
         self.out.broadcast(list(self._tasks.get(write, ())), WriteOver(write))
         self.out.send(peer, WriteCause(self._causes.pop(write, "")))
 
@@ -239,21 +236,16 @@ def report_failure(address: CoordinatorAddress, name: str, cause: str) -> None:
 
 
 def end_attempts(
-    address: CoordinatorAddress,
-    name: str,
-    *,
-    again: bool = False,
-    is_urgent: bool = True,
-    aborts: bool = False,
+    address: CoordinatorAddress, name: str, *, again: bool = False, is_urgent: bool = True
 ) -> str:
     """Called on the driver: end the attempts of this write that still run. Raises nothing.
 
-    ``again``, ``aborts``: see WriteEnding. ``is_urgent``: wait until the coordinator has notified them. A
-    commit of a stream, where only superseded copies still run, need not wait.
+    ``again``: see WriteEnding. ``is_urgent``: wait until the coordinator has notified them. A commit of a
+    stream, where only superseded copies still run, need not wait.
 
     Returns what the last attempt that reported a failure said; "" if none did, or where it does not wait.
     """
-    ending = WriteEnding(name, again, aborts)
+    ending = WriteEnding(name, again)
     with suppress(OSError, KafkaSinkError):
         if is_urgent:
             return ask(address, ending, WriteCause, _DRIVER_TIMEOUT_MS).cause

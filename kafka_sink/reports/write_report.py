@@ -132,7 +132,6 @@ def write_ended(options: SinkOptions, ended: EndedWrite) -> WriteEnded:
         topics if len(topics) <= MAX_FINAL_TOPICS else {},
         {name: one.count for name, one in ended.transactions.items()},
         ended.last_task,
-        max((result.elapsed_ms for result in ended.results), default=0.0),
         printable(ended.cause, MAX_CAUSE),
     )
 

@@ -194,7 +194,6 @@ class TaskReporter:
                     round(age_ms),
                     sum(rows for _, rows, _ in held),
                     max(0.0, min(one[2] for one in held) + timeout_ms - now_ms) if held else None,
-                    len(held),
                     tuple(cut(str(partition)) for partition, _, _ in held[:MAX_PARTITIONS]),
                     breaker.manager.local.is_shared(target),
                 )

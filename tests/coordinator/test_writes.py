@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation, PlannedCoordinator
@@ -62,8 +60,8 @@ class Coordinator:
         deliver(self.service, peer, message, 0.0)
         return self.out.taken()
 
-    def end(self, write: str, *, again: bool = False, aborts: bool = False) -> list[tuple[int, Message]]:
-        return self.receive(DRIVER, WriteEnding(write, again, aborts))
+    def end(self, write: str, *, again: bool = False) -> list[tuple[int, Message]]:
+        return self.receive(DRIVER, WriteEnding(write, again))
 
     def end_job(self, *stages: int) -> list[tuple[int, Message]]:
         self.jobs.on_ended(list(stages))
@@ -100,20 +98,16 @@ def test_the_driver_hears_once_why_the_last_attempt_failed() -> None:
     assert coordinator.end("a") == [ANSWER]
 
 
-def test_the_live_view_hears_of_failures_and_of_the_end() -> None:
-    heard: list[tuple[Any, ...]] = []
+def test_the_live_view_hears_of_failures() -> None:
+    heard: list[tuple[str, str]] = []
 
     class Listener(ApplicationMetrics):
         def note_failure(self, write: str, cause: str) -> None:
             heard.append((write, cause))
 
-        def note_over(self, write: str, now_ms: float, *, aborts: bool) -> None:
-            heard.append((write, now_ms, aborts))
-
     coordinator = Coordinator(listener=Listener())
     coordinator.receive(1, AttemptFailed("a", "no disk"))
-    coordinator.end("a", aborts=True)
-    assert heard == [("a", "no disk"), ("a", 0.0, True)]
+    assert heard == [("a", "no disk")]
 
 
 def test_causes_of_failures_are_kept_within_bounds() -> None:
@@ -186,9 +180,7 @@ def test_the_end_of_a_write_of_thousands_of_tasks_is_encoded_once() -> None:
     assert coordinator.out.encoded == 1
 
 
-@pytest.mark.parametrize(
-    "wrong", [Writing("x" * 201), Writing("a", -1), WriteEnding("x" * 201, False, False)]
-)
+@pytest.mark.parametrize("wrong", [Writing("x" * 201), Writing("a", -1), WriteEnding("x" * 201, False)])
 def test_what_makes_no_sense_is_refused(wrong: Message) -> None:
     with pytest.raises(ProtocolError):
         decode(encode(wrong))

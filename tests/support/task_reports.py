@@ -55,7 +55,7 @@ def full_report() -> TaskReport:
         5,
         counters=dict.fromkeys(NAMES, 3),
         brokers={-1: broker(3, (1, 2))},
-        mutes=(MuteReport("1", "why", 5.0, 7, 9.0, 2, ("t-0", "t-1")),),
+        mutes=(MuteReport("1", "why", 5.0, 7, 9.0, ("t-0", "t-1")),),
         dead_letters=(DeadLetterCount("t", "E", 4),),
         transaction_ms=4.0,
         done=True,

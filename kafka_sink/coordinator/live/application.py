@@ -41,14 +41,12 @@ MAX_TOPICS = 200
 MAX_BROKERS = 500
 _MAX_CLUSTERS = 100
 OTHER = "(other)"
-# Of those that run, and of those that have ended.
-_MAX_JOBS = 50
+_MAX_JOBS = 100
 _MAX_TASKS_SHOWN = 100
 _MAX_MUTES_SHOWN = 200
 _MAX_DEAD_LETTERS = 100
 _MAX_ENDED_WRITES = 10_000
 MAX_EVENTS, _MAX_EVENT_TEXT = 50, 400
-_SAMPLE_MS = 1000.0
 _HISTORY = 300
 # Tasks report every second, or less often where there are many: 200 reports a second cost the coordinator's
 # process less than a fifth of a core.
@@ -62,9 +60,8 @@ _SILENT_INTERVALS, _GONE_INTERVALS = 2.5, 6.0
 # From then on a wait of the driver is an event.
 _LONG_WAIT_MS = 3_000.0
 # A write of which nobody has said anything for so long has ended without the driver's word. Its transactions
-# are over by then: brokers allow no longer ones by default (transaction.max.timeout.ms). A stream may pause
-# for long between two writes.
-_LOST_MS, _LOST_STREAM_MS = 900_000.0, 86_400_000.0
+# are over by then: brokers allow no longer ones by default (transaction.max.timeout.ms).
+_LOST_MS = 900_000.0
 _LEVELS = {"committed": "good", "aborted": "bad", "lost": "warn"}
 # Counters of rows that brokers have.
 _ACKNOWLEDGED = ("records", "unconfirmed")
@@ -74,14 +71,11 @@ TRANSACTION_OUTCOMES = (*OUTCOMES, "recovered")
 
 @dataclass(frozen=True, slots=True)
 class MetricsBounds:
-    """``tasks`` that run; ``entries``: names in their reports. Of writes that have not ended: themselves, the
-    ``numbers`` of their tasks, the topics that their tasks name."""
+    """``tasks`` that run, ``writes`` that have not ended, ``entries``: names and numbers that they give."""
 
     tasks: int = 25_000
-    entries: int = 300_000
+    entries: int = 500_000
     writes: int = 5_000
-    numbers: int = 1_000_000
-    write_topics: int = 200_000
 
 
 @dataclass(slots=True)
@@ -110,27 +104,23 @@ class _Broker:
 
 @dataclass(slots=True)
 class _Write:
-    """A write that has not ended: the sums of its attempts. ``tasks``: their numbers, and whether they have
-    ended. ``open_transactions``: of tasks that are done, open until the driver ends the write."""
+    """A write that has not ended: the sums of its attempts. ``ended``: numbers of its tasks.
+    ``open_transactions``: of tasks that are done, open until the driver ends the write."""
 
     job: str
     cluster: str = ""
-    began_ms: float = math.inf
     counters: Counter[str] = field(default_factory=Counter)
     topics: dict[str, TopicMetrics] = field(default_factory=dict)
-    tasks: dict[int, bool] = field(default_factory=dict)
+    last_task: int = -1
+    ended: set[int] = field(default_factory=set)
     done: int = 0
     open_transactions: int = 0
     open_since_ms: float = math.inf
 
-    @property
-    def last_task(self) -> int:
-        return max(self.tasks, default=-1)
-
 
 @dataclass(slots=True)
 class _Job:
-    """A batch write, or all micro-batches of a query."""
+    """A batch write, or all micro-batches of a query. ``state``: "running", or how the last write ended."""
 
     cluster: str
     query: str
@@ -140,7 +130,6 @@ class _Job:
     ended_s: float | None = None
     batch: int = -1
     tasks_done: int = 0
-    writes: int = 0
     topics: set[str] = field(default_factory=set)
     about: AboutJob | None = None
     # Why it was aborted, or else why a task of it failed.
@@ -149,10 +138,6 @@ class _Job:
     write: str = ""
     # When brokers last acknowledged rows of it.
     acknowledged_ms: float = -math.inf
-    # The micro-batch that ended last, as it is shown, and when it ended.
-    last_batch: tuple[dict[str, Any], float] | None = None
-    # What the driver does with a write that is over, and since when.
-    ending: tuple[str, float] | None = None
     counters: Counter[str] = field(default_factory=Counter)
     records: RateWindow = field(default_factory=RateWindow)
     sent_bytes: RateWindow = field(default_factory=RateWindow)
@@ -172,12 +157,9 @@ class ApplicationMetrics:
         self._brokers: dict[tuple[str, int], _Broker] = {}
         self._jobs: OrderedDict[str, _Job] = OrderedDict()
         self.writes: OrderedDict[str, _Write] = OrderedDict()
-        # Of all these writes.
-        self.numbers = self.write_topics = 0
         # With the highest number of a task that belonged to it.
         self._ended_writes: OrderedDict[str, float] = OrderedDict()
         self.running = RunningTasks(self._bounds.tasks, self._bounds.entries)
-        self._sampled_ms = -_SAMPLE_MS
         # What the driver waits for and when it said so, by its name of the write.
         self._driver: dict[str, tuple[DriverWaits, float]] = {}
         # How often a task is to report.
@@ -211,15 +193,9 @@ class ApplicationMetrics:
         name, cluster = self._cluster_of(report.cluster)
         job = self._job_of(name, identity, now_ms)
         write = self._write_of(name, identity)
-        if identity.task not in write.tasks:
-            if self.numbers >= self._bounds.numbers:
-                return
-            self.numbers += 1
-            job.ending = None
-        elif write.tasks[identity.task]:
+        if identity.task in write.ended:
             return
-        write.tasks[identity.task] = report.done
-        write.began_ms = min(write.began_ms, now_ms - report.elapsed_ms)
+        write.last_task = max(write.last_task, identity.task)
         attempt = self.running.report(name, report, now_ms)
         self._add_counters(cluster, job, write, attempt, report)
         self._add_topics(job, write, attempt, report)
@@ -227,6 +203,9 @@ class ApplicationMetrics:
         self._add_dead_letters(cluster, attempt, report)
         if report.done:
             self.running.remove(attempt.key)
+            if self.running.capacity:
+                write.ended.add(identity.task)
+                self.running.entries += 1
         if report.done and not report.failed:
             write.done += 1
             job.tasks_done += 1
@@ -251,8 +230,9 @@ class ApplicationMetrics:
         key = identity.query or identity.write
         job = self._jobs.get(key)
         if job is None:
+            if len(self._jobs) >= _MAX_JOBS:
+                del self._jobs[min(self._jobs, key=lambda one: self._jobs[one].reported_ms)]
             job = self._jobs[key] = _Job(cluster, identity.query, self._wall_s(), now_ms)
-            self._forget_jobs()
         if job.state != "running":
             job.state, job.ended_s = "running", None
         job.write = identity.write.partition("/")[0]
@@ -261,28 +241,21 @@ class ApplicationMetrics:
         job.about = identity.about or job.about
         return job
 
-    def _forget_jobs(self) -> None:
-        # Queries that have ended count as running, because the driver does not report their end.
-        by_age = sorted(self._jobs, key=lambda key: self._jobs[key].reported_ms)
-        running = [key for key in by_age if self._jobs[key].state == "running"]
-        ended = [key for key in by_age if self._jobs[key].state != "running"]
-        for key in (*running[:-_MAX_JOBS], *ended[:-_MAX_JOBS]):
-            del self._jobs[key]
-
-    def _end_lost_jobs(self, now_ms: float) -> None:
-        for key, job in list(self._jobs.items()):
-            lost_ms = _LOST_STREAM_MS if job.query and job.ending is None else _LOST_MS
-            if job.state == "running" and now_ms - job.reported_ms > lost_ms:
-                self._end_job(key, job, "lost")
-                for name, write in [pair for pair in self.writes.items() if pair[1].job == key]:
-                    # A micro-batch that runs again has its name.
-                    self._forget_write(name, write.last_task if job.query else math.inf)
+    def _forget_lost_writes(self, now_ms: float) -> None:
+        for name, write in list(self.writes.items()):
+            job = self._jobs.get(write.job)
+            if job is None or now_ms - job.reported_ms > _LOST_MS:
+                # A micro-batch that runs again has its name.
+                self._forget_write(name, write.last_task if job is not None and job.query else math.inf)
+                if job is not None and job.state == "running":
+                    self._end_job(write.job, job, "lost")
 
     def _end_job(self, key: str, job: _Job, state: str) -> None:
         job.state, job.ended_s = state, self._wall_s()
+        if job.query and state == "committed":
+            return
         why = f": {job.cause}" if job.cause and state != "committed" else ""
         self._note(_LEVELS[state], f"{_label(key, job)} {state}{why}")
-        self._forget_jobs()
 
     def _add_counters(
         self, cluster: _Cluster, job: _Job, write: _Write, attempt: RunningTask, report: TaskReport
@@ -299,12 +272,12 @@ class ApplicationMetrics:
 
     def _add_topics(self, job: _Job, write: _Write, attempt: RunningTask, report: TaskReport) -> None:
         for name, now in report.topics.items():
-            if name not in write.topics and self.write_topics >= self._bounds.write_topics:
+            if name not in write.topics and not self.running.capacity:
                 continue
             added = self.running.grow(attempt, name, now)
             if added:
                 self._add_to_topic(attempt.cluster, job, name, added)
-                self.write_topics += name not in write.topics
+                self.running.entries += name not in write.topics
                 write.topics[name] = _sum(write.topics.get(name, _NO_ROWS), added)
 
     def _add_to_topic(self, cluster: str, job: _Job, name: str, added: Iterable[Number]) -> None:
@@ -342,12 +315,6 @@ class ApplicationMetrics:
         if job is not None:
             job.cause = cause
         self._note("warn", f"a task failed: {cause}")
-
-    def note_over(self, write: str, now_ms: float, *, aborts: bool) -> None:
-        """The driver has begun to commit or abort a write."""
-        job = self._jobs.get(self.writes[write].job) if write in self.writes else None
-        if job is not None:
-            job.ending, job.reported_ms = ("aborting" if aborts else "committing", now_ms), now_ms
 
     def note_driver(self, waits: DriverWaits, now_ms: float) -> None:
         """The driver waits for brokers, or does so no more."""
@@ -389,20 +356,10 @@ class ApplicationMetrics:
         cluster.counters[f"writes_{ended.outcome}"] += 1
         for outcome in TRANSACTION_OUTCOMES:
             cluster.transactions[outcome] += ended.transactions.get(outcome, 0)
-        job.writes += 1
-        job.ending = None
         job.cause = ended.cause or (job.cause if ended.outcome == "aborted" else "")
         # The last reports of some tasks may come later, or never.
         job.tasks_done += ended.tasks - write.done
-        if job.query:
-            # No task may have reported before the end, or only one that began late.
-            took_ms = max(ended.elapsed_ms, now_ms - write.began_ms)
-            rows = _rows(ended.counters)
-            seconds = took_ms / 1000 if took_ms > 0 else None
-            last = {"batch": ended.batch, "outcome": ended.outcome, "rows": rows, "seconds": seconds}
-            job.last_batch = last, now_ms
-        else:
-            self._end_job(ended.write, job, ended.outcome)
+        self._end_job(job.query or ended.write, job, ended.outcome)
         last_task = max(ended.last_task, write.last_task)
         # Of an aborted micro-batch nothing may be known, and its next run has the same name.
         is_final = last_task < 0 and (ended.outcome == "committed" or ended.batch < 0)
@@ -428,21 +385,17 @@ class ApplicationMetrics:
             self._ended_writes.popitem(last=False)
         write = self.writes.pop(name, None)
         if write is not None:
-            self.numbers -= len(write.tasks)
-            self.write_topics -= len(write.topics)
-            for task in write.tasks:
-                self.running.remove((name, task))
+            self.running.entries -= len(write.topics) + len(write.ended)
+            for key in [one.key for one in self.running if one.key[0] == name]:
+                self.running.remove(key)
 
     # -- once a second ------------------------------------------------------------------------------
 
     def sample(self, now_ms: float) -> None:
         """Once a second: take the totals from which rates are computed, and note what is muted."""
-        if now_ms - self._sampled_ms < _SAMPLE_MS * 0.9:
-            return
-        self._sampled_ms = now_ms
         if not self._clusters:
             return
-        self._end_lost_jobs(now_ms)
+        self._forget_lost_writes(now_ms)
         for topic in self._topics.values():
             topic.records.add(now_ms, topic.totals.records)
         for job in self._jobs.values():
@@ -579,35 +532,31 @@ class ApplicationMetrics:
         opened: tuple[int, float] | None,
         now_ms: float,
     ) -> dict[str, Any]:
-        state, ending_ms = job.state, 0.0
-        if job.ending is not None and job.state == "running":
-            state, ending_ms = job.ending[0], now_ms - job.ending[1]
-        elif job.query and job.state == "running" and not tasks:
+        state = job.state
+        if job.query and not tasks and state in ("running", "committed"):
             state = "waiting for rows"
         return {
             "job": key,
-            "kind": "stream" if job.query else "batch",
-            "cluster": job.cluster,
             "query": job.query,
             "batch": job.batch,
             "state": state,
             "name": job.about.name if job.about else "",
             "options": dict(job.about.options) if job.about else None,
             "cause": job.cause,
-            "ending": ending_ms / 1000,
             **_shown_open([opened] if opened else [], now_ms),
             "acknowledged": _age_s(job.acknowledged_ms, now_ms),
-            "last_batch": job.last_batch and {**job.last_batch[0], "age": _age_s(job.last_batch[1], now_ms)},
+            # Since a task, or the driver that waits for brokers, said anything.
+            "quiet": _age_s(job.reported_ms, now_ms),
+            "ended": None if job.ended_s is None else self._wall_s() - job.ended_s,
             "started": job.started_s,
             "seconds": (job.ended_s or self._wall_s()) - job.started_s,
-            "writes": job.writes,
             "tasks": tasks,
             "tasks_done": job.tasks_done,
             "topics": sorted(job.topics)[:5],
             "topic_count": len(job.topics),
             "counters": dict(job.counters),
-            "records_rate": job.records.per_second if job.state == "running" else 0.0,
-            "sent_bytes_rate": job.sent_bytes.per_second if job.state == "running" else 0.0,
+            "records_rate": job.records.per_second,
+            "sent_bytes_rate": job.sent_bytes.per_second,
         }
 
     def _shown_brokers(
@@ -646,7 +595,6 @@ class ApplicationMetrics:
             gauges = dict(zip(GAUGES, one.gauges, strict=True))
             shown.append(
                 {
-                    "cluster": one.cluster,
                     "job": one.job,
                     "task": one.key[1],
                     "partition": one.partition,

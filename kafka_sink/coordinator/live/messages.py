@@ -115,7 +115,7 @@ class TaskIdentity:
 class MuteReport:
     """A muted broker's id or partition's name, the reason, for how long, and whether for all tasks.
 
-    ``rows`` of the task wait for it, in ``partitions``, of which the first are named. ``left_ms``: until the
+    ``rows`` of the task wait for it, in partitions of which ``named`` are the first. ``left_ms``: until the
     first of them reach delivery.timeout.ms; None where none waits.
     """
 
@@ -124,7 +124,6 @@ class MuteReport:
     age_ms: Ms
     rows: Count = 0
     left_ms: Ms | None = None
-    partitions: Count = 0
     named: Annotated[tuple[Text, ...], AtMost(MAX_PARTITIONS)] = ()
     shared: bool = False
 
@@ -185,8 +184,8 @@ class WriteEnded:
 
     ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
     counts what the driver did with the write's transactions, by outcome. ``last_task`` is the highest number
-    of its tasks; -1 if unknown. Tasks with higher ones belong to another run of the micro-batch.
-    ``elapsed_ms``: of the slowest task. ``cause``: of an abort.
+    of its tasks; -1 if unknown. Tasks with higher ones belong to another run of the micro-batch. ``cause``:
+    of an abort.
     """
 
     cluster: Text
@@ -199,7 +198,6 @@ class WriteEnded:
     topics: Annotated[dict[Topic, TopicCounts], AtMost(MAX_FINAL_TOPICS)] = field(default_factory=dict)
     transactions: _ByOutcome = field(default_factory=dict)
     last_task: int = -1
-    elapsed_ms: Ms = 0.0
     cause: Annotated[str, AtMost(MAX_CAUSE)] = ""
 
 
@@ -249,8 +247,8 @@ class ReportChannel(Channel):
         self._interval_ms = interval_ms
         self._lock = threading.Lock()  # guards all below
         self._identity: TaskIdentity | None = None
-        # When the present task reports, and when those that have ended do.
-        self._due_ms = self._end_due_ms = -math.inf
+        # When the present task reports, and when a task of this worker last did.
+        self._due_ms = self._reported_ms = -math.inf
         self._has_reported = False
         self._ended: deque[TaskReport] = deque(maxlen=_MAX_ENDED)
 
@@ -268,16 +266,14 @@ class ReportChannel(Channel):
         """The task has ended; ``last`` has all its totals.
 
         Of short tasks that follow one another, one reports in an interval: the driver's sums have the others.
-        One that failed does at once, because the driver may report the end of its write soon.
         """
         with self._lock:
             if self._identity is None:
                 return
-            self._identity = None
-            if self._has_reported or last.failed or not self._ended:
+            self._identity, now_ms = None, self._clock_ms()
+            if self._has_reported or last.failed or now_ms >= self._reported_ms + self._interval_ms:
                 self._ended.append(last)
-            if last.failed:
-                self._end_due_ms = -math.inf
+                self._reported_ms = now_ms
         self.wake()
 
     @property
@@ -287,15 +283,13 @@ class ReportChannel(Channel):
 
     def next_message(self, now_ms: float) -> TaskReport | None:
         with self._lock:
-            if self._ended and now_ms >= self._end_due_ms:
-                last = self._ended.popleft()
-                if not self._ended:
-                    self._end_due_ms = now_ms + self._interval_ms
-                return last
+            if self._ended:
+                return self._ended.popleft()
             identity = self._identity
             if identity is None or now_ms < self._due_ms:
                 return None
-            self._due_ms, self._has_reported = now_ms + self._interval_ms, True
+            self._reported_ms, self._has_reported = now_ms, True
+            self._due_ms = now_ms + self._interval_ms
         # Takes locks of the producer, so not under this one.
         report = self._read(identity)
         with self._lock:
@@ -303,12 +297,9 @@ class ReportChannel(Channel):
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         with self._lock:
-            due_ms = math.inf if self._identity is None else self._due_ms
-            return max(0.0, min(due_ms, self._end_due_ms if self._ended else math.inf) - now_ms)
-
-    def close(self) -> None:
-        with self._lock:
-            self._end_due_ms = -math.inf
+            if self._ended:
+                return 0.0
+            return math.inf if self._identity is None else max(0.0, self._due_ms - now_ms)
 
     @receives(ReportEvery)
     def on_report_every(self, message: ReportEvery, now_ms: float) -> None:

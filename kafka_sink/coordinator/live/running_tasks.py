@@ -21,8 +21,6 @@ from kafka_sink.counts import GAUGES, Number
 AttemptKey = tuple[str, int]
 # What totals belong to: a topic, a broker, a topic with a reason, or None for the task's own counters.
 TotalsKey = str | int | tuple[str, str] | None
-# Topics, brokers, reasons and mutes of all tasks together: some 300 bytes each.
-MAX_ENTRIES = 300_000
 _MAX_TARGETS = 2_000
 
 
@@ -57,9 +55,13 @@ class RunningTask:
 
 
 class RunningTasks:
-    """At most ``max_tasks`` are kept, those that reported last."""
+    """At most ``max_tasks`` are kept, those that reported last.
 
-    def __init__(self, max_tasks: int, max_entries: int = MAX_ENTRIES) -> None:
+    ``max_entries``: topics, brokers, reasons and mutes of all tasks, and what their writes keep of those that
+    have ended: some 300 bytes each.
+    """
+
+    def __init__(self, max_tasks: int, max_entries: int) -> None:
         self._max_tasks = max_tasks
         self._max_entries = max_entries
         self.entries = 0
@@ -92,15 +94,15 @@ class RunningTasks:
             for node, one in report.brokers.items()
             if one.in_flight or one.oldest_ms
         )
-        task.waits_for = dict(islice(waiting, self._capacity))
+        task.waits_for = dict(islice(waiting, self.capacity))
         self.entries += len(task.waits_for)
         # Each target once, whatever the report says.
-        task.mutes = tuple({one.target: one for one in report.mutes[: self._capacity]}.values())
+        task.mutes = tuple({one.target: one for one in report.mutes[: self.capacity]}.values())
         self.entries += len(task.mutes)
         return task
 
     @property
-    def _capacity(self) -> int:
+    def capacity(self) -> int:
         return max(0, self._max_entries - self.entries)
 
     def grow(self, task: RunningTask, key: TotalsKey, now: Sequence[Number]) -> Sequence[Number]:
@@ -111,7 +113,7 @@ class RunningTasks:
         """
         before = task.totals.get(key)
         if before is None:
-            if key is not None and not self._capacity:
+            if key is not None and not self.capacity:
                 return ()
             self.entries += 1
         grown = [max(0, new - old) for new, old in zip_longest(now, before or (), fillvalue=0)]
@@ -175,7 +177,6 @@ class _MutedTarget:
     reason: str = ""
     shared: bool = False
     rows: int = 0
-    partitions: int = 0
     named: dict[str, None] = field(default_factory=dict)
     deadline_ms: float = math.inf
 
@@ -184,8 +185,6 @@ class _MutedTarget:
             self.since_ms, self.reason = at_ms - one.age_ms, one.reason
         if one.left_ms is not None and at_ms + one.left_ms < self.deadline_ms:
             self.deadline_ms = at_ms + one.left_ms
-        if one.partitions > self.partitions:
-            self.partitions = one.partitions
         self.rows += one.rows
         self.shared |= one.shared
         if len(self.named) < MAX_PARTITIONS:
@@ -201,7 +200,6 @@ class _MutedTarget:
             "seconds": max(0.0, now_ms - self.since_ms) / 1000,
             "shared": self.shared,
             "rows": self.rows,
-            "partitions": self.partitions,
             "named": list(self.named),
             "left": max(0.0, self.deadline_ms - now_ms) / 1000 if self.deadline_ms < math.inf else None,
         }

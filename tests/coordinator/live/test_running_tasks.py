@@ -15,7 +15,7 @@ from tests.support.task_reports import TASK, report
 
 class Waiting:
     def __init__(self) -> None:
-        self.tasks = RunningTasks(1_000)
+        self.tasks = RunningTasks(1_000, 100_000)
 
     def report(self, task: int, mutes: tuple[MuteReport, ...], now_ms: float) -> None:
         self.tasks.report("c", report(1, replace(TASK, task=task), mutes=mutes), now_ms)
@@ -24,18 +24,18 @@ class Waiting:
         return next((one for one in muted(self.tasks, now_ms) if one["target"] == "1"), {})
 
 
-def mute(rows: int, left_ms: float, *named: str, partitions: int = 1) -> tuple[MuteReport, ...]:
-    return (MuteReport("1", "frozen", 5.0, rows, left_ms, partitions, named),)
+def mute(rows: int, left_ms: float, *named: str) -> tuple[MuteReport, ...]:
+    return (MuteReport("1", "frozen", 5.0, rows, left_ms, named),)
 
 
 def test_rows_of_several_attempts_are_added_up_and_taken_off_again() -> None:
     waiting = Waiting()
-    waiting.report(1, mute(10, 9_000.0, "t-0", partitions=3), 0.0)
+    waiting.report(1, mute(10, 9_000.0, "t-0"), 0.0)
     waiting.report(2, mute(5, 7_000.0, "t-1"), 1_000.0)
     waiting.report(2, mute(7, 6_000.0, "t-1"), 2_000.0)
     waiting.tasks.report("other", report(1, replace(TASK, task=3), mutes=mute(1, 1.0)), 0.0)
     ours, theirs = muted(waiting.tasks, 3_000.0)
-    expected = {"cluster": "c", "rows": 17, "partitions": 3, "named": ["t-0", "t-1"], "left": 5.0}
+    expected = {"cluster": "c", "rows": 17, "named": ["t-0", "t-1"], "left": 5.0}
     assert expected.items() <= ours.items()
     assert (theirs["cluster"], theirs["rows"]) == ("other", 1)
     waiting.tasks.remove((TASK.write, 3))
@@ -52,7 +52,7 @@ def test_rows_of_several_attempts_are_added_up_and_taken_off_again() -> None:
 def test_a_mute_names_few_partitions() -> None:
     waiting = Waiting()
     for task in range(100):
-        waiting.report(task, mute(1, 1.0, f"t-{task}", partitions=100), 0.0)
+        waiting.report(task, mute(1, 1.0, f"t-{task}"), 0.0)
     assert len(waiting.shown(0.0)["named"]) == MAX_PARTITIONS
 
 
@@ -60,7 +60,7 @@ def test_mutes_are_added_up_report_by_report() -> None:
     """Catches: 200,000 reports of them were collected first, which held the loop for 2 s in each
     second."""
     waiting = Waiting()
-    targets = tuple(MuteReport(f"t-{one}", "it fails", 5.0, 1, 9.0, 1, (f"t-{one}",)) for one in range(20))
+    targets = tuple(MuteReport(f"t-{one}", "it fails", 5.0, 1, 9.0, (f"t-{one}",)) for one in range(20))
     for task in range(1_000):
         waiting.report(task, targets, 0.0)
     tracemalloc.start()
@@ -83,7 +83,7 @@ def test_a_report_that_names_a_target_twice_counts_it_once() -> None:
 
 def test_tasks_whose_reports_name_ever_new_gauges_and_brokers_leave_nothing() -> None:
     """Catches: names that stayed for as long as the application ran."""
-    tasks = RunningTasks(1_000)
+    tasks = RunningTasks(1_000, 100_000)
     for number in range(100):
         brokers = {number: BrokerReport(in_flight=1)}
         tasks.report("c", report(1, gauges={f"g{number}": 1, "waiting_threads": 2}, brokers=brokers), 0.0)
