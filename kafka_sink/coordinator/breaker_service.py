@@ -51,8 +51,6 @@ from kafka_sink.options.table import DEFAULT_BREAKER
 
 # Tasks have so long to report when they watch a partition, and to answer a question.
 _WATCH_MS, _QUESTION_MS = 400.0, 250.0
-# What ends later than this has ended while the loop stalled: what tasks have said is still to be read.
-_LATE_MS = 100.0
 # A partition that does not fail by the sums is not watched again sooner.
 _REST_MS = 1_000.0
 # How many tasks watch a partition at most, and at least where thousands are watched; and how many reports of
@@ -66,9 +64,8 @@ _MAX_ASKED, _MAX_QUESTIONS = 20, 200
 # are checked.
 _JUDGED_AT_ONCE, _WATCHED_AT_ONCE, _CHECKED_AT_ONCE = 300, 1_000, 250
 _CHECK_MS = 20.0
-# How many partitions in all may be in question, and of how many tasks a mute knows that they have batches or
-# rows for it.
-_MAX_WATCHED, _MAX_HOLDERS = 20_000, 16
+# Of how many tasks a mute knows that they have batches or rows for it.
+_MAX_HOLDERS = 16
 # Bytes of all mutes as JSON, since a new task gets them in one message.
 _MAX_MUTES_BYTES = 1_800_000
 # A change, and a new task while anything is muted, waits for others this long per task, and at most this long
@@ -97,7 +94,6 @@ class _Watched:
     reports: dict[int, _Counted] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
     error: str = ""
-    was_late: bool = False
 
 
 class FailingPartitions:
@@ -134,7 +130,7 @@ class FailingPartitions:
             if failed and partition in self._resting:
                 self._failed_again.add(partition)
                 return
-            if self.is_full or len(self) >= _MAX_WATCHED or not failed:
+            if self.is_full or not failed:
                 return
             watched = self._begin(partition)
         # Where thousands of partitions fail for thousands of tasks, most of what they report ends here.
@@ -180,10 +176,8 @@ class FailingPartitions:
         for _ in range(_JUDGED_AT_ONCE):
             if self._complete:
                 partition = self._complete.popleft()
-            elif self._open and (until_ms := next(iter(self._open.values()))) <= now_ms:
+            elif self._open and next(iter(self._open.values())) <= now_ms:
                 partition = next(iter(self._open))
-                if self._is_late(partition, until_ms, now_ms):
-                    continue
             else:
                 return
             del self._open[partition]
@@ -196,16 +190,6 @@ class FailingPartitions:
                 yield partition, f"it fails for {who}; last error: {watched.error}", failing
             else:
                 self._resting[partition] = now_ms + _REST_MS
-
-    def _is_late(self, partition: TopicPartition, until_ms: float, now_ms: float) -> bool:
-        """Whether its watchers' time ended in a stall of the loop. Then they have it once more."""
-        watched = self._watched[partition]
-        if watched.was_late or now_ms <= until_ms + _LATE_MS:
-            return False
-        watched.was_late = True
-        self._open.move_to_end(partition)
-        self._open[partition] = now_ms + _WATCH_MS
-        return True
 
     def __len__(self) -> int:
         return len(self._watched) + len(self._resting)
@@ -230,7 +214,6 @@ class _Inquiry:
     asked_ms: float
     asked: frozenset[int]
     until_ms: float
-    was_late: bool = False
 
 
 @dataclass(slots=True)
@@ -402,10 +385,6 @@ class BreakerService(Service):
     def _end_questions(self, now_ms: float) -> None:
         over = takewhile(lambda one: one[1].until_ms <= now_ms, self._inquiries.items())
         for node, found in list(over):
-            if found.asked and not found.was_late and now_ms > found.until_ms + _LATE_MS:
-                # Those who were asked have their time once more.
-                found.was_late, found.until_ms = True, now_ms + _QUESTION_MS
-                continue
             del self._inquiries[node]
             self._mute(node, found.reason, now_ms, found.peer)
             if node in self._muted:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _BACKOFF_MS, _BACKOFF_MAX_MS = 1000.0, 30_000.0
-_AFTER_IDLE_MS = 100.0
 _MAX_WAIT_S = 3600.0
 _Answer = TypeVar("_Answer")
 
@@ -89,7 +88,6 @@ class CoordinatorClient(threading.Thread):
         # When the last sign of life was sent, and the last message; since when no sign of life is answered.
         self._alive_ms = self._said_ms = -math.inf
         self._unanswered_ms = math.inf
-        self._has_received = False
         self._wake_lock = threading.Lock()  # guards _wake_pending and the pair
         self._wake_pending = False
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -175,7 +173,7 @@ class CoordinatorClient(threading.Thread):
 
     def _connect(self) -> None:
         self._connection = connect(self.address, self._times.connect_ms)
-        self._has_received, self._greeted = False, None
+        self._greeted = None
         self._alive_ms, self._unanswered_ms = -math.inf, math.inf
 
     def _send(self, connection: Connection, now_ms: float) -> None:
@@ -237,7 +235,7 @@ class CoordinatorClient(threading.Thread):
     def _receive(self, connection: Connection, now_ms: float) -> None:
         for message in connection.receive():
             # Only now: who does not know the token is let in, too, for a moment.
-            self._has_received, self._failures = True, 0
+            self._failures = 0
             self._unanswered_ms = math.inf
             if isinstance(message, Full):
                 raise _FullError("it serves no more tasks")
@@ -257,15 +255,13 @@ class CoordinatorClient(threading.Thread):
         if isinstance(error, _FullError):
             self._connect_after_ms = now_ms + _BACKOFF_MAX_MS * (1 + RANDOM.random())
             _log.info("the coordinator serves as many tasks as it can; this one asks brokers by itself")
-        elif self._has_received and self._unanswered_ms == math.inf and isinstance(error, ConnectionError):
-            # No failure: the server closes idle connections. If the coordinator is gone, reconnecting fails.
-            self._has_received = False
-            self._connect_after_ms = now_ms + _AFTER_IDLE_MS * RANDOM.random()
         elif self._active:
             self._failures += 1
             # Of thousands that were lost together, not all come back together.
             self._connect_after_ms = now_ms + self._backoff.delay_ms(self._failures) * (0.5 + RANDOM.random())
-            warn_once(self.address, error)
+            # Of connections that the server has closed most are made again at once.
+            if connected is None or self._failures > 1 or not isinstance(error, ConnectionError):
+                warn_once(self.address, error)
 
 
 class _FullError(ConnectionError):
@@ -299,10 +295,6 @@ def ask(
         raise TimeoutError(f"no {answer.__name__} within {timeout_ms:.0f} ms")
 
 
-def tell(address: CoordinatorAddress, message: Message, timeout_ms: float, *, waits: bool = True) -> None:
-    """Send a message. ``waits``: until the coordinator has handled it. Raises as ``ask``."""
-    if waits:
-        ask(address, Alive(), Alive, timeout_ms, before=message)
-    else:
-        with contextlib.closing(connect(address, timeout_ms)) as connection:
-            connection.send(message)
+def tell(address: CoordinatorAddress, message: Message, timeout_ms: float) -> None:
+    """Send a message, and wait until the coordinator has handled it. Raises as ``ask``."""
+    ask(address, Alive(), Alive, timeout_ms, before=message)

@@ -46,8 +46,12 @@ from kafka_sink.options.table import GROUP_OPTIONS, SHARED_OPTIONS
 
 _log = logging.getLogger(__name__)
 _MAX_TIMER_MS = 60_000.0
-_AFTER_BUG_MS = 1000.0
-LATE_MS = 1000.0
+# A service gets its time so late only after a stall. It waits until messages that came meanwhile have been
+# read: they may say what it waits for.
+_STALL_S, _READ_FIRST_S = 0.2, 0.25
+# A bug in one must not occupy the others.
+_AFTER_BUG_S = 1.0
+_LATE_MS = 1000.0
 # In one iteration: connections to accept, events to handle, bytes to write, also to one peer.
 _ACCEPT_AT_ONCE = 128
 _EVENTS_AT_ONCE = 500
@@ -66,12 +70,13 @@ Services = Mapping[type[Service], Callable[..., Service]]
 
 @dataclass(eq=False, slots=True)
 class _Instance:
-    """A service for one group. ``unused_ms``: when its last task left."""
+    """A service for one group. ``unused_ms``: when its last task left. ``not_before_s``: of its timer."""
 
     key: _Key
     service: Service
     tasks: int = 0
     unused_ms: float = 0.0
+    not_before_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
 
@@ -182,12 +187,12 @@ class CoordinatorServer:
         if not peer.has_begun:
             self._loop.remove_reader(peer.fileno())
             # Until its turn comes, no time runs.
-            peer.begin_deadlines(math.inf)
+            peer.begun_ms = peer.heard_ms = math.inf
             self._newcomers.append(peer)
             if not self._greeting:
                 self._greeting = True
                 self._loop.call_soon(self._greet)
-        elif not self._is_spent(peer):
+        elif not self._is_spent():
             # Otherwise the selector names it again in the next iteration.
             self._guarded(peer, self._receive)
 
@@ -198,25 +203,22 @@ class CoordinatorServer:
         while self._newcomers and (now_ms := self._clock_ms()) < until_ms:
             peer = self._newcomers.popleft()
             if not peer.is_gone:
-                peer.begin_deadlines(now_ms)
+                peer.begun_ms = peer.heard_ms = now_ms
                 self._loop.add_reader(peer.fileno(), self._on_readable, peer)
                 self._guarded(peer, self._receive)
         if self._newcomers:
             self._greeting = True
             self._loop.call_soon(self._greet)
 
-    def _is_spent(self, peer: Peer) -> bool:
-        """Whether enough has been handled in this iteration, so that this peer waits for its turn."""
+    def _is_spent(self) -> bool:
+        """Whether enough has been handled in this iteration, so that others wait for their turn."""
         now_ms = self._clock_ms()
         if self._began_ms == math.inf:
             self._handled, self._began_ms = 0, now_ms
             # The next iteration begins with this.
             self._loop.call_soon(self._begin_iteration)
         is_in_time = now_ms - self._began_ms < self._bounds.iteration_ms
-        if is_in_time and self._handled < self._bounds.messages_at_once:
-            return False
-        peer.begin_deadlines(now_ms)
-        return True
+        return not is_in_time or self._handled >= self._bounds.messages_at_once
 
     def _begin_iteration(self) -> None:
         self._began_ms = math.inf
@@ -275,7 +277,7 @@ class CoordinatorServer:
         if peer.allowance < 1:
             self._connections.note(peer, Dropped.HELD_BACK)
             return max((1 - peer.allowance) / rate, 100.0)
-        return 0.0 if self._is_spent(peer) else None
+        return 0.0 if self._is_spent() else None
 
     def _resume(self, peer: Peer) -> None:
         if not peer.is_gone:
@@ -384,25 +386,28 @@ class CoordinatorServer:
     # -- time ---------------------------------------------------------------------------------------
 
     def _on_time(self, instance: _Instance) -> None:
+        assert instance.timer is not None
+        due_s, now_s = instance.timer.when(), self._loop.time()
         instance.timer = None
-        at_least_ms = 0.0
-        try:
-            instance.service.on_time(self._clock_ms())
-        except Exception:  # noqa: BLE001 - a bug in one service must not end or occupy the others
-            _log.exception("a service failed")
-            at_least_ms = _AFTER_BUG_MS
-        self._arm(instance, at_least_ms)
+        if now_s > due_s + _STALL_S and due_s > instance.not_before_s:
+            instance.not_before_s = now_s + _READ_FIRST_S
+        else:
+            try:
+                instance.service.on_time(self._clock_ms())
+            except Exception:  # noqa: BLE001 - a bug in one service must not end the others
+                _log.exception("a service failed")
+                instance.not_before_s = now_s + _AFTER_BUG_S
+        self._arm(instance)
 
-    def _arm(self, instance: _Instance, at_least_ms: float = 0.0) -> None:
-        delay_ms = max(min(instance.service.next_change_ms(self._clock_ms()), _MAX_TIMER_MS), at_least_ms)
-        timer = instance.timer
-        when = self._loop.time() + delay_ms / 1000
-        if timer is not None:
+    def _arm(self, instance: _Instance) -> None:
+        delay_ms = min(instance.service.next_change_ms(self._clock_ms()), _MAX_TIMER_MS)
+        when_s = max(self._loop.time() + delay_ms / 1000, instance.not_before_s)
+        if instance.timer is not None:
             # One that comes sooner than needed sets the next: cheaper than a new timer for each message.
-            if timer.when() <= when and not at_least_ms:
+            if instance.timer.when() <= when_s:
                 return
-            timer.cancel()
-        instance.timer = self._loop.call_at(when, self._on_time, instance)
+            instance.timer.cancel()
+        instance.timer = self._loop.call_at(when_s, self._on_time, instance)
 
     # -- Outbox -------------------------------------------------------------------------------------
 
@@ -450,18 +455,16 @@ class CoordinatorServer:
         except OSError:
             self._connections.remove(peer)
             return 0
-        if peer.unread:
-            self._connections.note_unread(peer)
-            if written >= _PEER_AT_ONCE:
-                self._to_write.append(peer)
-            elif not peer.writes_later:
-                peer.writes_later = True
-                self._loop.add_writer(peer.fileno(), self._on_writable, peer)
+        if peer.unread and written >= _PEER_AT_ONCE:
+            self._to_write.append(peer)
+        elif peer.unread and peer.unread_since_ms == math.inf:
+            peer.unread_since_ms = self._clock_ms()
+            self._loop.add_writer(peer.fileno(), self._on_writable, peer)
         return written
 
     def _on_writable(self, peer: Peer) -> None:
         self._loop.remove_writer(peer.fileno())
-        peer.writes_later = False
+        peer.unread_since_ms = math.inf
         self._flush(peer)
 
     # -- sweep --------------------------------------------------------------------------------------
@@ -473,8 +476,11 @@ class CoordinatorServer:
 
     def _sweep(self) -> None:
         now_ms, late_ms = self._clock_ms(), 1000 * (self._loop.time() - self._sweep_due_s)
-        self._stalls += late_ms > LATE_MS
-        self._connections.sweep(now_ms, late_ms)
+        self._stalls += late_ms > _LATE_MS
+        # After a stall first of all what peers have sent and read meanwhile is to be seen.
+        if late_ms <= self._bounds.sweep_ms:
+            self._connections.drop_late(now_ms)
+        self._connections.bound_unread()
         line = self._connections.log_line(now_ms)
         if line is not None:
             kinds = self.state()["connections"]

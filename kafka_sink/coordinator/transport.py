@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-import os
 import secrets
 import socket
 import ssl
@@ -172,12 +171,8 @@ class Connection:
             self.socket.close()
             raise
         self._frames = FrameReader(MAX_MESSAGE_BYTES)
-        self._pid = os.getpid()
 
     def send(self, message: Message) -> None:
-        if os.getpid() != self._pid:
-            # Both ends would encrypt with the same key and number.
-            raise ProtocolError("a forked process has no connection of its own yet")
         try:
             self.socket.sendall(framed(message))
         except ssl.SSLEOFError as error:
@@ -221,23 +216,21 @@ class Peer:
     __slots__ = (
         "_at", "_handshaken", "_incoming", "_outgoing", "_own", "_queue", "_queued", "_rest", "_socket",
         "_tls", "_without_data", "allowance", "allowed_ms", "begun_ms", "frames", "heard_ms", "is_gone",
-        "is_paused", "is_proved", "number", "opened_ms", "source", "taken", "taken_before", "unfinished",
-        "unread_since_ms", "writes_later",
+        "is_paused", "is_proved", "number", "source", "unfinished", "unread_since_ms",
     )  # fmt: skip
 
     def __init__(self, number: int, source: str, connected: socket.socket, now_ms: float) -> None:
         self.number = number
         self.source = source
-        self.is_proved = self.is_gone = self.is_paused = self.writes_later = False
+        self.is_proved = self.is_gone = self.is_paused = False
         self.frames = FrameReader(_PROOF_BYTES)
-        self.opened_ms = self.heard_ms = self.allowed_ms = now_ms
-        # When the incomplete message began, and since when the peer has left bytes unread.
-        self.begun_ms = self.unread_since_ms = math.inf
+        # When the incomplete message began. The first one is the proof, and begins with the connection.
+        self.begun_ms = self.heard_ms = self.allowed_ms = now_ms
+        # Since when the system has taken nothing more for the peer, as it reads nothing.
+        self.unread_since_ms = math.inf
         # The messages that the rate limit still admits at once, as of ``allowed_ms``.
         self.allowance = 0.0
         self.unfinished = 0
-        # How many bytes the peer had taken at the last sweep.
-        self.taken_before = 0
         self._socket = connected
         self._tls: ssl.SSLObject | None = None
         self._handshaken = False
@@ -245,23 +238,11 @@ class Peer:
         # Messages, each with whether peers share it; then how much of the first is encrypted, in bytes.
         # A list, as an empty deque takes 600 bytes.
         self._queue: list[tuple[bytes, bool]] = []
-        self._at = self._queued = self._own = self.taken = 0
+        self._at = self._queued = self._own = 0
         self._rest = memoryview(b"")
 
     def fileno(self) -> int:
         return self._socket.fileno()
-
-    def extend_deadlines(self, stalled_ms: float) -> None:
-        """The server has stalled for so long."""
-        self.opened_ms += stalled_ms
-        self.heard_ms += stalled_ms
-        self.begun_ms += stalled_ms
-        self.unread_since_ms += stalled_ms
-
-    def begin_deadlines(self, now_ms: float) -> None:
-        """What it has sent waits for its turn: it does not choose how long."""
-        self.opened_ms = self.heard_ms = now_ms
-        self.begun_ms = max(self.begun_ms, now_ms)
 
     # -- receiving ----------------------------------------------------------------------------------
 
@@ -363,7 +344,6 @@ class Peer:
                 sent = self._socket.send(self._rest)
             except (BlockingIOError, InterruptedError):
                 return False
-            self.taken += sent
             self._rest = self._rest[sent:]
         return True
 
@@ -398,9 +378,9 @@ class ServerBounds:
 
     ``connections``: with proof. ``messages_per_s`` and ``burst``: of each peer, where a long message
     counts as several. ``messages_at_once`` and ``iteration_ms``: of all peers in one iteration of the loop.
-    ``greeting_ms``: in one iteration, for first messages, of which each costs a signature. ``challenge_ms``:
-    from a peer's connecting to its proof, but for the time that it waits for its turn. ``frame_ms``: the time
-    for the rest of a message, and for a peer to read some of what waits for it.
+    ``greeting_ms``: in one iteration, for first messages, of which each costs a signature. ``frame_ms``: from
+    connecting to the proof, but for the time that a peer waits for its turn; for the rest of a message; and
+    for a peer to read some of what waits for it.
     ``unread_bytes_of_all`` leaves out messages that many peers get, because there is one copy of each.
     ``instances``: of services, for groups of tasks.
     """
@@ -415,15 +395,14 @@ class ServerBounds:
     unfinished_bytes: int = 32 * 1024 * 1024
     unread_bytes: int = 1024 * 1024
     unread_bytes_of_all: int = 32 * 1024 * 1024
-    challenge_ms: float = 10_000.0
-    frame_ms: float = 5000.0
+    frame_ms: float = 10_000.0
     silence_ms: float = 120_000.0
     instances: int = 500
 
     @property
     def sweep_ms(self) -> float:
         """How often times are checked."""
-        return min(1000.0, self.challenge_ms / 4, self.frame_ms / 4, self.silence_ms / 4)
+        return min(1000.0, self.frame_ms / 4, self.silence_ms / 4)
 
 
 class Connections:
@@ -443,8 +422,6 @@ class Connections:
         self._unproved: dict[int, Peer] = {}
         self._unproved_of: dict[str, dict[int, Peer]] = {}
         self._unfinished = 0
-        # Those that have not read all they were sent.
-        self._behind: set[Peer] = set()
         # Since the last line, how many were dropped why, and an address of each reason.
         self._dropped: Counter[Dropped] = Counter()
         self._sources: dict[Dropped, str] = {}
@@ -477,6 +454,7 @@ class Connections:
     def on_proved(self, peer: Peer) -> None:
         """The peer has shown that it knows the token."""
         peer.is_proved = True
+        peer.begun_ms = math.inf
         peer.frames.max_bytes = MAX_MESSAGE_BYTES
         self._forget_unproved(peer)
 
@@ -511,7 +489,6 @@ class Connections:
 
     def remove(self, peer: Peer) -> None:
         """End a connection. One that is gone already stays gone."""
-        self._behind.discard(peer)
         if self.peers.pop(peer.number, None) is None:
             return
         self._forget_unproved(peer)
@@ -530,50 +507,28 @@ class Connections:
         held = 0 if peer.is_gone else peer.frames.held
         self._unfinished += held - peer.unfinished
         peer.unfinished = held
-        if not held or peer.is_paused:
-            peer.begun_ms = math.inf
-        elif peer.begun_ms == math.inf:
-            peer.begun_ms = now_ms
+        if peer.is_proved:
+            peer.begun_ms = min(peer.begun_ms, now_ms) if held and not peer.is_paused else math.inf
         if self._unfinished > self._bounds.unfinished_bytes:
             raise ProtocolError("too many unfinished messages")
 
-    def note_unread(self, peer: Peer) -> None:
-        """This peer has not read all it was sent."""
-        self._behind.add(peer)
-
     def bound_unread(self) -> None:
         """Drop the peers with most unread bytes until all are within the bound; their tasks work alone."""
-        self._behind = {peer for peer in self._behind if peer.unread}
-        held = sum(peer.held for peer in self._behind)
-        for peer in sorted(self._behind, key=lambda one: one.held, reverse=True):
+        behind = [peer for peer in self.peers.values() if peer.unread]
+        held = sum(peer.held for peer in behind)
+        for peer in sorted(behind, key=lambda one: one.held, reverse=True):
             if held <= self._bounds.unread_bytes_of_all:
                 return
             held -= peer.held
             self.drop(peer, Dropped.UNREAD)
 
-    def sweep(self, now_ms: float, late_ms: float = 0.0) -> None:
-        """Drop the connections whose time is over. ``late_ms``: for how long the server has stalled since the
-        last sweep; what peers sent meanwhile waited for it."""
+    def drop_late(self, now_ms: float) -> None:
+        """Drop the connections whose time is over."""
         bounds = self._bounds
-        if late_ms > bounds.sweep_ms:
-            for peer in self.peers.values():
-                peer.extend_deadlines(late_ms)
-        for peer in [one for one in self._unproved.values() if now_ms - one.opened_ms > bounds.challenge_ms]:
-            self.drop(peer, Dropped.NO_PROOF)
         for peer in list(self.peers.values()):
             if now_ms - peer.begun_ms > bounds.frame_ms:
-                self.drop(peer, Dropped.STALLED)
+                self.drop(peer, Dropped.STALLED if peer.is_proved else Dropped.NO_PROOF)
             elif now_ms - peer.heard_ms > bounds.silence_ms:
                 self.remove(peer)  # between tasks; it connects again when it has something to say
-            elif self._leaves_unread(peer, now_ms):
+            elif now_ms - peer.unread_since_ms > bounds.frame_ms:
                 self.drop(peer, Dropped.UNREAD)
-        self.bound_unread()
-
-    def _leaves_unread(self, peer: Peer, now_ms: float) -> bool:
-        """Whether a peer has for too long read nothing of what waits for it."""
-        if not peer.unread or not peer.writes_later:
-            # It has read all, or waits for its turn.
-            peer.unread_since_ms = math.inf
-        elif peer.unread_since_ms == math.inf or peer.taken > peer.taken_before:
-            peer.unread_since_ms, peer.taken_before = now_ms, peer.taken
-        return now_ms - peer.unread_since_ms > self._bounds.frame_ms

@@ -235,19 +235,12 @@ def report_failure(address: CoordinatorAddress, name: str, cause: str) -> None:
 # -- the driver's side ------------------------------------------------------------------------------------
 
 
-def end_attempts(
-    address: CoordinatorAddress, name: str, *, again: bool = False, is_urgent: bool = True
-) -> str:
-    """Called on the driver: end the attempts of this write that still run. Raises nothing.
+def end_attempts(address: CoordinatorAddress, name: str, *, again: bool = False) -> str:
+    """Called on the driver: end the attempts of this write that still run, and wait until the coordinator has
+    notified them. Raises nothing.
 
-    ``again``: see WriteEnding. ``is_urgent``: wait until the coordinator has notified them. A commit of a
-    stream, where only superseded copies still run, need not wait.
-
-    Returns what the last attempt that reported a failure said; "" if none did, or where it does not wait.
+    ``again``: see WriteEnding. Returns what the last attempt that reported a failure said; "" if none did.
     """
-    ending = WriteEnding(name, again)
     with suppress(OSError, KafkaSinkError):
-        if is_urgent:
-            return ask(address, ending, WriteCause, _DRIVER_TIMEOUT_MS).cause
-        tell(address, ending, _DRIVER_TIMEOUT_MS, waits=False)
+        return ask(address, WriteEnding(name, again), WriteCause, _DRIVER_TIMEOUT_MS).cause
     return ""

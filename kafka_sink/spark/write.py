@@ -283,7 +283,7 @@ class PlannedWrite:
             about,
         )
 
-    def _end_attempts(self, batch_id: int | None, *, is_urgent: bool) -> str:
+    def _end_attempts(self, batch_id: int | None) -> str:
         """End attempts that still run: superseded speculative copies, and tasks of a cancelled job.
 
         Returns why the write failed, as far as a task has reported that.
@@ -296,7 +296,7 @@ class PlannedWrite:
         again = batch_id is not None
         name = self._name_of(batch_id)
         address = self.coordinator.driver_address
-        return end_attempts(address, name, again=again, is_urgent=is_urgent)
+        return end_attempts(address, name, again=again)
 
     def _ended(
         self,
@@ -350,7 +350,7 @@ class PlannedWrite:
         return f"failed commit: {self._name_of(batch_id)}"
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> EndedWrite:
-        self._end_attempts(batch_id, is_urgent=batch_id is None)
+        self._end_attempts(batch_id)
         results = _results(messages)
         missing = len(messages) - len(results)
         if missing:
@@ -386,7 +386,7 @@ class PlannedWrite:
 
         ``messages``: one for each task, unless ``has_all`` is false.
         """
-        cause = self._end_attempts(batch_id, is_urgent=True)
+        cause = self._end_attempts(batch_id)
         cause = spark_application.noted_within(self._failed_commit(batch_id), _COMMIT_FAILED_S) or cause
         in_transactions, note = dict[str, EndedTransactions](), ""
         if self.transactions is not None:

@@ -442,7 +442,7 @@ def test_what_nobody_writes_to_and_brokers_are_forgotten_after_ten_minutes() -> 
     assert bench.muted() == set()
 
 
-# -- a task that comes, a driver that stalls ----------------------------------------------------------------
+# -- a task that comes ------------------------------------------------------------------------------------
 
 
 def test_a_task_that_comes_is_told_everything_by_one_message_for_all() -> None:
@@ -490,38 +490,6 @@ def test_mutes_take_no_more_bytes_than_a_message_has(topic: str, reason: str) ->
     bench.run(100)
     messages = [message for _, peer, message in bench.pushed if peer == 99]
     assert [len(encode(one)) < MAX_MESSAGE_BYTES for one in messages] == [True]
-
-
-@pytest.mark.parametrize(("failing", "muted"), [(1, set()), (5, {P0, SICK})])
-def test_what_is_read_after_a_stall_of_the_driver_counts(failing: int, muted: set[Target]) -> None:
-    """Catches: after a stall the first report that was read decided for all, and a broker was muted because
-    its answers had not been read: of thousands that wait, one iteration of the loop reads a few."""
-    bench = Bench(5)
-    bench.say(0, outcomes((P0, 0, 5)))
-    bench.say(0, wanted(SICK, silence_ms=800.0))
-    bench.run(60)
-    assert len(bench.of(Watch)) == 5
-    bench.now += 5_000.0
-    bench.service.on_time(bench.now)
-    assert not bench.muted()
-    bench.run(100)
-    for peer in range(5):
-        bench.say(peer, outcomes((P0, 5 * (peer >= failing), 5 * (peer < failing))))
-        if failing == 1:
-            bench.say(peer, Answer(SICK, 5.0))
-    bench.run(400)
-    assert bench.muted() == muted
-
-
-def test_a_loop_that_is_always_late_does_not_put_off_a_mute_for_ever() -> None:
-    bench = Bench(5)
-    bench.say(0, outcomes((P0, 0, 5)))
-    bench.say(0, wanted(SICK, silence_ms=800.0))
-    bench.run(60)
-    for _ in range(3):
-        bench.now += 1_000.0
-        bench.service.on_time(bench.now)
-    assert bench.muted() == {P0, SICK}
 
 
 # -- a connection that lies -----------------------------------------------------------------------------

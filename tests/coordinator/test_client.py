@@ -16,8 +16,7 @@ import pytest
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import ClientTimes, CoordinatorClient, ask, tell
 from kafka_sink.coordinator.schema import Alive, Hello
-from kafka_sink.coordinator.transport import Connection, ServerBounds
-from kafka_sink.errors import ProtocolError
+from kafka_sink.coordinator.transport import ServerBounds
 from tests.support.coordinator_harness import (
     HELLO,
     RecordingChannel,
@@ -28,7 +27,6 @@ from tests.support.coordinator_harness import (
     identity,
     serving,
 )
-from tests.support.forked import in_a_fork
 from tests.support.waiting import until
 
 
@@ -323,30 +321,6 @@ def test_a_question_gets_its_answer_and_a_statement_is_handled_when_it_returns()
         tell(found.address, Alive(), 20_000)
         with pytest.raises(TimeoutError, match="no Shout within"):
             ask(found.address, Said(7), Shout, 300, HELLO)
-
-
-def test_a_statement_of_a_driver_that_does_not_wait_arrives() -> None:
-    with serving() as found:
-        for _ in range(20):
-            tell(found.address, HELLO, 20_000, waits=False)
-        until(lambda: found.echoes and len(found.echo.gone) == 20)
-        until(lambda: found.connections() == 0)
-
-
-def test_a_fork_does_not_write_to_its_parents_connection() -> None:
-    """Catches: two processes that encrypt with one key and the same numbers."""
-    with serving() as found:
-        connection = Connection(found.address, 20_000)
-
-        def child() -> bool:
-            with pytest.raises(ProtocolError, match="forked"):
-                connection.send(Alive())
-            return True
-
-        assert in_a_fork(child)
-        connection.send(Alive())
-        assert connection.receive() == [Alive()]
-        connection.close()
 
 
 def test_a_client_that_closes_has_told_the_coordinator_all() -> None:

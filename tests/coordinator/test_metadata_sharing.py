@@ -188,7 +188,7 @@ def test_a_long_task_comes_back_to_a_coordinator_whose_connections_dropped(
             assert client is not None
             assert server is not None
             assert found.loop is not None
-            until(lambda: client._has_received)
+            until(lambda: client._connection is not None)
             first = client._connection
             for peer in list(server._connections.peers.values()):
                 found.loop.call_soon_threadsafe(server._connections.remove, peer)

@@ -95,20 +95,6 @@ def test_the_json_summary_has_the_numbers_and_ages_of_transactions(
     assert write_ended(planned().options, write).transactions == {"committed": 2, "recovered": 1}
 
 
-@pytest.mark.parametrize("batch", [None, 3])
-def test_only_a_streams_commit_does_not_wait_for_the_coordinator(
-    batch: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches: attempts that write on after an abort, or after a job, as nobody had notified them yet."""
-    urgent: list[bool] = []
-    monkeypatch.setattr(writes, "end_attempts", lambda *_, is_urgent, **__: urgent.append(is_urgent))
-    address = CoordinatorAddress("127.0.0.1", LOCATION)
-    write = planned(PlannedCoordinator(driver_address=address), log_summary="false")
-    write.commit([committed((0, 9))], batch)
-    write.abort([None], batch)
-    assert urgent == [batch is None, True]
-
-
 def test_a_micro_batch_has_one_name_in_all_its_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
