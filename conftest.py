@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +83,17 @@ def _strategy_of_marked_tests(request: pytest.FixtureRequest) -> None:
     """Parametrization alone does not set a fixture up that a test does not ask for."""
     if request.node.get_closest_marker("both_strategies") is not None:
         request.getfixturevalue("allocation_strategy")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Side by side, what a group shares ends with its last test: idle brokers take processor time."""
+    done = yield
+    if hasattr(item.config, "workerinput"):
+        lanes.end_shared(item, nextitem)
+    return done
 
 
 @pytest.fixture

@@ -238,7 +238,7 @@ def dead_letters_in(cluster: FakeCluster) -> int:
 
 
 def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(bound_waits: BoundWaits) -> None:
-    bound_waits(refused_ms=4_000.0)
+    bound_waits(refused_ms=1_500.0)
     names = [f"rejected-{number}" for number in range(6)]
     plan = ColumnPlan.of([("value", "binary"), ("topic", "string")], None)
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1} | dict.fromkeys(names, 1)) as cluster:
@@ -249,11 +249,11 @@ def test_topics_that_stay_refused_cost_one_wait_for_all_of_them(bound_waits: Bou
                 producer.send(pa.record_batch({"value": [b"v"] * 6, "topic": names}))
             result = producer.finish()
         assert result.skipped == 12
-        assert 3_900 < result.elapsed_ms < 20_000, "six waits are 24 s"
+        assert 1_400 < result.elapsed_ms < 8_000, "six waits are 9 s"
 
 
 def test_missing_partitions_of_several_topics_cost_one_wait(bound_waits: BoundWaits) -> None:
-    bound_waits(missing_ms=3_000.0)
+    bound_waits(missing_ms=1_500.0)
     names = [f"short-{number}" for number in range(6)]
     plan = ColumnPlan.of([("value", "binary"), ("topic", "string"), ("partition", "int")], None)
     with FakeCluster(dict.fromkeys(names, 1)) as cluster:
@@ -265,22 +265,7 @@ def test_missing_partitions_of_several_topics_cost_one_wait(bound_waits: BoundWa
             )
             result = producer.finish()
         assert (result.records, result.skipped) == (6, 6)
-        assert result.elapsed_ms < 16_000, "six waits are 18 s"
-
-
-def test_missing_partitions_of_thirteen_topics_on_a_real_broker(broker: LocalBroker) -> None:
-    """One after the other they took 65 s, beyond kafka.max.block.ms."""
-    names = [f"thirteen-{number}" for number in range(13)]
-    for name in names:
-        broker.create_topic(name, 1)
-    plan = ColumnPlan.of([("value", "binary"), ("topic", "string"), ("partition", "int")], None)
-    raw = {"kafka.bootstrap.servers": broker.bootstrap_servers, "errors.tolerance": "all"}
-    with task_producer(parse(raw).options, plan) as producer:
-        partitions = pa.array([0] * 13 + [1] * 13, pa.int32())
-        producer.send(pa.record_batch({"value": [b"v"] * 26, "topic": names * 2, "partition": partitions}))
-        result = producer.finish()
-    assert (result.records, result.skipped) == (13, 13)
-    assert result.elapsed_ms < 40_000
+        assert result.elapsed_ms < 8_000, "six waits are 9 s"
 
 
 def failure(cluster: FakeCluster, *batches: pa.RecordBatch, **options: str) -> str:
@@ -492,10 +477,10 @@ def test_one_row_in_ten_thousand_is_too_large_or_has_a_wrong_partition(
     """The whole way, on a real broker: all others written, dead letters complete, counts equal."""
     broker.create_topic("tolerant", 4)
     broker.create_topic("tolerant-dead-letters", 1)
-    frame = spark.range(40_000).selectExpr(
+    frame = spark.range(20_000).selectExpr(
         "cast(id as string) as key",
-        "case when id % 20000 = 77 then repeat('x', 1500000) else concat(id, ':') end as value",
-        "cast(case when id % 20000 = 99 then 4 else null end as int) as partition",
+        "case when id = 77 then repeat('x', 1500000) else concat(id, ':') end as value",
+        "cast(case when id = 99 then 4 else null end as int) as partition",
         "array(struct('origin' as key, cast('test' as binary) as value)) as headers",
     )
     (
@@ -508,8 +493,8 @@ def test_one_row_in_ten_thousand_is_too_large_or_has_a_wrong_partition(
         .save()
     )
     found = sorted(int(row.key or b"-1") for row in read_topic(broker, "tolerant"))
-    wrong = {77, 99, 20_077, 20_099}
-    assert found == [number for number in range(40_000) if number not in wrong]
+    wrong = {77, 99}
+    assert found == [number for number in range(20_000) if number not in wrong]
     dead_letters = read_topic(broker, "tolerant-dead-letters")
     assert sorted(int(dead_letter.key or b"-1") for dead_letter in dead_letters) == sorted(wrong)
     for dead_letter in dead_letters:
@@ -517,7 +502,7 @@ def test_one_row_in_ten_thousand_is_too_large_or_has_a_wrong_partition(
         assert context["origin"] == b"test"
         assert context["__connect.errors.topic"] == b"tolerant"
         assert context["__connect.errors.stage"] == b"KAFKA_PRODUCE"
-        if int(dead_letter.key or b"") % 20_000 == 77:
+        if dead_letter.key == b"77":
             assert context["__connect.errors.exception.class.name"] == b"RecordTooLargeError"
             assert context["kafka-chunked.errors.value.length"] == b"1500000"
             assert 400_000 < len(dead_letter.value or b"") < 1_000_000
@@ -540,7 +525,7 @@ def test_a_hundred_refused_rows_cost_no_waits(broker: LocalBroker) -> None:
     }
 
     def write(start: int, every: int, **options: str) -> TaskResult:
-        numbers = range(start, start + 20_000)
+        numbers = range(start, start + 5_000)
         keys = [None if number % every == every // 2 else b"%d" % number for number in numbers]
         table = pa.table(
             {"key": pa.array(keys, pa.binary()), "value": [b"%d" % number for number in numbers]}
@@ -552,11 +537,11 @@ def test_a_hundred_refused_rows_cost_no_waits(broker: LocalBroker) -> None:
     # The new topic's leader may still reject the first batches.
     write(0, 100_000)
     backoff = {"kafka.retry.backoff.ms": "20000", "kafka.retry.backoff.max.ms": "20000"}
-    none, some = write(20_000, 100_000, **backoff), write(40_000, 200, **backoff)
-    assert (none.skipped, some.skipped, some.records) == (0, 100, 19_900)
+    none, some = write(5_000, 100_000, **backoff), write(10_000, 50, **backoff)
+    assert (none.skipped, some.skipped, some.records) == (0, 100, 4_900)
     assert some.elapsed_ms < none.elapsed_ms + 15_000
     found = [int(row.value or b"") for row in read_topic(broker, "rejected")]
-    assert found == [number for number in range(60_000) if number < 40_000 or number % 200 != 100]
+    assert found == [number for number in range(15_000) if number < 10_000 or number % 50 != 25]
 
 
 def test_a_compacted_topic_refuses_rows_without_a_key_by_name(broker: LocalBroker) -> None:
@@ -619,20 +604,20 @@ def rejected_rows_job(
 
 def test_refused_rows_take_little_memory_beyond_buffer_memory(broker: LocalBroker) -> None:
     options = {"kafka_buffer_memory": 64 * MIB}
-    plain = rejected_rows_job(broker, "taken", 100_000, 67, keyed=1, **options)
-    found = rejected_rows_job(broker, "untaken", 100_000, 67, **options)
-    assert (plain["skipped"], found["skipped"]) == (0, 100_000)
-    assert found["peak_mib"] - plain["peak_mib"] <= 64, "5 kB a dead letter are 500 MiB"
+    plain = rejected_rows_job(broker, "taken", 40_000, 67, keyed=1, **options)
+    found = rejected_rows_job(broker, "untaken", 40_000, 67, **options)
+    assert (plain["skipped"], found["skipped"]) == (0, 40_000)
+    assert found["peak_mib"] - plain["peak_mib"] <= 64, "5 kB a dead letter are 200 MiB"
     dead_letters = read_topic(broker, "untaken-dead-letters")
-    assert sorted(int((dead_letter.value or b"")[:9]) for dead_letter in dead_letters) == list(range(100_000))
+    assert sorted(int((dead_letter.value or b"")[:9]) for dead_letter in dead_letters) == list(range(40_000))
     assert {len(dead_letter.value or b"") for dead_letter in dead_letters} == {67}
 
 
 def test_brokers_may_refuse_every_row_of_large_batches_by_name(broker: LocalBroker) -> None:
     """Catches: a response with a text for each of thousands of rows was "not a Kafka broker", and the task
     failed after delivery.timeout.ms. Kafka's text names the topic, so a long name makes it long."""
-    found = rejected_rows_job(broker, "refused-" * 21, 100_000, 16, kafka_batch_size=MIB // 4)
-    assert found["skipped"] == 100_000
+    found = rejected_rows_job(broker, "refused-" * 21, 40_000, 16, kafka_batch_size=MIB // 4)
+    assert found["skipped"] == 40_000
     assert found["peak_mib"] < 450
     assert found["retries"] == 0
 
@@ -650,11 +635,11 @@ def test_dead_letters_are_written_while_rows_wait_for_memory_that_refused_rows_h
         "kafka_compression_type": "zstd",
         "kafka_buffer_memory_allocation_strategy": strategy,
     }
-    found = rejected_rows_job(broker, name, 50_000, 100, keyed=5, **options)
-    assert (found["records"], found["skipped"]) == (10_000, 40_000)
+    found = rejected_rows_job(broker, name, 30_000, 100, keyed=5, **options)
+    assert (found["records"], found["skipped"]) == (6_000, 24_000)
     numbers = {
         topic: sorted(int((row.value or b"")[:9]) for row in read_topic(broker, topic))
         for topic in (name, f"{name}-dead-letters")
     }
-    assert numbers[name] == list(range(0, 50_000, 5))
-    assert numbers[f"{name}-dead-letters"] == [number for number in range(50_000) if number % 5]
+    assert numbers[name] == list(range(0, 30_000, 5))
+    assert numbers[f"{name}-dead-letters"] == [number for number in range(30_000) if number % 5]

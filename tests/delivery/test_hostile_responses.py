@@ -103,13 +103,13 @@ def test_hostile_responses_without_end_are_named_within_the_bounds(api: str) -> 
             send(
                 cluster,
                 rows(0, 20),
-                request_timeout_ms=1_000,
-                delivery_timeout_ms=3_000,
-                max_block_ms=3_000,
+                request_timeout_ms=500,
+                delivery_timeout_ms=1_000,
+                max_block_ms=1_000,
             )
         assert "payload" not in str(caught.value)
-        # 3 s with a backoff between 20 and 50 ms.
-        assert len(cluster.received(APIS[api])) < 400
+        # 1 s with a backoff between 20 and 50 ms.
+        assert len(cluster.received(APIS[api])) < 130
 
 
 def test_responses_byte_by_byte_through_the_whole_producer() -> None:
@@ -206,11 +206,11 @@ def test_with_any_response_no_row_is_doubled_or_reported_and_missing(
                 cluster,
                 rows(0, 6),
                 rows(6, 6),
-                request_timeout_ms=300,
-                delivery_timeout_ms=3_000,
-                max_block_ms=3_000,
-                socket_connection_setup_timeout_ms=300,
-                socket_connection_setup_timeout_max_ms=300,
+                request_timeout_ms=150,
+                delivery_timeout_ms=2_000,
+                max_block_ms=2_000,
+                socket_connection_setup_timeout_ms=150,
+                socket_connection_setup_timeout_max_ms=150,
             ).records
         except KafkaSinkError as error:
             said = str(error)

@@ -14,7 +14,7 @@ from local_kafka import LocalBroker
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 12_000
+ROWS = 4_000
 PARTITIONS = 4
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 SCHEMA = (
@@ -42,13 +42,13 @@ def mixed_records(seed: int) -> list[Record]:
             value = None  # type: ignore[assignment]
         elif kind < 0.04:
             value = b""
-        elif number == 7_000:
+        elif number == 2_500:
             value = b"%d:" % number + chance.randbytes(700_000)
         headers: list[tuple[str, bytes | None]] = []
         if chance.random() < 0.2:
             names = ["a", "a", "trace-id", "ключ", ""]
             values = [None, b"", b"v", chance.randbytes(20)]
-            count = 200 if number % 5000 == 0 else chance.randrange(4)
+            count = 200 if number % 1000 == 0 else chance.randrange(4)
             headers = [(chance.choice(names), chance.choice(values)) for _ in range(count)]
         timestamp = 1_700_000_000_000 + number - (10_000_000 if chance.random() < 0.01 else 0)
         records.append(Record(key, value, timestamp, tuple(headers)))
@@ -172,31 +172,12 @@ def check_with_java(broker: LocalBroker, topic: str, count: int, codec: str) -> 
     assert sum(line.startswith("| offset") for line in dumped.splitlines()) == count
 
 
-@pytest.mark.parametrize("strategy", ["full", "incremental"])
-def test_both_allocation_strategies_deliver(spark: SparkSession, broker: LocalBroker, strategy: str) -> None:
-    topic = f"strategy-{strategy}"
-    broker.create_topic(topic, PARTITIONS)
-    frame = spark.range(50_000).selectExpr("cast(id as string) as key", "repeat(cast(id as string), 9) value")
-    (
-        frame.write.format("kafka-chunked")
-        .mode("append")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-        .option("topic", topic)
-        .option("kafka.buffer.memory.allocation.strategy", strategy)
-        .option("kafka.buffer.memory", str(4 << 20))
-        .option("kafka.batch.size", str(256 << 10))
-        .save()
-    )
-    found = read(broker, topic)
-    assert sorted(int(r.key or b"") for rows in found.values() for r in rows) == list(range(50_000))
-
-
 def test_a_topic_per_row_group(spark: SparkSession, broker: LocalBroker) -> None:
     """The topic column: rows of one batch go to many topics, each with its own partitions."""
     names = [f"fan-out-{number}" for number in range(12)]
     for number, name in enumerate(names):
         broker.create_topic(name, 1 + number % 3)
-    frame = spark.range(24_000).selectExpr(
+    frame = spark.range(2_400).selectExpr(
         "concat('fan-out-', id % 12) as topic", "cast(id as string) as value", "cast(id % 7 as string) as key"
     )
     (
@@ -208,23 +189,5 @@ def test_a_topic_per_row_group(spark: SparkSession, broker: LocalBroker) -> None
     consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "fan-out"})
     for number, name in enumerate(names):
         offsets = [consumer.get_watermark_offsets(TopicPartition(name, p))[1] for p in range(1 + number % 3)]
-        assert sum(offsets) == 2000, name
+        assert sum(offsets) == 200, name
     consumer.close()
-
-
-def test_the_partition_column_wins(spark: SparkSession, broker: LocalBroker) -> None:
-    broker.create_topic("explicit", PARTITIONS)
-    frame = spark.range(4000).selectExpr(
-        "'same' as key", "cast(id as string) as value", "cast(id % 4 as int) as partition"
-    )
-    (
-        frame.write.format("kafka-chunked")
-        .mode("append")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-        .option("topic", "explicit")
-        .save()
-    )
-    found = read(broker, "explicit")
-    for partition, rows in found.items():
-        assert {int(row.value or b"") % 4 for row in rows} == {partition}
-    assert sum(map(len, found.values())) == 4000

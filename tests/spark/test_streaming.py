@@ -203,22 +203,13 @@ def test_update_mode_fails_inside_spark(spark: SparkSession, stream: Stream, inb
         query.awaitTermination(120)
 
 
-@pytest.mark.parametrize(
-    ("query", "options", "text"),
-    [
-        ("value AS Value", {}, "SchemaError: Required attribute 'value' not found"),
-        ("cast(length(value) AS int) AS value", {}, "SchemaError: value attribute unsupported type int."),
-        ("value", {"kafka.acks": "2"}, "ConfigurationError: Option 'kafka.acks' is not one of all, -1, 1, 0"),
-    ],
-)
-def test_refused_at_planning(
-    spark: SparkSession, stream: Stream, inbox: Path, query: str, options: dict[str, str], text: str
-) -> None:
+def test_refused_at_planning(spark: SparkSession, stream: Stream, inbox: Path) -> None:
     put(inbox, "0.txt", ["a"])
-    frame = lines_of(spark, inbox).selectExpr(query)
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's class differs by version
-        stream(frame, **options).trigger(availableNow=True).start().awaitTermination(120)
-    assert text in str(caught.value)
+    query = stream(lines_of(spark, inbox), **{"kafka.acks": "2"}).trigger(availableNow=True).start()
+    with pytest.raises(
+        Exception, match=r"ConfigurationError: Option 'kafka\.acks' is not one of all, -1, 1, 0"
+    ):
+        query.awaitTermination(120)
 
 
 def test_continuous_trigger_commits_nothing(

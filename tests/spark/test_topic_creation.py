@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count()
 CREATE = {"topic.create": "true", "topic.partitions": "6", "topic.replication.factor": "1"}
-REFUSE = {"kafka.allow.auto.create.topics": "false", "kafka.max.block.ms": "3000"}
+REFUSE = {"kafka.allow.auto.create.topics": "false", "kafka.max.block.ms": "1500"}
 
 
 @pytest.fixture

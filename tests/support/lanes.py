@@ -69,6 +69,17 @@ def share_out(items: list[pytest.Item], *, in_worker: bool) -> None:
     items.sort(key=lambda item: places[id(item)])
 
 
+def end_shared(item: pytest.Item, following: pytest.Item | None) -> None:
+    """After the last test of a group: tear down the session fixtures that only its tests have."""
+    group = group_of(item)
+    if group not in SHARED or following is None or group_of(following) == group:
+        return
+    assert isinstance(item, pytest.Function)
+    for name in ("registry", *SHARED):
+        for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
+            fixture.finish(item._request)  # type: ignore[arg-type]  # only handed to hooks
+
+
 class Progress:
     """Prints how many tests are done, and at the end how long each worker had work."""
 
