@@ -34,7 +34,7 @@ PYTHONS ?= 3.10 3.13
 # Steps of tools/house.json that are done: make check holds the code to their budgets.
 STEPS_DONE = 0 1 3 4 6
 
-.PHONY: help venv java chromium screenshots demo test full chaos exactly-once fuzz smoke faults matrix engines endurance check check-types check-pythons pins format audit bench plots docs site broker clean
+.PHONY: help venv java classes chromium screenshots demo test full chaos exactly-once fuzz smoke faults matrix engines endurance check check-types check-pythons pins format audit bench plots docs site broker clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,12 +44,10 @@ help:  ## list the targets
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) java  ## write 336,776 real flights to a Kafka started here, read them back, compare
 	@$(BIN)/python examples/flights.py
 
-test: $(COMPILED) java chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
-	@$(BIN)/python -m tests.support.jvms
+test: $(COMPILED) classes chromium  ## run all tests, on real brokers, four at a time (ARGS="-k name" picks some)
 	@$(BIN)/python -m pytest $(IN_LANES) $(ARGS)
 
-full: $(COMPILED) java chromium  ## run all tests under kafka.buffer.memory.allocation.strategy=full
-	@$(BIN)/python -m tests.support.jvms
+full: $(COMPILED) classes chromium  ## run all tests under kafka.buffer.memory.allocation.strategy=full
 	@$(BIN)/python -m pytest --allocation-strategy full $(IN_LANES) $(ARGS)
 
 chaos: $(STAMP) java  ## kill, freeze and restart brokers, break connections, check every row (ROUNDS=100 SEED=1)
@@ -166,6 +164,10 @@ $(STAMP): pyproject.toml packages/local_kafka/pyproject.toml constraints.txt
 $(DEMO_STAMP): pyproject.toml packages/local_kafka/pyproject.toml constraints.txt
 	@EXTRA=demo tools/setup_venv.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
+
+# What Spark's JVMs load, for quicker starts.
+classes: $(STAMP) java
+	@$(BIN)/python -m tests.support.jvms
 
 # Workers that start side by side would each compile all tests for themselves. What is wrong with a test, they say.
 $(COMPILED): $(STAMP)
