@@ -226,9 +226,14 @@ class ClusterMetadata:
             with self._lock:
                 now_ms = self._clock_ms()
                 self.note_use(wanted, now_ms)
-                missing, short = self._lacking_locked(wanted, partitions)
+                found = {name: self.topic(name) for name in wanted}
+                missing = [name for name, metadata in found.items() if metadata is None]
+                short = [
+                    name
+                    for name, metadata in found.items()
+                    if metadata is not None and len(metadata.partitions) < partitions.get(name, 0)
+                ]
                 if not missing and not short:
-                    found = {name: self.topic(name) for name in wanted}
                     break
                 self._raise_final_locked(missing, unauthorized_wait_ms, now_ms)
                 left = deadline - now_ms
@@ -239,12 +244,13 @@ class ClusterMetadata:
                     asked = True
                 for name in short:
                     self._mark_stale_locked(name, now_ms)
+                version = self.version
             self._report_stale(set(short) - stale)
             stale.update(short)
             self._wake_sender()
             check()
             with self._lock:
-                if self._lacking_locked(wanted, partitions) == (missing, short):
+                if self.version == version:
                     self._updated.wait(min(left, _CHECK_MS) / 1000)
         if stale:
             # Once more: the source may have fetched the topic before its partitions were added.
@@ -263,19 +269,6 @@ class ClusterMetadata:
         if hints is not None:
             for name in topics:
                 hints.report_stale(name)
-
-    def _lacking_locked(
-        self, topics: Iterable[str], partitions: Mapping[str, int]
-    ) -> tuple[list[str], list[str]]:
-        missing: list[str] = []
-        short: list[str] = []
-        for name in topics:
-            metadata = self.topic(name)
-            if metadata is None:
-                missing.append(name)
-            elif partitions and len(metadata.partitions) < partitions.get(name, 0):
-                short.append(name)
-        return missing, short
 
     def _lack_error_locked(
         self, missing: list[str], short: list[str], partitions: Mapping[str, int], timeout_ms: float

@@ -1,7 +1,7 @@
 """The sender thread: accumulator to brokers and back.
 
-It owns the producer's connections to brokers. Other threads only call ``wakeup``, which writes a byte into a
-socketpair and so ends the poll.
+It owns the producer's connections to brokers. Other threads only call ``NetworkClient.wakeup``,
+which ends the poll.
 
 One pass of ``run_once`` expires what is too old, refreshes metadata, drains what is ready into one Produce
 request per broker, and acts on what the network reports.
@@ -197,10 +197,6 @@ class Sender(threading.Thread):
                 # The response may have changed what the circuit breaker waits for.
                 until_ms = min(until_ms, now_ms + self._breaker.next_change_ms(now_ms))
 
-    def wakeup(self) -> None:
-        """End the present wait, because something changed. Any thread may call it."""
-        self._network.wakeup()
-
     def abort(self, cause: Exception) -> None:
         """Stop sending at once. Any thread may call it. The task fails with this cause, or an earlier one.
 
@@ -209,7 +205,7 @@ class Sender(threading.Thread):
         self._end_with(cause)
         self._aborting = True
         self._closing = True
-        self.wakeup()
+        self._network.wakeup()
 
     def _end_with(self, cause: Exception) -> None:
         self._end_cause = self._end_cause or cause
@@ -224,7 +220,7 @@ class Sender(threading.Thread):
         self._aborting |= abort
         self._task_ended = True
         self._closing = True
-        self.wakeup()
+        self._network.wakeup()
         if self.is_alive():
             self.join(timeout_ms / 1000)
         if not self.is_alive():

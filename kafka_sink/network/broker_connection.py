@@ -244,7 +244,7 @@ class BrokerConnection:
         """Whether it is ready, with room in its in-flight window and no throttling (KIP-219)."""
         return (
             self.state is ConnectionState.READY
-            and self.protocol.in_flight < self._options.max_in_flight_requests_per_connection
+            and len(self.protocol.in_flight) < self._options.max_in_flight_requests_per_connection
             and now_ms >= self.throttled_until_ms
         )
 
@@ -264,19 +264,15 @@ class BrokerConnection:
 
     @property
     def in_flight(self) -> int:
-        return self.protocol.in_flight
+        return len(self.protocol.in_flight)
 
     def waiting_ms(self, now_ms: float) -> float:
         """How long the oldest request has been in flight; 0 if there is none."""
-        oldest = self.protocol.oldest()
-        return 0.0 if oldest is None else now_ms - oldest.sent_ms
-
-    def submit(self, request: Request, now_ms: float) -> None:
-        """Queue a request. If the connection is not ready, raise ValueError and change nothing."""
-        self.protocol.submit(request, now_ms)
-        self._last_used_ms = now_ms
+        in_flight = self.protocol.in_flight
+        return now_ms - in_flight[0].sent_ms if in_flight else 0.0
 
     def flush(self) -> list[Request]:
+        """Write what the stream takes; return the requests that expect no response and are written."""
         send_buffer = self.protocol.send_buffer
         if self.transport is not None and self.state in _TALKING and self.transport.wants_write:
             self.transport.flush()
@@ -285,7 +281,12 @@ class BrokerConnection:
             send_buffer.advance(sent)
             if sent < sum(map(len, buffers)):
                 break  # the stream is full
-        return self.protocol.written()
+        if self._options.acks != 0:
+            return []
+        done = self.protocol.take_written()
+        if done:
+            self._last_used_ms = max(self._last_used_ms, done[-1].sent_ms)
+        return done
 
     def receive(self, buffer: memoryview, now_ms: float) -> bool:
         """Read once; False if nothing is available. Raises ConnectionResetError at the end of the stream."""
@@ -380,15 +381,15 @@ class BrokerConnection:
         state = self.state
         if state is ConnectionState.IDLE:
             return math.inf
-        oldest = self.protocol.oldest()
-        respond_by = math.inf if oldest is None else oldest.sent_ms + oldest.timeout_ms
+        in_flight = self.protocol.in_flight
+        respond_by = in_flight[0].sent_ms + in_flight[0].timeout_ms if in_flight else math.inf
         if state is ConnectionState.REAUTHENTICATING:
             return respond_by
         if state is not ConnectionState.READY:
             return min(respond_by, self._setup_deadline_ms)
         login_by = self._session_end_ms if self.preparation is not None else self._renew_at_ms
         login_by = min(login_by, self._session_end_ms)
-        if oldest is not None:
+        if in_flight:
             return min(respond_by, login_by)
         idle = self._options.connections_max_idle_ms
         return min(login_by, math.inf if idle < 0 else self._last_used_ms + idle)
@@ -405,11 +406,11 @@ class BrokerConnection:
             )
         if now_ms >= self._session_end_ms and self.state is ConnectionState.READY:
             return ConnectionError(f"the login at {self.node} expired before it could be renewed")
-        oldest = self.protocol.oldest()
-        if oldest is None or now_ms < oldest.sent_ms + oldest.timeout_ms:
+        in_flight = self.protocol.in_flight
+        if not in_flight or now_ms < in_flight[0].sent_ms + in_flight[0].timeout_ms:
             return None
         return RequestTimeoutError(
-            f"{self.node} did not respond within kafka.request.timeout.ms = {oldest.timeout_ms:.0f} ms"
+            f"{self.node} did not respond within kafka.request.timeout.ms = {in_flight[0].timeout_ms:.0f} ms"
         )
 
     @property

@@ -121,9 +121,8 @@ class BrokerProtocol:
         self._name = name
         self._request_timeout_ms = request_timeout_ms
         self._trailing = set() if trailing is None else trailing
-        self._awaiting: deque[Request] = deque()
-        # Requests that expect no response have their own queue: they are complete when written.
-        self._without_response: deque[Request] = deque()
+        # Requests that are not complete, oldest first. Those that expect no response are when written.
+        self.in_flight: deque[Request] = deque()
         self._next_correlation = 0
         self._received = bytearray()
 
@@ -155,24 +154,14 @@ class BrokerProtocol:
         self.send_buffer.add(buffers)
         request.correlation_id, request.sent_ms = correlation, now_ms
         request.begin, request.end = begin, begin + _LENGTH.size + size
-        (self._awaiting if request.expects_response else self._without_response).append(request)
+        self.in_flight.append(request)
 
-    @property
-    def in_flight(self) -> int:
-        """Requests without a response yet and, of those that expect none, the ones not written yet."""
-        return len(self._awaiting) + len(self._without_response)
-
-    def oldest(self) -> Request | None:
-        if not self._without_response:
-            return self._awaiting[0] if self._awaiting else None
-        heads = [queue[0] for queue in (self._awaiting, self._without_response) if queue]
-        return min(heads, key=lambda request: request.begin)
-
-    def written(self) -> list[Request]:
-        """Requests that expect no response and whose bytes have all been written since the last call."""
-        done = []
-        while self._without_response and self._without_response[0].end <= self.send_buffer.written_bytes:
-            done.append(self._without_response.popleft())
+    def take_written(self) -> list[Request]:
+        """Remove and return the requests that expect no response and whose bytes have all been written."""
+        written = self.send_buffer.written_bytes
+        done = [one for one in self.in_flight if not one.expects_response and one.end <= written]
+        for request in done:
+            self.in_flight.remove(request)
         return done
 
     # -- responses --------------------------------------------------------------------------------
@@ -189,38 +178,37 @@ class BrokerProtocol:
         AuthenticationError where the login fails. A request whose response cannot be read stays in flight, so
         that ``take_in_flight`` reports it.
         """
-        while True:
-            payload = self._next_payload()
+        while self._received:
+            request = next((one for one in self.in_flight if one.expects_response), None)
+            if request is None or request.end > self.send_buffer.written_bytes:
+                raise ProtocolError(f"{self._name} sent bytes without a request")
+            payload = self._next_payload(request)
             if payload is None:
                 return None
-            request = self._awaiting[0]
             try:
                 asked, on_trailing = request.asked + request.records, partial(self._on_trailing, request)
                 response = DECODERS[request.api_key](request.api_version, payload, asked, on_trailing)
             except ProtocolError as error:
                 raise ProtocolError(f"{self._name}: {error}") from error
-            self._awaiting.popleft()
+            self.in_flight.remove(request)
             if request.on_failure is _unheard:
                 request.on_response(response, now_ms)
                 continue
             throttled = request.api_version >= APIS[request.api_key].first_client_throttled
             return CompletedRequest(request, response, max(0, response.throttle_time_ms) if throttled else 0)
+        return None
 
     def _on_trailing(self, request: Request, problem: str) -> None:
         if request.api_key not in self._trailing:
             self._trailing.add(request.api_key)
             _log.warning("%s: %s; they are skipped, here and from now on", self._name, problem)
 
-    def _next_payload(self) -> bytes | None:
+    def _next_payload(self, due: Request) -> bytes | None:
+        """The response to this request, None where bytes are missing."""
         received = self._received
-        if not received:
-            return None
-        if not self._awaiting or self._awaiting[0].end > self.send_buffer.written_bytes:
-            raise ProtocolError(f"{self._name} sent bytes without a request")
         if len(received) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(received)
-        due = self._awaiting[0]
         max_size = APIS[due.api_key].largest_response(due.end - due.begin, due.asked, due.records)
         if not _SHORTEST_FRAME <= size <= max_size:
             if bytes(received[:2]) == _TLS_ALERT:
@@ -307,9 +295,8 @@ class BrokerProtocol:
         The connection's own requests are left out. A broker acts on whole requests only; counting a request
         as possibly sent after its first byte errs on the safe side.
         """
-        lost = sorted((*self._awaiting, *self._without_response), key=lambda request: request.begin)
-        self._awaiting.clear()
-        self._without_response.clear()
+        lost = list(self.in_flight)
+        self.in_flight.clear()
         written = self.send_buffer.written_bytes
         return [(request, request.begin < written) for request in lost if request.on_failure is not _unheard]
 

@@ -280,7 +280,7 @@ class NetworkClient:
         Raises ValueError, and changes nothing, where the connection is not ready. The next poll reports a
         broken stream.
         """
-        self._advance(connection, lambda: connection.submit(request, now_ms))
+        self._advance(connection, lambda: connection.protocol.submit(request, now_ms))
 
     def poll(self, timeout_ms: float, now_ms: float) -> int:
         """Wait up to ``timeout_ms`` for sockets, deadlines or a wake-up. Then call the callbacks of what has

@@ -111,7 +111,7 @@ class WorkerParts:
             monotonic_ms,
             self.telemetry,
         )
-        wakeup = self.sender.wakeup
+        wakeup = self.network.wakeup
         self.appender = RecordAppender(
             self.accumulator, monotonic_ms, wakeup, None if breaker.is_off else limit, self.activity
         )
@@ -308,7 +308,7 @@ class Producer:
     def _call_breaker(self) -> None:
         """The sender's next pass begins now, and applies what the coordinator says. Any thread."""
         self.breaker.call()
-        self.sender.wakeup()
+        self.network.wakeup()
 
     def send(self, batch: pa.RecordBatch | pa.Table, *, plan: ColumnPlan | None = None) -> int:
         """Append rows, whose columns are those of ``plan``, by default ``self.plan``. Returns the number of

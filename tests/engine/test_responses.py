@@ -281,7 +281,7 @@ def test_a_lost_task_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None
         cluster.thaw(0)
         until(lambda: producer.sender.deliveries.has_failed, "the failure")
         passes = _count_passes(producer, monkeypatch)
-        until(lambda: producer.sender.wakeup() or len(passes) > 5, "some passes of the sender")
+        until(lambda: producer.network.wakeup() or len(passes) > 5, "some passes of the sender")
         with pytest.raises(DeliveryError, match="5 never sent"):
             producer.check()
     assert len(attempts(cluster)) == 2

@@ -215,11 +215,11 @@ def test_brokers_that_the_cluster_no_longer_lists_are_forgotten() -> None:
             others = (Node(1000 + 100 * round_ + number, "127.0.0.1", 9) for number in range(100))
             wanted = MetadataUpdate((*dict(known.nodes()).values(), *others), (), {}, known.cluster_id)
             known.on_response(wanted, (), monotonic_ms())
-            producer.sender.wakeup()
+            producer.network.wakeup()
             until(lambda: len(known.brokers) > 100, "a pass")
             listed = MetadataUpdate(tuple(known.nodes()[node] for node in (0, 1)), (), {}, known.cluster_id)
             known.on_response(listed, (), monotonic_ms())
-            producer.sender.wakeup()
+            producer.network.wakeup()
             until(lambda: len(known.brokers) <= 3, "the others are forgotten")
         producer.send(rows(1, 1))
         assert producer.finish().records == 2
@@ -235,7 +235,7 @@ def test_rows_of_a_forgotten_broker_still_count_for_the_breaker() -> None:
         known = producer.cluster
         stays = MetadataUpdate((known.nodes()[0],), (), {}, known.cluster_id)
         known.on_response(stays, (), monotonic_ms())
-        producer.sender.wakeup()
+        producer.network.wakeup()
         until(lambda: 1 not in known.brokers, "the other is forgotten")
         assert producer.breaker.manager.rows == 3
 
@@ -262,7 +262,7 @@ def test_a_gone_brokers_muted_partitions_are_looked_up_though_others_wait_for_it
         producer.send(rows(1, 1, partition=1), plan=plan)
         until(lambda: producer.acknowledged == 2, "both topics are known")
         producer.breaker.manager.mute(muted)
-        producer.sender.wakeup()
+        producer.network.wakeup()
         until(lambda: muted in mutes(producer), "the mute")
         cluster.stop(1)
         until(lambda: not producer.cluster.brokers[1].is_connected, "the sender knows")

@@ -15,7 +15,7 @@ from kafka_sink.model import Node
 from kafka_sink.network.broker_connection import BrokerConnection, ConnectionState, RequestTimeoutError
 from kafka_sink.network.broker_protocol import Phase
 from kafka_sink.network.transport import Lookup, start_lookup
-from tests.support.network_harness import OPTIONS, metadata_request
+from tests.support.network_harness import OPTIONS, batch, metadata_request, produce_request
 
 ALLOWED = {
     ("idle", "resolving"), ("idle", "preparing"), ("idle", "connecting"), ("resolving", "preparing"),
@@ -208,8 +208,8 @@ def test_a_setup_that_takes_too_long_names_its_option() -> None:
 
 def test_request_timeouts_are_the_oldest_requests() -> None:
     one = made_ready()
-    one.submit(dataclasses.replace(metadata_request("t"), timeout_ms=100), 1_000.0)
-    one.submit(metadata_request("t"), 1_001.0)
+    one.protocol.submit(dataclasses.replace(metadata_request("t"), timeout_ms=100), 1_000.0)
+    one.protocol.submit(metadata_request("t"), 1_001.0)
     assert one.next_deadline_ms() == 1_100
     assert one.overdue(1_099.0) is None
     cause = one.overdue(1_100.0)
@@ -223,8 +223,18 @@ def test_idleness_counts_from_the_last_use_and_not_while_a_request_waits() -> No
     assert not one.idle_too_long(999.0)
     assert one.idle_too_long(1_000.0)
     assert one.overdue(1_000.0) is None
-    one.submit(metadata_request("t"), 1_000.0)
+    one.protocol.submit(metadata_request("t"), 1_000.0)
     assert not one.idle_too_long(10_000.0)
+
+
+def test_a_request_without_a_response_is_a_use_when_it_is_written() -> None:
+    """With acks=0 no response ever shows that the connection is used."""
+    one = made_ready(connections_max_idle_ms=1_000, acks=0)
+    request = produce_request(batch(1), acks=0)
+    one.protocol.submit(request, 900.0)
+    assert one.flush() == [request]
+    assert not one.idle_too_long(1_899.0)
+    assert one.idle_too_long(1_900.0)
 
 
 def test_a_negative_idle_time_means_never() -> None:

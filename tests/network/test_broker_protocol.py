@@ -123,7 +123,7 @@ def check_three(peer: Peer, responses: list[CompletedRequest]) -> None:
 def test_versions_are_asked_for_first_and_kept() -> None:
     peer = Peer().ready()
     assert peer.connection.api_versions == VERSIONS
-    assert peer.connection.in_flight == 0
+    assert not peer.connection.in_flight
 
 
 def test_a_broker_that_knows_only_version_0_is_asked_again_in_it() -> None:
@@ -189,7 +189,7 @@ def test_requests_before_the_versions_are_known_change_nothing() -> None:
     with pytest.raises(ValueError, match="not ready"):
         connection.submit(metadata_request("t"), 0.0)
     assert not connection.send_buffer.next_buffers()
-    assert connection.in_flight == 0
+    assert not connection.in_flight
 
 
 # -- responses in pieces ----------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_responses_whole() -> None:
     peer = Peer().ready()
     peer.connection.receive(b"".join(three_requests(peer)))
     check_three(peer, peer.responses())
-    assert peer.connection.in_flight == 0
+    assert not peer.connection.in_flight
 
 
 def test_responses_byte_by_byte() -> None:
@@ -336,12 +336,12 @@ def test_good_responses_before_a_bad_one_count_and_the_bad_one_stays_in_flight()
 def test_requests_without_a_response_are_done_when_written() -> None:
     peer = Peer().ready()
     peer.submit(produce_request(batch(1), acks=0), 0.0, 1)
-    assert peer.connection.written() == []
+    assert peer.connection.take_written() == []
     peer.connection.send_buffer.advance(20)
-    assert peer.connection.written() == []
+    assert peer.connection.take_written() == []
     peer.sent()
-    assert [peer.names[entry] for entry in peer.connection.written()] == [1]
-    assert peer.connection.in_flight == 0
+    assert [peer.names[entry] for entry in peer.connection.take_written()] == [1]
+    assert not peer.connection.in_flight
 
 
 def test_requests_without_a_response_do_not_disturb_the_order_of_others() -> None:
@@ -354,7 +354,7 @@ def test_requests_without_a_response_do_not_disturb_the_order_of_others() -> Non
     assert [peer.names[a.request] for a in peer.responses()] == [1]
     peer.connection.receive(peer.answer(frames[2]))
     assert [peer.names[a.request] for a in peer.responses()] == [3]
-    assert [peer.names[entry] for entry in peer.connection.written()] == [2]
+    assert [peer.names[entry] for entry in peer.connection.take_written()] == [2]
 
 
 # -- the end --------------------------------------------------------------------------------------
@@ -382,14 +382,11 @@ def test_negotiation_is_not_reported_as_lost() -> None:
     assert peer.connection.take_in_flight() == []
 
 
-def test_the_oldest_request_is_found_over_both_kinds() -> None:
+def test_requests_of_both_kinds_are_in_flight_in_the_order_of_submission() -> None:
     peer = Peer().ready()
-    assert peer.connection.oldest() is None
     peer.submit(produce_request(batch(1), acks=0), 3.0, 1)
     peer.submit(metadata_request("t"), 4.0, 2)
-    oldest = peer.connection.oldest()
-    assert oldest is not None
-    assert peer.names[oldest] == 1
+    assert [peer.names[one] for one in peer.connection.in_flight] == [1, 2]
 
 
 # -- throttling (KIP-219) ---------------------------------------------------------------------------

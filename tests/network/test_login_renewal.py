@@ -154,13 +154,13 @@ def test_a_login_is_renewed_in_time_and_requests_go_on() -> None:
     one.renew_login(due)
     assert len(security.begun) == 2
     assert state_of(one) is ConnectionState.READY, "the old login serves while the new one is prepared"
-    one.submit(metadata_request("t"), due)
+    one.protocol.submit(metadata_request("t"), due)
     security.end()
     one.renew_login(due + 5)
     assert state_of(one) is ConnectionState.REAUTHENTICATING
     assert one.overdue(due + 10) is None
     with pytest.raises(ValueError, match="not ready"):
-        one.submit(metadata_request("t"), due + 6)
+        one.protocol.submit(metadata_request("t"), due + 6)
     assert talk(one, due + 10) == 1
     assert state_of(one) is ConnectionState.READY
     assert one.next_deadline_ms() == due + 10 + due

@@ -297,7 +297,7 @@ def test_what_was_held_when_the_sender_broke_down_is_given_back_with_the_task(
 
     def ends_its_sender(producer: Producer) -> None:
         monkeypatch.setattr(NetworkClient, "poll", breaking)
-        producer.sender.wakeup()
+        producer.network.wakeup()
         producer.sender.join(10)
         assert producer.accumulator.live, "the task still writes into it"
 
@@ -322,7 +322,7 @@ def test_a_sender_that_ends_late_gives_everything_back_itself(
             seen.append(producer)
             producer.send(rows(0, 50))
             monkeypatch.setattr(NetworkClient, "poll", sticking)
-            seen[0].sender.wakeup()
+            seen[0].network.wakeup()
             stuck.wait(10)
             seen[0].sender.close(1)
             assert seen[0].accumulator.live
@@ -433,7 +433,6 @@ def test_a_sender_that_died_at_rest_is_replaced(
         patch.setattr(NetworkClient, "poll", breaking)
         for thread in sender_threads():
             assert isinstance(thread, Sender)
-            thread.wakeup()
             thread.join(10)
     assert sender_threads() == []
     assert send(cluster, rows(5, 5)).records == 5
