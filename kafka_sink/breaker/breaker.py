@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker, has_response
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
-from kafka_sink.breaker.mutes import NO_EVIDENCE, Evidence, Mute, MuteChange, MuteTable, Target, target_of
-from kafka_sink.breaker.probes import ProbePolicy
+from kafka_sink.breaker.mutes import NO_EVIDENCE, Evidence, Mute, MuteChange, Target, target_of
+from kafka_sink.breaker.probes import TaskMutes
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import NO_LEADER, PartitionMetadata, TopicPartition
 from kafka_sink.printable import one_line
@@ -76,8 +76,7 @@ class CircuitBreakManager:
         retry_interval_ms: float,
         partition: Callable[[TopicPartition], Partition | None],
     ) -> None:
-        self.local = MuteTable(retry_interval_ms)
-        self.probes = ProbePolicy(self.local, self.covering, cluster.brokers)
+        self.local = TaskMutes(retry_interval_ms, cluster.leader, cluster.brokers)
         self.partition = partition
         # What the producer knows of each, and of a partition's leader.
         self.brokers: Mapping[int, Broker] = cluster.brokers
@@ -97,7 +96,7 @@ class CircuitBreakManager:
         self._available: tuple[tuple[int, int], Set[int]] = (-1, -1), frozenset()
         # The sender's thread, once it has run; mutes and unmutes by other threads.
         self._owner: int | None = None
-        self._queued: deque[partial[None]] = deque()
+        self._queued: deque[Callable[[], None]] = deque()
         # Called after each mute and unmute, on its thread.
         self.on_call: Callable[[], None] = lambda: None
 
@@ -114,19 +113,18 @@ class CircuitBreakManager:
         Raises ValueError for anything else.
         """
         target = target_of(target)
-        if self._is_other_thread():
-            self._queued.append(partial(self.mute, target, reason, evidence))
-        else:
-            self.local.mute(target, one_line(str(reason)), evidence, own=True)
-        self.on_call()
+        self._on_sender(partial(self.local.mute, target, one_line(str(reason)), evidence, own=True))
 
     def unmute(self, target: int | TopicPartition, reason: str = "unmuted by the breaker class") -> None:
         """End a mute. Raises ValueError for a target that cannot be muted."""
         target = target_of(target)
-        if self._is_other_thread():
-            self._queued.append(partial(self.unmute, target, reason))
+        self._on_sender(partial(self.local.unmute, target, one_line(str(reason)), own=True))
+
+    def _on_sender(self, change: Callable[[], None]) -> None:
+        if self._owner in (None, threading.get_ident()):
+            change()
         else:
-            self.local.unmute(target, one_line(str(reason)), own=True)
+            self._queued.append(change)
         self.on_call()
 
     def available_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
@@ -158,7 +156,7 @@ class CircuitBreakManager:
         muted = self.local.mutes
         if isinstance(what, PartitionMetadata):
             return what.leader in muted or TopicPartition(what.topic, what.partition) in muted
-        return bool(self.covering(what)) if isinstance(what, TopicPartition) else what in muted
+        return bool(self.local.covering(what)) if isinstance(what, TopicPartition) else what in muted
 
     @property
     def rows(self) -> int:
@@ -175,7 +173,7 @@ class CircuitBreakManager:
 
     def ask(self, node_id: int) -> None:
         """Send a broker a request without rows; ``Broker.probed_ms`` has its response."""
-        self.probes.ask_broker(node_id)
+        self.local.ask(node_id)
 
     def mute_congested(self, node_id: int) -> None:
         """Keyless rows of this producer avoid a broker until unmute_congested. This is no trip and no probe
@@ -186,40 +184,10 @@ class CircuitBreakManager:
         if node_id in self.congested:
             self.congested -= {node_id}
 
-    # -- for the sender: which mutes cover a partition ----------------------------------------------
-
-    def covering(self, partition: TopicPartition) -> list[Mute]:
-        """The mutes that cover a partition: its leader's before its own."""
-        found = (self.local.mutes.get(target) for target in (self._leader_id(partition), partition))
-        return [mute for mute in found if mute is not None]
-
-    def has_muted_leader(self, partition: TopicPartition) -> bool:
-        return self._leader_id(partition) in self.local.mutes
-
-    def mute_of(self, partition: TopicPartition) -> Mute | None:
-        """The mute that covers a partition; the broker's before the partition's own. Any thread."""
-        covering = self.covering(partition) if self.local.mutes else []
-        return covering[0] if covering else None
-
-    def leaderless_topics(self) -> list[str]:
-        return [name for name in self._cluster.names() if any(info.leader < 0 for info in self._infos(name))]
-
-    def _leader_id(self, partition: TopicPartition) -> int:
-        """A partition's leader; without one, the muted broker that led it last.
-
-        The cluster takes the leadership from a broker that is gone for long. Where no other can lead, the
-        partition is no better off.
-        """
-        info = self._cluster.leader(partition)
-        if info is None or info.leader == NO_LEADER:
-            found = (node for node, mute in list(self.local.mutes.items()) if partition in mute.led)
-            return next((node for node in found if isinstance(node, int)), NO_LEADER)
-        return info.leader
-
     def _of_node(self, node_id: int, *, muted: bool) -> dict[str, list[PartitionMetadata]]:
         found: dict[str, list[PartitionMetadata]] = {}
         for partition, info in self._all():
-            if self._leader_id(partition) == node_id and self.is_muted(partition) is muted:
+            if self.local.leader_id(partition) == node_id and self.is_muted(partition) is muted:
                 found.setdefault(partition.topic, []).append(info)
         return found
 
@@ -234,11 +202,6 @@ class CircuitBreakManager:
 
     # -- for the sender: once in each pass ----------------------------------------------------------
 
-    def on_coordinator_lost(self) -> None:
-        """From now on this task's own clock decides when to probe."""
-        self.local.on_coordinator_lost()
-        self.probes.on_coordinator_lost()
-
     def refresh(self) -> MutedPartitions:
         """Run what other threads called, and bring ``view`` up to date. The calling thread is the sender's
         from now on."""
@@ -248,52 +211,48 @@ class CircuitBreakManager:
         local, open_to_new = self.local, frozenset[Target]()
         if local.mutes:
             local.expire_late(local.now_ms)
-            open_to_new = self.probes.open_to_new_rows()
+            open_to_new = local.open_to_new_rows()
         seen = (local.version, self._cluster.version)
         if seen != self._seen or open_to_new != self._open:
             self._seen, self._open = seen, open_to_new
-            self._note_led()
-            self.muted_count, known, available = self._count() if local.mutes else (0, 0, 0)
-            # Mutes hold before any metadata has come.
-            self.view = self._build() if local.mutes and (available or not known) else NOTHING_MUTED
+            self.view = self._build()
         return self.view
 
-    def _is_other_thread(self) -> bool:
-        return self._owner not in (None, threading.get_ident())
-
     def _build(self) -> MutedPartitions:
-        muted = self.local.mutes.keys() - self._open
-        by_themselves = (target for target in muted if isinstance(target, TopicPartition))
-        return MutedPartitions(
-            frozenset(target for target in muted if isinstance(target, int)),
-            frozenset((*by_themselves, *self._leaderless())),
-            self._cluster.leader,
-        )
-
-    def _note_led(self) -> None:
+        """Count the muted partitions, note which ones muted brokers lead, and return what to avoid."""
+        mutes, leader = self.local.mutes, self._cluster.leader
         led: dict[Target, set[TopicPartition]] = {}
-        for partition, _ in self._all() if self.local.mutes else ():
-            led.setdefault(self._leader_id(partition), set()).add(partition)
-        for target, mute in self.local.mutes.items():
-            mute.led = led.get(target, frozenset())
-
-    def _leaderless(self) -> Iterator[TopicPartition]:
-        """Partitions without a leader that a muted broker led last."""
-        for partition in [one for mute in self.local.mutes.values() for one in mute.led]:
-            info = self._cluster.leader(partition)
-            if info is not None and info.leader == NO_LEADER:
-                yield partition
-
-    def _count(self) -> tuple[int, int, int]:
-        """Muted, known and available partitions. One without a leader that nothing mutes is only known."""
-        muted = known = available = 0
-        for partition, info in self._all():
+        leaderless: set[TopicPartition] = set()
+        self.muted_count = known = available = 0
+        for partition, info in self._all() if mutes else ():
             known += 1
-            if self.is_muted(partition):
-                muted += 1
+            led_by = self.local.leader_id(partition)
+            if led_by in mutes:
+                led.setdefault(led_by, set()).add(partition)
+                present = leader(partition)
+                if present is not None and present.leader == NO_LEADER:
+                    leaderless.add(partition)
+            if led_by in mutes or partition in mutes:
+                self.muted_count += 1
             elif info.leader >= 0:
                 available += 1
-        return muted, known, available
+        for target, mute in mutes.items():
+            mute.led = led.get(target, frozenset())
+        # Mutes hold before any metadata has come.
+        if not mutes or (known and not available):
+            return NOTHING_MUTED
+        muted = mutes.keys() - self._open
+        return MutedPartitions(
+            frozenset(target for target in muted if isinstance(target, int)),
+            leaderless.union(target for target in muted if isinstance(target, TopicPartition)),
+            leader,
+        )
+
+    def refresh_leaderless(self, now_ms: float) -> None:
+        """Have the metadata of topics with a partition without a leader fetched again."""
+        for name in self._cluster.names():
+            if any(info.leader < 0 for info in self._infos(name)):
+                self._cluster.mark_stale(name, now_ms)
 
 
 class Breaker:
@@ -306,19 +265,12 @@ class Breaker:
     probes then end what it had muted.
     """
 
-    def __init__(
-        self,
-        breaker: PartitionCircuitBreaker | None,
-        manager: CircuitBreakManager,
-        mark_stale: Callable[[str, float], None] = lambda topic, now_ms: None,
-    ) -> None:
+    def __init__(self, breaker: PartitionCircuitBreaker | None, manager: CircuitBreakManager) -> None:
         self.manager = manager
-        self._local = manager.local
-        self.probes = manager.probes
+        self.local = manager.local
         self.is_off = breaker is None
         self._breaker = breaker
         self._brokers = manager.brokers
-        self._mark_stale = mark_stale
         self._shared: BreakerChannel | None = None
         self._alone = True
         # Set by the sender's thread once ``mutes`` has the coordinator's first message.
@@ -349,16 +301,12 @@ class Breaker:
 
     # -- the task's thread --------------------------------------------------------------------------
 
-    def muted_targets(self, limit: int) -> list[tuple[Target, str, float]]:
-        """At most ``limit`` muted targets with reason and milliseconds since. Any thread."""
-        view, mutes = self.manager.view, self._local.mutes
-        found: list[tuple[Target, str, float]] = []
+    def muted(self, limit: int) -> list[tuple[Mute, float]]:
+        """At most ``limit`` mutes that the sender follows, with the milliseconds since. Any thread."""
+        view, mutes = self.manager.view, self.local.mutes
         targets: tuple[Target, ...] = (*view.nodes, *view.partitions)
-        for target in islice(targets, limit):
-            mute = mutes.get(target)
-            if mute is not None:
-                found.append((target, mute.reason, max(0.0, self._context.now - mute.since_ms)))
-        return found
+        found = map(mutes.get, islice(targets, limit))
+        return [(mute, max(0.0, self._context.now - mute.since_ms)) for mute in found if mute is not None]
 
     def share(self, channel: BreakerChannel | None) -> None:
         """Work with a coordinator, or alone, from the sender's next pass on. Any thread."""
@@ -391,13 +339,14 @@ class Breaker:
     def note_free_rows(self, topics: Iterable[str]) -> None:
         """The task has rows of these topics that may go to any partition."""
         if self.manager.view:
-            self.probes.note_free_rows(topics)
+            self.local.note_free_rows(topics)
 
     def explain(self, partition: TopicPartition) -> str | None:
         """Why a partition is muted, for messages; None if it is not. Any thread."""
-        mute = self.manager.mute_of(partition)
-        if mute is None:
+        covering = self.local.covering(partition) if self.local.mutes else []
+        if not covering:
             return None
+        mute = covering[0]
         age_s = (self._context.now - mute.since_ms) / 1000
         since = datetime.now(timezone.utc) - timedelta(seconds=age_s)
         known = not mute.last_error or mute.last_error in mute.reason
@@ -408,12 +357,10 @@ class Breaker:
         )
 
     def _name(self, target: Target) -> str:
-        if isinstance(target, TopicPartition):
-            info: PartitionMetadata | None = self.manager.leader(target)
-            return f"{target}" + (
-                f", led by {self._broker(info.leader)}" if info and info.leader >= 0 else ""
-            )
-        return f"broker {self._broker(target)}"
+        if isinstance(target, int):
+            return f"broker {self._broker(target)}"
+        info = self.manager.leader(target)
+        return f"{target}, led by {self._broker(info.leader)}" if info and info.leader >= 0 else f"{target}"
 
     def _with_partitions(self, node_id: int) -> str:
         manager = self.manager
@@ -431,13 +378,13 @@ class Breaker:
     def _at(self, now_ms: float) -> None:
         """The context's mappings are made again: once for all of a request's batches, as there may be
         thousands."""
-        self._local.now_ms = now_ms
+        self.local.now_ms = now_ms
         self._context = ProducerStatusContext(now_ms, brokers=self._brokers)
 
     def on_send(self, broker: Broker, batches: Collection[ProducerBatch], now_ms: float) -> None:
         """These batches go to a broker in one request."""
         self._at(now_ms)
-        self.probes.batches_sent(batches)
+        self.local.batches_sent(batches)
         breaker, context = self._breaker, self._context
         if breaker is not None and self._tells_all:
             context.node_id, context.request_sent_ms = broker.id, now_ms
@@ -449,7 +396,7 @@ class Breaker:
         """Attempts of one request have ended. ``cause`` is None if the broker has the batches."""
         self.is_busy = True
         self._at(now_ms)
-        self.probes.batches_done(batches, cause)
+        self.local.batches_done(batches, cause)
         shared = self._shared
         if shared is not None and cause is not None:
             shared.failed(broker, batches, cause, now_ms)
@@ -463,14 +410,14 @@ class Breaker:
     def on_connected(self, broker: Broker, now_ms: float) -> None:
         """A connection is ready: the broker has responded to its first request."""
         self._at(now_ms)
-        self.probes.connected(broker.id)
+        self.local.connected(broker.id)
 
     def on_other_cluster(self, now_ms: float) -> None:
         """Another Kafka cluster responds at bootstrap.servers now, whose brokers and partitions may have the
         same ids and names. No row was sent to the former one."""
         self.is_busy = True
         self._at(now_ms)
-        self._local.unmute_all("another cluster responds at bootstrap.servers now")
+        self.local.unmute_all("another cluster responds at bootstrap.servers now")
         shared = self._shared
         if shared is not None:
             shared.on_other_cluster()
@@ -497,7 +444,7 @@ class Breaker:
             shared.exchange(self.manager)
         elif not self._alone:
             self._alone = True
-            self.manager.on_coordinator_lost()
+            self.local.on_coordinator_lost()
         view = self.manager.refresh()
         self.mutes = view if view else ()
         self._publish_changes(shared)
@@ -508,14 +455,17 @@ class Breaker:
         self.due_ms = now_ms + self.next_change_ms(now_ms)
 
     def _needs_calls(self) -> bool:
-        if self._tells_all or self._local.mutes or self._local.has_changes or self.probes.asks:
+        if self._tells_all or self.local.mutes or self.local.has_changes:
             return True
         if self.awaits_mutes and not self._is_current.is_set():
             return True
-        return any(one.is_silent or one.suspect_since_ms is not None for one in self._brokers.values())
+        return any(
+            one.is_silent or one.is_to_be_asked or one.suspect_since_ms is not None
+            for one in self._brokers.values()
+        )
 
     def _publish_changes(self, shared: BreakerChannel | None) -> None:
-        for change in self._local.take_changes():
+        for change in self.local.take_changes():
             if shared is not None and change.own:
                 shared.changed(change)
             self._log_change(change)
@@ -523,7 +473,7 @@ class Breaker:
     def on_probe(self, node_id: int, now_ms: float) -> None:
         """A request without rows goes to a broker."""
         self._at(now_ms)
-        self.probes.broker_probe_sent(node_id)
+        self.local.broker_probe_sent(node_id)
 
     def on_probe_done(self, node_id: int, cause: Exception | None, now_ms: float) -> None:
         """That request has its response, or failed with ``cause``."""
@@ -531,20 +481,19 @@ class Breaker:
         self._at(now_ms)
         if has_response(cause) and node_id in self._brokers:
             self._brokers[node_id].probed_ms = now_ms
-        if self.probes.broker_probe_done(node_id, cause) and self._shared is not None:
+        if self.local.broker_probe_done(node_id, cause) and self._shared is not None:
             self._shared.answered(node_id)
         # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid
         # partitions without a leader, so nothing else would have that metadata fetched again.
-        for topic in self.manager.leaderless_topics():
-            self._mark_stale(topic, now_ms)
+        self.manager.refresh_leaderless(now_ms)
 
     def next_change_ms(self, now_ms: float) -> float:
         """Milliseconds until time alone may change something."""
-        if self._local.has_changes:
+        if self.local.has_changes:
             return 0.0
-        delay = self._local.next_change_ms(self._local.now_ms)
+        delay = self.local.next_change_ms(self.local.now_ms)
         if self._breaker is not None:
-            self._at(self._local.now_ms)
+            self._at(self.local.now_ms)
             tick_ms = self._call(self._breaker.next_tick_ms, self._context)
             delay = min(delay, tick_ms) if isinstance(tick_ms, float | int) else delay
         shared = self._shared

@@ -1,4 +1,4 @@
-"""The states of a mute (closed, open, half-open) as a transition table, and the mutes of one producer.
+"""The states of a mute (closed, open, half-open) as a transition table, and all that are not closed.
 
 A target is a broker's id or a partition. Times are monotonic milliseconds of the table's owner.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import SupportsIndex
@@ -58,10 +58,6 @@ class BreakerEvent(Enum):
     FAILURE = "failure"
     EXPIRE = "expire"  # the probe got no response in time, or its permit was not used
     RESET = "reset"  # unmuted by the breaker class or the coordinator
-
-
-# Retry intervals in which the loss of the coordinator delays probes once.
-_DELAYS_APART = 5
 
 
 # Late responses and repeated evidence are legal and change nothing. A second probe while one is in flight is
@@ -128,7 +124,8 @@ class Mute:
     A task keeps more than the coordinator: ``own`` is why its own breaker class muted the target, None where
     another task did; ``is_shared``, whether the coordinator has muted it for all, so that a probe needs a
     permit, which lasts until ``permit_ends_ms`` and may be for new rows; ``probe``, the partition whose batch
-    is the probe, whose response may come late; ``led``, a broker's partitions, as of when a leader was
+    is the probe, whose response may come late; ``probe_failed``, whether the coordinator is to hear of that;
+    ``led``, a broker's partitions, as of when a leader was
     last known; ``held_ms``, when a batch was last seen to wait for it.
     """
 
@@ -143,6 +140,7 @@ class Mute:
     is_shared: bool = False
     permit_ends_ms: float = -math.inf
     permits_new_rows: bool = False
+    probe_failed: bool = False
     probe: TopicPartition | None = None
     led: Set[TopicPartition] = frozenset()
     held_ms: float = -math.inf
@@ -169,26 +167,18 @@ class Mute:
 
 
 class MuteTable:
-    """The targets that are muted. A task keeps one table, and the coordinator one for all tasks.
+    """The targets that are muted: the coordinator's for all tasks, and of each task (``TaskMutes``).
 
     ``retry_interval_ms`` is mute.retry.interval. A probe without a response counts as lost after the same
-    time, so each interval has one probe at most. In a task the sender's thread calls it and sets ``now_ms``
-    (monotonic) first: the KIP's calls carry no time. Any thread may read ``mutes``.
+    time, so each interval has one probe at most.
     """
 
     def __init__(self, retry_interval_ms: float) -> None:
         self.retry_interval_ms = retry_interval_ms
-        self.now_ms = 0.0
         self.mutes: dict[Target, Mute] = {}
         # Rises whenever a target enters or leaves.
         self.version = 0
         self.probes = 0
-        # Mutes that this producer's breaker class decided, over its life.
-        self.own_trips = 0
-        # When the loss of the coordinator last delayed probes.
-        self._delayed_ms = -math.inf
-        self._changes: list[MuteChange] = []
-        self._closed = False
 
     def trip(self, target: Target, reason: str, now_ms: float) -> bool:
         """Mute a target. False if it was muted already."""
@@ -263,88 +253,6 @@ class MuteTable:
             for mute in self.mutes.values()
         )
         return min((at for at in times if at > now_ms), default=math.inf) - now_ms
-
-    # -- a task's, with their origin and the changes that have not been taken yet --------------------
-
-    def mute(self, target: Target, reason: str, evidence: Evidence = NO_EVIDENCE, *, own: bool) -> None:
-        """Mute a target, unless it is muted. ``own``: the breaker class here decided it."""
-        if not self._closed and self.trip(target, reason, self.now_ms):
-            self._changes.append(MuteChange(target, True, reason, own, evidence))
-            if own:
-                self.own_trips += 1
-                self.mutes[target].own = evidence
-
-    def unmute(self, target: Target, reason: str, *, own: bool) -> None:
-        if self.reset(target):
-            self._changes.append(MuteChange(target, False, reason, own))
-
-    def unmute_all(self, reason: str) -> None:
-        """Unmute everything. The coordinator is not to hear of it."""
-        for target in list(self.mutes):
-            self.unmute(target, reason, own=False)
-
-    def recover(self, target: Target, reason: str) -> None:
-        """A probe of a target succeeded: unmute it."""
-        if self.succeed(target):
-            self._changes.append(MuteChange(target, False, reason, True))
-
-    def apply_shared(self, muted: Mapping[Target, str], permits: Mapping[Target, ProbePermit]) -> None:
-        """Take all of the coordinator's mutes, with their reasons, and its new permits for this task.
-
-        A mute of this task that the coordinator does not know, or does not share, goes on.
-        """
-        for mute in list(self.mutes.values()):
-            if mute.is_shared and mute.target not in muted:
-                self.unmute(mute.target, "another task's batch got through", own=False)
-        for target, reason in muted.items():
-            self.mute(target, reason, own=False)
-            if target in self.mutes:
-                self.mutes[target].is_shared = True
-        for target, permit in permits.items():
-            found = self.mutes.get(target)
-            if found is not None:
-                found.permit_ends_ms = self.now_ms + permit.left_ms
-                found.permits_new_rows = permit.new_rows
-
-    def on_coordinator_lost(self) -> None:
-        """The coordinator's mutes go on as this task's own.
-
-        They are probed an interval later: until now others probed, a new coordinator may be there soon, and
-        all tasks lose it at once. One that comes and goes must not delay probes each time.
-        """
-        shared = [mute for mute in self.mutes.values() if mute.is_shared]
-        if shared and self.now_ms - self._delayed_ms > _DELAYS_APART * self.retry_interval_ms:
-            self._delayed_ms = self.now_ms
-            for mute in shared:
-                # One in flight goes on.
-                if mute.state is BreakerState.OPEN:
-                    mute.retry_at_ms = self.now_ms + self.retry_interval_ms
-        for mute in self.mutes.values():
-            mute.is_shared = mute.permits_new_rows = False
-            mute.permit_ends_ms = -math.inf
-
-    def is_shared(self, target: Target) -> bool:
-        """Whether the coordinator has muted a target for all tasks."""
-        found = self.mutes.get(target)
-        return found is not None and found.is_shared
-
-    def mutes_to_report(self) -> list[MuteChange]:
-        """Every mute, for a coordinator that may be new."""
-        return [mute.ongoing(self.now_ms) for mute in self.mutes.values()]
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether ``take_changes`` would return any."""
-        return bool(self._changes)
-
-    def take_changes(self) -> list[MuteChange]:
-        """The mutes and unmutes since the last call."""
-        changes, self._changes = self._changes, []
-        return changes
-
-    def close(self) -> None:
-        self._closed = True
-        self.mutes.clear()
 
 
 def _next(state: BreakerState, event: BreakerEvent) -> BreakerState:

@@ -1,4 +1,4 @@
-"""When a muted broker or partition is probed, and what a probe's outcome means.
+"""The mutes of one task, when they are probed, and what a probe's outcome means.
 
 A broker's probe is a request without rows. Only a partition's probe needs a record batch.
 """
@@ -10,65 +10,175 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.failure_rate import Health, has_response, health_of
-from kafka_sink.breaker.mutes import BreakerState, Mute, MuteTable, Target
+from kafka_sink.breaker.mutes import (
+    NO_EVIDENCE,
+    BreakerState,
+    Evidence,
+    Mute,
+    MuteChange,
+    MuteTable,
+    ProbePermit,
+    Target,
+)
 from kafka_sink.clock import HELD_MS
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import NO_LEADER, PartitionMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from kafka_sink.engine.batch import ProducerBatch
 
+# Retry intervals in which the loss of the coordinator delays probes once.
+_DELAYS_APART = 5
 
-class ProbePolicy:
-    """Lets probes through and ends mutes by their outcomes. The sender's thread.
 
-    Targets that the coordinator has muted are probed only with its permit, others by this task's clock.
-    ``covering`` returns the mutes that cover a partition: its leader's before its own. Brokers are asked
-    whether they respond, muted or not, for the coordinator or the breaker class.
+class TaskMutes(MuteTable):
+    """A task's own mutes and the coordinator's, with the changes that have not been taken yet.
+
+    The sender's thread calls it and sets ``now_ms`` (monotonic) first, as the KIP's calls carry no time. Any
+    thread may read ``mutes``. Targets that the coordinator has muted are probed only with its permit, others
+    by this task's clock. Brokers are asked whether they respond, muted or not, for the coordinator or the
+    breaker class. ``leader`` is ClusterMetadata's.
     """
 
     def __init__(
         self,
-        table: MuteTable,
-        covering: Callable[[TopicPartition], list[Mute]],
+        retry_interval_ms: float,
+        leader: Callable[[TopicPartition], PartitionMetadata | None],
         brokers: Mapping[int, Broker],
     ) -> None:
-        self._table = table
-        self._covering = covering
+        super().__init__(retry_interval_ms)
+        self.now_ms = 0.0
+        # Mutes that this producer's breaker class decided, over its life.
+        self.own_trips = 0
+        self._leader = leader
         self._brokers = brokers
+        # When the loss of the coordinator last delayed probes.
+        self._delayed_ms = -math.inf
+        self._changes: list[MuteChange] = []
+        self._closed = False
         # When the task last had rows of a topic that may go to any partition. Its thread replaces it.
         self._free_rows_ms: Mapping[str, float] = {}
-        # Whether a broker may have to be asked.
-        self.asks = False
-        self._failures: list[tuple[Target, str]] = []
+
+    # -- muting and unmuting ------------------------------------------------------------------------
+
+    def mute(self, target: Target, reason: str, evidence: Evidence = NO_EVIDENCE, *, own: bool) -> None:
+        """Mute a target, unless it is muted. ``own``: the breaker class here decided it."""
+        if not self._closed and self.trip(target, reason, self.now_ms):
+            self._changes.append(MuteChange(target, True, reason, own, evidence))
+            if own:
+                self.own_trips += 1
+                self.mutes[target].own = evidence
+
+    def unmute(self, target: Target, reason: str, *, own: bool) -> None:
+        if self.reset(target):
+            self._changes.append(MuteChange(target, False, reason, own))
+
+    def unmute_all(self, reason: str) -> None:
+        """Unmute everything. The coordinator is not to hear of it."""
+        for target in list(self.mutes):
+            self.unmute(target, reason, own=False)
+
+    def _recover(self, target: Target, reason: str) -> None:
+        if self.succeed(target):
+            self._changes.append(MuteChange(target, False, reason, True))
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether ``take_changes`` would return any."""
+        return bool(self._changes)
+
+    def take_changes(self) -> list[MuteChange]:
+        """The mutes and unmutes since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def close(self) -> None:
+        self._closed = True
+        self.mutes.clear()
+
+    # -- which mutes cover a partition ----------------------------------------------------------------
+
+    def covering(self, partition: TopicPartition) -> list[Mute]:
+        """The mutes that cover a partition: its leader's before its own. Any thread."""
+        found = (self.mutes.get(target) for target in (self.leader_id(partition), partition))
+        return [mute for mute in found if mute is not None]
+
+    def leader_id(self, partition: TopicPartition) -> int:
+        """A partition's leader; without one, the muted broker that led it last.
+
+        The cluster takes the leadership from a broker that is gone for long. Where no other can lead, the
+        partition is no better off.
+        """
+        info = self._leader(partition)
+        if info is None or info.leader == NO_LEADER:
+            found = (node for node, mute in list(self.mutes.items()) if partition in mute.led)
+            return next((node for node in found if isinstance(node, int)), NO_LEADER)
+        return info.leader
 
     # -- the coordinator ----------------------------------------------------------------------------
 
-    def ask_broker(self, node_id: int) -> None:
-        """The coordinator, or the breaker class, wants to know whether a broker responds to this task."""
-        broker = self._brokers.get(node_id)
-        if broker is not None:
-            broker.is_to_be_asked = self.asks = True
+    def apply_shared(self, muted: Mapping[Target, str], permits: Mapping[Target, ProbePermit]) -> None:
+        """Take all of the coordinator's mutes, with their reasons, and its new permits for this task.
+
+        A mute of this task that the coordinator does not know, or does not share, goes on.
+        """
+        for mute in list(self.mutes.values()):
+            if mute.is_shared and mute.target not in muted:
+                self.unmute(mute.target, "another task's batch got through", own=False)
+        for target, reason in muted.items():
+            self.mute(target, reason, own=False)
+            if target in self.mutes:
+                self.mutes[target].is_shared = True
+        for target, permit in permits.items():
+            found = self.mutes.get(target)
+            if found is not None:
+                found.permit_ends_ms = self.now_ms + permit.left_ms
+                found.permits_new_rows = permit.new_rows
 
     def on_coordinator_lost(self) -> None:
-        """Drop the coordinator's questions."""
+        """The coordinator's mutes go on as this task's own, and its questions are dropped.
+
+        They are probed an interval later: until now others probed, a new coordinator may be there soon, and
+        all tasks lose it at once. One that comes and goes must not delay probes each time.
+        """
+        shared = [mute for mute in self.mutes.values() if mute.is_shared]
+        if shared and self.now_ms - self._delayed_ms > _DELAYS_APART * self.retry_interval_ms:
+            self._delayed_ms = self.now_ms
+            for mute in shared:
+                # One in flight goes on.
+                if mute.state is BreakerState.OPEN:
+                    mute.retry_at_ms = self.now_ms + self.retry_interval_ms
+        for mute in self.mutes.values():
+            mute.is_shared = mute.permits_new_rows = False
+            mute.permit_ends_ms = -math.inf
         for broker in self._brokers.values():
             broker.is_to_be_asked = broker.is_asked = False
 
+    def mutes_to_report(self) -> list[MuteChange]:
+        """Every mute, for a coordinator that may be new."""
+        return [mute.ongoing(self.now_ms) for mute in self.mutes.values()]
+
     def take_failures(self) -> list[tuple[Target, str]]:
-        """Probes that failed since the last call, with their errors."""
-        failures, self._failures = self._failures, []
-        return failures
+        """Muted targets whose probes failed since the last call, with their last errors."""
+        failed = [mute for mute in self.mutes.values() if mute.probe_failed]
+        for mute in failed:
+            mute.probe_failed = False
+        return [(mute.target, mute.last_error) for mute in failed]
 
     # -- brokers: requests without rows ---------------------------------------------------------------
 
+    def ask(self, node_id: int) -> None:
+        """The coordinator, or the breaker class, wants to know whether a broker responds to this task."""
+        broker = self._brokers.get(node_id)
+        if broker is not None:
+            broker.is_to_be_asked = True
+
     def brokers_to_probe(self) -> list[int]:
         """Brokers that should get a request without rows now."""
-        now_ms, mutes = self._table.now_ms, self._table.mutes.values()
-        due = {one.target for one in mutes if isinstance(one.target, int) and one.is_due(now_ms)}
+        mutes = self.mutes.values()
+        due = {one.target for one in mutes if isinstance(one.target, int) and one.is_due(self.now_ms)}
         brokers = self._brokers.values()
-        asked = {broker.id for broker in brokers if broker.is_to_be_asked} if self.asks else set()
-        self.asks = bool(asked)
+        asked = {broker.id for broker in brokers if broker.is_to_be_asked}
         # A broker gets one probe at a time, however long its response takes.
         return [*(due | asked) - {broker.id for broker in brokers if broker.awaits_probe}]
 
@@ -77,7 +187,7 @@ class ProbePolicy:
         broker.awaits_probe = True
         broker.is_asked |= broker.is_to_be_asked
         broker.is_to_be_asked = False
-        self._begin_if_due(self._table.mutes.get(node_id))
+        self._begin_if_due(self.mutes.get(node_id))
 
     def broker_probe_done(self, node_id: int, cause: Exception | None) -> bool:
         """The request without rows has its response, or failed. A late response counts too.
@@ -90,31 +200,28 @@ class ProbePolicy:
         if has_response(cause):
             self.connected(node_id)
             return was_asked
-        mute = self._table.mutes.get(node_id)
+        mute = self.mutes.get(node_id)
         if mute is not None:
-            mute.last_error = str(cause)
-            self._fail(mute, cause)
+            self._probe_failed(mute, cause)
         return False
 
     def connected(self, node_id: int) -> None:
         """A broker responded to a request without rows, perhaps the first one of a new connection."""
-        self._begin_if_due(self._table.mutes.get(node_id))
-        self._table.recover(node_id, "it responds again")
+        self._begin_if_due(self.mutes.get(node_id))
+        self._recover(node_id, "it responds again")
 
     # -- partitions: record batches -------------------------------------------------------------------
 
     def may_probe(self, partition: TopicPartition) -> bool:
         """Whether one batch of a muted partition may go now."""
-        covering = self._covering(partition)
+        covering = self.covering(partition)
         self._note_held(covering)
-        return (
-            len(covering) == 1 and covering[0].target == partition and covering[0].is_due(self._table.now_ms)
-        )
+        return len(covering) == 1 and covering[0].target == partition and covering[0].is_due(self.now_ms)
 
     def batches_sent(self, batches: Iterable[ProducerBatch]) -> None:
         """Batches go out. A batch is the probe if its partition is muted."""
-        for batch in batches if self._table.mutes else ():
-            for mute in self._covering(batch.partition):
+        for batch in batches if self.mutes else ():
+            for mute in self.covering(batch.partition):
                 # If everything is muted, mutes are ignored and batches go out. Such a batch is also the probe
                 # of its broker.
                 if self._begin_if_due(mute):
@@ -122,9 +229,9 @@ class ProbePolicy:
 
     def batches_done(self, batches: Iterable[ProducerBatch], exception: Exception | None) -> None:
         """Attempts of batches have ended; where one was a probe, its outcome counts."""
-        for batch in batches if self._table.mutes else ():
-            for mute in self._covering(batch.partition):
-                if mute.target not in self._table.mutes:
+        for batch in batches if self.mutes else ():
+            for mute in self.covering(batch.partition):
+                if mute.target not in self.mutes:
                     # The partition was unmuted together with its broker.
                     continue
                 if exception is not None:
@@ -136,53 +243,47 @@ class ProbePolicy:
         target, health = mute.target, health_of(exception)
         # A broker that responds is there, whatever it says of one partition.
         if health is Health.HEALTHY or (isinstance(target, int) and has_response(exception)):
-            self._table.recover(target, "a probe got through")
+            self._recover(target, "a probe got through")
             if health is Health.HEALTHY:
-                self._table.unmute(partition, "a probe got through", own=True)
+                self.unmute(partition, "a probe got through", own=True)
         elif health is Health.UNHEALTHY:
-            self._fail(mute, exception)
+            self._probe_failed(mute, exception)
         elif mute.state is BreakerState.HALF_OPEN:
-            self._table.expire(target, self._table.now_ms)
+            self.expire(target, self.now_ms)
+
+    def _begin_if_due(self, mute: Mute | None) -> bool:
+        if mute is None or not mute.is_due(self.now_ms):
+            return False
+        self.probe(mute.target, self.now_ms)
+        mute.permit_ends_ms, mute.permits_new_rows = -math.inf, False
+        return True
+
+    def _probe_failed(self, mute: Mute, cause: Exception | None) -> None:
+        mute.last_error, mute.probe_failed = str(cause), True
+        self.fail(mute.target, mute.last_error, self.now_ms)
+
+    # -- which muted targets a task has rows for --------------------------------------------------------
 
     def open_to_new_rows(self) -> frozenset[Target]:
         """Partitions whose probe may go while no batch waits that could be it: new rows may go there."""
-        found = frozenset(mute.target for mute in self._table.mutes.values() if self._takes_new_rows(mute))
+        found = frozenset(mute.target for mute in self.mutes.values() if self._takes_new_rows(mute))
+        if not found:
+            return found
         # The response to a batch that is under way is as good as a probe's.
-        return (
-            found - {batch.partition for one in self._brokers.values() for batch in one.batches()}
-            if found
-            else found
-        )
+        return found - {batch.partition for one in self._brokers.values() for batch in one.batches()}
 
     def _takes_new_rows(self, mute: Mute) -> bool:
-        target, now_ms = mute.target, self._table.now_ms
-        if not isinstance(target, TopicPartition) or self._covering(target) != [mute]:
+        target, now_ms = mute.target, self.now_ms
+        if not isinstance(target, TopicPartition) or self.covering(target) != [mute]:
             return False
         if not mute.is_due(now_ms) or mute.is_held(now_ms):
             return False
         # One more interval than a probe needs: a waiting batch would have been the probe by now.
-        return (
-            mute.permits_new_rows if mute.is_shared else mute.is_due(now_ms - self._table.retry_interval_ms)
-        )
-
-    # -- both ---------------------------------------------------------------------------------------
-
-    def _begin_if_due(self, mute: Mute | None) -> bool:
-        if mute is None or not mute.is_due(self._table.now_ms):
-            return False
-        self._table.probe(mute.target, self._table.now_ms)
-        mute.permit_ends_ms, mute.permits_new_rows = -math.inf, False
-        return True
-
-    def _fail(self, mute: Mute, cause: Exception | None) -> None:
-        self._table.fail(mute.target, str(cause), self._table.now_ms)
-        self._failures.append((mute.target, str(cause)))
-
-    # -- which muted targets a task has rows for: the coordinator grants probes by it ------------------
+        return mute.permits_new_rows if mute.is_shared else mute.is_due(now_ms - self.retry_interval_ms)
 
     def note_free_rows(self, topics: Iterable[str]) -> None:
         """The task has rows of these topics that may go to any partition. Called by its thread."""
-        now_ms = self._table.now_ms
+        now_ms = self.now_ms
         lately = {topic: at for topic, at in self._free_rows_ms.items() if now_ms - at <= HELD_MS}
         self._free_rows_ms = {**lately, **dict.fromkeys(topics, now_ms)}
 
@@ -191,25 +292,23 @@ class ProbePolicy:
 
         So a partition that is open to new rows has rows enough.
         """
-        if self._table.mutes:
-            for partition in partitions:
-                self._note_held(self._covering(partition))
+        for partition in partitions if self.mutes else ():
+            self._note_held(self.covering(partition))
 
     def _note_held(self, mutes: Iterable[Mute]) -> None:
         for mute in mutes:
-            mute.held_ms = self._table.now_ms
+            mute.held_ms = self.now_ms
 
     def held(self) -> list[Target]:
         """Muted targets that batches of this task wait for."""
-        now_ms = self._table.now_ms
-        return [mute.target for mute in self._table.mutes.values() if mute.is_held(now_ms)]
+        return [mute.target for mute in self.mutes.values() if mute.is_held(self.now_ms)]
 
     def wanted(self) -> list[Target]:
         """Muted partitions that no batch of this task waits for, but that its rows could go to."""
-        now_ms, found = self._table.now_ms, self._free_rows_ms
+        now_ms, found = self.now_ms, self._free_rows_ms
         return [
             target
-            for target, mute in self._table.mutes.items()
+            for target, mute in self.mutes.items()
             if isinstance(target, TopicPartition)
             and now_ms - found.get(target.topic, -math.inf) <= HELD_MS
             and not mute.is_held(now_ms)

@@ -314,7 +314,7 @@ class BreakerChannel(Channel):
 
     def _say_changes(self, manager: CircuitBreakManager) -> None:
         changes, self._changes = list(self._changes.values()), {}
-        failed = manager.probes.take_failures()
+        failed = manager.local.take_failures()
         while changes or failed:
             part, changes = changes[:MAX_TARGETS], changes[MAX_TARGETS:]
             lost, failed = failed[:MAX_TARGETS], failed[MAX_TARGETS:]
@@ -332,7 +332,7 @@ class BreakerChannel(Channel):
             answered, error = self._errors.get(partition, (False, ""))
             if not failed:
                 self._errors.pop(partition, None)
-            if manager.has_muted_leader(partition):
+            if manager.local.leader_id(partition) in manager.local.mutes:
                 # Failures while the broker is muted say nothing about the partition.
                 failed = total = 0
             counts = partition.partition, total - failed, failed
@@ -344,8 +344,8 @@ class BreakerChannel(Channel):
         """Name partitions with rows: not each time that one is unmuted, as thousands may be, one by one."""
         now_ms = manager.local.now_ms
         self._named = {target: held for target, held in self._named.items() if target in self._muted}
-        held = [one for one in manager.probes.held() if one in self._muted]
-        acceptable = list(manager.probes.wanted())
+        held = [one for one in manager.local.held() if one in self._muted]
+        acceptable = list(manager.local.wanted())
         is_new = any(not self._named.get(one) for one in held) or not self._named.keys() >= set(acceptable)
         if is_new and (len(self._named) < MAX_WAITING // 2 or now_ms >= self._named_ms + _NAME_AGAIN_MS):
             self._named_ms = now_ms
@@ -376,7 +376,7 @@ class BreakerChannel(Channel):
     def _begin(self, connected: bool, manager: CircuitBreakManager) -> None:
         self._connected, self._is_told = connected, False
         self._begin_anew()
-        manager.on_coordinator_lost()
+        manager.local.on_coordinator_lost()
         if connected:
             ongoing = (one for one in manager.local.mutes_to_report() if not one.evidence.counted)
             self._changes = {one.target: one for one in ongoing}
@@ -415,7 +415,7 @@ class BreakerChannel(Channel):
         if manager.local.now_ms - at_ms < asked.within_ms:
             self._say(Answer(asked.broker, manager.local.now_ms - at_ms))
         else:
-            manager.probes.ask_broker(asked.broker)
+            manager.ask(asked.broker)
 
     # -- Channel: the client's thread ---------------------------------------------------------------------
 

@@ -193,7 +193,7 @@ class Sender(threading.Thread):
             now_ms = self._clock_ms()
             # The breaker class may have asked for a broker's response.
             if only_acknowledged and self._breaker.is_busy:
-                only_acknowledged = not self._breaker.probes.brokers_to_probe()
+                only_acknowledged = not self._breaker.local.brokers_to_probe()
                 # The response may have changed what the circuit breaker waits for.
                 until_ms = min(until_ms, now_ms + self._breaker.next_change_ms(now_ms))
 
@@ -342,7 +342,7 @@ class Sender(threading.Thread):
     ) -> None:
         """Note which brokers batches wait for."""
         for broker in blocked if self._breaker.is_busy else ():
-            self._breaker.probes.note_waiting(queue.id for queue in ready[broker])
+            self._breaker.local.note_waiting(queue.id for queue in ready[broker])
         brokers = self._cluster.brokers.values()
         # The others have a full in-flight window, or throttle.
         unreachable = [broker for broker in blocked if not broker.is_connected]
@@ -377,7 +377,7 @@ class Sender(threading.Thread):
         """Send one batch of a muted partition that the breaker wants to probe; return the delay until
         the next look at this broker."""
         for queue in queues:
-            if not self._breaker.probes.may_probe(queue.id):
+            if not self._breaker.local.may_probe(queue.id):
                 continue
             if not broker.accepts(now_ms):
                 return broker.delay_ms(now_ms)

@@ -86,7 +86,7 @@ class WorkerParts:
         # Read without the accumulator's lock: a partition stays once it is there.
         find = self.accumulator.partitions.get
         manager = CircuitBreakManager(self.cluster, options.breaker.mute_retry_interval_ms, find)
-        breaker = self.breaker = Breaker(load_breaker(options), manager, self.cluster.mark_stale)
+        breaker = self.breaker = Breaker(load_breaker(options), manager)
         muted_bytes = options.buffer_memory * options.breaker.muted_buffer_perc // 100
         limit = MutedMemoryLimit(
             self.accumulator, muted_bytes, lambda: breaker.mutes, breaker.explain, monotonic_ms

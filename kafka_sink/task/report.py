@@ -180,22 +180,22 @@ class TaskReporter:
         return waiting
 
     def _mutes(self, breaker: Breaker, now_ms: float) -> tuple[MuteReport, ...]:
-        muted = breaker.muted_targets(MAX_MUTES)
+        muted = breaker.muted(MAX_MUTES)
         if not muted:
             return ()
         waiting = self._waiting()
         timeout_ms, made = self._parts.accumulator.options.delivery_timeout_ms, []
-        for target, reason, age_ms in muted:
-            held = waiting.get(target, [])
+        for mute, age_ms in muted:
+            held = waiting.get(mute.target, [])
             made.append(
                 MuteReport(
-                    cut(str(target)),
-                    cut(reason),
+                    cut(str(mute.target)),
+                    cut(mute.reason),
                     round(age_ms),
                     sum(rows for _, rows, _ in held),
                     max(0.0, min(one[2] for one in held) + timeout_ms - now_ms) if held else None,
                     tuple(cut(str(partition)) for partition, _, _ in held[:MAX_PARTITIONS]),
-                    breaker.manager.local.is_shared(target),
+                    mute.is_shared,
                 )
             )
         return tuple(made)

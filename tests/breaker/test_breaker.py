@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import pytest
 
@@ -32,14 +31,14 @@ REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
 class Bench:
     """Brokers 1, 2, 3 lead partitions 0, 1, 2 and broker 1 partition 3 too; a fake clock."""
 
-    def __init__(self, breaker: PartitionCircuitBreaker | None = None, **more: Any) -> None:
+    def __init__(self, breaker: PartitionCircuitBreaker | None = None) -> None:
         self.cluster = Cluster(t=[1, 2, 3, 1])
         if breaker is None:
             breaker = FailureRateCircuitBreaker()
             breaker.configure({"trigger.message.count": "100"})
         self.manager = self.cluster.manager()
         self.brokers = self.cluster.brokers
-        self.gate = Breaker(breaker, self.manager, **more)
+        self.gate = Breaker(breaker, self.manager)
         self.now = 0.0
 
     def send(self, partition: TopicPartition, records: int = 100) -> None:
@@ -178,20 +177,20 @@ def test_a_failing_partition_is_muted_alone_and_a_probe_brings_it_back() -> None
     mutes = run_pass(bench.gate, bench.now)
     assert P0 in mutes
     assert P3 not in mutes
-    assert not bench.gate.probes.may_probe(P0)
+    assert not bench.gate.local.may_probe(P0)
     assert bench.gate.next_change_ms(bench.now) == 2_000.0
     bench.now = 2_000.0
     run_pass(bench.gate, bench.now)
-    assert bench.gate.probes.may_probe(P0)
+    assert bench.gate.local.may_probe(P0)
     bench.send(P0)
     run_pass(bench.gate, bench.now)
-    assert not bench.gate.probes.may_probe(P0), "one at a time"
+    assert not bench.gate.local.may_probe(P0), "one at a time"
     bench.answer(P0, REPLICAS)
     run_pass(bench.gate, bench.now)
-    assert not bench.gate.probes.may_probe(P0)
+    assert not bench.gate.local.may_probe(P0)
     bench.now = 4_000.0
     run_pass(bench.gate, bench.now)
-    assert bench.gate.probes.may_probe(P0)
+    assert bench.gate.local.may_probe(P0)
     bench.send(P0)
     bench.answer(P0)
     assert not run_pass(bench.gate, bench.now)
@@ -290,7 +289,7 @@ def test_a_class_that_raises_is_switched_off_and_its_mutes_end_by_probes(
     ]
     bench.now = 2_001.0
     assert P0 in run_pass(bench.gate, bench.now)
-    assert bench.gate.probes.may_probe(P0)
+    assert bench.gate.local.may_probe(P0)
     bench.send(P0)
     bench.answer(P0)
     assert not run_pass(bench.gate, bench.now)
@@ -322,7 +321,7 @@ class Shared(BreakerChannel):
         pass
 
     def exchange(self, manager: CircuitBreakManager) -> None:
-        self.held = list(manager.probes.held())
+        self.held = list(manager.local.held())
 
     def next_change_ms(self, now_ms: float) -> float:
         return 250.0
@@ -352,17 +351,17 @@ def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
 def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None:
     """Catches: partitions of a broker that was out for long, and is back, that get no rows before their
     metadata is five minutes old."""
-    stale: list[str] = []
-    bench = Bench(mark_stale=lambda topic, now_ms: stale.append(topic))
+    bench = Bench()
+    stale = bench.cluster.stale
     bench.freeze()
     bench.cluster.move(P0, -1)
     bench.cluster.leaders["other"] = [2]
     bench.pass_time(2_100)
-    assert bench.gate.probes.brokers_to_probe() == [1]
+    assert bench.gate.local.brokers_to_probe() == [1]
     bench.gate.on_probe(1, bench.now)
     bench.gate.on_probe_done(1, ConnectionError("the cluster misses it"), bench.now)
     assert stale == ["t"]
-    assert bench.gate.probes.brokers_to_probe() == [], "once an interval"
+    assert bench.gate.local.brokers_to_probe() == [], "once an interval"
     bench.pass_time(2_100)
     bench.gate.on_probe(1, bench.now)
     bench.gate.on_probe_done(1, None, bench.now)
@@ -379,7 +378,7 @@ def test_outcomes_and_changes_go_to_the_coordinator_until_the_task_leaves_it() -
     assert shared.seen == [(1, P0, 40, REPLICAS)]
     assert [(c.target, c.muted, c.own) for c in shared.changes] == [(P0, True, True)]
     assert not shared.held
-    bench.gate.probes.may_probe(P0)
+    bench.gate.local.may_probe(P0)
     run_pass(bench.gate, bench.now)
     assert shared.held == [P0]
     assert bench.gate.next_change_ms(bench.now) == 250.0
@@ -388,7 +387,7 @@ def test_outcomes_and_changes_go_to_the_coordinator_until_the_task_leaves_it() -
     assert len(shared.changes) == 1, "changes by the coordinator are not reported to it"
     bench.gate.share(None)
     run_pass(bench.gate, bench.now)
-    assert not bench.manager.local.is_shared(1)
+    assert not bench.manager.local.mutes[1].is_shared
     assert P3 in bench.gate.mutes
     bench.gate.close()
     assert not bench.gate.mutes
@@ -458,7 +457,7 @@ def test_partitions_that_lose_their_leader_stay_muted_with_it(
     assert B0 not in mutes, "another broker leads it now"
     assert TopicPartition("a", 3) not in mutes, "its leader was not muted"
     assert manager.is_muted(A0)
-    assert manager.mute_of(A0) is not None
+    assert manager.local.covering(A0)
     assert {name: numbers(infos) for name, infos in manager.muted_partitions_for_node(1).items()} == {
         "a": [0]
     }
@@ -468,8 +467,8 @@ def test_partitions_that_lose_their_leader_stay_muted_with_it(
     assert manager.muted_count == 1
     cluster.move(A0, 1)
     manager.refresh()
-    manager.probes.broker_probe_sent(1)
-    manager.probes.broker_probe_done(1, None)
+    manager.local.broker_probe_sent(1)
+    manager.local.broker_probe_done(1, None)
     assert not manager.refresh()
     cluster.move(A0, -1)
     assert not manager.refresh()

@@ -42,7 +42,7 @@ class Bench:
 
     def answer_probes(self, *nodes: int) -> None:
         """These brokers respond to requests without rows, the others do not."""
-        probes = self.manager.probes
+        probes = self.manager.local
         for node in probes.brokers_to_probe():
             probes.broker_probe_sent(node)
             if node in nodes:
@@ -363,7 +363,7 @@ def test_a_task_with_nothing_else_to_send_asks_the_other_brokers(connecting: boo
     start, limit = silent.now, 2_000 if connecting else 500
     silent_until(silent, start + 5 * limit)
     assert not silent.manager.local.take_changes()
-    silent.manager.probes.broker_probe_done(2, None)
+    silent.manager.local.broker_probe_done(2, None)
     silent.brokers[2].probed_ms = silent.now
     silent_until(silent, silent.now + 100, 2, 3)
     assert silent.manager.is_muted(1)

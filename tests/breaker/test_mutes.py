@@ -186,19 +186,19 @@ def test_the_coordinators_mutes_and_permits(manager: CircuitBreakManager) -> Non
         (A1, True, False),
     ]
     manager.local.now_ms = 60_000.0
-    assert manager.probes.brokers_to_probe() == [], "no permit"
-    assert not manager.probes.may_probe(A1), "no permit"
+    assert manager.local.brokers_to_probe() == [], "no permit"
+    assert not manager.local.may_probe(A1), "no permit"
     manager.local.apply_shared(muted, {1: ProbePermit(500.0), A1: ProbePermit(500.0)})
-    assert manager.probes.brokers_to_probe() == [1]
-    assert manager.probes.may_probe(A1)
+    assert manager.local.brokers_to_probe() == [1]
+    assert manager.local.may_probe(A1)
     manager.local.now_ms = 60_500.0
-    assert manager.probes.brokers_to_probe() == [], "the permit is over"
-    assert not manager.probes.may_probe(A1), "the permit is over"
+    assert manager.local.brokers_to_probe() == [], "the permit is over"
+    assert not manager.local.may_probe(A1), "the permit is over"
     manager.local.apply_shared(muted, {1: ProbePermit(500.0), A1: ProbePermit(500.0)})
-    manager.probes.broker_probe_sent(1)
-    assert manager.probes.brokers_to_probe() == []
-    manager.probes.batches_sent([batch(A1)])
-    assert not manager.probes.may_probe(A1)
+    manager.local.broker_probe_sent(1)
+    assert manager.local.brokers_to_probe() == []
+    manager.local.batches_sent([batch(A1)])
+    assert not manager.local.may_probe(A1)
     manager.local.apply_shared({}, {})
     assert not manager.is_muted(1)
     changes = [(c.target, c.muted, c.own) for c in manager.local.take_changes()]
@@ -217,12 +217,12 @@ def test_own_mutes_go_on_until_the_coordinator_knows_them(manager: CircuitBreakM
 def test_without_the_coordinator_the_own_clock_decides(manager: CircuitBreakManager) -> None:
     manager.local.apply_shared({1: "another task's"}, {})
     manager.local.now_ms = 10_000.0
-    assert manager.probes.brokers_to_probe() == []
-    manager.on_coordinator_lost()
+    assert manager.local.brokers_to_probe() == []
+    manager.local.on_coordinator_lost()
     assert manager.is_muted(1)
-    assert manager.probes.brokers_to_probe() == [], "another coordinator may be there soon"
+    assert manager.local.brokers_to_probe() == [], "another coordinator may be there soon"
     manager.local.now_ms += manager.local.retry_interval_ms
-    assert manager.probes.brokers_to_probe() == [1]
+    assert manager.local.brokers_to_probe() == [1]
 
 
 def test_a_coordinator_that_comes_and_goes_delays_probes_once(manager: CircuitBreakManager) -> None:
@@ -231,13 +231,13 @@ def test_a_coordinator_that_comes_and_goes_delays_probes_once(manager: CircuitBr
     manager.local.apply_shared({1: "another task's"}, {})
     manager.local.now_ms = 100_000.0
     for _ in range(2):
-        manager.on_coordinator_lost()
-        assert manager.probes.brokers_to_probe() == []
+        manager.local.on_coordinator_lost()
+        assert manager.local.brokers_to_probe() == []
         manager.local.now_ms += interval_ms / 4
         manager.local.apply_shared({1: "another task's"}, {})
         manager.local.now_ms += interval_ms / 4
-    manager.on_coordinator_lost()
-    assert manager.probes.brokers_to_probe() == [1]
+    manager.local.on_coordinator_lost()
+    assert manager.local.brokers_to_probe() == [1]
 
 
 def test_mutes_are_reported_with_their_silence(manager: CircuitBreakManager) -> None:
@@ -252,14 +252,14 @@ def test_mutes_are_reported_with_their_silence(manager: CircuitBreakManager) -> 
         (A1, "another's", Evidence(counted=True)),
     ]
     manager.local.apply_shared({2: "another's"}, {})
-    manager.probes.batches_sent([batch(A0)])
-    manager.probes.batches_done([batch(A0)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
+    manager.local.batches_sent([batch(A0)])
+    manager.local.batches_done([batch(A0)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
     assert [c.target for c in manager.local.mutes_to_report()] == [2]
     manager.mute(A1)
     assert manager.local.mutes_to_report()[-1].evidence == Evidence()
     manager.local.apply_shared({}, {})
     manager.local.now_ms = 4_000.0
-    manager.probes.batches_sent([batch(A1)])
-    manager.probes.batches_done([batch(A1)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
-    assert manager.probes.take_failures() == [(A1, "NOT_ENOUGH_REPLICAS")]
-    assert manager.probes.take_failures() == []
+    manager.local.batches_sent([batch(A1)])
+    manager.local.batches_done([batch(A1)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
+    assert manager.local.take_failures() == [(A1, "NOT_ENOUGH_REPLICAS")]
+    assert manager.local.take_failures() == []

@@ -12,15 +12,15 @@ from tests.support.brokers import batch
 def test_one_probe_then_success_unmutes(manager: CircuitBreakManager) -> None:
     manager.mute(1, "slow")
     manager.local.now_ms = 1_999.0
-    assert manager.probes.brokers_to_probe() == []
+    assert manager.local.brokers_to_probe() == []
     manager.local.now_ms = 2_000.0
-    assert manager.probes.brokers_to_probe() == [1]
-    assert not manager.probes.may_probe(A0), "no row goes to a broker that may be dead"
-    manager.probes.broker_probe_sent(1)
-    assert manager.probes.brokers_to_probe() == []
-    manager.probes.batches_done([batch(A0)], None)
+    assert manager.local.brokers_to_probe() == [1]
+    assert not manager.local.may_probe(A0), "no row goes to a broker that may be dead"
+    manager.local.broker_probe_sent(1)
+    assert manager.local.brokers_to_probe() == []
+    manager.local.batches_done([batch(A0)], None)
     assert manager.is_muted(1), "not the probe: sent before"
-    manager.probes.broker_probe_done(1, None)
+    manager.local.broker_probe_done(1, None)
     assert not manager.is_muted(1)
     assert manager.local.probes == 1
 
@@ -31,14 +31,14 @@ def test_a_broker_owes_one_probe_at_a_time(manager: CircuitBreakManager) -> None
     for now in range(2_000, 60_000, 500):
         manager.local.now_ms = float(now)
         manager.refresh()
-        for node in manager.probes.brokers_to_probe():
-            manager.probes.broker_probe_sent(node)
+        for node in manager.local.brokers_to_probe():
+            manager.local.broker_probe_sent(node)
     assert manager.local.probes == 1
-    manager.probes.broker_probe_done(1, TimeoutError("request timed out"))
-    assert manager.probes.take_failures() == [(1, "request timed out")]
+    manager.local.broker_probe_done(1, TimeoutError("request timed out"))
+    assert manager.local.take_failures() == [(1, "request timed out")]
     manager.refresh()
-    assert manager.probes.brokers_to_probe() == [1]
-    manager.probes.connected(1)
+    assert manager.local.brokers_to_probe() == [1]
+    manager.local.connected(1)
     assert not manager.is_muted(1), "a new connection's first response tells as much"
 
 
@@ -49,26 +49,25 @@ def test_no_row_goes_to_a_muted_broker_however_long_it_is_muted(manager: Circuit
     manager.mute(A0)
     for now in range(0, 600_000, 250):
         manager.local.now_ms = float(now)
-        manager.probes.note_free_rows(["a", "b"])
+        manager.local.note_free_rows(["a", "b"])
         mutes = manager.refresh()
         assert A0 in mutes
         assert B0 in mutes
-        assert not manager.probes.may_probe(A0)
+        assert not manager.local.may_probe(A0)
 
 
 def test_a_failed_probe_waits_an_interval(manager: CircuitBreakManager) -> None:
     manager.mute(A0, "errors")
     manager.local.now_ms = 2_000.0
-    manager.probes.batches_sent([batch(A0)])
+    manager.local.batches_sent([batch(A0)])
     manager.local.now_ms = 2_100.0
-    manager.probes.batches_done([batch(A0)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
+    manager.local.batches_done([batch(A0)], BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19))
     manager.refresh()
     manager.local.now_ms = 4_099.0
-    assert not manager.probes.may_probe(A0)
+    assert not manager.local.may_probe(A0)
     manager.local.now_ms = 4_100.0
-    assert manager.probes.may_probe(A0)
-    found = manager.mute_of(A0)
-    assert found is not None
+    assert manager.local.may_probe(A0)
+    (found,) = manager.local.covering(A0)
     assert (found.reason, found.since_ms, found.last_error) == ("errors", 0.0, "NOT_ENOUGH_REPLICAS")
 
 
@@ -76,23 +75,23 @@ def test_any_response_unmutes_a_broker(manager: CircuitBreakManager) -> None:
     manager.mute(1)
     manager.mute(A0)
     manager.local.now_ms = 2_000.0
-    manager.probes.broker_probe_sent(1)
-    manager.probes.broker_probe_done(1, BrokerRefusedError("throttled", 89))
+    manager.local.broker_probe_sent(1)
+    manager.local.broker_probe_done(1, BrokerRefusedError("throttled", 89))
     assert not manager.is_muted(1)
     assert manager.is_muted(A0), "of the partition it says nothing"
-    assert manager.probes.may_probe(A0), "so the next batch may go at once"
-    manager.probes.batches_sent([batch(A0)])
-    manager.probes.batches_done([batch(A0)], DeliveryError("too large"))
-    assert manager.probes.may_probe(A0)
+    assert manager.local.may_probe(A0), "so the next batch may go at once"
+    manager.local.batches_sent([batch(A0)])
+    manager.local.batches_done([batch(A0)], DeliveryError("too large"))
+    assert manager.local.may_probe(A0)
 
 
 def test_a_response_after_the_probe_expired_counts(manager: CircuitBreakManager) -> None:
     manager.mute(1)
     manager.local.now_ms = 2_000.0
-    manager.probes.broker_probe_sent(1)
+    manager.local.broker_probe_sent(1)
     manager.local.now_ms = 4_000.0
     manager.refresh()
-    manager.probes.broker_probe_done(1, None)
+    manager.local.broker_probe_done(1, None)
     assert not manager.is_muted(1)
 
 
@@ -104,9 +103,9 @@ def test_where_no_batch_waits_new_rows_are_a_partitions_probe(manager: CircuitBr
     manager.local.now_ms = 4_000.0
     assert A0 not in manager.refresh()
     assert manager.is_muted(A0)
-    manager.probes.batches_sent([batch(A0)])
+    manager.local.batches_sent([batch(A0)])
     assert A0 in manager.refresh(), "one probe, then it is muted again"
-    manager.probes.batches_done([batch(A0)], None)
+    manager.local.batches_done([batch(A0)], None)
     assert not manager.is_muted(A0)
 
 
@@ -114,12 +113,12 @@ def test_while_a_batch_waits_it_is_the_probe(manager: CircuitBreakManager) -> No
     manager.mute(A0)
     for now in range(0, 10_000, 1_000):
         manager.local.now_ms = float(now)
-        manager.probes.may_probe(A0)
+        manager.local.may_probe(A0)
         assert A0 in manager.refresh()
-    assert manager.probes.held() == [A0]
+    assert manager.local.held() == [A0]
     manager.local.now_ms = 10_600.0
     assert A0 not in manager.refresh()
-    assert manager.probes.held() == []
+    assert manager.local.held() == []
 
 
 def test_a_permitted_probe_opens_at_once_and_ends_with_its_permit(manager: CircuitBreakManager) -> None:
@@ -139,9 +138,9 @@ def test_a_permitted_probe_opens_at_once_and_ends_with_its_permit(manager: Circu
 def test_a_task_wants_the_partitions_that_its_free_rows_avoid(manager: CircuitBreakManager) -> None:
     manager.mute(A0)
     manager.mute(B0)
-    manager.probes.note_free_rows(["a"])
-    assert manager.probes.wanted() == [A0]
-    manager.probes.may_probe(A0)
-    assert manager.probes.wanted() == [], "a batch waits for it"
+    manager.local.note_free_rows(["a"])
+    assert manager.local.wanted() == [A0]
+    manager.local.may_probe(A0)
+    assert manager.local.wanted() == [], "a batch waits for it"
     manager.local.now_ms = 2_000.0
-    assert manager.probes.wanted() == [], "that was long ago"
+    assert manager.local.wanted() == [], "that was long ago"

@@ -48,12 +48,16 @@ class IdleBreaker(PartitionCircuitBreaker):
 
 
 class Cluster:
-    """``leaders``: by topic, the leader of each partition (-1: none). ``looks``: at all of a topic's."""
+    """``leaders``: by topic, the leader of each partition (-1: none). ``looks``: at all of a topic's.
+
+    ``stale``: topics to be fetched again.
+    """
 
     def __init__(self, **leaders: list[int]) -> None:
         self.leaders = leaders
         self.brokers = Brokers(*sorted({node for led in leaders.values() for node in led if node >= 0}))
         self.version = self.looks = 0
+        self.stale: list[str] = []
         self.partitions: dict[TopicPartition, Partition] = {}
 
     def partition(self, name: TopicPartition) -> Partition:
@@ -95,6 +99,9 @@ class Cluster:
     def move(self, partition: TopicPartition, node: int) -> None:
         self.leaders[partition.topic][partition.partition] = node
         self.version += 1
+
+    def mark_stale(self, topic: str, now_ms: float) -> None:
+        self.stale.append(topic)
 
     def names(self) -> tuple[str, ...]:
         return tuple(self.leaders)

@@ -215,14 +215,14 @@ def test_a_trial_ends_when_a_batch_waits_that_cannot_be_sent() -> None:
     bench.manager.mute(P0, "failing")
     bench.now = 4_000.0
     assert P0 not in run_pass(bench.gate, bench.now), "no batch waits: new rows may come"
-    bench.gate.probes.note_waiting([P0])
+    bench.gate.local.note_waiting([P0])
     for _ in range(20):
         bench.now += 500
         assert P0 in run_pass(bench.gate, bench.now)
-        assert bench.gate.probes.may_probe(P0), "it is the probe, once the broker takes it"
+        assert bench.gate.local.may_probe(P0), "it is the probe, once the broker takes it"
     bench.send(P0)
     run_pass(bench.gate, bench.now)
-    assert not bench.gate.probes.may_probe(P0)
+    assert not bench.gate.local.may_probe(P0)
 
 
 def test_there_is_no_trial_while_a_response_is_awaited() -> None:
@@ -243,5 +243,5 @@ def test_waiting_for_a_healthy_partition_means_nothing() -> None:
     bench = Bench()
     bench.manager.mute(1, "silent")
     run_pass(bench.gate, bench.now)
-    bench.gate.probes.note_waiting([P1])
-    assert bench.manager.probes.held() == []
+    bench.gate.local.note_waiting([P1])
+    assert bench.manager.local.held() == []

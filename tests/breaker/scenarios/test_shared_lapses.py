@@ -223,12 +223,12 @@ def test_a_permit_does_not_outlive_its_connection() -> None:
     tell(task, added={P0: "x"})
     deliver(task.exchange, Probe(together([P0]), False, 2_000.0), job.now)
     task.run_pass()
-    assert task.gate.probes.may_probe(P0)
+    assert task.gate.local.may_probe(P0)
     task.exchange.on_lost(job.now)
     task.exchange.on_connected(job.now)
     tell(task, whole=True, added={P0: "x"})
     task.run_pass()
-    assert not task.gate.probes.may_probe(P0), "perhaps it is another task's by now"
+    assert not task.gate.local.may_probe(P0), "perhaps it is another task's by now"
 
 
 def test_new_rows_are_a_probe_only_after_another_interval() -> None:
