@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from kafka_sink.errors import BufferExhaustedError, ProducerClosedError
+from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.memory.allocator import WorkerPools
 from tests.support.forked import in_a_fork
 from tests.support.strategy import forced
@@ -45,17 +45,6 @@ def test_another_buffer_memory_is_another_pool() -> None:
     held = first.try_open(1)
     assert held is not None
     assert second.try_open(1) is not None
-    held.release()
-
-
-def test_a_closed_producer_leaves_the_pool_to_the_others() -> None:
-    pools = make()
-    first, second = (pools.allocator("incremental", MEMORY, 128 << 10) for _ in range(2))
-    first.close()
-    assert first.try_open(1) is None
-    with pytest.raises(ProducerClosedError):
-        first.open(1, 0)
-    held = second.open(1, 0)
     held.release()
 
 

@@ -316,52 +316,6 @@ TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=40, de
 # -- the line -----------------------------------------------------------------------------------------
 
 
-def test_waiters_are_served_in_the_order_they_came_whatever_they_ask_for() -> None:
-    pool = WatchedPool(1000)
-    arena, client = pool.arena(100), PoolClient()
-    held = pool.take(arena, 10, 0, client)
-    large = wait_in_line(pool, arena, 8, client)
-    small = wait_in_line(pool, arena, 1, client)
-    for chunk in held[:7]:
-        pool.give(arena, [chunk])
-        # Seven would do for the small one seven times over, but it came second.
-        assert not small.done
-    assert pool.metrics().reserved_bytes == 700
-    pool.give(arena, held[7:9])
-    taken = large.result()
-    assert len(taken) == 8
-    assert len(small.result()) == 1
-    pool.give(arena, [*held[9:], *taken, *small.result()])
-    assert_idle(pool)
-
-
-def test_a_long_line_keeps_its_order() -> None:
-    pool = WatchedPool(1000)
-    arena, client = pool.arena(100), PoolClient()
-    held = pool.take(arena, 10, 0, client)
-    line = [wait_in_line(pool, arena, 10, client) for _ in range(5)]
-    while line:
-        pool.give(arena, held)
-        held = line.pop(0).result()
-        assert not any(request.done for request in line)
-    pool.give(arena, held)
-    assert_idle(pool)
-
-
-def test_nothing_overtakes_a_waiter_even_with_memory_to_spare() -> None:
-    pool = WatchedPool(1000)
-    arena, client = pool.arena(100), PoolClient()
-    held = pool.take(arena, 5, 0, client)
-    large = wait_in_line(pool, arena, 9, client)
-    assert pool.try_take(arena, 1) is None
-    with pytest.raises(BufferExhaustedError):
-        pool.take(arena, 1, 0, client)
-    assert pool.queued == 1
-    pool.give(arena, held)
-    pool.give(arena, large.result())
-    assert_idle(pool)
-
-
 def test_a_timeout_gives_back_what_was_gathered_and_serves_the_next() -> None:
     pool = WatchedPool(1000)
     arena, client = pool.arena(100), PoolClient()
@@ -431,24 +385,6 @@ def test_whoever_waits_looks_at_once_and_again_whether_to_go_on(monkeypatch: pyt
     # Memory that comes while it looks is taken.
     assert len(pool.take(arena, 4, LONG_MS, client, 0, lambda: pool.give(arena, [held.pop()]))) == 4
     assert pool.metrics().waiting_threads == 0
-
-
-def test_closing_a_producer_wakes_all_of_its_waiters_and_none_of_another_s() -> None:
-    pool = WatchedPool(1000)
-    arena, mine, other = pool.arena(100), PoolClient(), PoolClient()
-    held = pool.take(arena, 5, 0, mine)
-    closing = [wait_in_line(pool, arena, 9, mine), wait_in_line(pool, arena, 9, mine)]
-    staying = wait_in_line(pool, arena, 5, other)
-    pool.close_client(mine)
-    for request in closing:
-        with pytest.raises(ProducerClosedError):
-            request.result()
-    pool.give(arena, staying.result())
-    pool.give(arena, held)
-    assert_idle(pool)
-    with pytest.raises(ProducerClosedError):
-        pool.take(arena, 1, 0, mine)
-    assert len(pool.take(arena, 1, 0, other)) == 1
 
 
 def test_more_than_the_pool_has_fails_at_once_and_names_sizes_and_options() -> None:

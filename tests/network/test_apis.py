@@ -6,15 +6,21 @@ Garbage is a ProtocolError or a plausible value, in bounded time and memory.
 from __future__ import annotations
 
 import random
+import struct
 from contextlib import suppress
 
 import pytest
+from kafka.protocol.metadata import ApiVersionsResponse
 
 from kafka_sink.errors import ProtocolError
-from kafka_sink.network import apis
+from kafka_sink.network import apis, requests
+from kafka_sink.network.broker_protocol import BrokerProtocol
+from kafka_sink.records.encoder import MAX_RECORDS_PER_BATCH
 from tests.support.effort import tries
+from tests.support.fake_state import framed
+from tests.support.network_harness import request
 from tests.support.response_checks import CASES, GIVEN, cost, every_version
-from tests.support.schema_responses import ResponseWriter
+from tests.support.schema_responses import FloodWriter, ResponseWriter, list_names, uvarint
 
 
 def test_every_api_has_a_case() -> None:
@@ -82,3 +88,104 @@ def test_bombs_neither_hang_nor_swell(key: int, bomb: str) -> None:
             peak, spent_ms, _ = cost(lambda whole=whole: decode(version, whole, 0))
             assert peak <= 4 * len(whole) + 100_000
             assert spent_ms < 5_000
+
+
+# -- what hostile responses cost, and what is refused before it costs any ------------------------------
+
+
+COUNT = tries(1_500)
+# What one byte of a response may cost, in memory and in processor time.
+TIMES_ITS_SIZE, MS_A_MIB = 4, 50
+# And what an element may that the request has named: there are no more of these than the client's own.
+BYTES_ASKED, US_ASKED = 500, 10
+# Processor time on a machine that others use.
+SLOW = 5
+FLOODS = [
+    (key, version, flooded)
+    for key in CASES
+    for version in sorted(set(apis.APIS[key].versions))
+    for flooded in dict.fromkeys(list_names(apis.APIS[key].name, version))
+]
+GIVEN_FLOODED = {**GIVEN, "Host": lambda _: "h", "ErrorCode": lambda _: 0}
+
+
+@pytest.mark.parametrize(("key", "version", "flooded"), FLOODS)
+def test_fuzz_no_list_of_any_response_costs_more_than_its_bytes_and_what_was_asked_for(
+    key: int, version: int, flooded: str
+) -> None:
+    """Catches: 8 MiB of topics without a name took 12 s and 796 MiB; an ApiVersions response cost 28 times
+    its size, a list of coordinators 1.4 s a MiB."""
+    decode = apis.DECODERS[key]
+    name = apis.APIS[key].name
+    payload = FloodWriter(name, version, flooded, COUNT, 0).response(**GIVEN_FLOODED)[1]
+    if len(payload) < COUNT:  # it is in another list, which must not be empty
+        payload = FloodWriter(name, version, flooded, COUNT, 1).response(**GIVEN_FLOODED)[1]
+    for asked in (0, 2 * COUNT):
+        peak, spent_ms, refused = cost(lambda asked=asked: decode(version, payload, asked))
+        # A response may have thousands of brokers, and a thousand offsets, without a request for each.
+        allowed = COUNT if flooded == "Brokers" else 0 if refused else asked
+        assert peak <= TIMES_ITS_SIZE * len(payload) + BYTES_ASKED * allowed + 100_000
+        most_ms = MS_A_MIB * len(payload) / 2**20 + US_ASKED * allowed / 1000
+        assert spent_ms <= SLOW * most_ms + 20
+
+
+def test_partitions_in_any_order_cost_no_more() -> None:
+    rows = list(range(5_000))
+    random.Random(1).shuffle(rows)
+    lists = uvarint(2) + struct.pack(">i", 1)
+    body = b"".join(struct.pack(">hiii", 0, row, row, row) + lists * 2 + b"\1\0" for row in rows)
+    head = bytes(4) + b"\0" + bytes(4) + b"\1" + b"\0" + bytes(4) + b"\2"
+    topic = b"\0\0" + b"\2t" + bytes(16) + b"\0" + uvarint(len(rows) + 1) + body + bytes(4) + b"\0"
+    payload = head + topic + b"\0"
+    peak, spent_ms, refused = cost(lambda: requests.decode_metadata(12, payload, 1))
+    assert not refused
+    assert peak <= TIMES_ITS_SIZE * len(payload) + 100_000
+    assert spent_ms <= SLOW * MS_A_MIB * len(payload) / 2**20 + 20
+    (found,) = requests.decode_metadata(12, payload, 1).update.topics
+    assert [one.leader for one in found.partitions] == sorted(rows)
+
+
+def test_tagged_fields_without_end_are_refused() -> None:
+    tags = uvarint(200_000) + b"\x7f\0" * 200_000
+    payload = bytes(4) + tags + bytes(16)
+    peak, spent_ms, refused = cost(lambda: requests.decode_init_producer_id(4, payload))
+    assert refused
+    assert (peak, spent_ms) < (100_000, 50)
+
+
+def of_nameless_topics() -> bytes:
+    return FloodWriter("Metadata", 12, "Topics", 3_000, 0).response(**GIVEN_FLOODED)[1]
+
+
+def test_topics_that_nobody_asked_for_cost_nothing() -> None:
+    payload = of_nameless_topics() + bytes(8 * 2**20)
+    with pytest.raises(ProtocolError, match="has 3000 topics; at most 1005 are expected"):
+        requests.decode_metadata(12, payload, 5)
+    peak, _, _ = cost(lambda: requests.decode_metadata(12, payload, 5))
+    assert peak < 100_000
+
+
+def test_the_connection_expects_no_more_topics_than_were_asked_for() -> None:
+    protocol = BrokerProtocol("c", "broker", 1000.0)
+    protocol.start(0.0)
+    rows = [ApiVersionsResponse.ApiVersion(api_key=key, min_version=0, max_version=12) for key in range(70)]
+    protocol.send_buffer.advance(protocol.send_buffer.queued_bytes)
+    versions = ApiVersionsResponse(version=4, error_code=0, api_keys=rows)
+    protocol.receive(framed(versions, 0))
+    assert protocol.next_response(0.0) is None
+    body = [requests.encode_metadata(12, ("t",), False)]
+    protocol.submit(request(apis.METADATA, 12, body, asked=1), 0.0)
+    protocol.send_buffer.advance(protocol.send_buffer.queued_bytes - protocol.send_buffer.written_bytes)
+    payload = of_nameless_topics()
+    protocol.receive(struct.pack(">i", len(payload)) + struct.pack(">i", 1) + payload[4:])
+    with pytest.raises(ProtocolError, match="has 3000 topics"):
+        protocol.next_response(0.0)
+
+
+def test_a_response_is_bounded_by_its_request() -> None:
+    """Whatever brokers refuse, a response has less than 70 MB for all the records of a request."""
+    produced = apis.APIS[apis.PRODUCE]
+    assert produced.largest_response(2**20, 2, 10_000) < 8 * 2**20
+    assert produced.largest_response(2**20, 2, MAX_RECORDS_PER_BATCH) < 70_000_000
+    assert produced.largest_response(1_000, 2, 1) < 2 * 2**20
+    assert max(api.largest_response(1_000, 1, 0) for api in apis.APIS.values()) < 65 * 2**20

@@ -1,16 +1,25 @@
-"""The client against a fake cluster on real sockets, its time moved by hand."""
+"""The client against a fake cluster on real sockets, its time moved by hand: requests, brokers, wake-ups."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import queue
+import socket
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from kafka_sink.errors import BrokerVersionError, KafkaSinkError, ProtocolError
 from kafka_sink.model import Node
 from kafka_sink.network import apis
+from kafka_sink.network.broker_connection import RequestTimeoutError
+from kafka_sink.network.transport import resolve_host
+from kafka_sink.secret import Secret
+from kafka_sink.security.sasl import Preparation, Security
 from tests.support.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import (
     SWALLOWED,
@@ -33,6 +42,7 @@ from tests.support.network_harness import (
     metadata_request,
     produce_request,
 )
+from tests.support.ports import refusing_port
 
 
 @pytest.fixture
@@ -262,3 +272,287 @@ def test_rebootstrap_forgets_the_known_brokers(cluster: FakeCluster, driver: Dri
     driver.send(metadata_request("t", version=13), 0, name="m")
     driver.event(Failed, "m")
     assert driver.to_ask() == -1
+
+
+# -- time -----------------------------------------------------------------------------------------
+
+
+def test_a_silent_broker_fails_its_requests_after_their_timeout(cluster: FakeCluster, driver: Driver) -> None:
+    cluster.freeze(0)
+    driver.send(produce_request(batch(1)), name="old")
+    driver.clock.now += 10_000
+    driver.send(produce_request(batch(1)), name="new")
+    driver.clock.now += 19_999
+    assert driver.poll() == []
+    driver.clock.now += 1
+    for tag in ("old", "new"):
+        failed = driver.event(Failed, tag)
+        assert isinstance(failed.cause, RequestTimeoutError)
+        assert failed.possibly_sent
+    cluster.thaw(0)
+
+
+def test_poll_ends_at_the_next_deadline(cluster: FakeCluster) -> None:
+    clock_started = time.monotonic()
+    with Driver(cluster.bootstrap_servers, clock=lambda: time.monotonic() * 1000) as driver:
+        driver.clock.now = time.monotonic() * 1000
+        driver.connect()
+        cluster.freeze(0)
+        now_ms = time.monotonic() * 1000
+        driver.clock.now, driver.events = now_ms, []
+        driver.send(dataclasses.replace(produce_request(batch(1)), timeout_ms=200))
+        events = driver.poll(60_000)
+        assert [type(event) for event in events] == [Failed, Disconnected]
+        assert time.monotonic() - clock_started < 20
+        cluster.thaw(0)
+
+
+def test_a_broker_that_accepts_and_says_nothing_is_given_up(cluster: FakeCluster) -> None:
+    cluster.freeze(0)
+    with Driver(cluster.bootstrap_servers) as driver:
+        driver.ready()
+        driver.until(lambda: cluster.connections())
+        driver.poll(20)
+        assert driver.of(Disconnected) == []
+        driver.clock.now += 10_000
+        assert "connection.setup.timeout.ms" in str(driver.event(Disconnected).cause)
+        cluster.thaw(0)
+
+
+def test_an_idle_connection_is_closed_without_a_fuss(driver: Driver) -> None:
+    driver.clock.now += 540_000
+    driver.poll()
+    assert driver.of(Disconnected) == []
+    assert driver.client.connection_errors() == {}
+    driver.connect()
+    assert len(driver.of(Connected)) == 2
+
+
+# -- nodes ----------------------------------------------------------------------------------------
+
+
+def test_dead_bootstrap_addresses_are_skipped(cluster: FakeCluster) -> None:
+    with refusing_port() as port, Driver(f"127.0.0.1:{port},{cluster.bootstrap_servers}") as driver:
+
+        def ready() -> bool:
+            node = driver.to_ask()
+            driver.clock.now += 10
+            return node is not None and driver.ready_for_any(node)
+
+        driver.until(ready)
+        assert [type(event) for event in driver.events] in (
+            [Connected],
+            [Disconnected, Connected],
+        )
+
+
+def test_an_attempt_that_hangs_does_not_hold_the_others_up() -> None:
+    """A firewall that drops packets: another broker is tried after a second, not after the setup timeout."""
+    with FakeCluster(brokers=2) as cluster, Driver(cluster.bootstrap_servers) as driver:
+        cluster.freeze(0)
+        driver.ready_for_any()
+        driver.clock.now += 999
+        assert driver.to_ask() == -1
+        driver.clock.now += 1
+        assert driver.to_ask() == -2
+        cluster.thaw(0)
+
+
+def test_metadata_is_not_asked_of_a_muted_broker_while_there_are_others() -> None:
+    """Catches: a second that every third new producer loses on a broker that the job knows to be dead."""
+    with FakeCluster({"t": 1}, brokers=2) as cluster, Driver(cluster.bootstrap_servers) as driver:
+        driver.client.set_addresses(Node(i, "127.0.0.1", cluster.port(i)) for i in range(2))
+        driver.client.avoided = frozenset({0})
+        assert driver.to_ask() == 1
+        driver.client.avoided = frozenset({1})
+        assert driver.to_ask() == 0
+        driver.client.avoided = frozenset({0, 1})
+        assert driver.to_ask() in {0, 1}
+
+
+def test_metadata_goes_to_the_least_loaded_and_not_to_the_silent() -> None:
+    with FakeCluster({"t": 1}, brokers=2) as cluster, Driver(cluster.bootstrap_servers) as driver:
+        driver.client.set_addresses(Node(i, "127.0.0.1", cluster.port(i)) for i in range(2))
+        driver.connect(0)
+        driver.connect(1)
+        cluster.freeze(0)
+        cluster.freeze(1)
+        driver.send(metadata_request("t"), 0)
+        assert driver.to_ask() == 1
+        driver.clock.now += 2000
+        for _ in range(3):
+            driver.send(metadata_request("t"), 1)
+        assert driver.to_ask() == 1, "0 has been silent for two seconds"
+        cluster.thaw(0)
+        cluster.thaw(1)
+
+
+def test_a_broker_that_moved_is_connected_to_anew(cluster: FakeCluster, driver: Driver) -> None:
+    driver.client.set_addresses([Node(0, "127.0.0.1", cluster.port(0))])
+    driver.connect(0)
+    cluster.freeze(0)
+    driver.send(metadata_request("t"), 0, name="m")
+    with FakeCluster() as other:
+        driver.client.set_addresses([Node(0, "127.0.0.1", other.port(0))])
+        assert "moved to" in str(driver.event(Failed, "m").cause)
+        driver.connect(0)
+        assert len(other.received(API_VERSIONS)) == 1
+    cluster.thaw(0)
+
+
+def test_a_broker_that_is_gone_is_kept_until_its_requests_are_done(
+    cluster: FakeCluster, driver: Driver
+) -> None:
+    here = Node(0, "127.0.0.1", cluster.port(0))
+    driver.client.set_addresses([here])
+    driver.connect(0)
+    cluster.freeze(0)
+    driver.send(metadata_request("t"), 0, name="m")
+    driver.client.set_addresses([])
+    assert driver.connection(0).in_flight == 1
+    cluster.thaw(0)
+    driver.event(Responded, "m")
+    driver.client.set_addresses([])
+    assert not driver.ready_for_any(0)
+    assert driver.ready_for_any(), "bootstrap addresses stay"
+
+
+def test_all_addresses_of_a_name_are_tried(cluster: FakeCluster) -> None:
+    places: list[Any] = []
+    many = Driver("many.example:9092", resolve=lambda host, port, flags: list(places))
+    with refusing_port() as refused, many as driver:
+        places += [(socket.AF_INET, ("127.0.0.1", port)) for port in (refused, cluster.port(0))]
+        driver.connect()
+        assert [type(event) for event in driver.events] == [Disconnected, Connected]
+        assert driver.clock.now == 1_000_000.0, "no backoff between addresses"
+
+
+def test_a_name_that_hangs_holds_nobody_up(cluster: FakeCluster) -> None:
+    release = threading.Event()
+
+    def slow(host: str, port: int, flags: int) -> object:
+        if host == "slow.example":
+            if flags:
+                raise OSError("a name")
+            release.wait(20)
+            raise OSError("late")
+        return resolve_host(host, port, flags)
+
+    with Driver(f"slow.example:9092,{cluster.bootstrap_servers}", resolve=slow) as driver:
+        started = time.monotonic()
+        assert not driver.ready_for_any()
+        driver.connect(-2)
+        assert time.monotonic() - started < 40
+        for _ in range(3):
+            driver.clock.now += 40_000
+            driver.poll()
+            driver.ready_for_any()
+        mine = [t for t in threading.enumerate() if t.name == "kafka-chunked-dns-slow.example"]
+        assert len(mine) == 1, "one thread, however often it is tried"
+        release.set()
+        driver.clock.now += 2_000
+        driver.ready_for_any()
+        driver.until(lambda: any("late" in str(e.cause) for e in driver.of(Disconnected)))
+    mine[0].join(10)
+    assert not mine[0].is_alive()
+
+
+# -- waking up and closing ------------------------------------------------------------------------
+
+
+def test_a_wakeup_before_the_poll_is_not_lost(driver: Driver) -> None:
+    driver.client.wakeup()
+    started = time.monotonic()
+    driver.client.poll(60_000, driver.clock.now)
+    assert time.monotonic() - started < 40
+
+
+def test_a_wakeup_ends_the_poll_under_way(driver: Driver) -> None:
+    timer = threading.Timer(0.05, driver.client.wakeup)
+    timer.start()
+    started = time.monotonic()
+    driver.client.poll(60_000, driver.clock.now)
+    assert time.monotonic() - started < 40
+    timer.join()
+
+
+def test_a_thousand_wakeups_are_one(driver: Driver) -> None:
+    for _ in range(1000):
+        driver.client.wakeup()
+    driver.client.poll(60_000, driver.clock.now)
+    started = time.monotonic()
+    driver.client.poll(50, driver.clock.now)
+    assert time.monotonic() - started >= 0.045, "nothing is left to wake the second poll"
+
+
+def test_wakeups_from_many_threads_are_never_lost(driver: Driver) -> None:
+    """Each thread adds, wakes and waits until that is seen; a lost wake-up would take a minute."""
+    added: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
+
+    def work() -> None:
+        for _ in range(200):
+            seen = threading.Event()
+            added.put(seen)
+            driver.client.wakeup()
+            assert seen.wait(50)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    started = time.monotonic()
+    for _ in range(800):
+        while added.empty():
+            driver.client.poll(60_000, driver.clock.now)
+        added.get().set()
+    assert time.monotonic() - started < 40
+    for thread in threads:
+        thread.join()
+
+
+def test_close_ends_quickly_whatever_is_under_way(cluster: FakeCluster) -> None:
+    driver = Driver(cluster.bootstrap_servers, send_buffer_bytes=8192)
+    driver.connect()
+    cluster.freeze(0)
+    driver.send(produce_request(bytes(10_000_000)))
+    started = time.monotonic()
+    driver.client.close()
+    driver.client.close()
+    driver.client.wakeup()
+    assert time.monotonic() - started < 20, "a frozen broker reads nothing, ever"
+    cluster.thaw(0)
+
+
+def test_opening_and_closing_leaves_no_socket_and_no_thread(cluster: FakeCluster) -> None:
+    def round_trip() -> None:
+        with Driver(cluster.bootstrap_servers) as driver:
+            driver.connect()
+            driver.send(metadata_request("t"), name="m")
+            driver.event(Responded, "m")
+
+    round_trip()
+    with socket.socket() as probe:
+        before = probe.fileno()
+    for _ in range(20):
+        round_trip()
+    # The broker's side of the last connection may still be closing.
+    with socket.socket() as probe:
+        assert probe.fileno() <= before + 2
+
+
+def test_a_login_that_another_thread_has_prepared_is_used_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a client that looks for it only when the connection's time is up."""
+    begun: list[Preparation] = []
+
+    def begin(*_: object) -> Preparation:
+        begun.append(Preparation())
+        return begun[-1]
+
+    monkeypatch.setattr(Security, "begin", begin)
+    login: dict[str, Any] = {"sasl_mechanism": "PLAIN", "sasl_username": "user", "sasl_password": Secret("x")}
+    with Driver("127.0.0.1:1", security_protocol="SASL_PLAINTEXT", **login) as driver:
+        driver.ready()
+        driver.until(lambda: begun)
+        assert driver.of(Disconnected) == []
+        begun[0].error, begun[0].done = OSError("no token"), True
+        driver.client.wakeup()
+        assert "no token" in str(driver.event(Disconnected).cause)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timezone
 
 import numpy as np
 import numpy.typing as npt
@@ -101,12 +100,6 @@ def test_timestamps_floor_to_milliseconds_and_null_is_now() -> None:
     expected = [0, 0, 1, 1_700_000_000_123, NOW_MS, -1, -1]
     assert listed(read(timestamp=column).timestamps_ms) == expected
     assert listed(read(timestamp=column.slice(2, 4)).timestamps_ms) == expected[2:6]
-
-
-def test_timestamps_of_python_datetimes() -> None:
-    when = datetime(2013, 1, 1, 5, 0, 0, 123456, tzinfo=timezone.utc)
-    rows = read(timestamp=pa.array([when], pa.timestamp("us", "UTC")))
-    assert listed(rows.timestamps_ms) == [1357016400123]
 
 
 def test_what_stands_at_a_null_timestamp_means_nothing() -> None:

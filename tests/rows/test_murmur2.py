@@ -34,20 +34,6 @@ def text(number: random.Random, length: int) -> bytes:
     return bytes(number.randrange(128) for _ in range(length))
 
 
-def test_known_values_of_java() -> None:
-    # org.apache.kafka.common.utils.UtilsTest.testMurmur2
-    known = {
-        b"21": -973932308,
-        b"foobar": -790332482,
-        b"a-little-bit-long-string": -985981536,
-        b"a-little-bit-longer-string": -1486304829,
-        b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
-        b"abc": 479470107,
-    }
-    found = murmur2(pa.array(list(known), pa.binary())).view(np.int32)
-    assert found.tolist() == list(known.values())
-
-
 @given(KEYS, st.sampled_from(TYPES[:2]), st.integers(0, 5), st.integers(0, 5))
 @example([None] * 30, pa.binary(), 3, 0)
 @example([b""] * 30, pa.binary(), 0, 0)

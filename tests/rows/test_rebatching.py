@@ -75,14 +75,6 @@ def test_small_batches_wait_for_each_other_until_they_are_a_unit() -> None:
     assert units.deadline_ms() == math.inf
 
 
-def test_a_large_batch_pushes_what_is_held_before_it() -> None:
-    units = builder(10_000)
-    assert units.offer(batch([10], start=0), 0) == []
-    found = units.offer(batch([9_990, 10], start=1), 1)
-    assert [unit.num_rows for unit in found] == [1, 2]
-    assert numbers(found) == [0, 1, 2]
-
-
 def test_held_rows_go_when_linger_has_passed() -> None:
     units = builder()
     units.offer(batch([1]), 100)
@@ -93,24 +85,6 @@ def test_held_rows_go_when_linger_has_passed() -> None:
     assert numbers(units.offer(batch([1], start=1), 300)) == [0, 1]
     units.offer(batch([1]), 400)
     assert numbers(units.offer(batch([]), 500)) == [0], "an empty batch is no reason to wait on"
-
-
-def test_without_linger_nothing_waits() -> None:
-    assert numbers(builder(linger_ms=0).offer(batch([1, 2]), 7)) == [0, 1]
-
-
-def test_empty_batches_make_no_units() -> None:
-    units = builder()
-    assert units.offer(batch([]), 0) == []
-    assert units.is_empty
-
-
-def test_one_huge_row_among_small_ones_stands_with_few_others() -> None:
-    found = builder().offer(batch([120] * 50_000 + [30_000_000] + [120] * 50_000), 0)
-    assert numbers(found) == list(range(100_001))
-    sizes = sorted(map(size_of, found))
-    assert sizes[-1] < 30_000_000 + TARGET_TABLE_BYTES * 1.5
-    assert sizes[-2] < TARGET_TABLE_BYTES * 1.5
 
 
 def test_rows_without_bytes_count_too() -> None:
