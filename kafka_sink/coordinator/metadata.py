@@ -137,11 +137,9 @@ class TopicsKnown:
 
 @message
 class Topics:
-    """To tasks that use the topics: what is known of them. ``missing``: of these nothing will come now.
-    ``pending``: what is needed is still being fetched."""
+    """To tasks that use the topics: what is known of them. ``pending``: what is needed is still fetched."""
 
     part: SnapshotPart = _NO_TOPICS
-    missing: _Names = ()
     pending: bool = False
 
 
@@ -289,7 +287,6 @@ class MetadataService(Service):
         self._contradicted: set[str | None] = set()
         # What changed, for the sets that have not been told yet.
         self._fresh: set[str] = set()
-        self._missing: set[str] = set()
         self._untold: OrderedDict[frozenset[str], None] = OrderedDict()
         # Topics that are known, and the tasks that need them; and when to send the first of them.
         self._answers: OrderedDict[frozenset[str], dict[int, None]] = OrderedDict()
@@ -315,32 +312,26 @@ class MetadataService(Service):
 
     @receives(TopicsWanted)
     def on_topics_wanted(self, peer: int, message: TopicsWanted, now_ms: float) -> None:
-        missing = self._note_use(peer, message.topics, now_ms)
+        self._note_use(peer, message.topics, now_ms)
         known = {one.metadata.name: one.age_ms for one in self.view.snapshot(now_ms, message.topics).topics}
         fresh = frozenset(name for name, age_ms in known.items() if age_ms < message.topics[name])
         for name in known.keys() - fresh:
             self.view.mark_stale(name, now_ms)
         if fresh:
-            self._answer(peer, fresh, now_ms)
-        if missing:
-            self.out.send(peer, Topics(missing=tuple(missing)))
+            self._answers.setdefault(fresh, {})[peer] = None
+            self._answers_due_ms = min(self._answers_due_ms, now_ms + _GATHER_MS * (len(fresh) - 1))
         self._fetch_due(now_ms)
 
-    def _note_use(self, peer: int, topics: Collection[str], now_ms: float) -> frozenset[str]:
-        """Returns those for which there is no capacity."""
+    def _note_use(self, peer: int, topics: Collection[str], now_ms: float) -> None:
+        """Where there is no capacity, what nothing is known of is left to the task."""
         # Their strings are shared.
         names = frozenset(map(sys.intern, topics))
         unknown = frozenset(name for name in names if self.view.topic(name) is None)
-        if not self._may_keep(_TOPIC_BYTES * len(unknown), now_ms):
+        if self._may_keep(_TOPIC_BYTES * len(unknown), now_ms):
+            self._use(peer, names)
+            self.view.note_use(names, now_ms)
+        else:
             self.view.note_use(names - unknown, now_ms)
-            return unknown
-        self._use(peer, names)
-        self.view.note_use(names, now_ms)
-        return frozenset()
-
-    def _answer(self, peer: int, known: frozenset[str], now_ms: float) -> None:
-        self._answers.setdefault(known, {})[peer] = None
-        self._answers_due_ms = min(self._answers_due_ms, now_ms + _GATHER_MS * (len(known) - 1))
 
     def _use(self, peer: int, names: frozenset[str]) -> None:
         """The task uses these topics, and those that it has named before."""
@@ -406,7 +397,10 @@ class MetadataService(Service):
         fetch.turns += 1
         fetch.silent_at_ms = now_ms + FETCH_SILENCE_MS
         if fetch.turns > _MAX_ASKED or (peer is None and not fetch.asked):
-            self._fail(fetch, now_ms)
+            # Nobody who was asked could reach brokers.
+            self._fetch = None
+            self.view.on_failure(now_ms)
+            self._forget_unknown(fetch.requested)
         elif peer is not None:
             self._tasks.move_to_end(peer)
             if fetch.turns == 2:
@@ -422,12 +416,6 @@ class MetadataService(Service):
             if not fetch.asked:
                 self._ask_another(fetch, now_ms)
 
-    def _fail(self, fetch: _Fetch, now_ms: float) -> None:
-        """Nobody who was asked could reach brokers."""
-        self._fetch = None
-        self.view.on_failure(now_ms)
-        self._tell((), [name for name in fetch.requested if self.view.topic(name) is None])
-
     @receives(TopicsKnown)
     def on_topics_known(self, peer: int, message: TopicsKnown, now_ms: float) -> None:
         fetch = self._fetch
@@ -437,45 +425,42 @@ class MetadataService(Service):
             self._give_up(peer, now_ms)
             return
         response = snapshot_of(message.part)
-        snapshot = self._within_capacity(response, now_ms)
-        found = {one.metadata.name: one.metadata for one in snapshot.topics}
         self._fetch = None
-        if self._doubts(None, is_contradicted=self.view.is_other_cluster(snapshot.cluster_id)):
+        if self._doubts(None, is_contradicted=self.view.is_other_cluster(response.cluster_id)):
             self.view.on_failure(now_ms)
             return
         asked = fetch.message.topics
+        found = {one.metadata.name: one.metadata for one in response.topics}
         topics = tuple(found[name] for name in asked if name in found and self._believes(found[name], now_ms))
         errors = {name: message.errors[name] for name in asked if name in message.errors}
-        update = MetadataUpdate(snapshot.nodes, topics, errors, snapshot.cluster_id)
+        more = len(response.nodes) - len(self.view.nodes())
+        nodes = response.nodes if more <= 0 or self._may_keep(_NODE_BYTES * more, now_ms) else ()
+        update = MetadataUpdate(nodes, topics, errors, response.cluster_id)
         self.view.on_response(update, fetch.requested, now_ms)
-        requested = frozenset(fetch.requested)
-        known_now = {name for name in requested if self.view.topic(name) is not None}
-        passing = {*self._transient, *([None] if snapshot is response else [])}
-        self._tell(
-            known_now, [one for one in requested - known_now if self.view.topic_error(one) not in passing]
-        )
-        if found and snapshot is response and not requested <= found.keys() | message.errors.keys():
+        self._forget_unknown(name for name, code in errors.items() if code not in self._transient)
+        # This is news to all that use the topics.
+        self._fresh.update(name for name in fetch.requested if self.view.topic(name) is not None)
+        self._untold.update(dict.fromkeys(self._users))
+        if found and not found.keys() | errors.keys() >= set(fetch.requested):
             # What the message did not hold is fetched next: tasks wait for it.
             self.out.broadcast(list(self._tasks), Topics(pending=True))
         self._measure(now_ms)
         self._fetch_due(now_ms)
 
-    def _within_capacity(self, response: MetadataSnapshot, now_ms: float) -> MetadataSnapshot:
-        """Where there is no memory for more, without what takes more: the rest is refreshed nevertheless."""
-        topics = [one.metadata for one in response.topics]
-        known = {one.name: self.view.topic(one.name) for one in topics}
-        sizes = {name: 0 if one is None else len(one.partitions) for name, one in known.items()}
-        grown = sum(max(0, len(one.partitions) - sizes[one.name]) for one in topics)
-        more_nodes = len(response.nodes) - len(self.view.nodes())
-        more = 8 * grown + _NODE_BYTES * max(0, more_nodes)
-        if not more or self._may_keep(more, now_ms):
-            return response
-        same = (one for one in response.topics if len(one.metadata.partitions) <= sizes[one.metadata.name])
-        return replace(response, topics=tuple(same), nodes=() if more_nodes > 0 else response.nodes)
+    def _forget_unknown(self, topics: Iterable[str]) -> None:
+        """Brokers are asked again when a task does: they may have been created by then."""
+        for name in topics:
+            if self.view.topic(name) is None:
+                self.view.forget(name)
 
     def _believes(self, topic: TopicMetadata, now_ms: float) -> bool:
-        """Otherwise it stays urgent, and another task is asked."""
+        """Otherwise it stays urgent, and another task is asked; or it is forgotten for lack of capacity."""
         known = self.view.topic(topic.name)
+        more = len(topic.partitions) - (0 if known is None else len(known.partitions))
+        if more > 0 and not self._may_keep(8 * more, now_ms):
+            if known is None:
+                self.view.forget(topic.name)
+            return False
         is_contradicted = known is not None and contradicts(known, topic)
         if self._doubts(topic.name, is_contradicted=is_contradicted):
             return False
@@ -498,18 +483,6 @@ class MetadataService(Service):
 
     # -- what tasks are told ------------------------------------------------------------------------
 
-    def _tell(self, known: Iterable[str], missing: Collection[str]) -> None:
-        """These topics are news to all that use them; of the missing ones nothing will come now.
-
-        Missing ones are forgotten, so that brokers are not asked for them repeatedly. The next request
-        fetches them again, because they may have been created by then.
-        """
-        self._fresh.update(known)
-        self._missing.update(missing)
-        self._untold.update(dict.fromkeys(self._users))
-        for name in missing:
-            self.view.forget(name)
-
     def on_time(self, now_ms: float) -> None:
         if self._fetch is not None and now_ms >= self._fetch.silent_at_ms:
             self._ask_another(self._fetch, now_ms)
@@ -518,26 +491,20 @@ class MetadataService(Service):
         if now_ms >= self._answers_due_ms:
             while self._answers and left > 0:
                 topics, waiting = self._answers.popitem(last=False)
-                left -= self._send(waiting, topics, frozenset(), now_ms)
+                left -= self._send(waiting, topics, now_ms)
             self._answers_due_ms = now_ms if self._answers else math.inf
         while self._untold and left > 0:
             topics, _ = self._untold.popitem(last=False)
-            peers = self._users[topics][1]
-            left -= self._send(peers, topics & self._fresh, topics & self._missing, now_ms)
+            left -= self._send(self._users[topics][1], topics & self._fresh, now_ms)
         if not self._untold:
             self._fresh.clear()
-            self._missing.clear()
 
-    def _send(
-        self, peers: Iterable[int], known: frozenset[str], missing: frozenset[str], now_ms: float
-    ) -> int:
+    def _send(self, peers: Iterable[int], known: frozenset[str], now_ms: float) -> int:
         """Encoded once for all of these tasks. Returns what it has cost, in topics."""
         if known:
             for part in parts_of(self.view.snapshot(now_ms, known)):
                 self.out.broadcast(list(peers), Topics(part))
-        if missing:
-            self.out.broadcast(list(peers), Topics(missing=tuple(islice(missing, MAX_TOPICS))))
-        return _COST_OF_SET + len(known) + len(missing)
+        return _COST_OF_SET + len(known)
 
     def next_change_ms(self, now_ms: float) -> float:
         if not self._tasks:
@@ -605,14 +572,15 @@ class MetadataChannel(Channel):
     def ask(self, topics: Iterable[str]) -> bool:
         """Ask for topics that are needed now; False where the coordinator is not there.
 
-        Otherwise they come by ``import_snapshot``, or ``release`` is called when they will not come.
+        Otherwise they come by ``import_snapshot``, or not at all: after a while the task asks brokers.
         """
         names = tuple(filter(_may_exist, topics))
         with self._lock:
             if not self._reachable or not names:
                 return False
             self._to_ask.update(dict.fromkeys(names, -math.inf))
-            self._needed.update(names)
+            # A task waits for one set of topics at a time.
+            self._needed = set(names)
         self.wake()
         return True
 
@@ -690,7 +658,6 @@ class MetadataChannel(Channel):
         with self._lock:
             was_waiting = bool(self._needed)
             self._needed.difference_update(one.metadata.name for one in snapshot.topics)
-            self._needed.difference_update(message.missing)
             is_waiting = bool(self._needed)
         if is_waiting and message.pending:
             self._view.hold(now_ms + HINT_WAIT_MS)

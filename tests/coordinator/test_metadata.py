@@ -136,10 +136,6 @@ def leaders(pushed: Pushed) -> set[tuple[int, int]]:
     return {(one.partitions[0].leader, one.partitions[0].leader_epoch) for one in found}
 
 
-def missing(pushed: Pushed) -> list[tuple[int, tuple[str, ...]]]:
-    return [(peer, one.missing) for peer, one in pushed]
-
-
 # -- the coordinator's side -------------------------------------------------------------------------------
 
 
@@ -259,11 +255,10 @@ def test_another_task_is_asked_after_a_second_of_silence_and_the_others_wait_on(
     assert coordinator.receive(2, late) == []
 
 
-def test_whoever_waits_is_told_that_nothing_comes_and_asks_by_itself_before() -> None:
+def test_whoever_waits_for_what_three_tasks_do_not_bring_asks_by_itself_before() -> None:
     coordinator = Coordinator(tasks=5)
     coordinator.want(1, "a")
     pushed = coordinator.after(3 * FETCH_SILENCE_MS)
-    assert missing(pushed)[-1] == (1, ("a",))
     assert sum(one.pending for _, one in pushed) == 5, "once, so that nobody waits for the third task"
     coordinator.after(5_000)
     assert len({peer for peer, _ in coordinator.asked}) >= 3
@@ -307,18 +302,17 @@ def test_a_fetch_that_fails_goes_to_another_task_at_once() -> None:
     assert names(coordinator.respond(metadata("a"))) == [(3, ["a"])]
 
 
-def test_whoever_waits_is_told_that_three_tasks_have_failed_and_the_next_is_asked_after_the_backoff() -> None:
+def test_when_three_tasks_have_failed_the_next_is_asked_after_the_backoff() -> None:
     coordinator = Coordinator(tasks=4, retry_backoff_ms=100)
     coordinator.want(3, "a")
-    for _ in range(2):
+    for _ in range(3):
         coordinator.fail()
-    assert missing(coordinator.fail()) == [(3, ("a",))]
     assert coordinator.want(2, "b") == []
     coordinator.after(99)
     assert not coordinator.asked
     coordinator.after(1)
     ((peer, fetch),) = coordinator.asked
-    assert (peer, fetch.topics) == (4, ("b",)), "who was told asks brokers itself"
+    assert (peer, fetch.topics) == (4, ("b",)), "who waited longer asks brokers itself"
     assert names(coordinator.respond(metadata("b"))) == [(2, ["b"])]
 
 
@@ -345,10 +339,10 @@ def test_of_many_topics_those_are_asked_for_again_that_a_message_does_not_hold()
 
 
 @pytest.mark.parametrize("code", [UNKNOWN, NOT_AUTHORIZED])
-def test_errors_end_the_wait_and_the_next_request_for_the_topic_fetches_again(code: int) -> None:
+def test_a_topic_with_an_error_is_fetched_again_when_a_task_asks_again(code: int) -> None:
     coordinator = Coordinator(allow_auto_create_topics="false")
     coordinator.want(1, "a")
-    assert missing(coordinator.respond(a=code)) == [(1, ("a",))]
+    assert coordinator.respond(a=code) == []
     coordinator.after(60_000)
     assert not coordinator.asked
     coordinator.want(1, "a")
@@ -623,10 +617,9 @@ def test_a_topic_for_which_there_is_no_capacity_is_asked_for_by_its_task() -> No
     coordinator = Coordinator(budget=MemoryBudget(limit=4_000))
     assert coordinator.want(1, "a", "b", "c") == []
     coordinator.respond(metadata("a"), metadata("b"), metadata("c"))
-    assert missing(coordinator.want(2, "d")) == [(2, ("d",))]
-    pushed = coordinator.want(2, "a", "e")
-    assert names(pushed)[-1] == (2, ["a"])
-    assert missing(pushed)[0] == (2, ("e",))
+    assert coordinator.want(2, "d") == []
+    assert names(coordinator.want(2, "a", "e")) == [(2, ["a"])]
+    assert sorted(coordinator.view.names()) == ["a", "b", "c"]
 
 
 def test_tasks_wait_for_what_a_message_did_not_hold() -> None:
@@ -661,7 +654,7 @@ def test_what_is_known_is_refreshed_while_there_is_no_capacity_for_more() -> Non
     assert budget.used >= budget.limit
     pushed = coordinator.respond(metadata("a", leader=2, epoch=1), metadata("b")) + coordinator.after(200)
     assert leaders(pushed) == {(2, 1)}
-    assert (1, ("b",)) in missing(pushed)
+    assert coordinator.view.topic("b") is None
     assert coordinator.view.age_ms(coordinator.now_ms) == 200.0, "so are brokers"
     asked = len(coordinator.asked)
     coordinator.after(10_000)
@@ -878,7 +871,8 @@ def test_requests_are_held_as_long_as_metadata_may_come() -> None:
     deliver(task.channel, Topics(part), 200.0)
     assert task.view.taken
     assert task.view.held_until_ms == 100 + HINT_WAIT_MS, "one of them is still to come"
-    deliver(task.channel, Topics(missing=("b",)), 300.0)
+    (part,) = parts_of(MetadataSnapshot((TopicSnapshot(metadata("b"), 0.0),), NODES))
+    deliver(task.channel, Topics(part), 300.0)
     assert task.view.held_until_ms == 300
     assert not task.channel.is_waiting
     deliver(task.channel, Topics(pending=True), 400.0)

@@ -119,7 +119,6 @@ def test_a_moved_leader_is_known_to_all_tasks_after_one_task_met_it(is_named: bo
         assert len(asked_by[METADATA]) <= 3
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_refused_topic_fails_as_it_does_without_a_coordinator() -> None:
     with FakeCluster() as cluster, coordinating() as found:
         cluster.script(METADATA, *(error(TOPIC_AUTHORIZATION_FAILED) for _ in range(9)))
