@@ -146,12 +146,11 @@ class TaskReporter:
         counted = {**{node_id: BrokerMetrics() for node_id in addresses if node_id in waiting}, **counted}
         found = {}
         for node_id, one in islice(counted.items(), MAX_BROKERS):
-            node, oldest_ms, left_ms = addresses.get(node_id), one.oldest_ms, None
+            node, oldest_ms = addresses.get(node_id), one.oldest_ms
             if node_id in waiting and now_ms - one.answered_ms > _QUIET_MS:
                 since_ms = min(held[2] for held in waiting[node_id])
                 # Rows also wait for others to fill their batch.
                 oldest_ms = max(oldest_ms, now_ms - max(one.answered_ms, since_ms + options.linger_ms))
-                left_ms = max(0.0, since_ms + options.delivery_timeout_ms - now_ms)
             found[node_id] = BrokerReport(
                 "" if node is None else cut(f"{node.host}:{node.port}"),
                 one.requests,
@@ -161,7 +160,6 @@ class TaskReporter:
                 one.latency_buckets,
                 round(one.throttle_ms, 1),
                 0 if done else round(oldest_ms),
-                left_ms,
             )
         return found
 
@@ -195,7 +193,6 @@ class TaskReporter:
                     sum(rows for _, rows, _ in held),
                     max(0.0, min(one[2] for one in held) + timeout_ms - now_ms) if held else None,
                     tuple(cut(str(partition)) for partition, _, _ in held[:MAX_PARTITIONS]),
-                    mute.is_shared,
                 )
             )
         return tuple(made)

@@ -44,22 +44,20 @@ def test_a_broker_owes_an_answer_while_rows_wait_for_it_though_no_request_is_und
         with task_producer(options, PLAN, None) as producer:
             producer.send(pa.table({"value": ["a"]}))
             until(lambda: reported(producer).requests == 1 and not reported(producer).in_flight)
-            assert (reported(producer).oldest_ms, reported(producer).left_ms) == (0, None)
+            assert reported(producer).oldest_ms == 0
             cluster.freeze(0)
             producer.send(pa.table({"value": ["b"]}))
             until(lambda: reported(producer).failures > 0 and not reported(producer).in_flight)
             time.sleep(1.2)
             late = reported(producer)
             assert late.oldest_ms > 1_200
-            assert late.left_ms is not None
-            assert 100_000 < late.left_ms < 119_000
             # A broker that is fenced leads nothing, and rows wait for it all the same.
             with monkeypatch.context() as fenced:
                 fenced.setattr(producer.cluster, "leader", lambda _: None)
                 assert [reported(producer).oldest_ms > 1_200 for _ in range(3)] == [True] * 3
             cluster.thaw(0)
             producer.finish()
-            assert (reported(producer).oldest_ms, reported(producer).left_ms) == (0, None)
+            assert reported(producer).oldest_ms == 0
 
 
 def reported(producer: Producer) -> BrokerReport:

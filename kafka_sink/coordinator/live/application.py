@@ -57,8 +57,6 @@ _NEWS = 0.1
 # A task is silent, and later no longer shown, after so long, or after so many intervals.
 _SILENT_MS, _GONE_MS = 5_000.0, 30_000.0
 _SILENT_INTERVALS, _GONE_INTERVALS = 2.5, 6.0
-# From then on a wait of the driver is an event.
-_LONG_WAIT_MS = 3_000.0
 # A write of which nobody has said anything for so long has ended without the driver's word. Its transactions
 # are over by then: brokers allow no longer ones by default (transaction.max.timeout.ms).
 _LOST_MS = 900_000.0
@@ -108,7 +106,6 @@ class _Write:
     ``open_transactions``: of tasks that are done, open until the driver ends the write."""
 
     job: str
-    cluster: str = ""
     counters: Counter[str] = field(default_factory=Counter)
     topics: dict[str, TopicMetrics] = field(default_factory=dict)
     last_task: int = -1
@@ -164,7 +161,6 @@ class ApplicationMetrics:
         self._driver: dict[str, tuple[DriverWaits, float]] = {}
         # How often a task is to report.
         self.interval_ms = MIN_INTERVAL_MS
-        self._records, self._sent_bytes = RateWindow(), RateWindow()
         # The last first.
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         # What is muted, and since when.
@@ -192,7 +188,7 @@ class ApplicationMetrics:
         self._ended_writes.pop(identity.write, None)
         name, cluster = self._cluster_of(report.cluster)
         job = self._job_of(name, identity, now_ms)
-        write = self._write_of(name, identity)
+        write = self._write_of(identity)
         if identity.task in write.ended:
             return
         write.last_task = max(write.last_task, identity.task)
@@ -218,9 +214,9 @@ class ApplicationMetrics:
             name = OTHER
         return name, self._clusters.setdefault(name, _Cluster())
 
-    def _write_of(self, cluster: str, identity: TaskIdentity) -> _Write:
+    def _write_of(self, identity: TaskIdentity) -> _Write:
         name = identity.write
-        write = self.writes.setdefault(name, _Write(identity.query or name, cluster))
+        write = self.writes.setdefault(name, _Write(identity.query or name))
         self.writes.move_to_end(name)
         while len(self.writes) > self._bounds.writes:
             self._forget_write(next(iter(self.writes)), math.inf)
@@ -318,11 +314,9 @@ class ApplicationMetrics:
 
     def note_driver(self, waits: DriverWaits, now_ms: float) -> None:
         """The driver waits for brokers, or does so no more."""
-        before = self._driver.pop(waits.write, None)
+        self._driver.pop(waits.write, None)
         # Those whose process was killed.
         self._driver = {name: one for name, one in self._driver.items() if now_ms - one[1] <= _SILENT_MS}
-        if waits.age_ms >= _LONG_WAIT_MS and (before is None or before[0].age_ms < _LONG_WAIT_MS):
-            self._note("warn", f"{waits.step} a write: waits for {waits.awaited}")
         if waits.awaited and len(self._driver) < _MAX_JOBS:
             # Of a write that starts no task may have named its cluster yet.
             name, _ = self._cluster_of(waits.cluster)
@@ -404,13 +398,11 @@ class ApplicationMetrics:
         for broker in self._brokers.values():
             broker.responses.add(now_ms, sum(broker.totals[4:]))
             broker.latency_ms.add(now_ms, broker.totals[2])
-        counters = [one.counters for one in self._clusters.values()]
-        self._records.add(now_ms, sum(map(_rows, counters)))
-        self._sent_bytes.add(now_ms, sum(one["sent_bytes"] for one in counters))
         self._note_mutes(running_tasks.muted(self._present_tasks(now_ms), now_ms))
         latency_s = _recent_latency_s(self._brokers.values())
         latency_ms = None if latency_s is None else round(latency_s * 1000, 1)
-        self._history.append((round(self._wall_s(), 1), round(self._records.per_second, 1), latency_ms))
+        rate = sum(job.records.per_second for job in self._jobs.values())
+        self._history.append((round(self._wall_s(), 1), round(rate, 1), latency_ms))
 
     def _note_mutes(self, mutes: Iterable[Mapping[str, Any]]) -> None:
         now_s = self._wall_s()
@@ -441,13 +433,13 @@ class ApplicationMetrics:
         """Everything that the page and the metrics show, as plain values. Times are seconds."""
         tasks = self._present_tasks(now_ms)
         mutes = running_tasks.muted(tasks, now_ms)
-        opened, driver = self._open_transactions(), self._shown_driver(now_ms)
+        driver, opened = self._shown_driver(now_ms), self._open_transactions()
+        cluster_of = {key: job.cluster for key, job in self._jobs.items()}
         running = Counter(one.job for one in tasks)
         return {
             "application": self._application,
             "time": self._wall_s(),
             "started": self._started_s,
-            "rates": {"records": self._records.per_second, "sent_bytes": self._sent_bytes.per_second},
             "history": list(self._history),
             "events": list(self._events),
             "clusters": [
@@ -461,14 +453,14 @@ class ApplicationMetrics:
                         wait["step"]: wait["seconds"] for wait in reversed(driver) if wait["cluster"] == name
                     },
                     "transactions": {
-                        **_shown_open([found for key, found in opened.items() if key[0] == name], now_ms),
+                        **_shown_open([opened[key] for key in opened if cluster_of.get(key) == name], now_ms),
                         **{outcome: one.transactions[outcome] for outcome in TRANSACTION_OUTCOMES},
                     },
                 }
                 for name, one in sorted(self._clusters.items())
             ],
             "jobs": [
-                self._shown_job(key, job, running[key], opened.get((job.cluster, key)), now_ms)
+                self._shown_job(key, job, running[key], opened.get(key), now_ms)
                 for key, job in reversed(self._jobs.items())
             ],
             "topics": [
@@ -500,18 +492,16 @@ class ApplicationMetrics:
     def _state_of(self, task: RunningTask, now_ms: float) -> str:
         return "silent" if task.reported_ms < self._silent_before_ms(now_ms) else task.state
 
-    def _open_transactions(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """By cluster and job: how many are open, since when. Of tasks that run, also of silent ones, and of
-        those that are done and whose write has not ended."""
-        opened: dict[tuple[str, str], tuple[int, float]] = {}
-        running = ((one.cluster, one.job, 1, one.transaction_since_ms) for one in self.running)
-        done = (
-            (one.cluster, one.job, one.open_transactions, one.open_since_ms) for one in self.writes.values()
-        )
-        for cluster, job, number, since_ms in chain(running, done):
+    def _open_transactions(self) -> dict[str, tuple[int, float]]:
+        """By job: how many are open, since when. Of tasks that run, also of silent ones, and of those that
+        are done and whose write has not ended."""
+        opened: dict[str, tuple[int, float]] = {}
+        running = ((one.job, 1, one.transaction_since_ms) for one in self.running)
+        done = ((one.job, one.open_transactions, one.open_since_ms) for one in self.writes.values())
+        for job, number, since_ms in chain(running, done):
             if number and since_ms is not None:
-                before, first_ms = opened.get((cluster, job), (0, math.inf))
-                opened[cluster, job] = before + number, min(first_ms, since_ms)
+                before, first_ms = opened.get(job, (0, math.inf))
+                opened[job] = before + number, min(first_ms, since_ms)
         return opened
 
     def _shown_driver(self, now_ms: float) -> list[dict[str, Any]]:
@@ -566,7 +556,7 @@ class ApplicationMetrics:
         waited_for = running_tasks.requests(tasks)
         shown = []
         for (cluster, node), broker in sorted(self._brokers.items()):
-            in_flight, since_ms, deadline_ms = waited_for.get((cluster, node), _NO_REQUESTS)
+            in_flight, since_ms = waited_for.get((cluster, node), _NO_REQUESTS)
             requests, failures, latency_ms, throttle_ms, *buckets = broker.totals
             shown.append(
                 {
@@ -577,7 +567,6 @@ class ApplicationMetrics:
                     "failures": failures,
                     "in_flight": in_flight,
                     "oldest": max(0.0, now_ms - since_ms) / 1000,
-                    "left": max(0.0, deadline_ms - now_ms) / 1000 if deadline_ms < math.inf else None,
                     "latency_sum": latency_ms / 1000,
                     "latency_buckets": buckets,
                     "latency": _recent_latency_s([broker]),
@@ -635,7 +624,7 @@ def _recent_latency_s(brokers: Collection[_Broker]) -> float | None:
     return sum(one.latency_ms.increase for one in brokers) / responses / 1000 if responses else None
 
 
-_NO_ROWS, _NO_REQUESTS = TopicMetrics(), (0, math.inf, math.inf)
+_NO_ROWS, _NO_REQUESTS = TopicMetrics(), (0, math.inf)
 
 
 def _sum(totals: TopicMetrics, added: Iterable[Number]) -> TopicMetrics:

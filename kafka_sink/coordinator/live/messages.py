@@ -113,7 +113,7 @@ class TaskIdentity:
 
 @dataclass(frozen=True, slots=True)
 class MuteReport:
-    """A muted broker's id or partition's name, the reason, for how long, and whether for all tasks.
+    """A muted broker's id or partition's name, the reason, and for how long.
 
     ``rows`` of the task wait for it, in partitions of which ``named`` are the first. ``left_ms``: until the
     first of them reach delivery.timeout.ms; None where none waits.
@@ -125,7 +125,6 @@ class MuteReport:
     rows: Count = 0
     left_ms: Ms | None = None
     named: Annotated[tuple[Text, ...], AtMost(MAX_PARTITIONS)] = ()
-    shared: bool = False
 
 
 class BrokerReport(NamedTuple):
@@ -133,8 +132,7 @@ class BrokerReport(NamedTuple):
 
     ``address``: host and port. ``latency_buckets`` counts responses by LATENCY_BOUNDS_MS, not cumulated.
     ``oldest_ms``: for how long rows have waited for it without any response, also while no request is under
-    way to it; 0 if none do. ``left_ms``: until the first of them reach delivery.timeout.ms; None where the
-    broker has answered lately.
+    way to it; 0 if none do.
     """
 
     address: Text = ""
@@ -145,7 +143,6 @@ class BrokerReport(NamedTuple):
     latency_buckets: Annotated[tuple[Count, ...], AtMost(_MAX_BUCKETS)] = ()
     throttle_ms: Ms = 0.0
     oldest_ms: Ms = 0.0
-    left_ms: Ms | None = None
 
 
 class DeadLetterCount(NamedTuple):

@@ -29,8 +29,7 @@ class RunningTask:
     """An attempt as it last reported.
 
     ``gauges``: in the order of GAUGES. ``waits_for``: by broker that owes it a response, the requests in
-    flight, since when it owes one, and when rows that wait for it fail. ``totals``: what of it is in the sums
-    of the application.
+    flight, and since when. ``totals``: what of it is in the sums of the application.
     """
 
     key: AttemptKey
@@ -45,7 +44,7 @@ class RunningTask:
     state_since_ms: float = 0.0
     transaction_since_ms: float | None = None
     gauges: tuple[Number, ...] = ()
-    waits_for: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    waits_for: dict[int, tuple[int, float]] = field(default_factory=dict)
     mutes: tuple[MuteReport, ...] = ()
     totals: dict[TotalsKey, tuple[Number, ...]] = field(default_factory=dict)
 
@@ -90,7 +89,7 @@ class RunningTasks:
         task.transaction_since_ms = now_ms - (report.transaction_ms or 0.0) if has_transaction else None
         task.gauges = tuple(report.gauges.get(name, 0) for name in GAUGES)
         waiting = (
-            (node, (one.in_flight, now_ms - one.oldest_ms, _deadline_ms(one.left_ms, now_ms)))
+            (node, (one.in_flight, now_ms - one.oldest_ms))
             for node, one in report.brokers.items()
             if one.in_flight or one.oldest_ms
         )
@@ -128,19 +127,13 @@ class RunningTasks:
             self.entries -= task.entries
 
 
-def _deadline_ms(left_ms: float | None, now_ms: float) -> float:
-    return math.inf if left_ms is None else now_ms + left_ms
-
-
-def requests(tasks: Iterable[RunningTask]) -> dict[tuple[str, int], tuple[int, float, float]]:
-    """By cluster and broker: the requests in flight, since when it owes a response, and when rows that wait
-    for it fail; infinite where none do."""
-    found: dict[tuple[str, int], tuple[int, float, float]] = {}
+def requests(tasks: Iterable[RunningTask]) -> dict[tuple[str, int], tuple[int, float]]:
+    """By cluster and broker: the requests in flight, and since when it owes a response."""
+    found: dict[tuple[str, int], tuple[int, float]] = {}
     for task in tasks:
-        for node, (in_flight, since_ms, deadline_ms) in task.waits_for.items():
-            key = task.cluster, node
-            others, first_ms, soonest_ms = found.get(key, (0, math.inf, math.inf))
-            found[key] = others + in_flight, min(first_ms, since_ms), min(soonest_ms, deadline_ms)
+        for node, (in_flight, since_ms) in task.waits_for.items():
+            others, first_ms = found.get((task.cluster, node), (0, math.inf))
+            found[task.cluster, node] = others + in_flight, min(first_ms, since_ms)
     return found
 
 
@@ -175,7 +168,6 @@ class _MutedTarget:
 
     since_ms: float = math.inf
     reason: str = ""
-    shared: bool = False
     rows: int = 0
     named: dict[str, None] = field(default_factory=dict)
     deadline_ms: float = math.inf
@@ -186,7 +178,6 @@ class _MutedTarget:
         if one.left_ms is not None and at_ms + one.left_ms < self.deadline_ms:
             self.deadline_ms = at_ms + one.left_ms
         self.rows += one.rows
-        self.shared |= one.shared
         if len(self.named) < MAX_PARTITIONS:
             self.named.update(dict.fromkeys(one.named[: MAX_PARTITIONS - len(self.named)]))
 
@@ -198,7 +189,6 @@ class _MutedTarget:
             "kind": "broker" if target.lstrip("-").isdigit() else "partition",
             "reason": self.reason,
             "seconds": max(0.0, now_ms - self.since_ms) / 1000,
-            "shared": self.shared,
             "rows": self.rows,
             "named": list(self.named),
             "left": max(0.0, self.deadline_ms - now_ms) / 1000 if self.deadline_ms < math.inf else None,
