@@ -1155,6 +1155,20 @@ def test_a_lying_task_misleads_for_one_refresh() -> None:
     assert len(job.requests) - late <= 2, "and then it is quiet"
 
 
+def test_tasks_together_refresh_topics_as_often_as_one() -> None:
+    """Catches: each of them asks, too, when a topic comes of age."""
+    topics, requests = [f"t{number}" for number in range(25)], []
+    for tasks in (1, 3):
+        job = Job(tasks)
+        while job.now_ms < 900_000.0:
+            for task in range(tasks):
+                job.use(task, *topics)
+            job.run(1_000.0, 100.0)
+        assert [view.requests for view in job.views] == [0] * tasks, "they ask for the coordinator only"
+        requests.append(len(job.requests))
+    assert requests[0] == requests[1] < 10
+
+
 @pytest.mark.parametrize(("count", "refreshes"), [(1, 1.2), (10, 1.2), (100, 2.1), (1000, 2.1)])
 def test_topics_are_refreshed_no_more_often_than_by_a_producer_by_itself(
     count: int, refreshes: float

@@ -6,7 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,29 +217,6 @@ def test_a_frozen_coordinator_costs_one_warning_and_a_moment(caplog: pytest.LogC
             assert time.monotonic() - started < 30
             until(lambda: [line for line in caplog.messages if "coordinator" in line])
         assert len([line for line in caplog.messages if "coordinator" in line]) == 1
-
-
-@pytest.mark.usefixtures("patient")
-def test_tasks_together_refresh_topics_as_often_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator_metadata, "_SHARE_OF_AGE", 0.5)
-    topics = {f"t{number}": 1 for number in range(25)}
-    with FakeCluster(topics) as cluster, ExitStack() as stack:
-        found = stack.enter_context(coordinating())
-        producers = [
-            stack.enter_context(
-                task(options_of(cluster, metadata_max_age_ms=4000, client_id=name), found.address)
-            )
-            for name in "abc"
-        ]
-        until = time.monotonic() + 4.6
-        while time.monotonic() < until or len(cluster.received(METADATA)) < 3:
-            for producer in producers:
-                producer.send(rows(*topics))
-            time.sleep(0.1)
-        for producer in producers:
-            producer.finish()
-        # At first, at 2 s and at 4 s. By themselves each would ask at 4 s, too.
-        assert len(cluster.received(METADATA)) <= 4
 
 
 def test_a_frozen_coordinator_does_not_use_up_max_block() -> None:
