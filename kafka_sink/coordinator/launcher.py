@@ -41,15 +41,13 @@ if TYPE_CHECKING:
 _START_MS, _LIVE_VIEW_MS, _LOCK_MS = 5000.0, 5000.0, 10_000.0
 _POLL_S = 0.01
 _BACKLOG = 4096
-# After a failure, not every micro-batch tries again.
+# After a failure, or where its process keeps ending, not every micro-batch tries again.
 _AFTER_FAILURE_S = 10.0
-# One that has ended is started again at once, but not twice within this time.
-RESTARTED, _AGAIN_S = "kafka-chunked: the coordinator was started again", 60.0
 # Spark's variables for one worker or session. The coordinator serves the whole application: some of them are
 # secrets that it does not need, others name things that end before it.
 _NOT_INHERITED = ("SPARK_", "PYSPARK_", "_PYSPARK_", "PYTHON_WORKER_", "PYTHON_DAEMON_")
-# What the user reads where the live view is, once in an application.
-_LIVE_VIEW = "live view"
+# What the user reads once in an application.
+_LIVE_VIEW, _RESTARTED = "live view", "the coordinator was started again"
 # Kept, so that Popen does not complain about children that outlive it.
 _started: list[subprocess.Popen[bytes]] = []
 
@@ -126,25 +124,21 @@ def _find_or_start(
     view = ui_placement(options, environ, conf)
     place = LocationFolder.make(local_dirs)
     with place.lock(_LOCK_MS):
-        found = _serving(place)
+        found, before = _serving(place), place.found()
+        is_again = found is None and before is not None
         if found is None:
-            before = place.found()
-            if before is not None:
-                _count_restart(place)
             found = _start(where, place, driver, environ)
             if before is not None and view is not None and not view.port:
                 # That of a restarted coordinator keeps its port, so that open pages find it.
                 view = Placement(view.address, before.view_port)
         if view is not None and not _has_view(found, view):
             found = _open_live_view(place, found, view)
+        if is_again:
+            spark_application.remember(UNAVAILABLE)
+            if spark_application.first_time(_RESTARTED):
+                log = place.folder / "log"
+                driver_log.warn(f"kafka-chunked: the coordinator had ended, and was started again: see {log}")
     return found
-
-
-def _count_restart(place: LocationFolder) -> None:
-    """Raise TimeoutError where the process keeps ending: not every micro-batch starts another."""
-    if spark_application.happened_within(RESTARTED, _AGAIN_S):
-        raise TimeoutError(f"its process keeps ending, see {place.folder / 'log'}; it is started again later")
-    spark_application.remember(RESTARTED)
 
 
 def _serving(place: LocationFolder) -> RunningCoordinator | None:

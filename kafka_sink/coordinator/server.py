@@ -16,7 +16,7 @@ import socket
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kafka_sink.clock import RANDOM, Clock
@@ -80,14 +80,6 @@ class _Instance:
     timer: asyncio.TimerHandle | None = None
 
 
-@dataclass(eq=False, slots=True)
-class _Task:
-    """A peer that has proved itself, with the instances that it has joined."""
-
-    peer: Peer
-    joined: dict[type[Service], _Instance] = field(default_factory=dict)
-
-
 class CoordinatorServer:
     """Made and used on the loop that ``new_loop`` has made; it is the services' Outbox."""
 
@@ -108,7 +100,8 @@ class CoordinatorServer:
         self._is_out_of_files = False
         self._connections = Connections(bounds, self._on_removed)
         self._count = 0
-        self._tasks: dict[int, _Task] = {}
+        # What each peer that has proved itself has joined.
+        self._joined: dict[int, dict[type[Service], _Instance]] = {}
         self._instances: OrderedDict[_Key, _Instance] = OrderedDict()
         self._options: OrderedDict[tuple[tuple[str, str], ...], SinkOptions] = OrderedDict()
         # Peers with something to write, in turn.
@@ -129,7 +122,7 @@ class CoordinatorServer:
 
     def state(self) -> Mapping[str, Any]:
         """For metrics: counts of messages and stalls, tasks, and connections by kind."""
-        tasks = sum(bool(one.joined) for one in self._tasks.values())
+        tasks = sum(map(bool, self._joined.values()))
         unproved = self.connections - self._connections.proved
         kinds = {"task": tasks, "idle": self._connections.proved - tasks, "unproved": unproved}
         counts = {"messages": self._messages, "stalls": self._stalls, "tasks": tasks}
@@ -176,10 +169,9 @@ class CoordinatorServer:
     def _on_removed(self, peer: Peer) -> None:
         self._loop.remove_reader(peer.fileno())
         self._loop.remove_writer(peer.fileno())
-        task = self._tasks.pop(peer.number, None)
-        if task is not None:
-            for kind in list(task.joined):
-                self._leave(peer.number, task, kind)
+        joined = self._joined.pop(peer.number, {})
+        for kind in list(joined):
+            self._leave(peer.number, joined, kind)
 
     # -- bytes --------------------------------------------------------------------------------------
 
@@ -297,7 +289,7 @@ class CoordinatorServer:
             self._flush(peer)
             return
         self._connections.on_proved(peer)
-        self._tasks[peer.number] = _Task(peer)
+        self._joined[peer.number] = {}
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -310,19 +302,18 @@ class CoordinatorServer:
             kind = self._of_message.get(type(message))
             if kind is None:
                 raise ProtocolError(f"{type(message).__name__} is not for the coordinator")
-            task = self._tasks[peer.number]
-            instance = task.joined.get(kind)
+            instance = self._joined[peer.number].get(kind)
             if instance is None:
                 if kind.scope is not ServiceScope.APPLICATION:
                     raise ProtocolError("a task must say Hello first")
-                instance = self._join(peer.number, task, kind, (kind,), ())
+                instance = self._join(peer.number, kind, (kind,), ())
             deliver(instance.service, peer.number, message, self._clock_ms())
             self._arm(instance)
 
     def _on_hello(self, number: int, hello: Hello) -> None:
         settings = tuple(sorted(hello.settings.items()))
         options = self._options_of(settings)
-        task = self._tasks[number]
+        joined = self._joined[number]
         for kind in self._services:
             if kind.scope is ServiceScope.APPLICATION:
                 continue
@@ -330,9 +321,9 @@ class CoordinatorServer:
             key: _Key = (kind, hello.group, tuple(one for one in settings if one[0] in SHARED_OPTIONS))
             if kind.scope is ServiceScope.CLUSTER:
                 key += (hello.cluster_id,)
-            if kind not in task.joined or task.joined[kind].key != key:
-                self._leave(number, task, kind)
-                self._join(number, task, kind, key, (options,))
+            if kind not in joined or joined[kind].key != key:
+                self._leave(number, joined, kind)
+                self._join(number, kind, key, (options,))
 
     def _options_of(self, settings: tuple[tuple[str, str], ...]) -> SinkOptions:
         found = self._options.get(settings)
@@ -348,22 +339,20 @@ class CoordinatorServer:
                 self._options.popitem(last=False)
         return found
 
-    def _join(
-        self, number: int, task: _Task, kind: type[Service], key: _Key, arguments: tuple[Any, ...]
-    ) -> _Instance:
+    def _join(self, number: int, kind: type[Service], key: _Key, arguments: tuple[Any, ...]) -> _Instance:
         instance = self._instances.get(key)
         if instance is None:
             if len(self._instances) >= self._bounds.instances:
                 self._make_capacity()
             instance = self._instances[key] = _Instance(key, self._services[kind](*arguments, self))
         instance.tasks += 1
-        task.joined[kind] = instance
+        self._joined[number][kind] = instance
         instance.service.on_joined(number, self._clock_ms())
         self._arm(instance)
         return instance
 
-    def _leave(self, number: int, task: _Task, kind: type[Service]) -> None:
-        instance = task.joined.pop(kind, None)
+    def _leave(self, number: int, joined: dict[type[Service], _Instance], kind: type[Service]) -> None:
+        instance = joined.pop(kind, None)
         if instance is None:
             return
         instance.tasks -= 1
@@ -412,16 +401,16 @@ class CoordinatorServer:
     # -- Outbox -------------------------------------------------------------------------------------
 
     def send(self, peer: int, message: Message) -> None:
-        found = self._tasks.get(peer)
+        found = self._connections.peers.get(peer)
         if found is not None:
-            self._enqueue(found.peer, framed(message), shared=False)
+            self._enqueue(found, framed(message), shared=False)
 
     def broadcast(self, peers: Iterable[int], message: Message) -> None:
         data = framed(message)
         for number in peers:
-            found = self._tasks.get(number)
+            found = self._connections.peers.get(number)
             if found is not None:
-                self._enqueue(found.peer, data, shared=True)
+                self._enqueue(found, data, shared=True)
 
     def _enqueue(self, peer: Peer, data: bytes, *, shared: bool) -> None:
         if peer.is_gone:

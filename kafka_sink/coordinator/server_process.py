@@ -105,13 +105,11 @@ def bounds_of_process() -> ServerBounds:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = bounds.connections + bounds.unproved + _OTHER_FILES
     files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    while soft != resource.RLIM_INFINITY and soft < files:
+    if soft != resource.RLIM_INFINITY and soft < files:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-            break
         except (OSError, ValueError):
-            # The system's own limit is lower: kern.maxfilesperproc of macOS.
-            files = max(soft, files // 2)
+            files = soft  # the system's own limit is lower: kern.maxfilesperproc of macOS
     if files >= wanted:
         return bounds
     left = max(2, files - _OTHER_FILES, files // 2)

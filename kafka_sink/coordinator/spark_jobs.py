@@ -19,7 +19,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,52 +91,31 @@ class StageTracker:
         return ended
 
 
-class SparkUi:
-    """What Spark's monitoring REST API says of the one application that it knows. One thread's.
+def running_jobs(address: tuple[str, int]) -> dict[int, list[int]]:
+    """What Spark's monitoring REST API at this address and port says of the one application that it knows:
+    the running jobs with their stages.
 
-    ``find`` returns the UI's address and port, or None if there is none: see ``find_ui``.
+    Raises OSError, HTTPException, ValueError, LookupError or TypeError where the UI does not say it.
     """
+    with closing(http.client.HTTPConnection(*address, timeout=_TIMEOUT_S)) as connection:
+        (application,) = _get(connection, _API)
+        running = _get(connection, f"{_API}/{application['id']}/jobs?status=running")
+    return {int(job["jobId"]): list(map(int, job["stageIds"])) for job in running}
 
-    def __init__(self, find: Callable[[], tuple[str, int] | None]) -> None:
-        self._find = find
-        self._connection: http.client.HTTPConnection | None = None
-        # The application's, in the API.
-        self._path = ""
 
-    def running(self) -> dict[int, list[int]]:
-        """The running jobs with their stages.
-
-        Raises OSError, HTTPException, ValueError, LookupError or TypeError where the UI does not say it.
-        """
-        if self._connection is None:
-            address = self._find()
-            if address is None:
-                raise LookupError("the driver has no UI")
-            self._connection = http.client.HTTPConnection(*address, timeout=_TIMEOUT_S)
-            (application,) = self._get(_API)
-            self._path = f"{_API}/{application['id']}"
-        running = self._get(f"{self._path}/jobs?status=running")
-        return {int(job["jobId"]): list(map(int, job["stageIds"])) for job in running}
-
-    def _get(self, path: str) -> Any:
-        assert self._connection is not None
-        self._connection.request("GET", path, headers={"Accept": "application/json"})
-        response = self._connection.getresponse()
-        body = response.read(_MAX_BYTES)
-        if response.status != http.client.OK:
-            raise LookupError(f"status {response.status}")
-        return json.loads(body)
-
-    def disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+def _get(connection: http.client.HTTPConnection, path: str) -> Any:
+    connection.request("GET", path, headers={"Accept": "application/json"})
+    response = connection.getresponse()
+    body = response.read(_MAX_BYTES)
+    if response.status != http.client.OK:
+        raise LookupError(f"status {response.status}")
+    return json.loads(body)
 
 
 class SparkJobs:
-    """Which watched stages have ended. A daemon thread asks the UI that ``find`` finds, and only while stages
-    are watched; by ``call`` it has ``on_ended`` called with those whose job has ended. Any thread calls the
-    methods.
+    """Which watched stages have ended. A daemon thread asks the UI that ``find`` finds (see ``find_ui``), and
+    only while stages are watched; by ``call`` it has ``on_ended`` called with those whose job has ended. Any
+    thread calls the methods.
     """
 
     def __init__(
@@ -154,8 +133,7 @@ class SparkJobs:
         self._tracker = StageTracker()
         self._is_closing = False
         self._thread: threading.Thread | None = None
-        # The thread's own.
-        self._ui = SparkUi(find)
+        self._find = find
 
     def watch(self, stage: int, write: str) -> None:
         """Tasks of this stage write."""
@@ -178,7 +156,7 @@ class SparkJobs:
             self._changed.notify()
 
     def _run(self) -> None:
-        pause_s = self._interval_s
+        ui, pause_s = None, self._interval_s
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closing or self._tracker.stages)
@@ -189,17 +167,18 @@ class SparkJobs:
             if watched_ms < self._interval_s * 1000:
                 continue
             try:
-                running = self._ui.running()
+                ui = ui or self._find()
+                if ui is None:
+                    raise LookupError("the driver has no UI")
+                running = running_jobs(ui)
             except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
                 _log.debug("Spark's UI does not list the running jobs: %r", error)
-                self._ui.disconnect()
-                pause_s = _PAUSE_S
+                ui, pause_s = None, _PAUSE_S
                 continue
             with self._changed:
                 ended = self._tracker.observe(running, self._clock_ms())
             if ended:
                 self.call(self.on_ended, ended)
-        self._ui.disconnect()
 
 
 _DEFAULT_PORT = 4040

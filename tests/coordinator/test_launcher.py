@@ -22,7 +22,7 @@ import pytest
 from kafka_sink import spark_application
 from kafka_sink.coordinator.address import UNAVAILABLE, PlannedCoordinator
 from kafka_sink.coordinator.client import ask
-from kafka_sink.coordinator.launcher import RESTARTED, plan_coordinator
+from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.coordinator.rendezvous import FOLDER, LocationFolder, read_found
 from kafka_sink.coordinator.schema import Alive
 from kafka_sink.coordinator.writes import WriteOver, Writing, end_attempts
@@ -316,15 +316,13 @@ def test_without_a_driver_or_a_folder_there_is_none(application: Application) ->
     assert not application.processes
 
 
-def test_one_that_keeps_ending_is_started_again_once_a_minute_with_one_warning(
+def test_one_that_keeps_ending_is_started_again_later_with_one_warning(
     application: Application, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Catches: every micro-batch starts a process and waits for it."""
 
     def plan_and_kill() -> int:
         before = len(application.processes)
-        # As if ten seconds had passed.
-        spark_application.forget(UNAVAILABLE)
         planned()
         for process in application.processes[before:]:
             process.kill()
@@ -333,11 +331,11 @@ def test_one_that_keeps_ending_is_started_again_once_a_minute_with_one_warning(
 
     with caplog.at_level(logging.WARNING):
         assert [plan_and_kill() for _ in range(5)] == [1, 1, 0, 0, 0]
-        # As if a minute had passed.
-        spark_application.forget(RESTARTED)
+        # As if ten seconds had passed.
+        spark_application.forget(UNAVAILABLE)
         assert plan_and_kill() == 1
     assert len(warnings(caplog)) == 1
-    assert "keeps ending" in warnings(caplog)[0]
+    assert "had ended" in warnings(caplog)[0]
     assert str(application.folder / FOLDER / "log") in warnings(caplog)[0]
 
 

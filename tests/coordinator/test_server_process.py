@@ -15,7 +15,7 @@ from kafka_sink.coordinator.transport import ServerBounds
     [
         (1024, 1_000_000, 20_000),
         (resource.RLIM_INFINITY, 0, 20_000),
-        (2048, 6_000, 2_208),
+        (2048, 6_000, 874),
         (1024, 10, 427),
     ],
 )

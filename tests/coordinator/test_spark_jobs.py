@@ -11,7 +11,7 @@ import pytest
 
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator import spark_jobs
-from kafka_sink.coordinator.spark_jobs import MAX_STAGES, SparkJobs, SparkUi, StageTracker
+from kafka_sink.coordinator.spark_jobs import MAX_STAGES, SparkJobs, StageTracker, running_jobs
 from kafka_sink.driver.driver_process import DriverProcess
 from tests.support.spark_ui import serving_ui
 from tests.support.waiting import until
@@ -119,11 +119,8 @@ def test_the_end_of_a_job_is_reported() -> None:
 @pytest.mark.parametrize("status", [302, 403, 500])
 def test_a_ui_that_may_not_be_read_lists_nothing(status: int) -> None:
     """Catches: an error page taken for a list without running jobs would end all tasks."""
-    with serving_ui({1: [7]}, status) as port:
-        ui = SparkUi(lambda: ("127.0.0.1", port))
-        with pytest.raises(LookupError):
-            ui.running()
-        ui.disconnect()
+    with serving_ui({1: [7]}, status) as port, pytest.raises(LookupError):
+        running_jobs(("127.0.0.1", port))
 
 
 def test_the_ui_is_found_among_what_the_driver_listens_on() -> None:
