@@ -438,7 +438,7 @@ def test_messages_that_take_long_keep_no_other_waiting() -> None:
             for one in tasks[:-1]:
                 one.socket.sendall(framed(Shout(1)) * 50)
             tasks[-1].send(Shout(2))
-        until(lambda: made[0].before_long is not None)
+        until(lambda: made and made[0].before_long is not None)
         assert made[0].before_long is not None
         assert made[0].before_long < 50
 
