@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from kafka_sink.clock import ROWS, TaskActivity, monotonic_ms
 from kafka_sink.cluster.partition import Partition
+from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.live.messages import ReportChannel, TaskIdentity, TaskReport
 from kafka_sink.coordinator.live.prometheus import exposition
@@ -38,7 +39,8 @@ def busy_producer() -> Producer:
     producer = Producer(parse({"kafka.bootstrap.servers": "127.0.0.1:1"}).options)
     producer.begin()
     for number in range(20 * TOPICS):
-        place = Partition(TopicPartition(f"orders-of-region-{number % TOPICS}", number // TOPICS))
+        topic = f"orders-of-region-{number % TOPICS}"
+        place = Partition(TopicPartition(topic, number // TOPICS), TopicLimits(topic, 16_384))
         producer.sender.deliveries.acknowledged([written_batch(place, 1000, 100_000, 30_000, number)])
         counts = producer.cluster.broker(number % BROKERS).counts
         counts.requests += 1

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.clock import OUTCOME_WINDOW_MS
 from kafka_sink.cluster.broker import Broker
+from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import NO_TIMESTAMP, TopicPartition
 from kafka_sink.records.batch_header import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, ProducerSequence
@@ -90,13 +91,15 @@ class Partition:
             "gap",
             "has_taken",
         ),
-        *("id", "in_flight", "last_offset", "leader", "metadata_version", "missing_since_ms"),
+        *("id", "in_flight", "last_offset", "leader", "limits", "metadata_version", "missing_since_ms"),
         *("needs_restart", "next_sequence", "producer", "restarts", "reported", "retry_at_ms"),
         *("taken_ms", "transaction", "unacknowledged", "window"),
     )
 
-    def __init__(self, partition: TopicPartition) -> None:
+    def __init__(self, partition: TopicPartition, limits: TopicLimits) -> None:
         self.id = partition
+        # Of its topic.
+        self.limits = limits
         # Oldest first; the last may be open. The backoff of the first ends at ``retry_at_ms``.
         self.batches: deque[ProducerBatch] = deque()
         self.in_flight = 0

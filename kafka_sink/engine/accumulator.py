@@ -76,15 +76,12 @@ class RecordAccumulator:
         """Made at first use. The lock is held."""
         found = self.partitions.get(name)
         if found is None:
-            found = self.partitions[name] = Partition(name)
-        return found
-
-    def limits_of(self, topic: str) -> TopicLimits:
-        """Made at the topic's first rows, by the task's thread. Takes no lock."""
-        found = self._limits.get(topic)
-        if found is None:
-            size, learnt = self.options.batch_size, self._kept_limits.get(topic)
-            found = self._limits[topic] = TopicLimits(topic, size, self.codec, self._cluster, learnt)
+            limits = self._limits.get(name.topic)
+            if limits is None:
+                size, learnt = self.options.batch_size, self._kept_limits.get(name.topic)
+                limits = TopicLimits(name.topic, size, self.codec, self._cluster, learnt)
+                self._limits[name.topic] = limits
+            found = self.partitions[name] = Partition(name, limits)
         return found
 
     def enqueue(self, partition: Partition, batch: ProducerBatch) -> None:
@@ -371,11 +368,10 @@ class RecordAccumulator:
 
     def note_too_large(self, batch: ProducerBatch, *, costs_task: bool = False) -> None:
         """Note that a batch, which still has its memory, was too large for its broker."""
-        limits = self.limits_of(batch.partition.topic)
-        limits.too_large(batch.size, costs_task=costs_task)
+        batch.home.limits.too_large(batch.size, costs_task=costs_task)
         self.any_learnt = True
         with self.lock:
-            self.too_large_batches.append((limits, batch.observed_ratio))
+            self.too_large_batches.append((batch.home.limits, batch.observed_ratio))
 
     def complete(self, written: Sequence[WrittenBatch], record: Callable[[list[WrittenBatch]], None]) -> None:
         """End batches that their broker has. ``record`` gets those that had not failed before.

@@ -15,7 +15,6 @@ import numpy as np
 
 from kafka_sink.clock import BROKER, MEMORY, Clock, TaskActivity
 from kafka_sink.cluster.partition import Partition
-from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch, open_batch_of
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
@@ -183,11 +182,10 @@ class AppendPass:
             start = max(start, starts[run])
             stop = starts[run + 1]
             partition = accumulator.partition(ordered.partitions[run])
-            limits = accumulator.limits_of(partition.id.topic)
             tail = open_batch_of(partition)
             if granted is not None:
                 # It may be smaller than the batch: the next pass looks at the rest.
-                self._open(granted, partition, limits, start, granted_stop)
+                self._open(granted, partition, start, granted_stop)
                 start, granted = granted_stop, None
             else:
                 # Memory for one run alone needs no common call.
@@ -195,7 +193,7 @@ class AppendPass:
                     opened = self._open_for_runs(run, min(self._stop_run, run + _OPENED_AT_ONCE))
                     if run < opened:
                         continue
-                start = self._place_run(partition, limits, tail, start, stop)
+                start = self._place_run(partition, tail, start, stop)
             if start < stop:
                 self.stop = start
                 return
@@ -213,7 +211,7 @@ class AppendPass:
         batch.move_to(BatchState.CLOSED)
         self.closed.append(batch)
 
-    def _extend(self, tail: ProducerBatch, limits: TopicLimits, start: int, stop: int) -> bool:
+    def _extend(self, tail: ProducerBatch, start: int, stop: int) -> bool:
         """Put rows, which an open batch has room for, into it if memory allows."""
         ordered = self.ordered
         most = ordered.bound(start, stop) + ordered.surplus(stop - start, tail.base_timestamp)
@@ -222,7 +220,7 @@ class AppendPass:
             if tail.codec is None:
                 # These rows have room by their exact sizes, so the batch stays within the limit even where
                 # the upper bound exceeds it.
-                projected = min(projected, limits.write_limit)
+                projected = min(projected, tail.home.limits.write_limit)
             if self._allocator.pool.overdrawn or not tail.buffer.grow(projected):
                 return False
         elif tail.codec is not None and self._allocator.pool.overdrawn:
@@ -234,9 +232,7 @@ class AppendPass:
         self.ranges.append(RowRange(*rows, tail.record_count, tail.base_timestamp))
         return True
 
-    def _open(
-        self, buffer: ChunkedBuffer, partition: Partition, limits: TopicLimits, start: int, stop: int
-    ) -> None:
+    def _open(self, buffer: ChunkedBuffer, partition: Partition, start: int, stop: int) -> None:
         """Make a batch in this memory the partition's last, with rows ``start`` to ``stop``."""
         options = self._accumulator.options
         batch = ProducerBatch(
@@ -244,7 +240,7 @@ class AppendPass:
             buffer,
             self._accumulator.codec,
             options.compression_type,
-            limits.ratio,
+            partition.limits.ratio,
             self.ordered.timestamp(start),
             self._now_ms,
         )
@@ -261,82 +257,73 @@ class AppendPass:
         that may not fit, or that the pool has no memory for. Return that run."""
         ordered, accumulator = self.ordered, self._accumulator
         starts = ordered.starts
-        found: list[tuple[Partition, TopicLimits]] = []
+        found: list[Partition] = []
         sizes: list[int] = []
         for number in range(run, stop_run):
             partition = accumulator.partition(ordered.partitions[number])
             if open_batch_of(partition) is not None:
                 break
-            limits = accumulator.limits_of(partition.id.topic)
+            limits = partition.limits
             start, stop = starts[number], starts[number + 1]
             if limits.rows_that_fit(ordered, start, stop) < stop:
                 break
             size = limits.new_batch_bytes(ordered, start, stop)
             if self._allocator.full and size > self._batch_size:
                 break
-            found.append((partition, limits))
+            found.append(partition)
             sizes.append(size)
         buffers = self._allocator.try_open_all(sizes)
         self._taken += buffers
-        for (partition, limits), buffer in zip(found, buffers, strict=False):
-            self._open(buffer, partition, limits, starts[run], starts[run + 1])
+        for partition, buffer in zip(found, buffers, strict=False):
+            self._open(buffer, partition, starts[run], starts[run + 1])
             run += 1
         return run
 
-    def _place_run(
-        self, partition: Partition, limits: TopicLimits, tail: ProducerBatch | None, start: int, stop: int
-    ) -> int:
+    def _place_run(self, partition: Partition, tail: ProducerBatch | None, start: int, stop: int) -> int:
         """Place a run in as many batches as it needs, the first its partition's open one, ``tail``; return
-        the first row without a place."""
+        the first row without a place, where the pool is short of memory."""
         if tail is not None:
-            start = self._place_in_tail(tail, limits, start, stop)
+            start = self._place_in_tail(tail, start, stop)
             if start < stop:
                 # Full, or the pool is exhausted: the sender can take it either way before anything blocks.
                 self._close(tail)
+        ordered, limits, full = self.ordered, partition.limits, self._allocator.full
         while start < stop:
-            end = self._place_in_new_batch(partition, limits, start, stop)
-            if end == start:
+            first_record = _FRAME_BYTES + ordered.bound(start, start + 1)
+            end = most = limits.rows_that_fit(ordered, start, stop)
+            size = limits.new_batch_bytes(ordered, start, end)
+            buffer = self._allocator.try_open(size, first_record)
+            if buffer is None and full and size > self._batch_size:
+                # Open batches may have used up what rows may take beside their buffers. Some fit into the
+                # buffer.
+                end = ordered.rows_within(start, most, self._batch_size - _FRAME_BYTES)
+                buffer = self._allocator.try_open(limits.new_batch_bytes(ordered, start, end), first_record)
+            if buffer is None:
+                share = max(self._allocator.pool.total_bytes // _BLOCKING_DIVISOR, 1)
+                if full:
+                    # The pool gives batch.size in any case. Compressed, fewer rows would fill little of it.
+                    share = max(share, _FULL_SHARE * self._batch_size)
+                end = ordered.rows_within(start, most, share)
+                self.missing = limits.new_batch_bytes(ordered, start, end), end, first_record
                 break
-            start = end
-            if start < stop:
+            self._taken.append(buffer)
+            self._open(buffer, partition, start, end)
+            if end < stop:
                 self._close(partition.batches[-1])
+            start = end
         return start
 
-    def _place_in_tail(self, tail: ProducerBatch, limits: TopicLimits, start: int, stop: int) -> int:
+    def _place_in_tail(self, tail: ProducerBatch, start: int, stop: int) -> int:
         """Put rows into an open batch as far as room and memory go; return the first row beyond."""
         ordered = self.ordered
-        end = limits.rows_that_fit(ordered, start, stop, tail)
-        if end > start and not self._extend(tail, limits, start, end):
+        end = tail.home.limits.rows_that_fit(ordered, start, stop, tail)
+        if end > start and not self._extend(tail, start, end):
             # Memory is short: as many rows as fit into the rest of it.
             surplus = ordered.surplus(end - start, tail.base_timestamp)
             limit = tail.buffer.capacity + tail.buffer.growable_bytes
             end = min(ordered.rows_below(start, tail.raw_bytes_within(limit) - surplus), end)
-            if end <= start or not self._extend(tail, limits, start, end):
+            if end <= start or not self._extend(tail, start, end):
                 return start
-        return end
-
-    def _place_in_new_batch(self, partition: Partition, limits: TopicLimits, start: int, stop: int) -> int:
-        """Open a batch and put rows into it; return the first row beyond, ``start`` where the pool
-        is short of memory."""
-        ordered, full = self.ordered, self._allocator.full
-        first_record = _FRAME_BYTES + ordered.bound(start, start + 1)
-        end = most = limits.rows_that_fit(ordered, start, stop)
-        size = limits.new_batch_bytes(ordered, start, end)
-        buffer = self._allocator.try_open(size, first_record)
-        if buffer is None and full and size > self._batch_size:
-            # Open batches may have used up what rows may take beside their buffers. Some fit into the buffer.
-            end = ordered.rows_within(start, most, self._batch_size - _FRAME_BYTES)
-            buffer = self._allocator.try_open(limits.new_batch_bytes(ordered, start, end), first_record)
-        if buffer is None:
-            share = max(self._allocator.pool.total_bytes // _BLOCKING_DIVISOR, 1)
-            if full:
-                # The pool gives batch.size in any case. Compressed, fewer rows would fill little of it.
-                share = max(share, _FULL_SHARE * self._batch_size)
-            end = ordered.rows_within(start, most, share)
-            self.missing = limits.new_batch_bytes(ordered, start, end), end, first_record
-            return start
-        self._taken.append(buffer)
-        self._open(buffer, partition, limits, start, end)
         return end
 
     # -- carrying out -------------------------------------------------------------------------------
@@ -364,7 +351,7 @@ class AppendPass:
             if batch.state is not BatchState.OPEN:
                 # A closed batch stays held until it is sealed.
                 continue
-            limits = self._accumulator.limits_of(batch.partition.topic)
+            limits = batch.home.limits
             # Most batches are far from full: runs are short where partitions are many.
             if batch.buffer.overflowed or (
                 2 * batch.raw_bytes >= limits.write_limit and limits.is_full(batch)
@@ -493,7 +480,7 @@ class RecordAppender:
         for batch in closed:
             batch.seal()
             if batch.codec is not None:
-                self._accumulator.limits_of(batch.partition.topic).observe(batch.observed_ratio)
+                batch.home.limits.observe(batch.observed_ratio)
             group.append(batch)
             held += batch.raw_bytes
             if held >= _GROUP_BYTES or batch is closed[-1]:
@@ -528,11 +515,11 @@ class RecordAppender:
 
     def batch_capacity(self, partition: TopicPartition, row_bytes: float) -> BatchCapacity:
         """How many bytes of rows of about ``row_bytes`` the partition's batches take before they are full."""
-        limits = self._accumulator.limits_of(partition.topic)
         with self._accumulator.lock:
-            tail = open_batch_of(self._accumulator.partition(partition))
-            left = None if tail is None else limits.remaining(row_bytes, tail)
-            return BatchCapacity(left, limits.remaining(row_bytes))
+            found = self._accumulator.partition(partition)
+            tail = open_batch_of(found)
+            left = None if tail is None else found.limits.remaining(row_bytes, tail)
+            return BatchCapacity(left, found.limits.remaining(row_bytes))
 
     def flush(self, partitions: Set[TopicPartition] | None = None) -> None:
         """Close and seal every open batch on the task's thread; the sender drains them meanwhile.

@@ -53,7 +53,7 @@ class BatchSplitter:
         """The records of a batch that was surely not written go on in smaller ones with consecutive
         sequences, none larger than what the topic's brokers are known to take."""
         size, count, may_move = batch.size, batch.record_count, batch.may_move
-        pieces = split_batch(batch, self._accumulator.limits_of(batch.partition.topic).largest_batch)
+        pieces = split_batch(batch, batch.home.limits.largest_batch)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "%s: split a batch of %d bytes and %d records into %d of %s bytes",
@@ -72,7 +72,7 @@ class BatchSplitter:
 
     def split_if_too_large(self, batch: ProducerBatch) -> bool:
         """Split a batch that is about to be sent if it is larger than what its brokers are known to take."""
-        limit = self._accumulator.limits_of(batch.partition.topic).learnt
+        limit = batch.home.limits.learnt
         if limit is None or batch.size <= limit or batch.record_count == 1 or batch.possibly_written:
             return False
         self.split(batch)

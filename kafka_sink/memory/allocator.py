@@ -85,6 +85,8 @@ class BufferAllocator:
         if chunks is None:
             return None
         buffer = ChunkedBuffer(self.pool, arena, chunks, full_bytes, self._heap_arena)
+        if projected <= buffer.capacity:
+            return buffer
         grown = False
         try:
             grown = buffer.grow(projected)

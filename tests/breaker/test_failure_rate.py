@@ -12,11 +12,11 @@ from kafka_sink.breaker import FailureRateCircuitBreaker
 from kafka_sink.breaker.failure_rate import OutcomeWindow, SilenceLimits, has_response
 from kafka_sink.breaker.interface import ProducerStatusContext
 from kafka_sink.clock import window_at
-from kafka_sink.cluster.partition import Partition
 from kafka_sink.errors import BrokerRefusedError, ConfigurationError, RecordTooLargeError
 from kafka_sink.model import TopicPartition
 from tests.support.breaker_cluster import Cluster
 from tests.support.brokers import Brokers, batch_of
+from tests.support.queues import partition_of
 
 P0, P1, P2 = (TopicPartition("t", partition) for partition in range(3))
 REPLICAS = BrokerRefusedError("NOT_ENOUGH_REPLICAS", 19)
@@ -426,7 +426,7 @@ outcomes = st.lists(st.tuples(st.sampled_from([1, 400, 2_600, 5_000, 11_000]), s
 @given(outcomes)
 def test_windows_against_a_list_of_everything(story: list[tuple[int, bool]]) -> None:
     """Of batches that are sent one after the other."""
-    partition = Partition(P0)
+    partition = partition_of(P0)
     now, seen = 0.0, []
     for passed, bad in story:
         sent, now = now, now + passed

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.engine.identity import ProducerIdentity
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import TopicPartition
 from tests.support.brokers import Brokers
+from tests.support.queues import partition_of
 from tests.support.sequences import P0, P1, acknowledge, batch, ended, fail, identity, marks, sent
 
 # -- sequences ----------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_two_gaps_close_at_once() -> None:
 
 
 def test_what_comes_back_takes_its_place_among_what_was_appended() -> None:
-    partition = Partition(TopicPartition("t", 0))
+    partition = partition_of(TopicPartition("t", 0))
     batches = [batch(1, partition) for _ in range(4)]
     partition.batches.extend((batches[1], batches[3]))
     for one in (batches[2], batches[0]):
@@ -221,6 +221,6 @@ def test_what_comes_back_takes_its_place_among_what_was_appended() -> None:
 
 
 def test_a_leader_is_looked_up_once_for_a_version_of_the_metadata() -> None:
-    brokers, partition = Brokers(1), Partition(TopicPartition("t", 0))
+    brokers, partition = Brokers(1), partition_of(TopicPartition("t", 0))
     partition.refresh_leader(brokers.led_by(lambda _: 1), 7)
     assert (partition.leader, partition.metadata_version) == (brokers[1], 7)

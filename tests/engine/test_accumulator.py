@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.errors import IllegalTransitionError
@@ -18,6 +17,7 @@ from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import SinkOptions
 from kafka_sink.records.batch_header import ProducerSequence
 from tests.support.brokers import Brokers
+from tests.support.queues import partition_of
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -426,7 +426,7 @@ def test_only_free_batches_that_no_request_had_move_and_they_keep_their_order() 
     assert bench.used() == before
     for batch in (tried, keyed, sequenced):
         with pytest.raises(IllegalTransitionError, match="cannot move"):
-            batch.move_to_partition(Partition(P[1]))
+            batch.move_to_partition(partition_of(P[1]))
 
 
 def test_they_go_behind_what_is_queued_where_least_is() -> None:

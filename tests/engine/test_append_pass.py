@@ -9,6 +9,7 @@ from kafka_sink.engine.appender import AppendPass
 from kafka_sink.engine.batch import BatchState
 from kafka_sink.model import TopicPartition
 from tests.support.append_bench import CHUNK, Bench, rows
+from tests.support.queues import limits_of
 
 
 def placed(plan: AppendPass) -> list[tuple[int, int, int, int]]:
@@ -74,7 +75,7 @@ def test_a_pass_begins_in_the_middle_of_a_run() -> None:
 
 def test_a_refused_batch_is_learnt_from_once() -> None:
     bench = Bench()
-    limits = bench.accumulator.limits_of("t")
+    limits = limits_of(bench.accumulator)
     bench.accumulator.too_large_batches.append((limits, 1.7))
     bench.planned(rows(1))
     assert bench.accumulator.too_large_batches == []

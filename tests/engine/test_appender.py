@@ -30,7 +30,7 @@ from kafka_sink.rows.columns import extract
 from tests.support.allocators import full_allocator, incremental_allocator
 from tests.support.brokers import Brokers
 from tests.support.partitioners import plain_partitioner
-from tests.support.queues import teach_ratio
+from tests.support.queues import limits_of, teach_ratio
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
@@ -345,7 +345,7 @@ def refuse(bench: Bench, partition: int = 0) -> int:
     batch.move_to(BatchState.IN_FLIGHT)
     size = batch.size
     accumulator.note_too_large(batch)
-    accumulator.reenqueue_split(batch, split_batch(batch, accumulator.limits_of("t").largest_batch))
+    accumulator.reenqueue_split(batch, split_batch(batch, batch.home.limits.largest_batch))
     return size
 
 
@@ -384,7 +384,7 @@ def test_what_sealed_batches_shrank_to_lets_more_rows_into_later_ones() -> None:
     # The estimator learns from each; the ratio that a batch began with stays its own.
     assert batches[0].ratio == 1.0
     assert 0.75 in [batch.ratio for batch in batches]
-    assert bench.accumulator.limits_of("t").ratio < 0.5
+    assert limits_of(bench.accumulator).ratio < 0.5
     assert sorted((batch.ratio for batch in batches), reverse=True) == [batch.ratio for batch in batches]
     remaining = 4_096 - batch_header.SIZE
     for batch in batches[:-1]:
@@ -406,8 +406,8 @@ def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
     bench.appender.flush()
     assert refuse(bench) > 100_000
     bench.append(unit(0, [0]))
-    assert bench.accumulator.limits_of("t").ratio >= 1.0
-    assert bench.accumulator.limits_of("t").write_limit == 100_000
+    assert limits_of(bench.accumulator).ratio >= 1.0
+    assert limits_of(bench.accumulator).write_limit == 100_000
 
 
 def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.batch import (
     TRANSITIONS,
     BatchState,
@@ -14,6 +13,7 @@ from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from tests.support.allocators import incremental_allocator
+from tests.support.queues import partition_of
 
 
 def pool() -> BufferPool:
@@ -23,7 +23,9 @@ def pool() -> BufferPool:
 def batch_in(state: BatchState, memory: BufferPool | None = None) -> ProducerBatch:
     buffer = incremental_allocator(memory or pool()).try_open(100)
     assert buffer is not None
-    batch = ProducerBatch(Partition(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    batch = ProducerBatch(
+        partition_of(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0
+    )
     batch.state = state
     return batch
 
@@ -58,7 +60,9 @@ def test_a_batch_that_is_sent_again_is_sent_whole() -> None:
     assert buffer is not None
     assert between is not None
     assert buffer.grow(3_000)
-    batch = ProducerBatch(Partition(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0)
+    batch = ProducerBatch(
+        partition_of(TopicPartition("t", 0)), buffer, None, CompressionType.NONE, 1.0, 0, 0.0
+    )
     batch.held = True
     batch.append(memoryview(b"r" * 2_500), 1, 0)
     first, again = (b"".join(batch.write_header()) for _ in range(2))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.deliveries import Deliveries, TaskDeliveries
 from kafka_sink.errors import KafkaSinkError
 from kafka_sink.model import TopicPartition
+from tests.support.queues import partition_of
 from tests.support.written_batches import written_batch
 
 
 def test_neighbouring_batches_take_one_range() -> None:
     """Catches: a producer that runs for months keeps an entry for each batch."""
-    deliveries, partition = TaskDeliveries(), Partition(TopicPartition("t", 0))
+    deliveries, partition = TaskDeliveries(), partition_of(TopicPartition("t", 0))
     for number in range(1000):
         # Another writer has a batch in between, once.
         offset = 10 * number + (7 if number >= 500 else 0)
@@ -24,7 +24,7 @@ def test_neighbouring_batches_take_one_range() -> None:
 
 
 def test_ranges_join_in_whatever_order_responses_come() -> None:
-    deliveries, partition = TaskDeliveries(), Partition(TopicPartition("t", 0))
+    deliveries, partition = TaskDeliveries(), partition_of(TopicPartition("t", 0))
     for offset in (20, 0, 50, 10, 40, 70):
         deliveries.acknowledged([written_batch(partition, 10, 100, 128, offset)])
     (found,) = deliveries.partitions()
@@ -32,7 +32,7 @@ def test_ranges_join_in_whatever_order_responses_come() -> None:
 
 
 def test_the_next_task_counts_from_zero() -> None:
-    partition = Partition(TopicPartition("t", 0))
+    partition = partition_of(TopicPartition("t", 0))
     deliveries = TaskDeliveries()
     deliveries.acknowledged([written_batch(partition, 10, 100, 128, 0)])
     deliveries.failed(None, 2, KafkaSinkError("x"))

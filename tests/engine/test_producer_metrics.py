@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import kafka_sink
-from kafka_sink.cluster.partition import Partition
 from kafka_sink.counts import TaskCounts
 from kafka_sink.engine.deliveries import (
     Deliveries,
@@ -28,6 +27,7 @@ from kafka_sink.model import TopicPartition
 from kafka_sink.transactions.task_attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
 from tests.support.allocators import incremental_allocator
 from tests.support.forked import in_a_fork
+from tests.support.queues import partition_of
 from tests.support.written_batches import written_batch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -44,7 +44,7 @@ class Reporter:
 
 
 def acknowledge(deliveries: TaskDeliveries, raw: int, wire: int) -> None:
-    deliveries.acknowledged([written_batch(Partition(TopicPartition("t", 0)), 1, raw, wire, 0)])
+    deliveries.acknowledged([written_batch(partition_of(TopicPartition("t", 0)), 1, raw, wire, 0)])
 
 
 def test_totals_and_averages_are_of_one_task() -> None:

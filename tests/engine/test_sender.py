@@ -11,7 +11,6 @@ from kafka_sink.breaker import ProducerStatusContext
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.cluster.broker import Broker, SentRequest
-from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.sender import Sender, take_muted
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition
@@ -21,6 +20,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.breaker_cluster import IdleBreaker
 from tests.support.brokers import Brokers
 from tests.support.fake_broker import FakeCluster
+from tests.support.queues import partition_of
 from tests.support.scripted_cluster import mutes, rows, task, written
 from tests.support.waiting import until
 
@@ -242,7 +242,7 @@ def test_rows_of_a_forgotten_broker_still_count_for_the_breaker() -> None:
 
 def test_muted_partitions_are_taken_out_of_what_is_ready() -> None:
     names = [TopicPartition("t", number) for number in range(3)]
-    free, held, alone = map(Partition, names)
+    free, held, alone = map(partition_of, names)
     one, two = Brokers(1, 2).values()
     ready = {one: [free, held], two: [alone]}
     assert take_muted(ready, names[1:]) == {one: [held], two: [alone]}

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from kafka_sink.clock import ExponentialBackoff
-from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.identity import TransactionalIdentity
 from kafka_sink.engine.transaction_partitions import TransactionPartitions
 from kafka_sink.model import Node, TopicPartition
@@ -16,6 +15,7 @@ from kafka_sink.network.transaction_requests import (
     FoundCoordinator,
     PartitionErrors,
 )
+from tests.support.queues import partition_of
 
 PLACE = TopicPartition("t", 0)
 
@@ -45,7 +45,7 @@ def test_a_response_that_leaves_out_what_was_asked_for_is_no_answer() -> None:
     backoff = ExponentialBackoff(100.0, 100.0, lambda: 0.5)
     identity, network = TransactionalIdentity(backoff), Network()
     identity.adopt("x", 7, 0, adds_partitions=True)
-    partition = Partition(PLACE)
+    partition = partition_of(PLACE)
     identity.partitions_to_add[partition] = None
     failures: list[Exception] = []
     asks: Any = TransactionPartitions(identity, network, 1_000.0, backoff, failures.append)  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from kafka import codec
 
-from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
@@ -24,6 +23,7 @@ from kafka_sink.rows.murmur2 import murmur2, partitions_for
 from local_kafka import LocalBroker
 from tests.support.allocators import full_allocator, incremental_allocator
 from tests.support.java_oracle import Batch, JavaOracle, Row
+from tests.support.queues import partition_of
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -58,7 +58,7 @@ def encode_batch(
     assert buffer is not None
     base = batch.rows[0].timestamp
     made = ProducerBatch(
-        Partition(TopicPartition("t", 0)),
+        partition_of(TopicPartition("t", 0)),
         buffer,
         codec_for(compression, None),
         compression,

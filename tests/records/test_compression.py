@@ -9,13 +9,13 @@ import lz4.block
 import pytest
 import zstandard
 
-from kafka_sink.cluster.partition import Partition
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.records.compression import BlockCodec, WholeCodec, codec_for
 from tests.support.allocators import incremental_allocator
+from tests.support.queues import partition_of
 
 
 def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.Monk
         buffer = allocator.try_open(1_000)
         assert buffer is not None
         batch = ProducerBatch(
-            Partition(TopicPartition("t", partition)), buffer, codec, CompressionType.ZSTD, 1.0, 0, 0.0
+            partition_of(TopicPartition("t", partition)), buffer, codec, CompressionType.ZSTD, 1.0, 0, 0.0
         )
         batch.held = True
         batch.append(memoryview(b"row" * 300), 1, 0)

@@ -13,6 +13,7 @@ from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TopicPartition
 from tests.support.fake_log import RecordBatch, numbers_in, parse_batch
 from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, TOPIC, Model
+from tests.support.queues import limits_of
 
 P = TopicPartition(TOPIC, 0)
 OUT_OF_ORDER, TOO_LARGE, NOT_LEADER, UNKNOWN_PRODUCER = 45, 10, 6, 59
@@ -247,7 +248,7 @@ def test_no_batch_that_may_be_written_is_split(end: str) -> None:
     assert len(numbers_in(whole[0].data)) == 8
     model.disconnect(0, unread=end)
     # Another batch has taught what the brokers take now, so batches are split before they are sent.
-    model.accumulator.limits_of(TOPIC).too_large(len(whole[0].data) // 2, costs_task=False)
+    limits_of(model.accumulator, TOPIC).too_large(len(whole[0].data) // 2, costs_task=False)
     again(model)
     assert [one.data for one in sent(model)] == [one.data for one in whole]
     model.arrive(0, TOO_LARGE, append=False)

@@ -32,6 +32,7 @@ from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 from tests.support.allocators import full_allocator, incremental_allocator
 from tests.support.brokers import Brokers
 from tests.support.effort import tries
+from tests.support.queues import limits_of
 
 PARTITIONS = 7
 POOL_BYTES = 1 << 30  # mapped lazily; nothing presses
@@ -245,6 +246,6 @@ def test_the_runs_above_are_of_many_kinds() -> None:
     run = Run(shape, CompressionType.LZ4, incremental)
     wire = run.everything()
     assert run.batches > 2 * PARTITIONS
-    assert run.accumulator.limits_of("t").largest_batch < run.shape.batch_size
+    assert limits_of(run.accumulator).largest_batch < run.shape.batch_size
     assert max(map(len, wire)) > 2 * 64 * 1024
     assert sum(TopicPartition("t", p) in run.accumulator.partitions for p in range(PARTITIONS)) == PARTITIONS

@@ -12,6 +12,7 @@ from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.model import PartitionMetadata, TopicMetadata, TopicPartition
 from tests.support.brokers import Brokers, batch_of
+from tests.support.queues import partition_of
 
 A0, A1, A2 = (TopicPartition("a", number) for number in range(3))
 B0 = TopicPartition("b", 0)
@@ -62,7 +63,7 @@ class Cluster:
 
     def partition(self, name: TopicPartition) -> Partition:
         """As a producer has it."""
-        return self.partitions.setdefault(name, Partition(name))
+        return self.partitions.setdefault(name, partition_of(name))
 
     def manager(self, retry_interval_ms: float = 2_000.0) -> CircuitBreakManager:
         """Of a producer of this cluster."""

@@ -13,6 +13,7 @@ from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network.broker_connection import BrokerConnection
 from kafka_sink.network.broker_protocol import Request
 from kafka_sink.network.client import NetworkClient
+from tests.support.queues import partition_of
 
 
 class Connection:
@@ -64,7 +65,7 @@ def batch_of(home: Partition, rows: int) -> ProducerBatch:
 
 def batch(partition: TopicPartition) -> ProducerBatch:
     """Of a partition of its own."""
-    return batch_of(Partition(partition), 1)
+    return batch_of(partition_of(partition), 1)
 
 
 def _nothing(*_: object) -> None: ...

@@ -11,9 +11,10 @@ from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.network.requests import ProducerIdResponse
 from kafka_sink.records.batch_header import ProducerSequence
 from tests.support.allocators import incremental_allocator
+from tests.support.queues import partition_of
 
 ALLOCATOR = incremental_allocator(BufferPool(1 << 22, 128, clock_ms=lambda: 0.0))
-P0, P1 = Partition(TopicPartition("t", 0)), Partition(TopicPartition("t", 1))
+P0, P1 = partition_of(TopicPartition("t", 0)), partition_of(TopicPartition("t", 1))
 
 
 def identity(epoch: int = 0) -> ProducerIdentity:
