@@ -66,7 +66,7 @@ def producer_metrics() -> list[dict[str, float]]:
     """
     # If no task has run here, the producer module need not be imported.
     loaded = sys.modules.get("kafka_sink.task.producer")
-    return [] if loaded is None else loaded.LIVE_PRODUCERS.metrics()
+    return [] if loaded is None else loaded.live_metrics()
 
 
 def register(spark: SparkSession) -> None:

@@ -136,23 +136,6 @@ class RecordErrors(NamedTuple):
 NO_RECORD_ERRORS = RecordErrors()
 
 
-@dataclass(frozen=True, slots=True)
-class SparkTask:
-    """Which task a producer works for.
-
-    ``write`` is the Spark write that it belongs to, and ``stage`` the number of its stage: the coordinator
-    reports when either is over. ``number`` is the task's number in the write. All tasks with the same
-    ``job`` share a rate limit; without a coordinator, ``tasks_at_once`` do, the number of tasks that may run
-    at the same time.
-    """
-
-    write: str | None = None
-    number: int = -1
-    job: str = ""
-    tasks_at_once: int = 1
-    stage: int | None = None
-
-
 class PartitionResult(NamedTuple):
     """What a task wrote to one partition; offsets are -1 if the broker did not return them.
 

@@ -298,7 +298,6 @@ def row_way() -> dict[str, int]:
     sys.path[:0] = [str(ROOT), str(ROOT / "packages" / "local_kafka")]
     import pyarrow as pa
 
-    from kafka_sink.model import SparkTask
     from kafka_sink.options import parse
     from kafka_sink.rows.column_plan import ColumnPlan
     from kafka_sink.task.producer import Producer
@@ -313,10 +312,10 @@ def row_way() -> dict[str, int]:
             given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "t"}
             producer = Producer(parse({**given, "kafka.compression.type": compression}).options)
             for _ in range(2):
-                producer.begin(None, None, SparkTask())
+                producer.begin()
                 producer.send(table, plan=plan)
                 producer.finish()
-            producer.begin(None, None, SparkTask())
+            producer.begin()
             time.sleep(0.2)
             trace.on = True
             sys.setprofile(trace.note)

@@ -25,9 +25,10 @@ from kafka_sink.arrow.columns import ArrowColumns, EncodedColumns, check_early, 
 from kafka_sink.arrow.write import ArrowWrite, WriteTransaction, checked, plan
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.address import PlannedCoordinator
+from kafka_sink.coordinator.live.messages import TaskIdentity
 from kafka_sink.driver import driver_log
 from kafka_sink.errors import DeliveryError, ProducerClosedError, SchemaError
-from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
+from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.reports import write_report
 from kafka_sink.reports.delivery_report import EndedWrite, WriteResult
 from kafka_sink.rows.column_plan import ColumnPlan
@@ -131,7 +132,7 @@ class ArrowProducer:
             self._transaction = WriteTransaction(self.options, write.transactions)
         producer = PRODUCERS.take(self.options.for_tasks())
         try:
-            producer.begin(task=SparkTask(write.name, 0, write.name))
+            producer.begin(task=TaskIdentity(write.name, 0))
         except BaseException:
             producer.close(abort=True)
             raise

@@ -10,6 +10,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterator, Sequence, Set
 from copy import copy
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -123,8 +124,10 @@ class MutedMemoryLimit:
         )
 
 
+@dataclass(slots=True, eq=False)
 class AppendPass:
-    """Rows ``start`` to ``stop`` of a table, the batches that they go to, and those that are full after it.
+    """Rows of a table from ``start`` on, up to run ``stop_run``: the batches that they go to, and those that
+    are full after it. It has placed the rows up to ``stop``.
 
     ``ranges[i]`` are the rows of ``batches[i]``, counted from ``start`` on. Each batch is held from
     ``plan`` to ``end``, a closed one until it is sealed. Where memory is short, the pass ends, and
@@ -132,34 +135,22 @@ class AppendPass:
     first record alone.
     """
 
-    def __init__(
-        self,
-        accumulator: RecordAccumulator,
-        allocator: BufferAllocator,
-        ordered: OrderedRows,
-        start: int,
-        stop_run: int,
-        now_ms: float,
-        *,
-        dead_letters: bool = False,
-    ) -> None:
-        """Rows from ``start`` up to run ``stop_run``. ``dead_letters``: they are dead letters."""
-        self.ordered = ordered
-        self.start = start
-        self.stop = ordered.starts[stop_run]
-        self.batches: list[ProducerBatch] = []
-        self.ranges: list[RowRange] = []
-        self.closed: list[ProducerBatch] = []
-        self.missing: tuple[int, int, int] | None = None
-        self._accumulator = accumulator
-        self._allocator = allocator
-        self._batch_size = accumulator.options.batch_size
-        self._stop_run = stop_run
-        self._now_ms = now_ms
-        self._dead_letters = dead_letters
-        # Memory for new batches.
-        self._taken: list[ChunkedBuffer] = []
-        self._opened = False
+    accumulator: RecordAccumulator
+    # Dead letters have another than the accumulator's.
+    allocator: BufferAllocator
+    ordered: OrderedRows
+    start: int
+    stop_run: int
+    now_ms: float
+    dead_letters: bool = False
+    stop: int = field(init=False)
+    batches: list[ProducerBatch] = field(init=False, default_factory=list)
+    ranges: list[RowRange] = field(init=False, default_factory=list)
+    closed: list[ProducerBatch] = field(init=False, default_factory=list)
+    missing: tuple[int, int, int] | None = field(init=False, default=None)
+    # Memory for new batches.
+    _taken: list[ChunkedBuffer] = field(init=False, default_factory=list)
+    _opened: bool = field(init=False, default=False)
 
     # -- planning: under the accumulator's lock -----------------------------------------------------
 
@@ -169,14 +160,15 @@ class AppendPass:
         ``granted`` is memory for the first rows, up to ``granted_stop``, that was waited for. If it does not
         hold the whole run, the pass ends after it. Where this fails, ``give_back`` follows.
         """
-        accumulator, ordered, start = self._accumulator, self.ordered, self.start
+        accumulator, ordered, start = self.accumulator, self.ordered, self.start
         for limits, ratio in accumulator.too_large_batches:
             limits.relearn(ratio)
         accumulator.too_large_batches.clear()
         self._taken = [] if granted is None else [granted]
         starts = ordered.starts
+        self.stop = starts[self.stop_run]
         opened = first = bisect_right(starts, start) - 1
-        for run in range(first, self._stop_run):
+        for run in range(first, self.stop_run):
             if run < opened:
                 continue
             start = max(start, starts[run])
@@ -189,8 +181,8 @@ class AppendPass:
                 start, granted = granted_stop, None
             else:
                 # Memory for one run alone needs no common call.
-                if start == starts[run] and run + 1 < self._stop_run and tail is None:
-                    opened = self._open_for_runs(run, min(self._stop_run, run + _OPENED_AT_ONCE))
+                if start == starts[run] and run + 1 < self.stop_run and tail is None:
+                    opened = self._open_for_runs(run, min(self.stop_run, run + _OPENED_AT_ONCE))
                     if run < opened:
                         continue
                 start = self._place_run(partition, tail, start, stop)
@@ -200,7 +192,7 @@ class AppendPass:
 
     def give_back(self) -> None:
         """Return all memory that no batch has. The accumulator's lock is held."""
-        owned = {id(batch.buffer) for batch in self._accumulator.live}
+        owned = {id(batch.buffer) for batch in self.accumulator.live}
         for buffer in self._taken:
             if id(buffer) not in owned:
                 buffer.release()
@@ -221,9 +213,9 @@ class AppendPass:
                 # These rows have room by their exact sizes, so the batch stays within the limit even where
                 # the upper bound exceeds it.
                 projected = min(projected, tail.home.limits.write_limit)
-            if self._allocator.pool.overdrawn or not tail.buffer.grow(projected):
+            if self.allocator.pool.overdrawn or not tail.buffer.grow(projected):
                 return False
-        elif tail.codec is not None and self._allocator.pool.overdrawn:
+        elif tail.codec is not None and self.allocator.pool.overdrawn:
             return False
         tail.held = True
         tail.free &= ordered.free
@@ -234,20 +226,20 @@ class AppendPass:
 
     def _open(self, buffer: ChunkedBuffer, partition: Partition, start: int, stop: int) -> None:
         """Make a batch in this memory the partition's last, with rows ``start`` to ``stop``."""
-        options = self._accumulator.options
+        options = self.accumulator.options
         batch = ProducerBatch(
             partition,
             buffer,
-            self._accumulator.codec,
+            self.accumulator.codec,
             options.compression_type,
             partition.limits.ratio,
             self.ordered.timestamp(start),
-            self._now_ms,
+            self.now_ms,
         )
         batch.held = True
         batch.free = self.ordered.free
-        batch.dead_letters = self._dead_letters
-        self._accumulator.enqueue(partition, batch)
+        batch.dead_letters = self.dead_letters
+        self.accumulator.enqueue(partition, batch)
         self._opened = True
         self.batches.append(batch)
         self.ranges.append(RowRange(start - self.start, stop - self.start, 0, batch.base_timestamp))
@@ -255,7 +247,7 @@ class AppendPass:
     def _open_for_runs(self, run: int, stop_run: int) -> int:
         """Put whole runs from ``run`` on into new batches, up to the first whose partition has an open batch,
         that may not fit, or that the pool has no memory for. Return that run."""
-        ordered, accumulator = self.ordered, self._accumulator
+        ordered, accumulator = self.ordered, self.accumulator
         starts = ordered.starts
         found: list[Partition] = []
         sizes: list[int] = []
@@ -268,11 +260,11 @@ class AppendPass:
             if limits.rows_that_fit(ordered, start, stop) < stop:
                 break
             size = limits.new_batch_bytes(ordered, start, stop)
-            if self._allocator.full and size > self._batch_size:
+            if self.allocator.full and size > self.accumulator.options.batch_size:
                 break
             found.append(partition)
             sizes.append(size)
-        buffers = self._allocator.try_open_all(sizes)
+        buffers = self.allocator.try_open_all(sizes)
         self._taken += buffers
         for partition, buffer in zip(found, buffers, strict=False):
             self._open(buffer, partition, starts[run], starts[run + 1])
@@ -287,22 +279,23 @@ class AppendPass:
             if start < stop:
                 # Full, or the pool is exhausted: the sender can take it either way before anything blocks.
                 self._close(tail)
-        ordered, limits, full = self.ordered, partition.limits, self._allocator.full
+        ordered, limits, full = self.ordered, partition.limits, self.allocator.full
+        batch_size = self.accumulator.options.batch_size
         while start < stop:
             first_record = _FRAME_BYTES + ordered.bound(start, start + 1)
             end = most = limits.rows_that_fit(ordered, start, stop)
             size = limits.new_batch_bytes(ordered, start, end)
-            buffer = self._allocator.try_open(size, first_record)
-            if buffer is None and full and size > self._batch_size:
+            buffer = self.allocator.try_open(size, first_record)
+            if buffer is None and full and size > batch_size:
                 # Open batches may have used up what rows may take beside their buffers. Some fit into the
                 # buffer.
-                end = ordered.rows_within(start, most, self._batch_size - _FRAME_BYTES)
-                buffer = self._allocator.try_open(limits.new_batch_bytes(ordered, start, end), first_record)
+                end = ordered.rows_within(start, most, batch_size - _FRAME_BYTES)
+                buffer = self.allocator.try_open(limits.new_batch_bytes(ordered, start, end), first_record)
             if buffer is None:
-                share = max(self._allocator.pool.total_bytes // _BLOCKING_DIVISOR, 1)
+                share = max(self.allocator.pool.total_bytes // _BLOCKING_DIVISOR, 1)
                 if full:
                     # The pool gives batch.size in any case. Compressed, fewer rows would fill little of it.
-                    share = max(share, _FULL_SHARE * self._batch_size)
+                    share = max(share, _FULL_SHARE * batch_size)
                 end = ordered.rows_within(start, most, share)
                 self.missing = limits.new_batch_bytes(ordered, start, end), end, first_record
                 break
@@ -363,8 +356,8 @@ class AppendPass:
                 batch.held = False
         # The sender sleeps until a batch that it knows is due, so new batches and batches that it found
         # held must wake it.
-        wake = self._opened or self._accumulator.held_batch_skipped
-        self._accumulator.held_batch_skipped = False
+        wake = self._opened or self.accumulator.held_batch_skipped
+        self.accumulator.held_batch_skipped = False
         return wake
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-from weakref import WeakSet
 
 from kafka_sink.cluster.partition import Partition, PartitionCounts
-from kafka_sink.counts import TaskCounts, TopicMetrics
+from kafka_sink.counts import TopicMetrics
 from kafka_sink.engine.accumulator import WrittenBatch
 from kafka_sink.errors import DeliveryError
 from kafka_sink.memory.pool import PoolMetrics
@@ -201,16 +198,10 @@ class TaskDeliveries:
             )
 
 
-# -- a producer's metrics under Kafka's names, and the live producers of this process ----------------------
+# -- a producer's metrics under Kafka's names ---------------------------------------------------------------
 
 
 Metrics = dict[str, float]
-
-
-class HasMetrics(Protocol):
-    """A producer, as far as its metrics are concerned."""
-
-    def metrics(self) -> Metrics: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +216,14 @@ class RowMetrics:
     metadata_wait_ms: float = 0.0
     metadata_age_ms: float = 0.0
     muted_partitions: int = 0
+    breaker_trips: int = 0
+    breaker_probes: int = 0
 
 
 def task_metrics(
     pool: PoolMetrics,
     before: PoolMetrics,
     counts: Deliveries,
-    totals: TaskCounts,
     rows: RowMetrics,
 ) -> Metrics:
     """The metrics of one task. ``before`` is the pool when the task began.
@@ -272,34 +264,6 @@ def task_metrics(
         "metadata-wait-time-ns-total": int(rows.metadata_wait_ms * 1e6),
         "record-moved-total": counts.moved,
         "muted-partitions": rows.muted_partitions,
-        "breaker-trips-total": totals.breaker_trips,
-        "breaker-probes-total": totals.breaker_probes,
+        "breaker-trips-total": rows.breaker_trips,
+        "breaker-probes-total": rows.breaker_probes,
     }
-
-
-class LiveProducers:
-    """The producers of this process that are not closed. Thread-safe. Keeps no producer alive."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the attribute below
-        self._living: WeakSet[HasMetrics] = WeakSet()
-        # For the life of the process.
-        os.register_at_fork(after_in_child=self._after_fork)
-
-    def _after_fork(self) -> None:
-        """A fork copies the parent's producers without their threads; another may have held the lock."""
-        self._lock = threading.Lock()
-        self._living = WeakSet()
-
-    def add(self, producer: HasMetrics) -> None:
-        with self._lock:
-            self._living.add(producer)
-
-    def discard(self, producer: HasMetrics) -> None:
-        with self._lock:
-            self._living.discard(producer)
-
-    def metrics(self) -> list[Metrics]:
-        with self._lock:
-            living = list(self._living)
-        return [producer.metrics() for producer in living]

@@ -19,10 +19,10 @@ from kafka_sink import spark_application
 from kafka_sink.clock import ABORTING, COMMITTING
 from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress, PlannedCoordinator, without_brackets
-from kafka_sink.coordinator.live.messages import DriverWaiting
+from kafka_sink.coordinator.live.messages import DriverWaiting, TaskIdentity, about_job
 from kafka_sink.driver import driver_log, last_line
 from kafka_sink.errors import DeliveryError, ExecutorDisconnectedError, KafkaSinkError, WriteOverError
-from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
+from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import SinkOptions
 from kafka_sink.printable import printable
 from kafka_sink.reports import write_report
@@ -36,7 +36,6 @@ from kafka_sink.spark.short_tracebacks import log_failure, message_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafka_sink.coordinator.live.messages import TaskIdentity
     from kafka_sink.dead_letters.rejected_rows import RejectedRows
     from kafka_sink.formats.planning import RowEncoding
     from kafka_sink.task.producer import Producer
@@ -159,9 +158,9 @@ class PlannedWrite:
                 self.plan.narrowed(),
                 self._coordinator(),
                 self._snapshot(),
-                again=self._is_run_again(),
                 task=self._task(),
-                identity=self._identity_in_task(),
+                tasks_at_once=self.tasks_at_once,
+                again=self._is_run_again(),
             ) as producer,
             watched(executor, producer.abort) as check_executor,
             memory_kept(),
@@ -235,21 +234,6 @@ class PlannedWrite:
         host = location.host or context.getLocalProperty("spark.driver.host")
         return None if host is None else CoordinatorAddress(without_brackets(host), location)
 
-    def _task(self) -> SparkTask:
-        name = self._name_in_task()
-        context = TaskContext.get()
-        if context is None:
-            return SparkTask(name, job=self.name, tasks_at_once=self.tasks_at_once)
-        # A batch write in foreachBatch has the query, too.
-        query = context.getLocalProperty(_QUERY_ID)
-        return SparkTask(
-            name,
-            context.partitionId(),
-            query or self.name,
-            self.tasks_at_once,
-            context.stageId(),
-        )
-
     def _name_in_task(self) -> str:
         # A batch write in foreachBatch has the property as well.
         context = TaskContext.get() if self.is_streaming else None
@@ -259,16 +243,15 @@ class PlannedWrite:
         """The name with the micro-batch: a reused plan must not end tasks of the next micro-batch."""
         return self.name if batch_id is None else f"{self.name}/{batch_id}"
 
-    def _identity_in_task(self) -> TaskIdentity | None:
-        """Under which name the task reports to the live view. None where nobody looks."""
+    def _task(self) -> TaskIdentity:
         context = TaskContext.get()
-        if context is None or self.coordinator.location is None or not self.coordinator.location.has_view:
-            return None
-        from kafka_sink.coordinator.live.messages import TaskIdentity, about_job
-
+        if context is None:
+            return TaskIdentity(self._name_in_task(), 0, -1)
         query, batch = micro_batch_of(context)
         about = None
-        if context.partitionId() == 0:
+        # Only the live view shows it.
+        has_view = self.coordinator.location is not None and self.coordinator.location.has_view
+        if has_view and context.partitionId() == 0:
             name = job_name(context.getLocalProperty(_DESCRIPTION) or "")
             about = about_job(name, self.options.shown())
         return TaskIdentity(
@@ -281,6 +264,7 @@ class PlannedWrite:
             batch,
             context.getLocalProperty("spark.app.name") or "",
             about,
+            context.stageId(),
         )
 
     def _end_attempts(self, batch_id: int | None) -> str:

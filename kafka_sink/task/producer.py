@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
@@ -36,14 +37,14 @@ from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import MutedMemoryLimit, RecordAppender
-from kafka_sink.engine.deliveries import LiveProducers, Metrics, RowMetrics, task_metrics
+from kafka_sink.engine.deliveries import Metrics, RowMetrics, task_metrics
 from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.engine.sender import Sender
 from kafka_sink.engine.telemetry import ClientTelemetry
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from kafka_sink.memory.allocator import BufferAllocator, WorkerPools, chunk_size
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import SparkTask, TaskResult
+from kafka_sink.model import TaskResult
 from kafka_sink.network.client import NetworkClient
 from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
@@ -67,9 +68,20 @@ _WATCH_MS = 1000.0
 _MAX_DEAD_LETTER_BYTES = 1_000_000
 _DEAD_LETTER_MEMORY_BYTES = 8 << 20
 
-_NO_TASK = SparkTask()
+# Of a producer that serves no Spark task.
+NO_TASK = TaskIdentity("", 0, -1)
 POOLS = WorkerPools(monotonic_ms)
-LIVE_PRODUCERS = LiveProducers()
+# Those of this process that are not closed, by their id().
+LIVE_PRODUCERS: WeakValueDictionary[int, Producer] = WeakValueDictionary()
+# A fork copies them without their threads.
+os.register_at_fork(after_in_child=LIVE_PRODUCERS.clear)
+
+
+def live_metrics() -> list[Metrics]:
+    """Of each live producer. Any thread."""
+    # A copy, made in one step: other threads make and close producers meanwhile.
+    living = [one() for one in LIVE_PRODUCERS.valuerefs()]
+    return [one.metrics() for one in living if one is not None]
 
 
 class WorkerParts:
@@ -186,17 +198,17 @@ class Producer:
         self._writes = WriteChannel(self.abort)
         # Of the rows that ``send`` is given without another.
         self.plan: ColumnPlan | None = None
-        self._task = self._new_task(_NO_TASK)
+        self._task = self._new_task(NO_TASK)
         self.sender.start()
-        LIVE_PRODUCERS.add(self)
+        LIVE_PRODUCERS[id(self)] = self
 
-    def _new_task(self, task: SparkTask) -> _TaskParts:
+    def _new_task(self, task: TaskIdentity) -> _TaskParts:
         options, dead_letters, writer = self.options, None, None
         if options.errors_tolerance != "none":
             topic, max_rows = options.errors_deadletterqueue_topic_name, options.errors_max
             # One must fit where its row did not, and into a topic with the default max.message.bytes.
             max_bytes = min(_MAX_DEAD_LETTER_BYTES, options.max_request_size // 2, options.buffer_memory // 2)
-            dead_letters = DeadLetters(topic, max_rows, max_bytes, str(task.number))
+            dead_letters = DeadLetters(topic, max_rows, max_bytes, str(task.partition))
             writer = DeadLetterWriter(dead_letters, self._order, self._append_dead_letters)
         self.sender.begin(dead_letters)
         reporter = TaskReporter(self._parts, dead_letters, self._rate_limit, monotonic_ms)
@@ -206,17 +218,18 @@ class Producer:
         self,
         coordinator: CoordinatorAddress | None = None,
         hints: MetadataSnapshot | None = None,
-        task: SparkTask = _NO_TASK,
-        identity: TaskIdentity | None = None,
+        task: TaskIdentity = NO_TASK,
+        tasks_at_once: int = 1,
     ) -> None:
         """A new task: its counts start at zero.
 
-        ``hints`` is the metadata that the driver sent along, with its age.
+        ``hints`` is the metadata that the driver sent along, with its age. ``tasks_at_once`` is the number of
+        tasks that may run at the same time: they share the job's rate limit where there is no coordinator.
         """
         if hints is not None:
             self.cluster.import_snapshot(hints, monotonic_ms())
         self._use_coordinator(coordinator)
-        self._begin_rate_limit(task)
+        self._begin_rate_limit(task, tasks_at_once)
         parts = self._parts
         if isinstance(parts.identity, TransactionalIdentity):
             parts.identity.leave()
@@ -227,21 +240,22 @@ class Producer:
         parts.accumulator.flushing = False
         parts.appender.encode_ms = parts.appender.pool_wait_ms = 0.0
         self._task = self._new_task(task)
-        self._writes.begin(task.write, task.stage)
-        if self._reports is not None and identity is not None:
-            self._reports.begin(identity)
+        self._writes.begin(task.write or None, task.stage)
+        if self._reports is not None and task.write:
+            self._reports.begin(task)
 
-    def _begin_rate_limit(self, task: SparkTask) -> None:
+    def _begin_rate_limit(self, task: TaskIdentity, tasks_at_once: int) -> None:
         limits = limits_of(self.options)
         if not limits:
             return
         if self._rate_limit is None:
-            self._rate_limit = RateLimit(limits, task.tasks_at_once, monotonic_ms)
+            self._rate_limit = RateLimit(limits, tasks_at_once, monotonic_ms)
             self._rate_limit.activity = self.activity
         self._rate_limit.grants = None if self._coordinator is None else self._rates
         if self._rates is not None and self._coordinator is not None and self._coordinator.is_connecting:
             self._rates.expect()
-        self._rate_limit.begin(task.job)
+        # All tasks of a query share it, over its micro-batches.
+        self._rate_limit.begin(task.query or task.write)
 
     def begin_transaction(
         self, transactional_id: str, producer_id: int, epoch: int, adds_partitions: bool = False
@@ -433,15 +447,15 @@ class Producer:
         self.flush()
         task = self._task
         counts = task.reporter.counts()
-        written = counts.records + counts.unconfirmed
-        if written + counts.skipped != task.rows + task.rejected_rows:
+        accounted = counts["records"] + counts["unconfirmed"] + counts["skipped"]
+        if accounted != self.rows:
             # No row may be lost in silence. No known path leads here.
-            raise DeliveryError(f"of {self.rows} rows {written + counts.skipped} are accounted for")
+            raise DeliveryError(f"of {self.rows} rows {accounted} are accounted for")
         now = monotonic_ms()
         if self._reports is not None:
             self._send_last_report(self._reports)
         return TaskResult(
-            **counts.by_name(),
+            **counts,
             partitions=self.sender.deliveries.partitions(),
             elapsed_ms=now - task.reporter.started_ms,
             flush_ms=now - started,
@@ -522,15 +536,17 @@ class Producer:
 
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
-        task, muted = self._task, self.breaker.manager.muted_count
-        age_ms = self.cluster.age_ms(monotonic_ms())
-        return task_metrics(
-            self._parts.allocator.pool.metrics(),
-            task.reporter.memory_before,
-            self.sender.deliveries.counts(),
-            task.reporter.counts(),
-            RowMetrics(task.largest_record, task.metadata_wait_ms, age_ms, muted),
+        task, counts = self._task, self._task.reporter.counts()
+        rows = RowMetrics(
+            task.largest_record,
+            task.metadata_wait_ms,
+            self.cluster.age_ms(monotonic_ms()),
+            self.breaker.manager.muted_count,
+            counts["breaker_trips"],
+            counts["breaker_probes"],
         )
+        pool = self._parts.allocator.pool.metrics()
+        return task_metrics(pool, task.reporter.memory_before, self.sender.deliveries.counts(), rows)
 
     @property
     def is_reusable(self) -> bool:
@@ -555,7 +571,7 @@ class Producer:
         Called by the task's thread, or between tasks. ``abort`` is for a task that failed: Spark runs it
         again, so bytes that the kernel still holds for the connections are dropped.
         """
-        LIVE_PRODUCERS.discard(self)
+        LIVE_PRODUCERS.pop(id(self), None)
         self._writes.end()
         if self._reports is not None:
             self._send_last_report(self._reports, failed=True)

@@ -15,13 +15,11 @@ from contextlib import contextmanager
 from kafka_sink.cluster.topic_state import MetadataSnapshot
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.live.messages import TaskIdentity
-from kafka_sink.model import SparkTask
 from kafka_sink.options import SinkOptions
 from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.task.producer import Producer
+from kafka_sink.task.producer import NO_TASK, Producer
 
 _CACHED_PRODUCERS = 4
-_NO_TASK = SparkTask()
 
 
 class ProducerCache:
@@ -83,21 +81,21 @@ def task_producer(
     coordinator: CoordinatorAddress | None = None,
     hints: MetadataSnapshot | None = None,
     *,
-    task: SparkTask = _NO_TASK,
-    identity: TaskIdentity | None = None,
+    task: TaskIdentity = NO_TASK,
+    tasks_at_once: int = 1,
     again: bool = False,
 ) -> Iterator[Producer]:
     """A producer for one task, whose columns ``plan`` describes. An exception inside the context discards it
     with all that is half sent.
 
-    ``coordinator`` is where the task shares metadata and mutes. For ``hints``, ``task`` and ``identity`` see
-    Producer.begin. ``again`` says that an earlier attempt of the task failed: the task then gets a new
+    ``coordinator`` is where the task shares metadata and mutes. For ``hints``, ``task`` and ``tasks_at_once``
+    see Producer.begin. ``again`` says that an earlier attempt of the task failed: the task then gets a new
     producer, because an idle one may hold the same wrong metadata (of a cluster that was replaced, say).
     """
     # One producer serves all topics. Options that only planning reads must not lead to another producer.
     producer = PRODUCERS.take(options.for_tasks(), new=again)
     try:
-        producer.begin(coordinator, hints, task, identity)
+        producer.begin(coordinator, hints, task, tasks_at_once)
         producer.plan = plan
         yield producer
     except BaseException:

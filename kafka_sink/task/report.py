@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import reduce
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kafka_sink.clock import LIMIT, MEMORY, Clock
 from kafka_sink.coordinator.live.messages import (
@@ -23,7 +23,7 @@ from kafka_sink.coordinator.live.messages import (
     cluster_name,
 )
 from kafka_sink.coordinator.schema import cut
-from kafka_sink.counts import NAMES, BrokerMetrics, Number, TaskCounts, TopicMetrics
+from kafka_sink.counts import NAMES, BrokerMetrics, Number, TopicMetrics
 from kafka_sink.engine.deliveries import Deliveries
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 
@@ -87,16 +87,16 @@ class TaskReporter:
         began, counts = self.transaction_since_ms, self.counts()
         # Waits count when they end. The one that goes on must show, too.
         if state == MEMORY:
-            counts = replace(counts, pool_wait_ms=counts.pool_wait_ms + state_ms)
+            counts["pool_wait_ms"] += state_ms
         elif state == LIMIT:
-            counts = replace(counts, rate_wait_ms=counts.rate_wait_ms + state_ms)
+            counts["rate_wait_ms"] += state_ms
         return TaskReport(
             cluster_name(self._parts.accumulator.options),
             identity,
             elapsed_ms=max(0.0, now_ms - self.started_ms),
             state=state,
             state_ms=state_ms,
-            counters=_rounded(counts.by_name()),
+            counters=_rounded(counts),
             gauges={} if done else _rounded(self._gauges()),
             topics=dict(named_topics(self._parts.sender.deliveries.topics())),
             brokers=self._brokers(now_ms, done=done),
@@ -109,23 +109,24 @@ class TaskReporter:
             failed=failed,
         )
 
-    def counts(self) -> TaskCounts:
+    def counts(self) -> dict[str, Any]:
+        """All of the task's counts, by their names in ``TaskCounts``."""
         counts, before, other_rack_bytes = self._parts.sender.deliveries.counts(), self._before, 0
         if self._parts.rack.name:
             sent = self._parts.sender.broker_metrics(self._clock_ms())
             other_rack_bytes = sum(
                 broker.sent_bytes for node_id, broker in sent.items() if self._parts.rack.is_other(node_id)
             )
-        return TaskCounts(
+        return {
             **{name: getattr(counts, name) for name in _OF_DELIVERIES},
-            **{name: value - before.get(name, 0) for name, value in self._of_all_tasks().items()},
-            skipped=0 if self._dead_letters is None else self._dead_letters.rows,
-            other_rack_bytes=other_rack_bytes,
-            encode_ms=self._parts.appender.encode_ms,
-            pool_wait_ms=self._parts.appender.pool_wait_ms,
-            rate_wait_ms=0.0 if self._rate_limit is None else self._rate_limit.waited_ms,
-            transactions_begun=int(self.transaction_since_ms is not None),
-        )
+            **{name: value - before[name] for name, value in self._of_all_tasks().items()},
+            "skipped": 0 if self._dead_letters is None else self._dead_letters.rows,
+            "other_rack_bytes": other_rack_bytes,
+            "encode_ms": self._parts.appender.encode_ms,
+            "pool_wait_ms": self._parts.appender.pool_wait_ms,
+            "rate_wait_ms": 0.0 if self._rate_limit is None else self._rate_limit.waited_ms,
+            "transactions_begun": int(self.transaction_since_ms is not None),
+        }
 
     def _gauges(self) -> dict[str, Number]:
         pool = self._parts.allocator.pool.metrics()

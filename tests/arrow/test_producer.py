@@ -204,7 +204,7 @@ def test_an_exception_of_the_program_ends_the_write_at_once(
     ) in caplog.text
     assert sender_threads() == []
     until(lambda: not attendants(), "its thread has ended")
-    assert LIVE_PRODUCERS.metrics() == []
+    assert not LIVE_PRODUCERS
 
 
 def test_what_an_iterator_raises_ends_the_write(cluster: FakeCluster) -> None:

@@ -22,7 +22,7 @@ from kafka_sink.coordinator.launcher import plan_coordinator
 from kafka_sink.coordinator.live.messages import TaskIdentity, report_end
 from kafka_sink.coordinator.rendezvous import read_found
 from kafka_sink.errors import KafkaSinkError
-from kafka_sink.model import EndedTransactions, SparkTask, TaskResult
+from kafka_sink.model import EndedTransactions, TaskResult
 from kafka_sink.options import parse
 from kafka_sink.reports.delivery_report import EndedWrite
 from kafka_sink.reports.write_report import write_ended
@@ -77,8 +77,7 @@ class Job:
         identity = TaskIdentity(self.name, number, task, host="worker-1", application="nightly orders")
         options = parse(self.raw | {"kafka.buffer.memory": str(self.size + task)}).options
         try:
-            spark_task = SparkTask(self.name, task)
-            with task_producer(options, PLAN, address, task=spark_task, identity=identity) as producer:
+            with task_producer(options, PLAN, address, task=identity) as producer:
                 sent = 0
                 while not self.stop.wait(0.08):
                     producer.send(orders(sent, keyless=task % 2 == 0))

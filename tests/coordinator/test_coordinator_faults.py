@@ -20,7 +20,6 @@ from kafka_sink.coordinator.schema import Message
 from kafka_sink.coordinator.server import Services
 from kafka_sink.coordinator.transport import Peer
 from kafka_sink.coordinator.writes import WriteService
-from kafka_sink.model import SparkTask
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
@@ -80,8 +79,7 @@ def run_and_kill(at: int) -> list[str]:
         def write(number: int) -> None:
             producer = Producer(options)
             try:
-                task = SparkTask("w", number, "job", TASKS, 0)
-                producer.begin(address, None, task, TaskIdentity("w", number))
+                producer.begin(address, None, TaskIdentity("w", number, stage=0), TASKS)
                 for topic in TOPICS:
                     values = pa.array([b"v"] * ROWS, pa.binary())
                     producer.send(
@@ -120,6 +118,6 @@ def test_a_task_that_fails_has_reported_by_then() -> None:
     with FakeCluster({"a": 1}) as cluster, serving(services=reports) as found:
         producer = Producer(parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options)
         address = replace(found.address, location=replace(found.address.location, has_view=True))
-        producer.begin(address, None, SparkTask("w", 1, "job", 1, 0), TaskIdentity("w", 1))
+        producer.begin(address, None, TaskIdentity("w", 1, stage=0))
         producer.close(abort=True)
         assert metrics.reports == 1

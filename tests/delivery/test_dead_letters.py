@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from kafka_sink.coordinator.live.messages import TaskIdentity
 from kafka_sink.dead_letters.dead_letter_writer import DeadLetterWriter
 from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.errors import DeliveryError, KafkaSinkError
-from kafka_sink.model import SparkTask, TaskResult
+from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import HEADERS_TYPE, ColumnPlan
@@ -45,7 +46,7 @@ def tolerant(
     cluster: FakeCluster, plan: ColumnPlan = PLAN, extra: dict[str, str] | None = None, **options: object
 ) -> AbstractContextManager[Producer]:
     raw = task_options(cluster, **options) | TOLERANT | (extra or {})
-    return task_producer(parse(raw).options, plan, task=SparkTask(number=7))
+    return task_producer(parse(raw).options, plan, task=TaskIdentity("w", 7, 7))
 
 
 def large(number: int, size: int, partition: int = 0) -> pa.RecordBatch:

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pytest
 
+from kafka_sink.coordinator.live.messages import TaskIdentity
 from kafka_sink.errors import DeliveryError, InvalidRowError, MetadataTimeoutError, RecordTooLargeError
-from kafka_sink.model import SparkTask, TaskResult
+from kafka_sink.model import TaskResult
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
@@ -283,7 +284,7 @@ def test_one_refused_record_of_a_large_batch_costs_one_dead_letter(broker: Local
     }
     now_us = int(time.time() * 1e6)
     plan = ColumnPlan.of([("value", "binary"), ("timestamp", "timestamp")], topic)
-    with task_producer(parse(raw).options, plan, task=SparkTask(number=1)) as producer:
+    with task_producer(parse(raw).options, plan, task=TaskIdentity("w", 1, 1)) as producer:
         for start in range(0, 150_000, 5_000):
             values = [b"%d:" % number + b"page" * 20 for number in range(start, start + 5_000)]
             times = [now_us] * 5_000

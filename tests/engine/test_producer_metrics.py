@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import kafka_sink
-from kafka_sink.counts import TaskCounts
 from kafka_sink.engine.deliveries import (
     Deliveries,
-    LiveProducers,
-    Metrics,
     RowMetrics,
     TaskDeliveries,
     task_metrics,
@@ -26,21 +21,10 @@ from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TopicPartition
 from kafka_sink.transactions.task_attempt import INIT_TIME_METRIC, SEND_OFFSETS_TIME_METRIC
 from tests.support.allocators import incremental_allocator
-from tests.support.forked import in_a_fork
 from tests.support.queues import partition_of
 from tests.support.written_batches import written_batch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-
-
-class Reporter:
-    """Stands for a producer."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def metrics(self) -> Metrics:
-        return {"batch-size-avg": self.value}
 
 
 def acknowledge(deliveries: TaskDeliveries, raw: int, wire: int) -> None:
@@ -72,9 +56,8 @@ def test_totals_and_averages_are_of_one_task() -> None:
     deliveries.count(splits=2, moved=5)
     deliveries.sent([10.0, 40.0])
     deliveries.sent([])
-    totals = TaskCounts(breaker_trips=2, breaker_probes=1)
-    rows = RowMetrics(77, 1.5, 2_500.0, 3)
-    found = task_metrics(pool.metrics(), before, deliveries.counts(), totals, rows)
+    rows = RowMetrics(77, 1.5, 2_500.0, 3, breaker_trips=2, breaker_probes=1)
+    found = task_metrics(pool.metrics(), before, deliveries.counts(), rows)
     assert found["buffer-exhausted-total"] == 1
     assert found["buffer-used-bytes-max"] == 32_768
     assert found["buffer-saved-bytes-max"] == (1 << 19) - 32_768
@@ -96,46 +79,19 @@ def test_totals_and_averages_are_of_one_task() -> None:
 
 def test_nothing_acknowledged_yet() -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    found = task_metrics(pool, pool, Deliveries(), TaskCounts(), RowMetrics())
+    found = task_metrics(pool, pool, Deliveries(), RowMetrics())
     assert (found["batch-size-avg"], found["compression-rate-avg"]) == (0.0, 0.0)
 
 
 def test_the_page_names_every_metric_and_no_other() -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
     names = {
-        *task_metrics(pool, pool, Deliveries(), TaskCounts(), RowMetrics()),
+        *task_metrics(pool, pool, Deliveries(), RowMetrics()),
         INIT_TIME_METRIC,
         SEND_OFFSETS_TIME_METRIC,
     }
     section = PAGE.read_text().split("## Metrics of a producer")[1].split("\n## ")[0]
     assert set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", section)) == names
-
-
-def test_producers_that_live_are_asked() -> None:
-    living = LiveProducers()
-    first, second, third = Reporter(1), Reporter(2), Reporter(3)
-    for one in (first, second, third):
-        living.add(one)
-    living.discard(second)
-    assert sorted(found["batch-size-avg"] for found in living.metrics()) == [1, 3]
-    del third, one
-    gc.collect()
-    assert len(living.metrics()) == 1
-
-
-@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
-def test_producers_of_the_parent_do_not_live_in_a_fork(*, is_busy: bool) -> None:
-    """Catches: they were asked, or a wait for ever for a lock that was held at the fork."""
-    living, one = LiveProducers(), Reporter(1)
-    living.add(one)
-
-    def asks() -> bool:
-        before = living.metrics()
-        living.add(one)
-        return before == [] and len(living.metrics()) == 1
-
-    with living._lock if is_busy else nullcontext():
-        assert in_a_fork(asks)
 
 
 def test_asking_where_no_task_has_run_loads_nothing() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kafka_sink.counts import TaskCounts
 from kafka_sink.engine.deliveries import Deliveries, RowMetrics, task_metrics
 from kafka_sink.kafka_errors import ERRORS
 from kafka_sink.memory.pool import BufferPool
@@ -90,7 +89,7 @@ def _shown(spec: OptionSpec) -> str:
 
 def test_metrics_are_kafkas_or_ours(names: KafkaNames) -> None:
     pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    found = task_metrics(pool, pool, Deliveries(), TaskCounts(), RowMetrics()).keys()
+    found = task_metrics(pool, pool, Deliveries(), RowMetrics()).keys()
     assert found - names.metrics == OUR_METRICS
 
 

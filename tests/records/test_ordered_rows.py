@@ -9,7 +9,6 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.memory.buffer import ScratchBuffer
@@ -18,6 +17,7 @@ from kafka_sink.records import batch_header, encoder, varint
 from kafka_sink.records.compression import codec_for
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_columns import RecordColumns
+from tests.support.queues import partition_of
 
 LZ4 = codec_for(CompressionType.LZ4, None)
 NOW = 1_700_000_000_000
@@ -77,7 +77,7 @@ def test_a_batch_takes_the_rows_that_kafkas_rule_row_by_row_lets_in(
         expected += 1
 
     batch = ProducerBatch(
-        Partition(TopicPartition("t", 0)), ScratchBuffer(), None, CompressionType.NONE, ratio, base, 0.0
+        partition_of(TopicPartition("t", 0)), ScratchBuffer(), None, CompressionType.NONE, ratio, base, 0.0
     )
     batch.raw_bytes, batch.record_count = raw, first
     assert limits.rows_that_fit(unit, start, stop, batch) == expected

@@ -99,7 +99,7 @@ def test_a_micro_batch_has_one_name_in_all_its_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Context:
-        taskAttemptId = partitionId = attemptNumber = staticmethod(lambda: 3)  # noqa: N815 - Spark's names
+        taskAttemptId = partitionId = attemptNumber = stageId = staticmethod(lambda: 3)  # noqa: N815 - Spark's names
 
         @staticmethod
         def getLocalProperty(name: str) -> str | None:
@@ -110,10 +110,9 @@ def test_a_micro_batch_has_one_name_in_all_its_reports(
     write = replace(planned(PlannedCoordinator(location), delivery_report_path=str(path)), is_streaming=True)
     with monkeypatch.context() as in_task:
         in_task.setattr("kafka_sink.spark.write.TaskContext.get", Context)
-        identity = write._identity_in_task()
+        identity = write._task()
         in_task.setattr(PlannedWrite, "_send", lambda *_, **__: TaskResult())
         of_task = write.write(iter([]))
-    assert identity is not None
     write.abort([None], 7)
     write.commit([of_task], 7)
     planned_again = replace(write, name="other")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from kafka_sink.task.producer import LIVE_PRODUCERS, Producer
 from kafka_sink.task.producer_cache import PRODUCERS, task_producer
 from tests.support.fake_broker import INIT_PRODUCER_ID, PRODUCE, FakeCluster
 from tests.support.fake_replies import Reply, error
+from tests.support.forked import in_a_fork
 from tests.support.interrupts import interruptible
 from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task, task_options, written
 from tests.support.strategy import forced
@@ -207,8 +209,7 @@ def test_what_was_not_sent_when_the_executor_hung_up_is_never_sent(
         until(lambda: written(cluster) == [100], "a connection that is up")
         cluster.freeze(0)
         yield first
-        (producer,) = LIVE_PRODUCERS._living
-        assert isinstance(producer, Producer)
+        (producer,) = LIVE_PRODUCERS.values()
         until(lambda: producer.accumulator.unacknowledged_records() == 10, "the first rows are in flight")
         yield second
         jvm.close()  # what a reader takes for the end of the rows
@@ -570,3 +571,26 @@ def test_rows_refused_while_others_are_sent_are_counted(cluster: FakeCluster) ->
         assert producer.rows == 6
         result = producer.finish()
     assert (result.records, result.skipped) == (5, 1)
+
+
+# -- the producers of a process -------------------------------------------------------------------------
+
+NO_BROKER = parse({"kafka.bootstrap.servers": "127.0.0.1:1"}).options
+
+
+def test_producers_that_live_are_asked() -> None:
+    first, second = Producer(NO_BROKER), Producer(NO_BROKER)
+    assert len(kafka_sink.producer_metrics()) == 2
+    second.close()
+    assert len(kafka_sink.producer_metrics()) == 1
+    sender = first.sender
+    del first
+    gc.collect()
+    assert kafka_sink.producer_metrics() == []
+    sender.close(1000, abort=True)
+
+
+def test_producers_of_the_parent_do_not_live_in_a_fork() -> None:
+    producer = Producer(NO_BROKER)
+    assert in_a_fork(lambda: kafka_sink.producer_metrics() == [])
+    producer.close()

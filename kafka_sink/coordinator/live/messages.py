@@ -95,9 +95,10 @@ def about_job(name: str, options: Mapping[str, str]) -> AboutJob:
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """The attempt that reports. ``task``: Spark's taskAttemptId, unique in an application.
+    """The attempt that writes. ``task``: Spark's taskAttemptId, unique in an application.
 
-    ``write`` names the Spark write, ``query`` and ``batch`` the micro-batch where there is one.
+    ``write`` names the Spark write, ``query`` and ``batch`` the micro-batch where there is one. ``partition``
+    is the task's number in the write, -1 outside Spark's tasks, and ``stage`` that of its stage.
     """
 
     write: Name
@@ -109,6 +110,7 @@ class TaskIdentity:
     batch: int = -1
     application: Text = ""
     about: AboutJob | None = None
+    stage: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
