@@ -391,35 +391,23 @@ class RecordAccumulator:
             self._completed.notify_all()
             self._release_locked(*[batch for batch, _, _ in written])
 
-    def finish(self, batch: ProducerBatch, state: BatchState, record: Callable[[], None]) -> bool:
-        """End a batch by its request's response; False if it had failed before (a late response).
-
-        ``record`` counts the rows. It runs before the waiting task can see that the batch is complete, so
-        that the task never finds a row unaccounted for.
-        """
-        with self.lock:
-            batch.request_references -= 1
-            batch.home.in_flight -= 1
-            first = batch.move_to(state)
-            if first:
-                self._complete_locked(record)
-            self._release_locked(batch)
-            return first
-
-    def fail(self, batch: ProducerBatch, record: Callable[[], None]) -> bool:
+    def fail(self, batch: ProducerBatch, record: Callable[[], None], *, taken: bool = False) -> bool:
         """Fail a batch in any state; False if it is terminal or held.
 
         The task writes into a held batch, so its memory must stay: the caller tries again later. Memory
-        that a request refers to stays until the response.
+        that a request refers to stays until the response. ``taken``: the batch is not in its queue, and the
+        request that had it, if any, has ended. ``record`` counts the rows. It runs before the waiting task
+        can see that the batch is complete, so that the task never finds a row unaccounted for.
         """
         with self.lock:
-            if batch.terminal or batch.held:
-                return False
-            batch.move_to(BatchState.FAILED)
-            self._remove_locked(batch)
-            self._complete_locked(record)
+            if taken:
+                batch.request_references -= 1
+                batch.home.in_flight -= 1
+            first = not (batch.terminal or batch.held)
+            if first:
+                self._fail_locked(batch, record)
             self._release_locked(batch)
-            return True
+            return first
 
     def abort_incomplete(self, record: Callable[[ProducerBatch], None], *, include_held: bool) -> None:
         """Fail all batches that are left and release their memory. Every connection must be closed.
@@ -433,12 +421,12 @@ class RecordAccumulator:
                 batch.held = False
                 batch.request_references = 0
                 if not batch.terminal:
-                    batch.move_to(BatchState.FAILED)
-                    self._remove_locked(batch)
-                    self._complete_locked(partial(record, batch))
+                    self._fail_locked(batch, partial(record, batch))
                 self._release_locked(batch)
 
-    def _complete_locked(self, record: Callable[[], None]) -> None:
+    def _fail_locked(self, batch: ProducerBatch, record: Callable[[], None]) -> None:
+        batch.move_to(BatchState.FAILED)
+        self._remove_locked(batch)
         record()
         self.incomplete -= 1
         self._completed.notify_all()

@@ -235,10 +235,10 @@ class AppendPass:
             partition.limits.ratio,
             self.ordered.timestamp(start),
             self.now_ms,
+            free=self.ordered.free,
+            dead_letters=self.dead_letters,
+            held=True,
         )
-        batch.held = True
-        batch.free = self.ordered.free
-        batch.dead_letters = self.dead_letters
         self.accumulator.enqueue(partition, batch)
         self._opened = True
         self.batches.append(batch)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass, field
 from enum import Enum
 
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import SAFETY, projected_size
 from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.memory.buffer import Memory
-from kafka_sink.model import CompressionType
+from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header
 from kafka_sink.records.batch_header import NO_SEQUENCE, ProducerSequence
 from kafka_sink.records.compression import BlockCodec, WholeCodec
@@ -50,6 +51,7 @@ _NO_HEADER = bytes(batch_header.SIZE)
 TERMINAL = frozenset({BatchState.SUCCEEDED, BatchState.FAILED, BatchState.SPLIT})
 
 
+@dataclass(slots=True, eq=False)
 class ProducerBatch:
     """Rows of one partition that share one V2 batch.
 
@@ -74,84 +76,53 @@ class ProducerBatch:
       on neither sequence nor rows change.
     """
 
-    __slots__ = (
-        "_blocks",
-        "_header_sequence",
-        "_tail_at",
-        "attempts",
-        "base_timestamp",
-        "buffer",
-        "codec",
-        "compression",
-        "created_ms",
-        "dead_letters",
-        "free",
-        "held",
-        "home",
-        "last_error",
-        "max_timestamp",
-        "ordinal",
-        "partition",
-        "possibly_written",
-        "ratio",
-        "raw_bytes",
-        "record_count",
-        "request_references",
-        "retries_spent",
-        "sequence",
-        "state",
-    )
+    # Where it is queued.
+    home: Partition
+    buffer: Memory
+    codec: BlockCodec | WholeCodec | None
+    compression: CompressionType
+    # Fixed when the batch opens, so that the end of a batch depends only on the rows before it.
+    ratio: float
+    base_timestamp: int
+    created_ms: float
+    # Whether all rows may as well go to another partition of the topic.
+    free: bool = False
+    # Whether the records are dead letters, which are no rows of the task's.
+    dead_letters: bool = False
+    # See above. Guarded by the accumulator's lock.
+    held: bool = False
+    state: BatchState = field(init=False, default=BatchState.OPEN)
+    # The name of ``home``.
+    partition: TopicPartition = field(init=False)
+    # Append order within the partition, which retries keep. A piece of a batch extends its parent's.
+    ordinal: tuple[int, ...] = field(init=False)
+    max_timestamp: int = field(init=False)
+    record_count: int = field(init=False, default=0)
+    raw_bytes: int = field(init=False, default=0)
+    attempts: int = field(init=False, default=0)
+    # Failed attempts that count against ``retries``: not those that only an earlier batch made fail.
+    retries_spent: int = field(init=False, default=0)
+    request_references: int = field(init=False, default=0)
+    last_error: Exception | None = field(init=False, default=None)
+    # The producer's id and epoch and the base sequence.
+    sequence: ProducerSequence = field(init=False, default=NO_SEQUENCE)
+    # See above: from then on neither sequence nor rows change.
+    possibly_written: bool = field(init=False, default=False)
+    # The sequence in the buffer's header; None before the header is written.
+    _header_sequence: ProducerSequence | None = field(init=False, default=None)
+    # What compresses blocks while the batch fills.
+    _blocks: BlockCodec | None = field(init=False, default=None)
+    _tail_at: int = field(init=False)
 
-    def __init__(
-        self,
-        home: Partition,
-        buffer: Memory,
-        codec: BlockCodec | WholeCodec | None,
-        compression: CompressionType,
-        ratio: float,
-        base_timestamp: int,
-        created_ms: float,
-    ) -> None:
-        # Where it is queued, and that partition's name.
-        self.home = home
-        self.partition = home.id
-        # Whether the records are dead letters, which are no rows of the task's.
-        self.dead_letters = False
-        self.buffer = buffer
-        self.compression = compression
-        # Fixed when the batch opens, so that the end of a batch depends only on the rows before it.
-        self.ratio = ratio
-        self.base_timestamp = base_timestamp
-        self.max_timestamp = base_timestamp
-        self.created_ms = created_ms
-        # Whether all rows may as well go to another partition of the topic.
-        self.free = False
-        # Append order within the partition, which retries keep. A piece of a batch extends its parent's.
-        self.ordinal: tuple[int, ...] = (next(_ordinals),)
-        self.state = BatchState.OPEN
-        # See above. Guarded by the accumulator's lock.
-        self.held = False
-        self.record_count = 0
-        self.raw_bytes = 0
-        self.attempts = 0
-        # Failed attempts that count against ``retries``: not those that only an earlier batch made fail.
-        self.retries_spent = 0
-        self.request_references = 0
-        self.last_error: Exception | None = None
-        # The producer's id and epoch and the base sequence.
-        self.sequence = NO_SEQUENCE
-        # See above: from then on neither sequence nor rows change.
-        self.possibly_written = False
-        # The sequence in the buffer's header; None before the header is written.
-        self._header_sequence: ProducerSequence | None = None
-        # What compresses blocks while the batch fills.
-        self._blocks: BlockCodec | None = None
-        self.codec = codec
-        buffer.write_growing(_NO_HEADER)
-        if isinstance(codec, BlockCodec):
-            self._blocks = codec
-            buffer.write_growing(codec.prologue)
-        self._tail_at = buffer.size
+    def __post_init__(self) -> None:
+        self.partition = self.home.id
+        self.ordinal = (next(_ordinals),)
+        self.max_timestamp = self.base_timestamp
+        self.buffer.write_growing(_NO_HEADER)
+        if isinstance(self.codec, BlockCodec):
+            self._blocks = self.codec
+            self.buffer.write_growing(self.codec.prologue)
+        self._tail_at = self.buffer.size
 
     # -- filling: the task's thread, outside the lock -------------------------------------------
 
@@ -174,7 +145,7 @@ class ProducerBatch:
     def _append_blocks(self, codec: BlockCodec, records: Records) -> None:
         """Compress every block that fills and keep the rest raw, at fixed raw offsets."""
         size = codec.block_size
-        tail = self.raw_tail
+        tail = self.buffer.size - self._tail_at
         if tail + len(records) >= size:
             first = size - tail if tail else 0
             packed: list[bytes | memoryview] = []
@@ -259,10 +230,6 @@ class ProducerBatch:
             return self.buffer.size
         return batch_header.SIZE + int(self.raw_bytes * min(1.0, self.ratio * SAFETY))
 
-    @property
-    def raw_tail(self) -> int:
-        return self.buffer.size - self._tail_at
-
     def projected_size_with(self, added: int) -> int:
         """Bytes the buffer is expected to hold after ``added`` more raw bytes: body and raw tail."""
         size, blocks = self.buffer.size, self._blocks
@@ -272,7 +239,7 @@ class ProducerBatch:
 
     def raw_bytes_within(self, limit: int) -> int:
         """More raw bytes for which ``projected_size_with`` surely stays within ``limit``; may be negative."""
-        blocks, tail = self._blocks, self.raw_tail
+        blocks, tail = self._blocks, self.buffer.size - self._tail_at
         remaining = limit - projected_size(blocks, self.ratio, self._tail_at, 0) - tail
         if blocks is None:
             return remaining

@@ -386,7 +386,7 @@ class ResponseHandler:
 
     def _fail_taken(self, batch: ProducerBatch, cause: Exception) -> None:
         """Fail a batch that the sender has taken from its queue."""
-        self._accumulator.finish(batch, BatchState.FAILED, self._record_failure(batch, cause))
+        self._accumulator.fail(batch, self._record_failure(batch, cause), taken=True)
 
     def fail(self, batch: ProducerBatch, cause: Exception) -> bool:
         """Fail a batch without a response, wherever it is; False where it is held or has ended."""

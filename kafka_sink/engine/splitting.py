@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from kafka_sink.cluster.topic_limits import INITIAL_RATIO, SAFETY
@@ -32,14 +32,30 @@ Record = tuple[int, memoryview, int]
 _GROUP_BYTES = 65_536
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TakenRecords:
-    """Records that were taken out of a batch: record i is ``bodies[ends[i - 1]:ends[i]]``, from its key's
-    length on. ``timestamps_ms`` are milliseconds since the epoch."""
+    """Records that were taken out of a batch, in memory of their own, with room for ``remaining_bytes`` more.
 
-    bodies: bytearray
-    ends: list[int]
-    timestamps_ms: list[int]
+    Record i is ``bodies[ends[i - 1]:ends[i]]``, from its key's length on. ``timestamps_ms`` are milliseconds
+    since the epoch.
+    """
+
+    base_timestamp: int
+    remaining_bytes: int
+    bodies: bytearray = field(default_factory=bytearray)
+    ends: list[int] = field(default_factory=list)
+    timestamps_ms: list[int] = field(default_factory=list)
+
+    def add(self, record: Record) -> bool:
+        """Take a record; False from the first on that there is no room for."""
+        timestamp, body, size = record
+        self.remaining_bytes -= size
+        if self.ends and self.remaining_bytes < 0:
+            return False
+        self.bodies += body
+        self.ends.append(len(self.bodies))
+        self.timestamps_ms.append(self.base_timestamp + timestamp)
+        return True
 
 
 class BatchSplitter:
@@ -105,36 +121,12 @@ def take_out(
     memory, and the batch, which has lost its records, can only be released.
     """
     wanted = frozenset(positions)
-    taken = _Taken(max_bytes)
+    taken = TakenRecords(batch.base_timestamp, max_bytes)
     pieces = BatchSplit(batch, None)
     for position, record in enumerate(_records_of(batch)):
         if position not in wanted or not taken.add(record):
             pieces.add(record)
-    return pieces.placed(), taken.records(batch.base_timestamp)
-
-
-class _Taken:
-    """Collects records up to ``max_bytes``, in memory of its own."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._left = max_bytes
-        self._bodies = bytearray()
-        self._ends: list[int] = []
-        self._timestamps: list[int] = []
-
-    def add(self, record: Record) -> bool:
-        """Take a record; False from the first on that there is no room for."""
-        timestamp, body, size = record
-        self._left -= size
-        if self._ends and self._left < 0:
-            return False
-        self._bodies += body
-        self._ends.append(len(self._bodies))
-        self._timestamps.append(timestamp)
-        return True
-
-    def records(self, base_timestamp: int) -> TakenRecords:
-        return TakenRecords(self._bodies, self._ends, [base_timestamp + delta for delta in self._timestamps])
+    return pieces.placed(), taken
 
 
 # -- reading ------------------------------------------------------------------------------------------
@@ -251,9 +243,9 @@ class _Piece:
             INITIAL_RATIO,
             parent.base_timestamp + base,
             parent.created_ms,
+            dead_letters=parent.dead_letters,
+            held=True,
         )
-        self.batch.dead_letters = parent.dead_letters
-        self.batch.held = True
 
     @property
     def raw_bytes(self) -> int:

@@ -190,7 +190,8 @@ class Producer:
             random=RANDOM.random,
             spread_keys=options.partitioner_spread_keys_when_muted,
         )
-        self._rate_limit: RateLimit | None = None
+        limits = limits_of(options)
+        self._rate_limit = RateLimit(limits, self.activity, monotonic_ms) if limits else None
         self._rates: RateChannel | None = None
         self._coordinator: CoordinatorClient | None = None
         self._shared_breaker: BreakerChannel | None = None
@@ -229,7 +230,9 @@ class Producer:
         if hints is not None:
             self.cluster.import_snapshot(hints, monotonic_ms())
         self._use_coordinator(coordinator)
-        self._begin_rate_limit(task, tasks_at_once)
+        if self._rate_limit is not None:
+            # The tasks of a query share it over their micro-batches.
+            self._rate_limit.begin(task.query or task.write, tasks_at_once, self._rates)
         parts = self._parts
         if isinstance(parts.identity, TransactionalIdentity):
             parts.identity.leave()
@@ -243,19 +246,6 @@ class Producer:
         self._writes.begin(task.write or None, task.stage)
         if self._reports is not None and task.write:
             self._reports.begin(task)
-
-    def _begin_rate_limit(self, task: TaskIdentity, tasks_at_once: int) -> None:
-        limits = limits_of(self.options)
-        if not limits:
-            return
-        if self._rate_limit is None:
-            self._rate_limit = RateLimit(limits, tasks_at_once, monotonic_ms)
-            self._rate_limit.activity = self.activity
-        self._rate_limit.grants = None if self._coordinator is None else self._rates
-        if self._rates is not None and self._coordinator is not None and self._coordinator.is_connecting:
-            self._rates.expect()
-        # All tasks of a query share it, over its micro-batches.
-        self._rate_limit.begin(task.query or task.write)
 
     def begin_transaction(
         self, transactional_id: str, producer_id: int, epoch: int, adds_partitions: bool = False
@@ -274,22 +264,21 @@ class Producer:
     def _use_coordinator(self, address: CoordinatorAddress | None) -> None:
         """Work with the coordinator at this address from now on, or without one."""
         if self._coordinator is not None and self._coordinator.address != address:
-            self._leave_coordinator(self._coordinator)
+            self._coordinator.close()
+            self._coordinator = self._reports = self._rates = None
+            self.cluster.hints = None
+            self.cluster.share_refreshes(False)
+            self.breaker.share(None)
         if address is None:
             return
         if self._coordinator is None:
             self._coordinator = self._join_coordinator(address)
-        elif self._shared_breaker is not None and self._coordinator.is_connecting:
-            self._shared_breaker.expect()
+        elif self._coordinator.is_connecting:
+            for channel in (self._shared_breaker, self._rates):
+                if channel is not None:
+                    channel.expect()
         self.breaker.begin()
         self._coordinator.resume()
-
-    def _leave_coordinator(self, coordinator: CoordinatorClient) -> None:
-        coordinator.close()
-        self._coordinator = self._reports = None
-        self.cluster.hints = None
-        self.cluster.share_refreshes(False)
-        self.breaker.share(None)
 
     def _join_coordinator(self, address: CoordinatorAddress) -> CoordinatorClient:
         interval_ms = self.options.coordinator_report_interval_ms
@@ -306,7 +295,7 @@ class Producer:
         if address.location.has_view:
             self._reports = ReportChannel(self.report, monotonic_ms)
             channels.append(self._reports)
-        if limits_of(self.options):
+        if self._rate_limit is not None:
             self._rates = RateChannel()
             channels.append(self._rates)
         settings = self.options.group_settings()

@@ -37,30 +37,29 @@ def sleep_ms(milliseconds: float) -> None:
 
 
 class RateLimit:
-    """Used by the task's thread. Times are monotonic milliseconds.
-
-    ``tasks`` is the number of tasks that may run at once, for the share without a coordinator.
-    """
+    """Used by the task's thread. Times are monotonic milliseconds."""
 
     def __init__(
-        self, limits: dict[str, int], tasks: int, clock_ms: Clock, sleep: Callable[[float], None] = sleep_ms
+        self,
+        limits: dict[str, int],
+        activity: TaskActivity,
+        clock_ms: Clock,
+        sleep: Callable[[float], None] = sleep_ms,
     ) -> None:
-        self.activity = TaskActivity(clock_ms)
-        self.waited_ms = 0.0
-        self.job = ""
-        self.grants: RateChannel | None = None
+        self._activity = activity
         self._limits = limits
         self._clock_ms = clock_ms
         self._sleep = sleep
-        self._share = {name: limit / max(1, tasks) for name, limit in limits.items()}
         self._levels = dict.fromkeys(limits, 1.0)
         self._at_ms = clock_ms()
-        # One task alone has the whole limit.
-        self._has_warned = tasks <= 1
+        self._has_warned = False
+        self.begin("")
 
-    def begin(self, job: str) -> None:
-        """A new task, which writes for the job with this name."""
-        self.job = job
+    def begin(self, job: str, tasks: int = 1, grants: RateChannel | None = None) -> None:
+        """A new task, which writes for the job with this name, one of so many that may run at once."""
+        self._job, self._grants = job, grants
+        self._tasks = max(1, tasks)
+        self._share = {name: limit / self._tasks for name, limit in self._limits.items()}
         self.waited_ms = 0.0
 
     def slices(self, table: pa.Table | pa.RecordBatch, check: Callable[[], None]) -> Iterator[pa.Table]:
@@ -69,7 +68,7 @@ class RateLimit:
         while start < table.num_rows:
             rest = table.slice(start)
             started = self._clock_ms()
-            with self.activity.waiting(LIMIT):
+            with self._activity.waiting(LIMIT):
                 rows = self._granted(rest.num_rows, rest.nbytes, check)
             self.waited_ms += self._clock_ms() - started
             yield rest.slice(0, rows)
@@ -80,8 +79,12 @@ class RateLimit:
         row_ms = max(1000 * row[name] / share for name, share in self._share.items())
         until_ms = self._clock_ms() + _NO_GRANT_MS + 2 * row_ms
         while True:
-            if self.grants is not None and self.job and self.grants.ask(self.job, self._limits, rows, size):
-                while (granted := self.grants.await_grant(_CHECK_MS)) is not None:
+            if (
+                self._grants is not None
+                and self._job
+                and self._grants.ask(self._job, self._limits, rows, size)
+            ):
+                while (granted := self._grants.await_grant(_CHECK_MS)) is not None:
                     check()
                     if granted:
                         return min(granted, rows)
@@ -95,7 +98,8 @@ class RateLimit:
         self, rows: int, size: int, check: Callable[[], None], *, despite_coordinator: bool = False
     ) -> int:
         """How many rows this task's share allows; 0 once there is a coordinator to ask again."""
-        if not self._has_warned:
+        # One task alone has the whole limit.
+        if self._tasks > 1 and not self._has_warned:
             self._has_warned = True
             each = " and ".join(f"{share:,.0f} {name}" for name, share in self._share.items())
             why = "grants no rows" if despite_coordinator else "is missing"
@@ -104,7 +108,7 @@ class RateLimit:
             )
         while True:
             check()
-            is_shared = self.grants is not None and self.job and self.grants.is_shared
+            is_shared = self._grants is not None and self._job and self._grants.is_shared
             if is_shared and not despite_coordinator:
                 return 0
             now_ms = self._clock_ms()

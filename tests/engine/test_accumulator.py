@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kafka_sink.cluster.broker import Broker
-from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator
+from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator, WrittenBatch
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.errors import IllegalTransitionError
 from kafka_sink.memory.pool import BufferPool
@@ -34,7 +34,7 @@ SETTINGS = SinkOptions(
 P = [TopicPartition("t", index) for index in range(6)]
 
 
-def nothing() -> None: ...
+def nothing(*_: object) -> None: ...
 
 
 def anything(_: ProducerBatch) -> bool:
@@ -189,7 +189,7 @@ def test_one_in_flight_where_order_asks_for_it(guarded: bool) -> None:
     bench.closed(P[0])
     (taken,) = bench.drain(0)
     assert bench.ready(0)[0] == ({} if guarded else {0: {0}})
-    bench.accumulator.finish(taken, BatchState.SUCCEEDED, nothing)
+    bench.accumulator.complete([(taken, 0, -1)], nothing)
     assert bench.ready(0)[0] == {0: {0}}
 
 
@@ -270,7 +270,7 @@ def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:
     bench.closed(P[0])
     (taken,) = bench.drain(0)
     seen = []
-    bench.accumulator.finish(taken, BatchState.SUCCEEDED, lambda: seen.append(bench.accumulator.incomplete))
+    bench.accumulator.complete([(taken, 0, -1)], lambda _: seen.append(bench.accumulator.incomplete))
     (taken,) = bench.drain(0)
     bench.accumulator.fail(taken, lambda: seen.append(bench.accumulator.incomplete))
     assert seen == [2, 1]
@@ -284,8 +284,8 @@ def test_a_late_response_changes_nothing_but_frees_the_memory() -> None:
     assert bench.accumulator.fail(taken, nothing)
     assert not bench.accumulator.fail(taken, nothing)
     assert bench.used() > 0
-    recorded: list[None] = []
-    assert not bench.accumulator.finish(taken, BatchState.SUCCEEDED, lambda: recorded.append(None))
+    recorded: list[WrittenBatch] = []
+    bench.accumulator.complete([(taken, 0, -1)], recorded.extend)
     assert (recorded, bench.used(), bench.accumulator.incomplete) == ([], 0, 0)
     assert taken.state is BatchState.FAILED
     assert not bench.accumulator.live
@@ -295,9 +295,9 @@ def test_a_second_success_is_a_bug() -> None:
     bench = Bench()
     bench.closed(P[0])
     (taken,) = bench.drain(0)
-    bench.accumulator.finish(taken, BatchState.SUCCEEDED, nothing)
+    bench.accumulator.complete([(taken, 0, -1)], nothing)
     with pytest.raises(IllegalTransitionError):
-        bench.accumulator.finish(taken, BatchState.SUCCEEDED, nothing)
+        bench.accumulator.complete([(taken, 0, -1)], nothing)
 
 
 def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:

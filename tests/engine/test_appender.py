@@ -118,7 +118,7 @@ class Bench:
                 ):
                     batch.move_to(BatchState.IN_FLIGHT)
                     self.sent.append(batch.size)
-                    self.accumulator.finish(batch, BatchState.SUCCEEDED, lambda: None)
+                    self.accumulator.complete([(batch, 0, -1)], lambda _: None)
 
     def unowned(self) -> int:
         """Bytes lent out that no batch holds."""

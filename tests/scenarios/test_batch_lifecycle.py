@@ -189,9 +189,9 @@ def test_letting_go_of_a_batch_while_it_expires_does_not_let_it_live_on() -> Non
     model.now += DELIVERY_TIMEOUT_MS + 1
     batch, fail = next(iter(model.accumulator.live)), model.accumulator.fail
 
-    def held_until_refused(batch: ProducerBatch, record: Callable[[], None]) -> bool:
+    def held_until_refused(batch: ProducerBatch, record: Callable[[], None], *, taken: bool = False) -> bool:
         batch.held = True
-        failed = fail(batch, record)
+        failed = fail(batch, record, taken=taken)
         batch.held = False
         return failed
 

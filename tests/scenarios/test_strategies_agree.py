@@ -225,7 +225,7 @@ class Run:
             self.accumulator.reenqueue_split(batch, split_batch(batch, self.shape.batch_size))
             return
         self.sequences[batch.partition.partition] += batch.record_count
-        self.accumulator.finish(batch, BatchState.SUCCEEDED, lambda: None)
+        self.accumulator.complete([(batch, 0, -1)], lambda _: None)
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name.lower())

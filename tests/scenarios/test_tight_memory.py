@@ -197,7 +197,7 @@ class Task:
             self.take_out(batch, bad)
             return
         self.written[batch.partition.partition] += values
-        self.accumulator.finish(batch, BatchState.SUCCEEDED, lambda: None)
+        self.accumulator.complete([(batch, 0, -1)], lambda _: None)
 
     def take_out(self, batch: ProducerBatch, positions: list[int]) -> None:
         pieces, records = take_out(batch, positions, 2_000)

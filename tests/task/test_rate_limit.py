@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pytest
 
+from kafka_sink.clock import TaskActivity
 from kafka_sink.coordinator.client import CoordinatorClient
 from kafka_sink.coordinator.rates import RateChannel, RateService
 from kafka_sink.errors import DeliveryError
@@ -31,6 +32,9 @@ class Time:
     def sleep(self, milliseconds: float) -> None:
         self.now_ms += milliseconds
 
+    def limit(self, limits: dict[str, int]) -> RateLimit:
+        return RateLimit(limits, TaskActivity(self.clock), self.clock, self.sleep)
+
 
 def unchecked() -> None:
     pass
@@ -38,8 +42,8 @@ def unchecked() -> None:
 
 def test_without_a_coordinator_a_task_keeps_to_its_share(caplog: pytest.LogCaptureFixture) -> None:
     at = Time()
-    limit = RateLimit({"rows": 1000}, 4, at.clock, at.sleep)
-    limit.begin("job")
+    limit = at.limit({"rows": 1000})
+    limit.begin("job", 4)
     sent = [one.num_rows for _ in range(3) for one in limit.slices(TABLE, unchecked)]
     assert sum(sent) == 3000
     assert at.now_ms == pytest.approx(12_000, rel=0.05)
@@ -52,8 +56,8 @@ def test_without_a_coordinator_a_task_keeps_to_its_share(caplog: pytest.LogCaptu
 
 def test_bytes_are_limited_by_what_rows_have() -> None:
     at = Time()
-    limit = RateLimit({"rows": 10**6, "bytes": 7_000}, 1, at.clock, at.sleep)
-    limit.begin("job")
+    limit = at.limit({"rows": 10**6, "bytes": 7_000})
+    limit.begin("job", 1)
     slices = list(limit.slices(TABLE, unchecked))
     assert pa.concat_tables(slices).equals(TABLE), "all rows, in order"
     # 10 bytes and an offset a row.
@@ -62,8 +66,8 @@ def test_bytes_are_limited_by_what_rows_have() -> None:
 
 def test_a_task_that_was_given_up_ends_while_it_waits() -> None:
     at = Time()
-    limit = RateLimit({"rows": 1}, 1, at.clock, at.sleep)
-    limit.begin("job")
+    limit = at.limit({"rows": 1})
+    limit.begin("job", 1)
 
     def check() -> None:
         if at.now_ms > 500:
@@ -93,16 +97,15 @@ class NoGrants(RateChannel):
 def test_a_coordinator_that_grants_nothing_is_done_without_after_a_while() -> None:
     """Catches: a task that waits for ever."""
     at = Time()
-    limit = RateLimit({"rows": 1000}, 4, at.clock, at.sleep)
-    limit.begin("job")
-    limit.grants = NoGrants(at)
+    limit = at.limit({"rows": 1000})
+    limit.begin("job", 4, NoGrants(at))
     first = next(iter(limit.slices(TABLE, unchecked)))
     assert 0 < first.num_rows <= 25
     assert 60_000 <= at.now_ms < 61_000
     # Of 10,000 tasks that share a row a second, each waits for hours.
-    limit = RateLimit({"rows": 1}, 10_000, at.clock, at.sleep)
-    limit.begin("job")
-    limit.grants, at.now_ms = NoGrants(at), 0.0
+    limit = at.limit({"rows": 1})
+    limit.begin("job", 10_000, NoGrants(at))
+    at.now_ms = 0.0
     next(iter(limit.slices(TABLE, unchecked)))
     assert at.now_ms > 10_000_000
 
@@ -112,8 +115,6 @@ def test_tasks_share_a_limit_and_go_on_alone_when_the_coordinator_is_lost() -> N
     counts = [0, 0]
 
     def write(number: int, limit: RateLimit) -> None:
-        limit.begin("job")
-
         def check() -> None:
             if done.is_set():
                 raise DeliveryError("over")
@@ -130,8 +131,8 @@ def test_tasks_share_a_limit_and_go_on_alone_when_the_coordinator_is_lost() -> N
         for number in range(2):
             channel = RateChannel()
             client = CoordinatorClient(server.address, [channel], lambda: HELLO, clock_ms)
-            limit = RateLimit({"rows": 2000}, 2, clock_ms)
-            limit.grants = channel
+            limit = RateLimit({"rows": 2000}, TaskActivity(clock_ms), clock_ms)
+            limit.begin("job", 2, channel)
             client.start()
             client.resume()
             clients.append(client)
