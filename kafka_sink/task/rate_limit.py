@@ -57,7 +57,9 @@ class RateLimit:
 
     def begin(self, job: str, tasks: int = 1, grants: RateChannel | None = None) -> None:
         """A new task, which writes for the job with this name, one of so many that may run at once."""
-        self._job, self._grants = job, grants
+        self._job = job
+        # Nobody shares a limit of no job.
+        self._grants = grants if job else None
         self._tasks = max(1, tasks)
         self._share = {name: limit / self._tasks for name, limit in self._limits.items()}
         self.waited_ms = 0.0
@@ -79,11 +81,7 @@ class RateLimit:
         row_ms = max(1000 * row[name] / share for name, share in self._share.items())
         until_ms = self._clock_ms() + _NO_GRANT_MS + 2 * row_ms
         while True:
-            if (
-                self._grants is not None
-                and self._job
-                and self._grants.ask(self._job, self._limits, rows, size)
-            ):
+            if self._grants is not None and self._grants.ask(self._job, self._limits, rows, size):
                 while (granted := self._grants.await_grant(_CHECK_MS)) is not None:
                     check()
                     if granted:
@@ -108,7 +106,7 @@ class RateLimit:
             )
         while True:
             check()
-            is_shared = self._grants is not None and self._job and self._grants.is_shared
+            is_shared = self._grants is not None and self._grants.is_shared
             if is_shared and not despite_coordinator:
                 return 0
             now_ms = self._clock_ms()

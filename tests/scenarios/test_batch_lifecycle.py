@@ -339,9 +339,11 @@ def _held_does_not_count(patch: pytest.MonkeyPatch) -> None:
     """The sender fails a batch that the task writes into."""
     fail = RecordAccumulator.fail
 
-    def failing(self: RecordAccumulator, batch: ProducerBatch, record: Callable[[], None]) -> bool:
+    def failing(
+        self: RecordAccumulator, batch: ProducerBatch, record: Callable[[], None], *, taken: bool = False
+    ) -> bool:
         batch.held = False
-        return fail(self, batch, record)
+        return fail(self, batch, record, taken=taken)
 
     patch.setattr(RecordAccumulator, "fail", failing)
 
