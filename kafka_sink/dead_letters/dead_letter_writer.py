@@ -56,15 +56,15 @@ class DeadLetterWriter:
         self._append = append
         self._is_writing = False
 
-    def write(self) -> bool:
-        """Append the dead letters of all rows that wait, about 1 MiB at once; return whether there were any.
+    def write(self) -> None:
+        """Append the dead letters of all rows that wait, about 1 MiB at once.
 
         Raises DeliveryError where they cannot be written, BufferExhaustedError where there is no memory for
         them within max.block.ms.
         """
         dead_letters = self._dead_letters
         if dead_letters.topic is None or self._is_writing or not dead_letters.is_waiting:
-            return False
+            return
         # Appending them waits, too, and whatever waits looks here.
         self._is_writing = True
         try:
@@ -77,7 +77,6 @@ class DeadLetterWriter:
                 )
         finally:
             self._is_writing = False
-        return True
 
     def _waiting(self) -> Iterator[RejectedRows]:
         while (rejected := self._dead_letters.take()) is not None:

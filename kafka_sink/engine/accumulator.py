@@ -91,16 +91,12 @@ class RecordAccumulator:
         self.live.add(batch)
         self.incomplete += 1
 
-    def await_completion(self, timeout_s: float, until: Callable[[], bool]) -> bool:
-        """Wait until every batch has a final state or ``until`` is true, ``timeout_s`` at most.
-
-        Returns whether that is so. ``until`` is called with the lock held.
-        """
+    def await_completion(self, timeout_s: float, until: Callable[[], bool]) -> None:
+        """Wait until a batch reaches a final state, ``timeout_s`` at most; not at all where every batch has
+        one or ``until`` is true, which is called with the lock held."""
         with self.lock:
-            if not self.incomplete or until():
-                return True
-            self._completed.wait(timeout_s)
-            return not self.incomplete or until()
+            if self.incomplete and not until():
+                self._completed.wait(timeout_s)
 
     def await_change(self, timeout_s: float) -> None:
         """Wait until a batch reaches a final state or ``wake_waiters`` is called, ``timeout_s`` at most."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -153,10 +154,14 @@ class WorkerParts:
 
 @dataclass(slots=True)
 class _TaskParts:
-    """What one task owns. ``dead_letters``: of its rows that cannot be written."""
+    """What one task owns. ``dead_letters``: of its rows that cannot be written.
+
+    ``check`` is what the task does while it waits with rows: it fails if others have failed, and writes dead
+    letters, as the rows that brokers rejected may hold the memory that it waits for.
+    """
 
     dead_letters: DeadLetters | None
-    writer: DeadLetterWriter | None
+    check: Callable[[], None]
     reporter: TaskReporter
     rows: int = 0
     # Apart, as the thread that reads a task's rows rejects some while the task's thread sends others.
@@ -204,16 +209,21 @@ class Producer:
         LIVE_PRODUCERS[id(self)] = self
 
     def _new_task(self, task: TaskIdentity) -> _TaskParts:
-        options, dead_letters, writer = self.options, None, None
+        options, dead_letters, check = self.options, None, self.check
         if options.errors_tolerance != "none":
             topic, max_rows = options.errors_deadletterqueue_topic_name, options.errors_max
             # One must fit where its row did not, and into a topic with the default max.message.bytes.
             max_bytes = min(_MAX_DEAD_LETTER_BYTES, options.max_request_size // 2, options.buffer_memory // 2)
             dead_letters = DeadLetters(topic, max_rows, max_bytes, str(task.partition))
             writer = DeadLetterWriter(dead_letters, self._order, self._append_dead_letters)
+
+            def check() -> None:
+                self.check()
+                writer.write()
+
         self.sender.begin(dead_letters)
         reporter = TaskReporter(self._parts, dead_letters, self._rate_limit, monotonic_ms)
-        return _TaskParts(dead_letters, writer, reporter)
+        return _TaskParts(dead_letters, check, reporter)
 
     def begin(
         self,
@@ -339,10 +349,10 @@ class Producer:
                 ordered = self._rejection.order(plan, rows, self._order, task.dead_letters)
             # Of the rows that are left. What invalid ones waited before is their own, as in Kafka's producer.
             waited_ms = task.latest_metadata_wait_ms
-            self._check_and_write_dead_letters()
+            task.check()
             if ordered is not None:
                 task.largest_record = max(task.largest_record, ordered.largest_bound)
-                self._parts.appender.append(ordered, self._check_and_write_dead_letters, waited_ms)
+                self._parts.appender.append(ordered, task.check, waited_ms)
                 partitions = max(partitions, len(ordered.partitions))
         return partitions
 
@@ -364,7 +374,7 @@ class Producer:
         dead_letters = self._task.dead_letters
         if dead_letters is None or dead_letters.topic is None:
             return False
-        self._check_and_write_dead_letters()
+        self._task.check()
         # In this order: a row becomes a dead letter before its batch is complete.
         return self.accumulator.incomplete > 0 or dead_letters.is_waiting
 
@@ -374,13 +384,6 @@ class Producer:
         appender.flush(partitions)
         appender.append(ordered, self.check)
         appender.flush(partitions)
-
-    def _check_and_write_dead_letters(self) -> bool:
-        """What a task does while it waits with rows: rows that brokers rejected may hold the memory for them
-        until dead letters are written. Return whether there were any."""
-        self.check()
-        writer = self._task.writer
-        return writer is not None and writer.write()
 
     def _order(self, plan: ColumnPlan, batch: pa.RecordBatch | pa.Table) -> OrderedRows:
         """The rows by partition. Waits for metadata, and for what the coordinator has muted."""
@@ -436,10 +439,10 @@ class Producer:
         self.flush()
         task = self._task
         counts = task.reporter.counts()
-        accounted = counts["records"] + counts["unconfirmed"] + counts["skipped"]
-        if accounted != self.rows:
+        rows, accounted = task.rows + task.rejected_rows, counts["records"] + counts["unconfirmed"]
+        if accounted + counts["skipped"] != rows:
             # No row may be lost in silence. No known path leads here.
-            raise DeliveryError(f"of {self.rows} rows {accounted} are accounted for")
+            raise DeliveryError(f"of {rows} rows {accounted + counts['skipped']} are accounted for")
         now = monotonic_ms()
         if self._reports is not None:
             self._send_last_report(self._reports)
@@ -460,12 +463,15 @@ class Producer:
         is_complete = False
         with self.activity.waiting(BROKER):
             while not is_complete:
-                is_complete = self.accumulator.await_completion(
+                self.accumulator.await_completion(
                     _WATCH_MS / 1000,
                     lambda: deliveries.has_failed or (dead_letters is not None and dead_letters.is_waiting),
                 )
-                # Brokers reject rows meanwhile, and dead letters that are too large.
-                is_complete &= not self._check_and_write_dead_letters()
+                # Brokers reject rows meanwhile, and dead letters that are too large. In this order: a row
+                # becomes a dead letter before its batch is complete, and the check finds what has failed.
+                is_complete = not self.accumulator.incomplete
+                is_complete &= dead_letters is None or not dead_letters.is_waiting
+                self._task.check()
         self.accumulator.flushing = False
 
     @property
