@@ -59,10 +59,7 @@ def summary(reports: list[Report], guarantee: str, wall_s: float) -> str:
         f"lost, {doubled} doubled, {foreign} of no committed batch, "
         f"in {sum(report.is_broken for report in reports)} rounds; "
         f"{sum(report.runs for report in reports)} runs of the query, "
-        f"{sum(report.loud for report in reports)} of which ended with an incomplete batch and "
-        f"{sum(report.changed for report in reports)} with one that had changed, "
-        f"{sum(report.unknown for report in reports)} with one of which nobody could know, "
-        f"{sum(report.silent for report in reports)} lost batches skipped in silence, "
+        f"{sum(report.loud for report in reports)} of which ended with an incomplete batch, "
         f"{sum(report.unfinished for report in reports)} rounds unfinished.\n"
         f"{sum(faults.values())} faults: {kinds}.\n3 brokers, replication 3, {wall_s:.0f} s in all."
     )

@@ -13,8 +13,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -22,18 +22,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_sink.errors import ChangedBatchError, IncompleteBatchError, KafkaSinkError
+from kafka_sink.errors import IncompleteBatchError, KafkaSinkError
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer_cache import task_producer
-from kafka_sink.transactions import decision as decisions
-from kafka_sink.transactions import planning, proof
+from kafka_sink.transactions import planning
 from kafka_sink.transactions.batch import TaskRole
-from kafka_sink.transactions.decision import BatchIdentity, Decision
+from kafka_sink.transactions.decision import BatchIdentity
 from kafka_sink.transactions.task_attempt import TaskAttempt
 from tests.exactly_once import dying
 
-DONE, FAILED, INCOMPLETE, OTHER_DRIVER, CHANGED, UNKNOWN = 0, 1, 3, 4, 5, 6
+DONE, FAILED, INCOMPLETE, OTHER_DRIVER = 0, 1, 3, 4
 _QUERY = "query"
 _MAX_FAILURES = 4
 _ROWS_A_BATCH = 100
@@ -43,9 +42,8 @@ _KEYS = 12
 
 @dataclass(frozen=True)
 class Settings:
-    """One run of the query. ``die_before_commit`` kills the driver before it commits the so-manyth
-    transaction. What was decided before ``expired_ms``, a time of day, was so for longer than progress
-    markers last."""
+    """One run of the query, in batches of so many rows. ``die_before_commit`` kills the driver before it
+    commits the so-manyth transaction."""
 
     bootstrap_servers: str
     topic: str
@@ -56,7 +54,6 @@ class Settings:
     tasks: int
     seed: int
     die_before_commit: int = 0
-    expired_ms: float = 0.0
     pause_ms: float = 5.0
     options: dict[str, str] = field(default_factory=dict)
 
@@ -75,15 +72,6 @@ class Settings:
     def commits(self) -> Path:
         return Path(self.checkpoint) / "commits"
 
-    @property
-    def offsets(self) -> Path:
-        return Path(self.checkpoint) / "offsets"
-
-    @property
-    def arrived(self) -> Path:
-        """How many rows more the next batch has that is planned, as they came meanwhile."""
-        return Path(self.checkpoint) / "arrived"
-
 
 def committed(settings: Settings) -> int:
     """The first batch that the commit log does not have."""
@@ -91,24 +79,9 @@ def committed(settings: Settings) -> int:
     return max(numbers, default=-1) + 1
 
 
-def planned_rows(settings: Settings, number: int) -> range:
-    """The rows of a batch. They are planned once, as the checkpoint says what they are."""
-    path = settings.offsets / str(number)
-    if not path.exists():
-        first = planned_rows(settings, number - 1).stop if number else 0
-        more = int(settings.arrived.read_text()) if settings.arrived.exists() else 0
-        _record_once(path, {"first": first, "rows": settings.rows + more})
-    of = json.loads(path.read_text())
-    return range(of["first"], of["first"] + of["rows"])
-
-
-def _record_once(path: Path, text: dict[str, int]) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(text))
-    try:
-        os.link(part, path)
-    except FileExistsError:
-        pass  # another driver was faster
+def rows_of(settings: Settings, number: int) -> range:
+    """The rows of a batch."""
+    return range(number * settings.rows, (number + 1) * settings.rows)
 
 
 # -- the driver -----------------------------------------------------------------------------------
@@ -120,50 +93,25 @@ def drive(settings: Settings) -> int:
     chance = random.Random(settings.seed)
     if settings.die_before_commit:
         dying.install(settings.die_before_commit)
-    if settings.expired_ms:
-        _let_decisions_be_old(settings.expired_ms)
     pool = Workers(settings)
     try:
         while (number := committed(settings)) < settings.batches:
             _batch(settings, options, pool, number, chance)
-    except ChangedBatchError as error:
-        print(f"    driver: {error}", file=sys.stderr, flush=True)
-        return CHANGED
     except FileExistsError:
         return OTHER_DRIVER
     except (KafkaSinkError, TaskFailedError) as error:
         print(f"    driver: {error}", file=sys.stderr, flush=True)
-        return _exit_code(error)
+        # Tasks report that, too, where another batch is not complete.
+        name = IncompleteBatchError.__name__
+        return INCOMPLETE if isinstance(error, IncompleteBatchError) or name in str(error) else FAILED
     return DONE
-
-
-def _exit_code(error: Exception) -> int:
-    """Tasks report that, too, where a query has gone back by more than a batch, or one is not complete."""
-    if ChangedBatchError.__name__ in str(error):
-        return CHANGED
-    if isinstance(error, IncompleteBatchError) or IncompleteBatchError.__name__ in str(error):
-        return UNKNOWN if "cannot be known any more" in str(error) else INCOMPLETE
-    return FAILED
-
-
-def _let_decisions_be_old(expired_ms: float) -> None:
-    """In this process, those of before that time are as old as one whose progress markers have expired."""
-    decode = decisions.decode
-
-    def aged(texts: Iterable[str]) -> Decision | None:
-        found = decode(texts)
-        if found is None or not 0 <= found.began_ms < expired_ms:
-            return found
-        return replace(found, began_ms=max(0, found.began_ms - 2 * proof.MARKERS_LAST_MS))
-
-    decisions.decode = aged
 
 
 def _batch(
     settings: Settings, options: SinkOptions, pool: Workers, number: int, chance: random.Random
 ) -> None:
     raw = {"checkpointlocation": settings.checkpoint}
-    rows = planned_rows(settings, number)
+    rows = rows_of(settings, number)
     planned = planning.plan(options, raw, is_streaming=True, for_tasks=True)
     try:
         reports = pool.run(planned, number, rows, chance)

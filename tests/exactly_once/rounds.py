@@ -21,19 +21,12 @@ from pathlib import Path
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from kafka_sink.clock import wall_ms
 from kafka_sink.transactions import planning
 from local_kafka import LocalBroker
 from local_kafka.errors import LocalBrokerError
 from tests.exactly_once import engine
-from tests.exactly_once.engine import Settings, planned_rows
-from tests.exactly_once.kafka_state import (
-    coordinator_of,
-    expire_marks,
-    last_decided,
-    near_last_epochs,
-    resolve,
-)
+from tests.exactly_once.engine import Settings
+from tests.exactly_once.kafka_state import coordinator_of, last_decided
 from tests.support.waiting import until, within
 
 PARTITIONS = 3
@@ -60,9 +53,6 @@ class Fault(Enum):
     OUTLAST_TIMEOUT = "driver away for longer than the transaction timeout after a decision"
     MEET_THAWING_BROKER = "driver restarted at a thawing broker that was replaced meanwhile"
     FREEZE_COORDINATOR = "the driver's transaction coordinator frozen, replaced and thawed"
-    LOSE_BATCH = "last batch of the checkpoint lost, and rows that have come since"
-    EXPIRE_MARKERS = "progress markers expired before their decision"
-    LAST_EPOCHS = "epochs near their end"
 
 
 # Kills of brokers take longest to heal.
@@ -137,11 +127,6 @@ class Report:
     # Rows that stand behind a later row of their key.
     disordered: int = 0
     loud: int = 0
-    # Runs that said that a batch has other rows than were written, and those that should have.
-    changed: int = 0
-    silent: int = 0
-    # Runs that said that nobody can know what became of a batch; the round looked, and resolved it.
-    unknown: int = 0
     # Rows of no batch that was committed: of one that was aborted, or that nobody planned.
     foreign: int = 0
     unfinished: bool = False
@@ -149,7 +134,7 @@ class Report:
 
     @property
     def is_broken(self) -> bool:
-        wrong = self.lost or self.doubled or self.disordered or self.silent or self.foreign
+        wrong = self.lost or self.doubled or self.disordered or self.foreign
         return bool(wrong or self.unfinished)
 
     def __str__(self) -> str:
@@ -161,13 +146,7 @@ class Report:
         verdict = wrong if self.is_broken else "ok"
         if self.unfinished:
             verdict += ", never finished"
-        if self.silent:
-            verdict += f", {self.silent} lost batches skipped in silence"
         loud = f", {self.loud} runs said that a batch is incomplete" if self.loud else ""
-        if self.changed:
-            loud += f", {self.changed} that a batch has other rows"
-        if self.unknown:
-            loud += f", {self.unknown} that what became of a batch cannot be known"
         counts = f"{self.rows} rows, {self.runs} runs, {self.seconds:.1f} s{loud}"
         return f"seed {self.seed} [{faults}] {counts}: {verdict}"
 
@@ -190,7 +169,6 @@ class Round:
         self._checkpoint = Path(tempfile.mkdtemp(prefix="exactly-once-"))
         (self._checkpoint / "commits").mkdir()
         (self._checkpoint / "metadata").write_text(json.dumps({"id": self._checkpoint.name}))
-        (self._checkpoint / "offsets").mkdir()
         self._prefix_counts = guarantee == "exactly-once"
         kinds = list(Fault)
         count = self._chance.randint(1, 4)
@@ -211,8 +189,6 @@ class Round:
         self._drivers: list[int] = []
         self._frozen: list[int] = []
         self._down: list[tuple[float, Callable[[], None]]] = []
-        self._lost_files: dict[Path, str] = {}
-        self._is_unknown = False
 
     def _options(self, guarantee: str) -> dict[str, str]:
         if guarantee != "exactly-once":
@@ -264,19 +240,11 @@ class Round:
                 alive.append(pid)
             elif code == engine.INCOMPLETE:
                 self._report.loud += 1
-            elif code == engine.CHANGED:
-                self._report.changed += 1
-                self._restore()
-            elif code == engine.UNKNOWN:
-                self._report.unknown += 1
-                self._is_unknown = True
         self._drivers = alive
         return alive
 
     def _ensure_running(self) -> int:
         alive = self._running()
-        if self._is_unknown and not alive:
-            self._resolve()
         return alive[-1] if alive else self._start()
 
     def _finish(self) -> None:
@@ -339,18 +307,6 @@ class Round:
             self._strike_broker(fault)
         elif fault is Fault.FREEZE_COORDINATOR:
             self._freeze_coordinator()
-        elif fault is Fault.LOSE_BATCH:
-            self._lose_batch()
-        elif fault is Fault.EXPIRE_MARKERS:
-            self._await_a_batch()
-            self._end_drivers()
-            expire_marks(self._cluster, self._prefix)
-            self._settings = replace(self._settings, expired_ms=wall_ms())
-            self._lose_commit()
-        elif fault is Fault.LAST_EPOCHS:
-            self._end_drivers()
-            self._heal(wait=True)
-            near_last_epochs(self._cluster, self._settings.sink_options(), self._prefix, self._topic)
 
     def _end_drivers(self) -> None:
         for pid in self._running():
@@ -371,56 +327,6 @@ class Round:
         is_last = not self._prefix_counts or last_decided(self._settings.sink_options(), self._prefix) < done
         if done and is_last:
             (self._settings.commits / str(done - 1)).unlink()
-
-    def _lose_batch(self) -> None:
-        """As after a power loss. What is planned under its number then has other rows, which an error must
-        report; the round does as it says, and restores the checkpoint."""
-        self._await_a_batch()
-        self._end_drivers()
-        done = engine.committed(self._settings)
-        if not done or not self._prefix_counts:
-            return
-        kept = [self._settings.commits / str(done - 1)]
-        kept += [path for path in self._settings.offsets.iterdir() if path.name.isdigit()]
-        self._lost_files = {
-            path: path.read_text() for path in kept if path.exists() and int(path.name) >= done - 1
-        }
-        for path in self._lost_files:
-            path.unlink()
-        self._settings.arrived.write_text("50")
-        said = self._report.changed
-        deadline = time.monotonic() + _PATIENCE_S / 2
-        while self._report.changed == said and time.monotonic() < deadline:
-            self._ensure_running()
-            self._pause(0.05)
-            if engine.committed(self._settings) >= done and self._report.changed == said:
-                self._report.silent += 1
-                break
-        self._settings.arrived.unlink(missing_ok=True)
-
-    def _await_a_batch(self) -> None:
-        until = time.monotonic() + _PATIENCE_S / 4
-        while not engine.committed(self._settings) and time.monotonic() < until:
-            self._ensure_running()
-            self._pause(0.05)
-
-    def _restore(self) -> None:
-        for path, text in self._lost_files.items():
-            path.write_text(text)
-        self._lost_files = {}
-        self._settings.arrived.unlink(missing_ok=True)
-
-    def _resolve(self) -> None:
-        """What became of a batch cannot be known. The round does as the error says: it reads the topic, and
-        takes the batch for written, or has it written again."""
-        self._heal(wait=True)
-        number = last_decided(self._settings.sink_options(), self._prefix)
-        rows = planned_rows(self._settings, number)
-        await_ended_transactions(self._cluster.bootstrap_servers, self._topic)
-        seen = Counter(row for _, row in read_committed(self._cluster.bootstrap_servers, self._topic))
-        action = "abandon" if any(seen[row] for row in rows) else "rewrite"
-        resolve(self._cluster, self._prefix, action)
-        self._is_unknown = False
 
     def _freeze_coordinator(self) -> None:
         """For long enough that another broker replaces it, while a driver waits for its response. What it
@@ -511,7 +417,7 @@ class Round:
 
     def _check(self) -> None:
         done = engine.committed(self._settings)
-        total = planned_rows(self._settings, done - 1).stop if done else 0
+        total = done * self._settings.rows
         await_ended_transactions(self._cluster.bootstrap_servers, self._topic)
         rows = read_committed(self._cluster.bootstrap_servers, self._topic)
         seen = Counter(row for _, row in rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -18,12 +18,10 @@ _STATE = "__transaction_state"
 # producer id, and the epoch.
 _NAME_AT = 4
 _EPOCH_AT, _EPOCH_END = 10, 12
-# Behind a time-out of four bytes: Empty, CompleteCommit, CompleteAbort.
-_STATUS_AT, _SETTLED = 16, (0, 4, 5)
 
 
-def set_epochs(broker: LocalBroker, epochs: Mapping[str, int], brokers: Iterable[int] = (0,)) -> None:
-    """Bring ids, which have been initialised, to these epochs, and start the brokers again.
+def set_epochs(broker: LocalBroker, epochs: Mapping[str, int]) -> None:
+    """Bring ids, which have been initialised, to these epochs, and start the broker again.
 
     It takes the last record that the coordinator itself has written of each id, and writes it again with
     another epoch; the coordinator reads it when it starts. As nothing was written under the epochs in
@@ -40,18 +38,9 @@ def set_epochs(broker: LocalBroker, epochs: Mapping[str, int], brokers: Iterable
         producer.produce(_STATE, changed, key, partition)
     assert producer.flush(30) == 0
     del producer  # before the broker goes, which it would try to reach
-    for one in brokers:
-        broker.stop(one)
-        broker.start(one)
+    broker.stop(0)
+    broker.start(0)
     _await_coordinator(broker)
-
-
-def settled_ids(broker: LocalBroker, prefix: str) -> list[str]:
-    """The ids that begin so; none as long as a transaction of one of them is open or being ended."""
-    of_prefix = {name: one for name, one in _last_records(broker).items() if name.startswith(prefix)}
-    if any(value[_STATUS_AT] not in _SETTLED for _, _, value in of_prefix.values()):
-        return []
-    return list(of_prefix)
 
 
 def _last_records(broker: LocalBroker) -> dict[str, tuple[int, bytes, bytes]]:

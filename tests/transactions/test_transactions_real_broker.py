@@ -136,17 +136,6 @@ def test_an_abort_of_a_replaced_driver_leaves_alone_a_decision_behind_which_the_
     run.await_rows(["0-0", "0-1"])
 
 
-def test_what_was_not_decided_is_aborted_by_the_next_driver(job: Callable[..., Job]) -> None:
-    run, later = job(), job()
-    handover = run.take_over()
-    reports = [run.write(handover, 0, index, [f"lost-{index}"]) for index in range(2)]
-    assert len(later.run(driver.take_over(later.scope, wall_ms())).aborted) == 2
-    assert run.open() == []
-    with pytest.raises(TransactionError):
-        run.commit(*reports)
-    assert run.read() == []
-
-
 def test_of_two_drivers_only_the_later_decides(job: Callable[..., Job]) -> None:
     first, second = job(), job()
     older = first.take_over()
@@ -199,22 +188,6 @@ def test_a_task_warns_of_transactions_that_ran_before_and_near_their_time(
     assert "transaction.max.timeout.ms" in caplog.text
     run.commit(*reports)
     run.await_rows(["0-0", "0-1"])
-
-
-def test_what_timed_out_after_the_decision_is_written_again_and_only_that(job: Callable[..., Job]) -> None:
-    run = job()
-    reports = run.decided(0, 3)
-    run.lose(reports[1])
-    broken = run.take_over()
-    assert broken.incomplete is not None
-    assert broken.incomplete.missing == {1}
-    run.await_rows(["0-0", "0-2"])
-    with pytest.raises(IncompleteBatchError, match="task 1"):
-        broken.role(BatchIdentity("query", 1), 0)
-    mended = [run.digested(broken, 0, index, b"0-%d" % index) for index in (0, 2)]
-    assert run.commit(run.write(broken, 0, 1, ["0-1"]), *mended).repaired
-    run.await_rows(["0-0", "0-1", "0-2"])
-    assert run.take_over().role(BatchIdentity("query", 0), 1).value == "skip"
 
 
 def test_a_version_that_was_lost_entirely_is_written_when_it_is_run_again_behind_another(
