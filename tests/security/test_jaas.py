@@ -23,46 +23,27 @@ def parsed(text: str) -> tuple[str, dict[str, str]]:
 
 def test_quotes_commas_backslashes_and_equals_signs_survive() -> None:
     assert parsed(plain_jaas("u,=", PASSWORD)) == (PLAIN, {"username": "u,=", "password": PASSWORD})
+    assert parsed(f"kafkashaded.{PLAIN} required;") == (PLAIN, {})
 
 
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [
-        (f"{PLAIN} required;", {}),
-        (
-            f"kafkashaded.{PLAIN} REQUIRED username='a\"b' password=\"it's\";",
-            {"username": 'a"b', "password": "it's"},
-        ),
-        (f'{PLAIN} required\n  a="1"\n  b = word ;\n', {"a": "1", "b": "word"}),
-        (f'{PLAIN} required a="x\\ty\\101\\7z\\q\\"";', {"a": 'x\tyA\x07zq"'}),
-        (f"{PLAIN} required a=b-c.d_e$9;", {"a": "b-c.d_e$9"}),
-        (f"/* note */ {PLAIN} required // a comment\n a='//no' b=\"/*no*/\";", {"a": "//no", "b": "/*no*/"}),
-        (f'{PLAIN} required a="" a="2";', {"a": "2"}),
-        (f'{PLAIN} required a="ü€";', {"a": "ü€"}),
-    ],
-)
-def test_what_java_takes(text: str, options: dict[str, str]) -> None:
-    assert parsed(text) == (PLAIN, options)
+REFUSED = [
+    ("", "no login module"),
+    ('username="u" password="hunter2";', "control flag"),
+    (f"{PLAIN}", "control flag"),
+    (f'{PLAIN} username="u" password="hunter2";', "control flag"),
+    (f'{PLAIN} required username="u" password="hunter2"', "semicolon"),
+    (f"{PLAIN} required hunter2@x;", "first one"),
+    (f"{PLAIN} required password=hunter2@x;", "after password"),
+    (f"{PLAIN} required username=u password=9hunter2;", "after username"),
+    (f'{PLAIN} required username="u" password="x"hunter2";', "after password"),
+    (f'{PLAIN} required username="u" password="x"hunter2="y" z;', "number 4"),
+    (f'{PLAIN} required username="u" password="x"hunter2="y"', "semicolon"),
+    (f'{PLAIN} required a="1"; {PLAIN} required a="hunter2";', "2 login modules"),
+    ("= required;", "does not begin"),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("", "no login module"),
-        ('username="u" password="hunter2";', "control flag"),
-        (f"{PLAIN}", "control flag"),
-        (f'{PLAIN} username="u" password="hunter2";', "control flag"),
-        (f'{PLAIN} required username="u" password="hunter2"', "semicolon"),
-        (f"{PLAIN} required hunter2@x;", "first one"),
-        (f"{PLAIN} required password=hunter2@x;", "after password"),
-        (f"{PLAIN} required username=u password=9hunter2;", "after username"),
-        (f'{PLAIN} required username="u" password="x"hunter2";', "after password"),
-        (f'{PLAIN} required username="u" password="x"hunter2="y" z;', "number 4"),
-        (f'{PLAIN} required username="u" password="x"hunter2="y"', "semicolon"),
-        (f'{PLAIN} required a="1"; {PLAIN} required a="hunter2";', "2 login modules"),
-        ("= required;", "does not begin"),
-    ],
-)
+@pytest.mark.parametrize(("text", "problem"), REFUSED)
 def test_what_java_refuses_is_refused_and_never_shown(text: str, problem: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_jaas(Secret(text))
@@ -78,11 +59,3 @@ def test_any_quoted_pair_comes_back(user: str, password: str) -> None:
     clean = [text.replace("\n", " ").replace("\r", " ") for text in (user, password)]
     text = f"{PLAIN} required u={jaas_quoted(clean[0])} p={jaas_quoted(clean[1])};"
     assert parsed(text)[1] == {"u": clean[0], "p": clean[1]}
-
-
-@given(st.text(max_size=200))
-def test_nothing_but_a_configuration_error_comes_of_any_text(text: str) -> None:
-    try:
-        parse_jaas(Secret(text))
-    except ConfigurationError:
-        pass

@@ -11,34 +11,26 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.secret import Secret
 from kafka_sink.security.jaas import parse_jaas
 from local_kafka import LocalBroker
+from tests.security.test_jaas import REFUSED
 from tests.support.security.secured_broker import PASSWORD, jaas_quoted, plain_jaas
 
 SOURCE = Path(__file__).parents[1] / "support" / "security" / "JaasOracle.java"
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 PIECES = (
     *(MODULE, " required ", " optional ", "a", "b=", "c = ", '"x y"', "'q'", "word", "9", "1.5", "-", "-a"),
-    *(
-        ";",
-        " ",
-        "\n",
-        "=",
-        "/",
-        "//",
-        "/*",
-        "*/",
-        "\\",
-        '"',
-        "'",
-        '"\\""',
-        "\\n",
-        "ü",
-        "€",
-        "$",
-        "_",
-        ".",
-        "@",
-    ),
-    *('"\\101\\7\\400"', "user-name", "a.b", "k=v", 'k="v"', "\t", "\x01", "#", ","),
+    *([";", ",", "=", "/", "//", "/*", "*/", "\\", '"', "'", "\\n", "ü", "€", "$", "_", ".", "@", "#"]),
+    *('"\\""', " ", "\n", "\t", "\x01", '"\\101\\7\\400"', "user-name", "a.b", "k=v", 'k="v"'),
+)
+
+# What users have written, and what the grammar allows.
+TAKEN = (
+    f"{MODULE} REQUIRED username='a\"b' password=\"it's\";",
+    f'{MODULE} required\n  a="1"\n  b = word ;\n',
+    f'{MODULE} required a="x\\ty\\101\\7z\\q\\"";',
+    f"{MODULE} required a=b-c.d_e$9;",
+    f"/* note */ {MODULE} required // a comment\n a='//no' b=\"/*no*/\";",
+    f'{MODULE} required a="" a="2";',
+    f'{MODULE} required a="ü€";',
 )
 
 
@@ -63,6 +55,8 @@ def texts() -> list[str]:
         "",
         ";",
         f"{MODULE} required a={jaas_quoted('')};",
+        *TAKEN,
+        *(text for text, _ in REFUSED),
     ]
     for _ in range(3000):
         middle = "".join(chosen.choice(PIECES) for _ in range(chosen.randrange(1, 9)))
