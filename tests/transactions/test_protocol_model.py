@@ -23,7 +23,6 @@ from kafka_sink.transactions.operations import (
     Steps,
     describe,
     fetch_offsets,
-    init_producer,
 )
 from tests.support.effort import EFFORT
 from tests.support.transactions_of_spark import Faults, Settings, World
@@ -152,26 +151,12 @@ def test_the_model_reaches_what_it_is_for() -> None:
 # -- wrong protocols, which the model must tell from the right one ---------------------------------
 
 
-def abort_all(scope: Any, driver_epoch: Any) -> Steps[Any]:
-    (names,) = yield (ListOpen(scope.prefix),)
-    left = yield from proof.inspect(scope, driver_epoch, names)
-    yield from proof.abort_others(left, scope, ())
-    return left.driver_epoch
-
-
 def with_outcomes(
     decision: decisions.Decision, outcome: decisions.Outcome, parts: Iterable[Any]
 ) -> decisions.Decision:
     """As if this had become of these parts, without a record of it."""
     outcomes = {part.task: outcome for part in parts}
     return replace(decisions.recorded(decision, outcomes), number=decision.number)
-
-
-def without_completing(scope: Any, _: float) -> Steps[Any]:
-    """Planning aborts what an earlier driver has decided."""
-    driver_epoch = yield from init_producer(scope.driver_id)
-    decision = yield from driver.read_decision(scope)
-    return driver.Ownership((yield from abort_all(scope, driver_epoch)), decision)
 
 
 def without_taking_over(scope: Any, now_ms: float) -> Steps[Any]:
@@ -192,31 +177,12 @@ def seen(scope: Any) -> Steps[Any]:
     return (yield from fetch_offsets(scope.marker_key(0).group))
 
 
-def takes_pending_markers_for_missing(scope: Any, _: float) -> Steps[Any]:
-    """The progress markers are read without waiting for transactions that are committed and not visible
-    yet."""
-    driver_epoch = yield from init_producer(scope.driver_id)
-    decision = yield from driver.read_decision(scope)
-    if decision is not None:
-        undone = yield from proof.not_visible(scope, decision, (yield from seen(scope)))
-        yield proof.ends_of(scope, undone)
-        driver_epoch = yield from abort_all(scope, driver_epoch)
-        missing = yield from proof.not_visible(scope, decision, (yield from seen(scope)))
-        decision = with_outcomes(decision, decisions.Outcome.LOST, missing)
-    return driver.Ownership(driver_epoch, decision)
-
-
 def commits_without_deciding(reports: Any, **_: Any) -> Steps[Any]:
     """As most sinks do: the driver commits one transaction after the other."""
     for report in reports:
         if report.part is not None:
             name = report.run.scope.task_id(report.task, report.part.slot)
             yield (EndTransaction(name, report.part.producer, commit=True),)
-
-
-def forgets_progress(scope: Scope, ownership: Any, now_ms: float) -> TaskHandover:
-    """Tasks write a batch that was decided once more."""
-    return replace(TaskHandover.of(scope, ownership, now_ms), writer="", incomplete=None)
 
 
 def forgets_what_is_missing(scope: Scope, ownership: Any, now_ms: float) -> TaskHandover:
@@ -324,14 +290,8 @@ _CRASHES, _DRIVERS, _TIMEOUTS, _OTHER_TASKS = (
     "timeouts and other tasks",
 )
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
-    "planning aborts decided transactions": (_CRASHES, {"take_over": without_completing}),
     "planning fences nobody": (_DRIVERS, {"take_over": without_taking_over}),
-    "pending progress markers taken for missing": (
-        _CRASHES,
-        {"take_over": takes_pending_markers_for_missing},
-    ),
     "no decision": (_CRASHES, {"commit": commits_without_deciding}),
-    "progress forgotten": (_CRASHES, {"handover": forgets_progress}),
     "missing tasks forgotten": (_TIMEOUTS, {"handover": forgets_what_is_missing}),
     "repair of other tasks": (_OTHER_TASKS, {"commit": repairs_whatever_the_tasks_are}),
     "decided transactions aborted where a former coordinator refused to commit them": (
