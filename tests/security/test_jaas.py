@@ -1,8 +1,12 @@
-"""JAAS texts as Spark users have them: read as Java reads them, and never shown."""
+"""JAAS texts as Spark users have them: read as Kafka's own client reads them, and never shown."""
 
 from __future__ import annotations
 
+import base64
+import random
+import subprocess
 import traceback
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +15,7 @@ from hypothesis import strategies as st
 from kafka_sink.errors import ConfigurationError
 from kafka_sink.secret import Secret
 from kafka_sink.security.jaas import parse_jaas
+from local_kafka import LocalBroker
 from tests.support.security.secured_broker import PASSWORD, jaas_quoted, plain_jaas
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -59,3 +64,69 @@ def test_any_quoted_pair_comes_back(user: str, password: str) -> None:
     clean = [text.replace("\n", " ").replace("\r", " ") for text in (user, password)]
     text = f"{PLAIN} required u={jaas_quoted(clean[0])} p={jaas_quoted(clean[1])};"
     assert parsed(text)[1] == {"u": clean[0], "p": clean[1]}
+
+
+# -- by Kafka's own client ---------------------------------------------------------------------------
+
+SOURCE = Path(__file__).parents[1] / "support" / "security" / "JaasOracle.java"
+PIECES = (
+    *(PLAIN, " required ", " optional ", "a", "b=", "c = ", '"x y"', "'q'", "word", "9", "1.5", "-", "-a"),
+    *([";", ",", "=", "/", "//", "/*", "*/", "\\", '"', "'", "\\n", "ü", "€", "$", "_", ".", "@", "#"]),
+    *('"\\""', " ", "\n", "\t", "\x01", '"\\101\\7\\400"', "user-name", "a.b", "k=v", 'k="v"'),
+)
+
+# What users have written, and what the grammar allows.
+TAKEN = (
+    f"{PLAIN} REQUIRED username='a\"b' password=\"it's\";",
+    f'{PLAIN} required\n  a="1"\n  b = word ;\n',
+    f'{PLAIN} required a="x\\ty\\101\\7z\\q\\"";',
+    f"{PLAIN} required a=b-c.d_e$9;",
+    f"/* note */ {PLAIN} required // a comment\n a='//no' b=\"/*no*/\";",
+    f'{PLAIN} required a="" a="2";',
+    f'{PLAIN} required a="ü€";',
+)
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def ours(text: str) -> str:
+    try:
+        module = parse_jaas(Secret(text))
+    except ConfigurationError:
+        return "refused"
+    pairs = sorted((name, value.reveal()) for name, value in module.options.items())
+    return " ".join([encoded(module.name), *(f"{encoded(name)}={encoded(value)}" for name, value in pairs)])
+
+
+def texts() -> list[str]:
+    chosen = random.Random(7)
+    made = [
+        plain_jaas("u", PASSWORD),
+        f"{PLAIN} required;",
+        "",
+        ";",
+        f"{PLAIN} required a={jaas_quoted('')};",
+        *TAKEN,
+        *(text for text, _ in REFUSED),
+    ]
+    for _ in range(3000):
+        middle = "".join(chosen.choice(PIECES) for _ in range(chosen.randrange(1, 9)))
+        made.append(f"{PLAIN} required {middle};" if chosen.random() < 0.8 else middle)
+    return made
+
+
+def test_every_text_is_read_as_kafkas_client_reads_it(broker: LocalBroker) -> None:
+    given = texts()
+    command = [broker.java, "-cp", broker.classpath, str(SOURCE)]
+    lines = "\n".join(map(encoded, given)) + "\n"
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs = done.stdout.splitlines()
+    assert len(theirs) == len(given)
+    different = [
+        (text, mine, its) for text, its in zip(given, theirs, strict=True) if (mine := ours(text)) != its
+    ]
+    assert different == []
+    assert sum(line != "refused" for line in theirs) > 50
