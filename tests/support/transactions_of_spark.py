@@ -61,9 +61,8 @@ class Faults:
     expires_ids: bool = False
     # A job of which its user knows that it is written, and which runs again.
     reruns: int = 0
-    # The command, run by a person, and an abort by the coordinator, of a driver that may live.
+    # The command, run by a person.
     operators: int = 0
-    coordinator_aborts: int = 0
     # Brokers go from transaction protocol 1 to 2; processes that run go on with what they know.
     upgrades: int = 0
 
@@ -105,13 +104,10 @@ class Settings:
     writers: int = 0
     delays_offsets: bool = False
     take_over: Callable[..., Any] = driver.take_over
-    begin: Callable[..., Any] = task_attempt.begin_steps
     finish: Callable[..., Any] = task_attempt.finish_steps
     commit: Callable[..., Any] = batches.commit
     abort: Callable[..., Any] = driver.abort
     handover: Callable[..., TaskHandover] = TaskHandover.of
-    slot_of: Callable[[int], int] = lambda attempt: attempt
-    scope_of: Callable[[int], Scope] = lambda writer: Scope(f"q{writer}", "t", 2)
 
 
 class World:
@@ -124,7 +120,7 @@ class World:
         self.choose = choose
         self.kafka = Kafka(settings.last_epoch, settings.protocol, delays_offsets=settings.delays_offsets)
         self.protocol = settings.protocol
-        self.scopes = [settings.scope_of(writer) for writer in range(max(1, settings.writers))]
+        self.scopes = [Scope(f"q{writer}", "t", 2) for writer in range(max(1, settings.writers))]
         self.reported: set[tuple[int, int]] = set()
         # Batches whose rows a person has agreed to double, or to leave out.
         self.may_double: set[int] = set()
@@ -132,7 +128,6 @@ class World:
         self.layout = 0
         self.actors: list[Actor] = []
         self.copies: list[tuple[Any, int]] = []
-        self.lost_after_decision = False
         self.loud: list[Exception] = []
         # Decided transactions that a driver aborted, and ids that a driver left for others to write under.
         self.aborted_decided: list[str] = []
@@ -259,9 +254,9 @@ class World:
         role = handover.role(batch, index)
         digest = RowsDigest(len(rows), len(rows), sum(hash((row,)) & 0xFFFF for row in rows))
         part = None
-        slot = self.settings.slot_of(attempt)
+        slot = attempt
         if role is TaskRole.WRITE and rows:
-            slot, producer = yield from self.settings.begin(scope, handover.driver_epoch, index, slot)
+            slot, producer = yield from task_attempt.begin_steps(scope, handover.driver_epoch, index, slot)
             name = scope.task_id(index, slot)
             (taken,) = yield (Produce(name, producer, tuple((key, row) for row in rows)),)
             if not taken:
@@ -377,12 +372,6 @@ class World:
                 for writer, scope in enumerate(self.scopes)
                 for action in ("complete", "rewrite", "abandon")
             ]
-        if faults.coordinator_aborts:
-            driver_epochs = {one.driver_epoch: None for one in self.actors if one.driver_epoch is not None}
-            found += [
-                ("coordinator aborts", driver_epoch, lambda c=driver_epoch: self._abort_for(*c))
-                for driver_epoch in driver_epochs
-            ]
         if faults.upgrades:
             found.append(("upgrades", "brokers", self._upgrade))
         return found
@@ -430,10 +419,6 @@ class World:
     def _operate(self, writer: int, action: str) -> None:
         self.faults.operators -= 1
         self._start(Actor(action, self._operator(writer, action)))
-
-    def _abort_for(self, scope: Scope, driver_epoch: ProducerEpoch) -> None:
-        self.faults.coordinator_aborts -= 1
-        self._start(Actor("coordinator", self.settings.abort(scope, driver_epoch, self.kafka.now_ms)))
 
     def _upgrade(self) -> None:
         self.faults.upgrades -= 1

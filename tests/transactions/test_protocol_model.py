@@ -94,12 +94,8 @@ SETTINGS = {
 PEOPLE = Faults(crashes=2, drivers=1, late_copies=0, late_attempts=0, timeouts=2, reruns=1)
 SETTINGS |= {
     "versions of applications": Settings(layouts=(((0, 1),),), writers=2, faults=PEOPLE),
-    "versions, the command, the coordinator's aborts": Settings(
-        writers=1, count=3, faults=replace(PEOPLE, operators=2, coordinator_aborts=2)
-    ),
-    "the command and the coordinator's aborts of a query": Settings(
-        faults=replace(CRASHES, timeouts=1, operators=1, coordinator_aborts=2)
-    ),
+    "versions and the command": Settings(writers=1, count=3, faults=replace(PEOPLE, operators=2)),
+    "the command and a query": Settings(faults=replace(CRASHES, timeouts=1, operators=1)),
 }
 SETTINGS |= {
     f"{name}, from protocol 1 to 2": replace(
