@@ -154,11 +154,9 @@ class CoordinatorClient(threading.Thread):
             self._wake_reader.close()
 
     def _connected(self) -> Connection | None:
-        leaving = self._leaving
-        if leaving:
-            self._leaving = False
         # A task may have ended before this thread first ran. Its last report is sent nevertheless.
-        is_needed = self._active or leaving
+        is_needed = self._active or self._leaving
+        self._leaving = False
         if self._connection is None and is_needed and self._clock_ms() >= self._connect_after_ms:
             self._connect()
         return self._connection

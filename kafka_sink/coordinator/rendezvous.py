@@ -83,22 +83,16 @@ class LocationFolder:
         for parent in dict.fromkeys((str(place.parent), *local_dirs.split(","))):
             place = cls(parent)
             try:
-                place._make_private()
+                # Its parent is Spark's, so it is not created.
+                place.folder.mkdir(mode=0o700)
+            except FileExistsError:
+                # Where others can write to it, it is an attack, or a mistake that the user should see.
+                _check_private(place.folder)
             except OSError as error:
-                # Others can write to it: an attack, or a mistake that the user should see.
-                if isinstance(error, PermissionError) and os.path.lexists(place.folder):
-                    raise
                 problem = error
-            else:
-                return place
+                continue
+            return place
         raise problem or FileNotFoundError(errno.ENOENT, "no writable folder", local_dirs)
-
-    def _make_private(self) -> None:
-        """Create the folder, or check the one that exists. Its parent is Spark's, so it is not created."""
-        try:
-            self.folder.mkdir(mode=0o700)
-        except FileExistsError:
-            _check_private(self.folder)
 
     @contextmanager
     def lock(self, timeout_ms: float) -> Iterator[None]:

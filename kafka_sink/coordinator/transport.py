@@ -382,7 +382,7 @@ class ServerBounds:
     connecting to the proof, but for the time that a peer waits for its turn; for the rest of a message; and
     for a peer to read some of what waits for it.
     ``unread_bytes_of_all`` leaves out messages that many peers get, because there is one copy of each.
-    ``instances``: of services, for groups of tasks.
+    ``instances``: of services, for groups of tasks. ``sweep_ms``: how often times are checked.
     """
 
     connections: int = 20_000
@@ -398,11 +398,7 @@ class ServerBounds:
     frame_ms: float = 10_000.0
     silence_ms: float = 120_000.0
     instances: int = 500
-
-    @property
-    def sweep_ms(self) -> float:
-        """How often times are checked."""
-        return min(1000.0, self.frame_ms / 4, self.silence_ms / 4)
+    sweep_ms: float = 1000.0
 
 
 class Connections:

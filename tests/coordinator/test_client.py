@@ -217,7 +217,7 @@ def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now_ms = 0.0
-    bounds = ServerBounds(silence_ms=1_000)
+    bounds = ServerBounds(silence_ms=1_000, sweep_ms=100)
     with (
         serving(bounds, clock=lambda: now_ms) as found,
         client_of(found.address) as (client, channel),
@@ -263,7 +263,7 @@ def test_a_task_too_many_works_alone_after_one_line(caplog: pytest.LogCaptureFix
 
 def test_a_resting_client_does_not_come_back_before_the_next_task(caplog: pytest.LogCaptureFixture) -> None:
     now_ms = 0.0
-    bounds = ServerBounds(silence_ms=1_000)
+    bounds = ServerBounds(silence_ms=1_000, sweep_ms=100)
     with (
         serving(bounds, clock=lambda: now_ms) as found,
         client_of(found.address) as (client, channel),

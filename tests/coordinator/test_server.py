@@ -46,8 +46,8 @@ from tests.support.coordinator_harness import HELLO, Echo, Said, Serving, Shout,
 from tests.support.waiting import until
 
 # For peers that prove nothing, and for peers that do and are as slow as a busy machine.
-SHORT = ServerBounds(frame_ms=200, silence_ms=60_000)
-PATIENT = ServerBounds(frame_ms=60_000, silence_ms=60_000)
+SHORT = ServerBounds(frame_ms=200, silence_ms=60_000, sweep_ms=50)
+PATIENT = ServerBounds(frame_ms=60_000, silence_ms=60_000, sweep_ms=100)
 
 
 class Raw:
@@ -471,7 +471,7 @@ def test_what_went_wrong_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_peer_may_prove_itself_after_the_server_stalled() -> None:
-    with serving(ServerBounds(frame_ms=1_000)) as found, raw(found) as peer:
+    with serving(ServerBounds(frame_ms=1_000, sweep_ms=100)) as found, raw(found) as peer:
         until(lambda: found.connections() == 1)
         until_ms = clock_ms() + 1_500.0
         with found.busy():
