@@ -9,8 +9,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import islice
@@ -18,8 +17,16 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.failure_rate import FailureRateCircuitBreaker, has_response
 from kafka_sink.breaker.interface import PartitionCircuitBreaker, ProducerStatusContext
-from kafka_sink.breaker.mutes import NO_EVIDENCE, Evidence, Mute, MuteChange, Target, target_of
-from kafka_sink.breaker.probes import TaskMutes
+from kafka_sink.breaker.mutes import (
+    NO_EVIDENCE,
+    Evidence,
+    Mute,
+    MuteChange,
+    MutedPartitions,
+    Target,
+    target_of,
+)
+from kafka_sink.breaker.task_mutes import TaskMutes
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import NO_LEADER, PartitionMetadata, TopicPartition
 from kafka_sink.printable import one_line
@@ -37,37 +44,13 @@ _MAX_NAMED_PARTITIONS = 5
 _CHECK_INTERVAL_MS = 50.0
 
 
-@dataclass(frozen=True, slots=True)
-class MutedPartitions:
-    """Contains a partition if it is muted by itself or if its present leader is muted."""
-
-    nodes: Set[int] = frozenset()
-    partitions: Set[TopicPartition] = frozenset()
-    leader: Callable[[TopicPartition], PartitionMetadata | None] = lambda _: None
-
-    def __bool__(self) -> bool:
-        return bool(self.nodes or self.partitions)
-
-    def __contains__(self, partition: object) -> bool:
-        if partition in self.partitions:
-            return True
-        if not self.nodes or not isinstance(partition, TopicPartition):
-            return False
-        info = self.leader(partition)
-        return info is not None and info.leader in self.nodes
-
-
-NOTHING_MUTED = MutedPartitions()
-
-
 class CircuitBreakManager:
     """Handed to a breaker class, whose calls come on the sender's thread.
 
     ``mute`` and ``unmute`` may be called on any thread. A call on another thread is queued and takes effect
     in the sender's next pass.
 
-    ``view`` is what sender and partitioner follow; any thread may read it. It is empty where no partition
-    would be left: then the sender goes on as if nothing was muted. ``partition`` finds one of the producer's.
+    ``partition`` finds one of the producer's.
     """
 
     def __init__(
@@ -76,22 +59,16 @@ class CircuitBreakManager:
         retry_interval_ms: float,
         partition: Callable[[TopicPartition], Partition | None],
     ) -> None:
-        self.local = TaskMutes(retry_interval_ms, cluster.leader, cluster.brokers)
+        self.local = TaskMutes(cluster, retry_interval_ms)
         self.partition = partition
         # What the producer knows of each, and of a partition's leader.
         self.brokers: Mapping[int, Broker] = cluster.brokers
         self.leader = cluster.leader
-        self.view = NOTHING_MUTED
-        # As of the last refresh.
-        self.muted_count = 0
         # Of brokers that the sender has forgotten, see ``rows``.
         self.rows_of_forgotten = 0
         # Brokers that keyless rows avoid for the moment, see mute_congested. Any thread may read it.
         self.congested: Set[int] = frozenset()
         self._cluster = cluster
-        # The versions of mutes and metadata that the view shows.
-        self._seen = (-1, -1)
-        self._open: Set[Target] = frozenset()
         # The answer of ``available_nodes``, and the versions that it is for.
         self._available: tuple[tuple[int, int], Set[int]] = (-1, -1), frozenset()
         # The sender's thread, once it has run; mutes and unmutes by other threads.
@@ -129,11 +106,17 @@ class CircuitBreakManager:
 
     def available_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
         """Partitions that have a leader and are not muted."""
-        return [info for info in self._infos(topic) if info.leader >= 0 and not self.is_muted(info)]
+        return [
+            info for info in self.local.partitions_of(topic) if info.leader >= 0 and not self.is_muted(info)
+        ]
 
     def muted_partitions_for_topic(self, topic: str) -> list[PartitionMetadata]:
         """Partitions that are muted, by themselves or with the broker that leads them, or led them last."""
-        return [info for info in self._infos(topic) if self.is_muted(TopicPartition(topic, info.partition))]
+        return [
+            info
+            for info in self.local.partitions_of(topic)
+            if self.is_muted(TopicPartition(topic, info.partition))
+        ]
 
     def available_partitions_for_node(self, node_id: int) -> dict[str, list[PartitionMetadata]]:
         """By topic, the partitions that a broker leads and that are not muted."""
@@ -146,7 +129,6 @@ class CircuitBreakManager:
     def close(self) -> None:
         """Unmute everything; later mutes have no effect."""
         self.local.close()
-        self.view = NOTHING_MUTED
         self.congested = frozenset()
 
     # -- beyond the KIP -----------------------------------------------------------------------------
@@ -167,8 +149,8 @@ class CircuitBreakManager:
         """Brokers that lead a partition that is not muted."""
         versions = self.local.version, self._cluster.version
         if versions != self._available[0]:
-            infos = (info for _, info in self._all() if info.leader >= 0 and not self.is_muted(info))
-            self._available = versions, frozenset(info.leader for info in infos)
+            leaders = {info.leader for _, info in self.local.all_partitions() if not self.is_muted(info)}
+            self._available = versions, frozenset(leaders) - {NO_LEADER}
         return self._available[1]
 
     def ask(self, node_id: int) -> None:
@@ -186,73 +168,20 @@ class CircuitBreakManager:
 
     def _of_node(self, node_id: int, *, muted: bool) -> dict[str, list[PartitionMetadata]]:
         found: dict[str, list[PartitionMetadata]] = {}
-        for partition, info in self._all():
+        for partition, info in self.local.all_partitions():
             if self.local.leader_id(partition) == node_id and self.is_muted(partition) is muted:
                 found.setdefault(partition.topic, []).append(info)
         return found
 
-    def _infos(self, topic: str) -> Sequence[PartitionMetadata]:
-        found = self._cluster.topic(topic)
-        return () if found is None else found.partitions
-
-    def _all(self) -> Iterator[tuple[TopicPartition, PartitionMetadata]]:
-        for name in self._cluster.names():
-            for info in self._infos(name):
-                yield TopicPartition(name, info.partition), info
-
     # -- for the sender: once in each pass ----------------------------------------------------------
 
     def refresh(self) -> MutedPartitions:
-        """Run what other threads called, and bring ``view`` up to date. The calling thread is the sender's
+        """Run what other threads called, and publish what is muted now. The calling thread is the sender's
         from now on."""
         self._owner = threading.get_ident()
         for _ in range(len(self._queued)):
             self._queued.popleft()()
-        local, open_to_new = self.local, frozenset[Target]()
-        if local.mutes:
-            local.expire_late(local.now_ms)
-            open_to_new = local.open_to_new_rows()
-        seen = (local.version, self._cluster.version)
-        if seen != self._seen or open_to_new != self._open:
-            self._seen, self._open = seen, open_to_new
-            self.view = self._build()
-        return self.view
-
-    def _build(self) -> MutedPartitions:
-        """Count the muted partitions, note which ones muted brokers lead, and return what to avoid."""
-        mutes, leader = self.local.mutes, self._cluster.leader
-        led: dict[Target, set[TopicPartition]] = {}
-        leaderless: set[TopicPartition] = set()
-        self.muted_count = known = available = 0
-        for partition, info in self._all() if mutes else ():
-            known += 1
-            led_by = self.local.leader_id(partition)
-            if led_by in mutes:
-                led.setdefault(led_by, set()).add(partition)
-                present = leader(partition)
-                if present is not None and present.leader == NO_LEADER:
-                    leaderless.add(partition)
-            if led_by in mutes or partition in mutes:
-                self.muted_count += 1
-            elif info.leader >= 0:
-                available += 1
-        for target, mute in mutes.items():
-            mute.led = led.get(target, frozenset())
-        # Mutes hold before any metadata has come.
-        if not mutes or (known and not available):
-            return NOTHING_MUTED
-        muted = mutes.keys() - self._open
-        return MutedPartitions(
-            frozenset(target for target in muted if isinstance(target, int)),
-            leaderless.union(target for target in muted if isinstance(target, TopicPartition)),
-            leader,
-        )
-
-    def refresh_leaderless(self, now_ms: float) -> None:
-        """Have the metadata of topics with a partition without a leader fetched again."""
-        for name in self._cluster.names():
-            if any(info.leader < 0 for info in self._infos(name)):
-                self._cluster.mark_stale(name, now_ms)
+        return self.local.publish()
 
 
 class Breaker:
@@ -273,8 +202,10 @@ class Breaker:
         self._brokers = manager.brokers
         self._shared: BreakerChannel | None = None
         self._alone = True
-        # Set by the sender's thread once ``mutes`` has the coordinator's first message.
+        # Cleared where a task begins before the coordinator's mutes have come; set by the sender's thread
+        # once ``mutes`` has them.
         self._is_current = threading.Event()
+        self._is_current.set()
         self._context = ProducerStatusContext(brokers=manager.brokers)
         # What keyless rows avoid. Any thread may read it; replaced by the sender's.
         self.mutes: Container[TopicPartition] = ()
@@ -303,7 +234,7 @@ class Breaker:
 
     def muted(self, limit: int) -> list[tuple[Mute, float]]:
         """At most ``limit`` mutes that the sender follows, with the milliseconds since. Any thread."""
-        view, mutes = self.manager.view, self.local.mutes
+        view, mutes = self.local.view, self.local.mutes
         targets: tuple[Target, ...] = (*view.nodes, *view.partitions)
         found = map(mutes.get, islice(targets, limit))
         return [(mute, max(0.0, self._context.now - mute.since_ms)) for mute in found if mute is not None]
@@ -317,7 +248,7 @@ class Breaker:
         """A new task begins. It must know what others have muted before its rows get partitions."""
         shared = self._shared
         # Between tasks the sender goes on applying messages, but makes no pass of its own when a task begins.
-        if shared is None or not shared.is_current:
+        if shared is not None and not shared.is_current:
             self._is_current.clear()
             self.awaits_mutes = self.is_busy = True
 
@@ -326,20 +257,14 @@ class Breaker:
 
         ``check`` raises if the task is lost.
         """
-        shared = self._shared
         left_ms = timeout_ms
-        while shared is not None and left_ms > 0 and not self._is_current.is_set():
+        while left_ms > 0 and not self._is_current.is_set():
             check()
             self._is_current.wait(min(left_ms, _CHECK_INTERVAL_MS) / 1000)
             left_ms -= _CHECK_INTERVAL_MS
         # A late coordinator is not waited for again. Its mutes hold from when they come.
         self._is_current.set()
         self.awaits_mutes = False
-
-    def note_free_rows(self, topics: Iterable[str]) -> None:
-        """The task has rows of these topics that may go to any partition."""
-        if self.manager.view:
-            self.local.note_free_rows(topics)
 
     def explain(self, partition: TopicPartition) -> str | None:
         """Why a partition is muted, for messages; None if it is not. Any thread."""
@@ -455,9 +380,7 @@ class Breaker:
         self.due_ms = now_ms + self.next_change_ms(now_ms)
 
     def _needs_calls(self) -> bool:
-        if self._tells_all or self.local.mutes or self.local.has_changes:
-            return True
-        if self.awaits_mutes and not self._is_current.is_set():
+        if self._tells_all or self.local.mutes or self.local.has_changes or not self._is_current.is_set():
             return True
         return any(
             one.is_silent or one.is_to_be_asked or one.suspect_since_ms is not None
@@ -485,7 +408,7 @@ class Breaker:
             self._shared.answered(node_id)
         # A broker that was gone for long leads nothing in the metadata known here. Keyless rows avoid
         # partitions without a leader, so nothing else would have that metadata fetched again.
-        self.manager.refresh_leaderless(now_ms)
+        self.local.refresh_leaderless(now_ms)
 
     def next_change_ms(self, now_ms: float) -> float:
         """Milliseconds until time alone may change something."""

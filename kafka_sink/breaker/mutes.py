@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import SupportsIndex
 
 from kafka_sink.clock import HELD_MS
 from kafka_sink.errors import IllegalTransitionError
-from kafka_sink.model import TopicPartition
+from kafka_sink.model import PartitionMetadata, TopicPartition
 from kafka_sink.options.values import topic_problem
 
 Target = int | TopicPartition
@@ -164,6 +164,29 @@ class Mute:
         if isinstance(self.target, int) and (self.own is None or evidence.silence_ms):
             evidence = Evidence(silence_ms=evidence.silence_ms + max(1.0, now_ms - self.since_ms))
         return MuteChange(self.target, True, self.reason, True, evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class MutedPartitions:
+    """Contains a partition if it is muted by itself or if its present leader is muted."""
+
+    nodes: Set[int] = frozenset()
+    partitions: Set[TopicPartition] = frozenset()
+    leader: Callable[[TopicPartition], PartitionMetadata | None] = lambda _: None
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.partitions)
+
+    def __contains__(self, partition: object) -> bool:
+        if partition in self.partitions:
+            return True
+        if not self.nodes or not isinstance(partition, TopicPartition):
+            return False
+        info = self.leader(partition)
+        return info is not None and info.leader in self.nodes
+
+
+NOTHING_MUTED = MutedPartitions()
 
 
 class MuteTable:

@@ -247,7 +247,7 @@ class Sender(threading.Thread):
             self._cluster.broker(node.id).node = node
         self._cluster.connect_brokers()
         # Those listed all have connections. A peer may name others each time.
-        kept = {*self._network.connections, *self._breaker.manager.view.nodes}
+        kept = {*self._network.connections, *self._breaker.local.view.nodes}
         for broker in list(self._cluster.brokers.values()):
             if broker.id not in kept and not broker.sent and not broker.counts.requests:
                 self._breaker.manager.rows_of_forgotten += broker.rows
@@ -359,14 +359,14 @@ class Sender(threading.Thread):
         """Return the milliseconds until another broker can be probed."""
         breaker = self._breaker
         breaker.run(now_ms)
-        self._network.avoided = breaker.manager.view.nodes
+        self._network.avoided = breaker.local.view.nodes
         if not breaker.is_busy:
             return math.inf
         return probe_brokers(breaker, self._cluster, self._network, self._options, now_ms)
 
     def _find_brokers(self, now_ms: float) -> float:
         """Request metadata if no known broker can be reached, as only those are asked for an id."""
-        known, muted = self._cluster.nodes(), self._breaker.manager.view.nodes
+        known, muted = self._cluster.nodes(), self._breaker.local.view.nodes
         if not known or not all(node in muted or self._cluster.broker(node).is_gone for node in known):
             return math.inf
         for topic in self._cluster.names():

@@ -406,7 +406,7 @@ class Producer:
             breaker.await_mutes(task.reporter.started_ms + HINT_WAIT_MS - monotonic_ms(), self.check)
         muted = breaker.mutes
         if muted and self._partitioner.chooses(rows.key, rows.partition)[0]:
-            breaker.note_free_rows(rows.topics)
+            breaker.local.note_free_rows(rows.topics)
         unavailable = self.sender.unavailable | breaker.manager.congested
         near = self._parts.rack.brokers() if options.partitioner_rack_aware else ()
         ordered = self._partitioner.order(rows, topics, now_ms, unavailable, muted, near)
@@ -536,7 +536,7 @@ class Producer:
             task.largest_record,
             task.metadata_wait_ms,
             self.cluster.age_ms(monotonic_ms()),
-            self.breaker.manager.muted_count,
+            self.breaker.local.muted_count,
             counts["breaker_trips"],
             counts["breaker_probes"],
         )

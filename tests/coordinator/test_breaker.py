@@ -234,7 +234,7 @@ def test_muted_partitions_with_rows_are_named_some_of_many_and_again_when_they_c
     bench.mute(*partitions[:450])
     for one in partitions[:300]:
         bench.task.manager.local.may_probe(one)
-    bench.task.gate.note_free_rows(["t"])
+    bench.task.gate.local.note_free_rows(["t"])
     (found,) = bench.said(600.0)
     assert isinstance(found, Waiting)
     held, acceptable = apart(found.held, MAX_WAITING), apart(found.acceptable, MAX_WAITING)

@@ -242,7 +242,7 @@ def test_new_rows_are_a_probe_only_after_another_interval() -> None:
         job.step()
     muted = job.now
     while all(P0 in task.gate.mutes for task in job.tasks):
-        job.tasks[1].gate.note_free_rows(["t"])
+        job.tasks[1].gate.local.note_free_rows(["t"])
         job.step()
     assert 2 * INTERVAL - 200 <= job.now - muted <= 2 * INTERVAL + 600
 

@@ -1,4 +1,4 @@
-"""The mutes of one task, when they are probed, and what a probe's outcome means.
+"""The mutes of one task: what it avoids, when they are probed, and what a probe's outcome means.
 
 A broker's probe is a request without rows. Only a partition's probe needs a record batch.
 """
@@ -6,16 +6,18 @@ A broker's probe is a request without rows. Only a partition's probe needs a rec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.failure_rate import Health, has_response, health_of
 from kafka_sink.breaker.mutes import (
     NO_EVIDENCE,
+    NOTHING_MUTED,
     BreakerState,
     Evidence,
     Mute,
     MuteChange,
+    MutedPartitions,
     MuteTable,
     ProbePermit,
     Target,
@@ -25,6 +27,7 @@ from kafka_sink.cluster.broker import Broker
 from kafka_sink.model import NO_LEADER, PartitionMetadata, TopicPartition
 
 if TYPE_CHECKING:
+    from kafka_sink.cluster.metadata import ClusterMetadata
     from kafka_sink.engine.batch import ProducerBatch
 
 # Retry intervals in which the loss of the coordinator delays probes once.
@@ -37,21 +40,25 @@ class TaskMutes(MuteTable):
     The sender's thread calls it and sets ``now_ms`` (monotonic) first, as the KIP's calls carry no time. Any
     thread may read ``mutes``. Targets that the coordinator has muted are probed only with its permit, others
     by this task's clock. Brokers are asked whether they respond, muted or not, for the coordinator or the
-    breaker class. ``leader`` is ClusterMetadata's.
+    breaker class.
+
+    ``view`` is what sender and partitioner follow; any thread may read it. It is empty where no partition
+    would be left: then the sender goes on as if nothing was muted.
     """
 
-    def __init__(
-        self,
-        retry_interval_ms: float,
-        leader: Callable[[TopicPartition], PartitionMetadata | None],
-        brokers: Mapping[int, Broker],
-    ) -> None:
+    def __init__(self, cluster: ClusterMetadata, retry_interval_ms: float) -> None:
         super().__init__(retry_interval_ms)
+        self.view = NOTHING_MUTED
+        # Muted partitions as of the last ``publish``.
+        self.muted_count = 0
         self.now_ms = 0.0
         # Mutes that this producer's breaker class decided, over its life.
         self.own_trips = 0
-        self._leader = leader
-        self._brokers = brokers
+        self._cluster = cluster
+        self._brokers: Mapping[int, Broker] = cluster.brokers
+        # The versions of mutes and metadata that the view shows, and what it left open.
+        self._seen = (-1, -1)
+        self._open: Set[Target] = frozenset()
         # When the loss of the coordinator last delayed probes.
         self._delayed_ms = -math.inf
         self._changes: list[MuteChange] = []
@@ -95,6 +102,7 @@ class TaskMutes(MuteTable):
     def close(self) -> None:
         self._closed = True
         self.mutes.clear()
+        self.view = NOTHING_MUTED
 
     # -- which mutes cover a partition ----------------------------------------------------------------
 
@@ -109,11 +117,72 @@ class TaskMutes(MuteTable):
         The cluster takes the leadership from a broker that is gone for long. Where no other can lead, the
         partition is no better off.
         """
-        info = self._leader(partition)
+        info = self._cluster.leader(partition)
         if info is None or info.leader == NO_LEADER:
             found = (node for node, mute in list(self.mutes.items()) if partition in mute.led)
             return next((node for node in found if isinstance(node, int)), NO_LEADER)
         return info.leader
+
+    def partitions_of(self, topic: str) -> Sequence[PartitionMetadata]:
+        found = self._cluster.topic(topic)
+        return () if found is None else found.partitions
+
+    def all_partitions(self) -> Iterator[tuple[TopicPartition, PartitionMetadata]]:
+        """Of all topics in use."""
+        for name in self._cluster.names():
+            for info in self.partitions_of(name):
+                yield TopicPartition(name, info.partition), info
+
+    # -- what the task avoids -------------------------------------------------------------------------
+
+    def publish(self) -> MutedPartitions:
+        """Bring ``view`` up to date, in each pass of the sender."""
+        open_to_new = frozenset[Target]()
+        if self.mutes:
+            self.expire_late(self.now_ms)
+            open_to_new = self.open_to_new_rows()
+        seen = (self.version, self._cluster.version)
+        if seen != self._seen or open_to_new != self._open:
+            self._seen, self._open = seen, open_to_new
+            self.view = self._build()
+        return self.view
+
+    def _build(self) -> MutedPartitions:
+        """Count the muted partitions, note which ones muted brokers lead, and return what to avoid."""
+        mutes, leader = self.mutes, self._cluster.leader
+        led: dict[Target, set[TopicPartition]] = {}
+        leaderless: set[TopicPartition] = set()
+        muted = known = available = 0
+        for partition, info in self.all_partitions() if mutes else ():
+            known += 1
+            led_by = self.leader_id(partition)
+            if led_by in mutes:
+                led.setdefault(led_by, set()).add(partition)
+                present = leader(partition)
+                if present is not None and present.leader == NO_LEADER:
+                    leaderless.add(partition)
+            if led_by in mutes or partition in mutes:
+                muted += 1
+            elif info.leader >= 0:
+                available += 1
+        self.muted_count = muted
+        for target, mute in mutes.items():
+            mute.led = led.get(target, frozenset())
+        # Mutes hold before any metadata has come.
+        if not mutes or (known and not available):
+            return NOTHING_MUTED
+        avoided = mutes.keys() - self._open
+        return MutedPartitions(
+            frozenset(target for target in avoided if isinstance(target, int)),
+            leaderless.union(target for target in avoided if isinstance(target, TopicPartition)),
+            leader,
+        )
+
+    def refresh_leaderless(self, now_ms: float) -> None:
+        """Have the metadata of topics with a partition without a leader fetched again."""
+        for name in self._cluster.names():
+            if any(info.leader < 0 for info in self.partitions_of(name)):
+                self._cluster.mark_stale(name, now_ms)
 
     # -- the coordinator ----------------------------------------------------------------------------
 

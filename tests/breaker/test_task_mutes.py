@@ -71,6 +71,17 @@ def test_a_failed_probe_waits_an_interval(manager: CircuitBreakManager) -> None:
     assert (found.reason, found.since_ms, found.last_error) == ("errors", 0.0, "NOT_ENOUGH_REPLICAS")
 
 
+def test_probes_that_fail_without_a_coordinator_are_kept_once(manager: CircuitBreakManager) -> None:
+    """Catches: a producer that runs for months keeps the error of each probe of its life."""
+    manager.mute(1)
+    for now in range(2_000, 200_000, 2_000):
+        manager.local.now_ms = float(now)
+        manager.local.broker_probe_sent(1)
+        manager.local.broker_probe_done(1, TimeoutError("request timed out"))
+    assert manager.local.probes == 99
+    assert manager.local.take_failures() == [(1, "request timed out")]
+
+
 def test_any_response_unmutes_a_broker(manager: CircuitBreakManager) -> None:
     manager.mute(1)
     manager.mute(A0)
