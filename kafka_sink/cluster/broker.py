@@ -271,10 +271,6 @@ class Broker:
 
     # -- a task's counts ----------------------------------------------------------------------------
 
-    def begin_task(self) -> None:
-        """Counts start at zero. The task's thread calls it when nothing is in flight."""
-        self.counts = BrokerCounts()
-
     def metrics(self, now_ms: float) -> BrokerMetrics:
         """Of the present task, without an address. Any thread."""
         counts = self.counts

@@ -124,7 +124,8 @@ class ClusterMetadata:
         self._fetching: tuple[str, ...] = ()
         self._marked_in_flight: set[str] = set()
         self._failures = 0
-        self._response_ms = -math.inf
+        # When the last response came.
+        self.response_ms = -math.inf
         self._not_before_ms = -math.inf
         self._deferred_until_ms = -math.inf
         self._held_until_max_ms = math.inf
@@ -530,7 +531,7 @@ class ClusterMetadata:
                 return None
             chosen: tuple[str, ...] = ()
             if now_ms >= max(self._not_before_ms, self._deferred_until_ms):
-                chosen = self._schedule.choose(self._response_ms, now_ms)
+                chosen = self._schedule.choose(self.response_ms, now_ms)
             self._fetching, self._for_others = tuple(self._for_others), {}
             if not chosen and not self._fetching:
                 return None
@@ -544,7 +545,7 @@ class ClusterMetadata:
         with self._lock:
             if self._in_flight is not None or self._for_others:
                 return True
-            return self._schedule.due_ms(self._response_ms) <= now_ms
+            return self._schedule.due_ms(self.response_ms) <= now_ms
 
     def next_request_delay_ms(self, now_ms: float) -> float:
         """Until next_request may have something; infinite while a request is in flight.
@@ -557,7 +558,7 @@ class ClusterMetadata:
                 return math.inf
             if self._for_others:
                 return 0.0
-            due = min(self._schedule.due_ms(self._response_ms), self._idle.earliest_ms())
+            due = min(self._schedule.due_ms(self.response_ms), self._idle.earliest_ms())
             self.next_due_ms = due
             return max(0.0, due - now_ms, self._not_before_ms - now_ms, self._deferred_until_ms - now_ms)
 
@@ -601,7 +602,7 @@ class ClusterMetadata:
                 self._start_over()
             self._in_flight = None
             self._failures = 0
-            self._response_ms = now_ms
+            self.response_ms = now_ms
             self._not_before_ms = -math.inf
             self.cluster_id = update.cluster_id or self.cluster_id
             if update.nodes:

@@ -183,8 +183,7 @@ _MIN_APART_MS = 1000.0
 class MetadataRequests:
     """Used by the thread that polls ``network``. Times are monotonic milliseconds.
 
-    ``on_response(topics, response, now_ms)`` gets the response to a request for these topics, and calls
-    ``merge``.
+    ``on_response(topics, response, now_ms)`` gets the response to a request for these topics.
 
     Metadata that is wanted for metadata.recovery.rebootstrap.trigger.ms without a response makes it forget
     the known brokers and start again from the bootstrap addresses (KIP-899, KIP-1102). Brokers that refuse
@@ -203,7 +202,7 @@ class MetadataRequests:
         self._on_response = on_response
         self._cluster = cluster
         self._network = network
-        # Since when metadata has been wanted without a response, and when brokers may be forgotten again.
+        # Since when metadata has been wanted, or brokers were forgotten; when they may be forgotten again.
         self._wanted_since_ms: float | None = None
         self._rebootstrap_at_ms = -math.inf
 
@@ -251,16 +250,9 @@ class MetadataRequests:
             since_ms = self._wanted_since_ms = now_ms
         if options.metadata_recovery_strategy != "rebootstrap" or now_ms < self._rebootstrap_at_ms:
             return False
-        if now_ms - since_ms < options.metadata_recovery_rebootstrap_trigger_ms:
+        silent_ms = now_ms - max(since_ms, self._cluster.response_ms)
+        if silent_ms < options.metadata_recovery_rebootstrap_trigger_ms:
             return False
         self._wanted_since_ms = now_ms
         self._rebootstrap_at_ms = now_ms + _MIN_APART_MS
         return True
-
-    def merge(self, topics: tuple[str, ...], response: requests.MetadataResponse, now_ms: float) -> bool:
-        """Merge the response. True where another cluster responded and no row had been sent to the first.
-
-        Raises ClusterChangedError where rows had been sent.
-        """
-        self._wanted_since_ms = None
-        return self._cluster.on_response(response.update, topics, now_ms)

