@@ -678,7 +678,6 @@ class MetadataChannel(Channel):
     def on_connected(self, now_ms: float) -> None:
         with self._lock:
             self._reachable = True
-            self._needed.intersection_update(self._to_ask)
             self._reported.clear()
             self._used_ms = -math.inf
             self._use_due_ms = -math.inf if self._used else math.inf

@@ -179,10 +179,6 @@ class ApplicationMetrics:
         self.reports += 1
         self._application = identity.application or self._application
         if identity.task <= self._ended_writes.get(identity.write, -1):
-            ended = self._jobs.get(identity.query or identity.write)
-            if ended is not None:
-                # Only tasks know the job's name.
-                ended.about = identity.about or ended.about
             return
         # A micro-batch that runs again has the name of the failed run.
         self._ended_writes.pop(identity.write, None)

@@ -528,13 +528,6 @@ def test_a_job_has_its_name_and_options_from_the_task_of_partition_0() -> None:
     assert (job["name"], job["options"]) == ("nightly orders", {"kafka.linger.ms": "5"})
 
 
-def test_a_task_that_reports_after_the_end_of_its_write_still_names_the_job() -> None:
-    board = Board()
-    board.end(final(0, outcome="aborted", cause="task 0"))
-    board.report(report(1, replace(TASK, about=AboutJob("nightly orders")), done=True, failed=True))
-    assert (board.job()["name"], board.total()) == ("nightly orders", 0)
-
-
 def test_an_aborted_write_keeps_its_cause_and_a_committed_one_has_none() -> None:
     board = Board()
     board.report(report(1))
