@@ -176,30 +176,6 @@ def test_a_producer_that_lives_on_works_with_the_coordinator_that_took_the_place
         assert asked(cluster) == [{"t"}, {"u"}]
 
 
-@pytest.mark.usefixtures("patient")
-def test_a_long_task_comes_back_to_a_coordinator_whose_connections_dropped(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with FakeCluster({"t": 1, "u": 1}) as cluster, coordinating() as found:
-        with task(options_of(cluster, client_id="mine"), found.address) as producer:
-            producer.send(rows("t"))
-            client, server = producer._coordinator, found.server
-            assert client is not None
-            assert server is not None
-            assert found.loop is not None
-            until(lambda: client._connection is not None)
-            first = client._connection
-            for peer in list(server._connections.peers.values()):
-                found.loop.call_soon_threadsafe(server._connections.remove, peer)
-            until(lambda: client._connection not in (None, first))
-            # Its channels know.
-            until(lambda: view(producer)._schedule.shared)
-            producer.send(rows("u"))
-            producer.finish()
-        assert asked(cluster) == [{"t"}, {"u"}]
-    assert not [line for line in caplog.messages if "coordinator" in line]
-
-
 def test_a_frozen_coordinator_costs_one_warning_and_a_moment(caplog: pytest.LogCaptureFixture) -> None:
     topics = {f"t{number}": 1 for number in range(3)}
     with (
