@@ -132,6 +132,11 @@ def plan(
         scope = Scope(name, topic, partitions)
         groups = driver.take_over_groups(scope)
         ownership = client.run(driver.take_over(scope, clock_ms()), options.max_block_ms, groups=groups)
+        if ownership.decision is None and options.transactional_id_prefix:
+            # Where earlier versions kept what all writers, or all queries, had written. Raises ProtocolError.
+            for end in ("", _ANY_QUERY):
+                former = replace(scope, prefix=options.transactional_id_prefix + end)
+                client.run(driver.read_decision(former), options.max_block_ms)
     handover = TaskHandover.of(scope, ownership, clock_ms())
     if options.log_summary:
         _report_names(scope)
