@@ -260,16 +260,28 @@ def classes_from_archive(broker: LocalBroker, flags: list[str]) -> int:
     return done.stdout.count("source: shared objects file (top)")
 
 
-def test_a_frozen_broker_goes_on_so_that_it_can_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_broker_goes_on_so_that_it_can_end(tmp_path: Path) -> None:
     """Catches: 15 s until a block ends in which the first broker of this machine was frozen."""
     calls: list[str] = []
-    monkeypatch.setattr(LocalBroker, "is_running", lambda *_: True)
-    monkeypatch.setattr(LocalBroker, "_flags_to_write_classes", lambda *_: ["flag"])
-    for name in ("thaw", "stop"):
-        monkeypatch.setattr(LocalBroker, name, lambda *_, name=name: calls.append(name))
-    frozen = LocalBroker(progress=lambda _: None)
-    frozen._folder, frozen._has_served = tmp_path / "none", True
-    frozen.close()
+
+    class Frozen(LocalBroker):
+        def __init__(self) -> None:
+            super().__init__(progress=lambda _: None)
+            self._folder, self._has_served = tmp_path / "none", True
+
+        def is_running(self, _id: int) -> bool:
+            return True
+
+        def _flags_to_write_classes(self, _folder: Path) -> list[str]:
+            return ["flag"]
+
+        def thaw(self, _id: int) -> None:
+            calls.append("thaw")
+
+        def stop(self, _id: int, _within_s: float = 0.0) -> None:
+            calls.append("stop")
+
+    Frozen().close()
     assert calls == ["thaw", "stop"]
 
 

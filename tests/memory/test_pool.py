@@ -31,7 +31,6 @@ from kafka_sink.errors import (
     ProducerClosedError,
     RecordTooLargeError,
 )
-from kafka_sink.memory import pool as pool_module
 from kafka_sink.memory.arena import Chunk, ChunkArena
 from kafka_sink.memory.pool import BufferPool, PoolClient, WindowedRate, _Waiter
 
@@ -44,16 +43,10 @@ def monotonic_ms() -> float:
 
 
 class WatchedPool(BufferPool):
-    """Tells when a request has joined the line, so that no test has to guess by sleeping."""
+    """Its arenas are used under its lock only."""
 
     def __init__(self, total_bytes: int, poolable_size: int = 100, **options: int) -> None:
         super().__init__(total_bytes, poolable_size, clock_ms=monotonic_ms, **options)
-        self.joined = threading.Semaphore(0)
-
-    def _queue_up(self, waiter: _Waiter) -> int:
-        ahead = super()._queue_up(waiter)
-        self.joined.release()
-        return ahead
 
     @property
     def is_locked(self) -> bool:
@@ -87,7 +80,7 @@ class GuardedArena(ChunkArena):
 
 
 class Request:
-    """A blocking take in a thread of its own."""
+    """A blocking take in a thread of its own; ``joined`` once it is in line, so that no test guesses."""
 
     def __init__(
         self,
@@ -99,11 +92,13 @@ class Request:
     ) -> None:
         self.arena, self.count, self.client = arena, count, client
         self.need = arena.size * count
+        self.joined = threading.Event()
         self._result: Future[list[Chunk]] = Future()
 
         def run() -> None:
             try:
-                self._result.set_result(pool.take(arena, count, timeout_ms, client))
+                taken = pool.take(arena, count, timeout_ms, client, 0, self.joined.set)
+                self._result.set_result(taken)
             except BaseException as error:  # noqa: BLE001 - whatever it is, result() raises it
                 self._result.set_exception(error)
 
@@ -122,7 +117,7 @@ def wait_in_line(
     pool: WatchedPool, arena: ChunkArena, count: int, client: PoolClient, timeout_ms: float = LONG_MS
 ) -> Request:
     request = Request(pool, arena, count, client, timeout_ms)
-    assert pool.joined.acquire(timeout=JOIN_S)
+    assert request.joined.wait(JOIN_S)
     return request
 
 
@@ -363,8 +358,7 @@ def test_memory_that_comes_with_the_timeout_is_taken() -> None:
     assert pool.metrics().buffer_exhausted_total == 0
 
 
-def test_whoever_waits_looks_at_once_and_again_whether_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_WATCH_MS", 1.0)
+def test_whoever_waits_looks_at_once_and_again_whether_to_go_on() -> None:
     pool = WatchedPool(1000)
     arena, client = pool.arena(100), PoolClient()
     held = pool.take(arena, 7, 0, client)
@@ -423,18 +417,18 @@ def test_an_interrupt_while_waiting_gives_everything_back(interrupting_signal: s
     main = threading.get_ident()
 
     def interrupt_once_it_waits() -> None:
-        assert pool.joined.acquire(timeout=JOIN_S)
+        assert joined.wait(JOIN_S)
         behind.append(wait_in_line(pool, arena, 3, client))
         # Again until it works: a signal just before the wait begins would be seen only after it.
         while not interrupted.wait(0.01):
             signal.pthread_kill(main, interrupting_signal)
 
-    interrupted = threading.Event()
+    joined, interrupted = threading.Event(), threading.Event()
     behind: list[Request] = []
     helper = threading.Thread(target=interrupt_once_it_waits)
     helper.start()
     with pytest.raises(KeyboardInterrupt):
-        pool.take(arena, 9, LONG_MS, client)
+        pool.take(arena, 9, LONG_MS, client, 0, joined.set)
     interrupted.set()
     helper.join(JOIN_S)
     assert len(behind[0].result()) == 3

@@ -107,12 +107,13 @@ def test_moves_are_a_table_and_an_illegal_one_changes_nothing(
 ) -> None:
     one = link()
     one.state = before
+    move_to = one._move_to
     if (before.value, after.value) in ALLOWED:
-        one._move_to(after)
+        move_to(after)
         assert one.state is after
     else:
         with pytest.raises(ValueError, match=f"cannot go from {before.value} to {after.value}"):
-            one._move_to(after)
+            move_to(after)
         assert one.state is before
 
 

@@ -14,6 +14,7 @@ from local_kafka import LocalBroker
 from tests.support.network_harness import Driver, Failed, Responded, batch, request
 from tests.support.proxy import METADATA, PRODUCE, ProxyCluster
 from tests.support.response_checks import every_version
+from tests.support.waiting import until
 
 TOPIC = "network-layer"
 
@@ -28,31 +29,29 @@ def driver(broker: LocalBroker) -> Iterator[Driver]:
 
 def topic_on(driver: Driver, node_id: int = -1) -> TopicMetadata:
     """Asks until the topic is there; it is created by asking."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+
+    def asked() -> TopicMetadata | None:
         body = [requests.encode_metadata(12, (TOPIC,), True)]
         driver.events.clear()
         driver.send(request(apis.METADATA, 12, body), node_id, name="topic")
         update = driver.event(Responded, "topic").response.update
-        if update.topics and all(p.leader >= 0 for p in update.topics[0].partitions):
-            driver.client.set_addresses(update.nodes)
-            found: TopicMetadata = update.topics[0]
-            return found
-        time.sleep(0.1)
-    raise AssertionError("the topic never came")
+        driver.client.set_addresses(update.nodes)
+        led = [topic for topic in update.topics if all(p.leader >= 0 for p in topic.partitions)]
+        return led[0] if led else None
+
+    return until(asked, "the topic", 30, 0.1)
 
 
 def appended(driver: Driver, version: int, body: list[bytes | memoryview], node_id: int = -1) -> Any:
     """The partition's response; asks again while a new topic's leader does not know it yet."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+
+    def asked() -> Any:
         driver.events.clear()
         driver.send(request(apis.PRODUCE, version, body), node_id, name="p")
         (partition,) = driver.event(Responded, "p").response.partitions
-        if partition.error_code not in (3, 6, 100):
-            return partition
-        time.sleep(0.1)
-    raise AssertionError("the leader never took the batch")
+        return None if partition.error_code in (3, 6, 100) else partition
+
+    return until(asked, "a leader that takes the batch", 30, 0.1)
 
 
 @pytest.mark.parametrize("version", every_version(apis.PRODUCE))
