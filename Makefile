@@ -165,8 +165,7 @@ $(DEMO_STAMP): pyproject.toml packages/local_kafka/pyproject.toml constraints.tx
 	@EXTRA=demo tools/setup_venv.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 
-# What Spark's JVMs load, for quicker starts.
-classes: $(STAMP) java
+classes: $(STAMP) java  ## keep what Spark's JVMs load, for quicker starts
 	@$(BIN)/python -m tests.support.jvms
 
 # Workers that start side by side would each compile all tests for themselves. What is wrong with a test, they say.

@@ -76,22 +76,6 @@ def test_data_survives_kill_and_clean_stop(own: LocalBroker) -> None:
     assert receive(servers, topic, 3) == [b"a", b"b", b"c"]
 
 
-def test_a_frozen_broker_responds_again_after_the_thaw(own: LocalBroker) -> None:
-    topic = f"frozen-{uuid.uuid4().hex[:8]}"
-    own.create_topic(topic)
-    own.freeze(0)
-    try:
-        state = subprocess.run(
-            ["ps", "-o", "stat=", "-p", str(own.pid(0))], capture_output=True, text=True, check=True
-        )
-        assert state.stdout.startswith("T")
-        assert own.is_running(0)
-    finally:
-        own.thaw(0)
-    send(own.bootstrap_servers, topic, [b"x"])
-    assert receive(own.bootstrap_servers, topic, 1) == [b"x"]
-
-
 def test_topics_are_created_by_use_with_the_callers_properties(own: LocalBroker) -> None:
     topic = f"auto-{uuid.uuid4().hex[:8]}"
     send(own.bootstrap_servers, topic, [b"x"])
@@ -178,18 +162,6 @@ def test_no_room_for_the_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("local_kafka.broker.tempfile.mkdtemp", full)
     with pytest.raises(LocalBrokerError, match=r"No space left on device; set TMPDIR"):
         LocalBroker().open()
-
-
-def test_three_brokers_keep_serving_while_one_is_down(cluster3: LocalBroker) -> None:
-    topic = f"three-{uuid.uuid4().hex[:8]}"
-    cluster3.create_topic(topic, partitions=3)
-    assert len(cluster3.bootstrap_servers.split(",")) == 3
-    cluster3.kill(2)
-    try:
-        send(cluster3.bootstrap_servers, topic, [b"x", b"y"])
-    finally:
-        cluster3.start(2)
-    assert receive(cluster3.bootstrap_servers, topic, 2) == [b"x", b"y"]
 
 
 def command_until(how: signal.Signals, code: int, environ: dict[str, str], folder: Path) -> list[str]:

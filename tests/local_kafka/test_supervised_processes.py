@@ -86,7 +86,6 @@ PARENT = """
 import os, signal, sys, time
 from pathlib import Path
 from local_kafka.processes import SupervisedProcesses
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background job, too
 folder = Path(sys.argv[1])
 processes = SupervisedProcesses(folder)
@@ -99,7 +98,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("kind", ["plain", "fork"])
 def test_everything_ends_with_the_parent(
     folder: Path, project_environment: dict[str, str], how: signal.Signals, kind: str

@@ -40,44 +40,48 @@ _OTHERS = frozenset(
 )
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def identifiers() -> frozenset[str]:
-    """Every word of the package's code, with the words inside its texts and its modules' names."""
+    """Every word of the package's code, its texts and its modules' names; not of docstrings and comments."""
     found = set(dir(builtins))
     for path in MODULES:
         found.update(path.relative_to(PACKAGE).with_suffix("").parts)
-        tree = parsed(path)
-        docstrings = {id(node) for node in _docstring_nodes(tree)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-                found.update(re.findall(r"\w+", node.value))
-            found.update(
-                value
-                for field in ("name", "id", "attr", "arg", "asname")
-                if isinstance(value := getattr(node, field, None), str)
-            )
-            if isinstance(node, ast.alias | ast.ImportFrom):
-                path_of = getattr(node, "name", None) or getattr(node, "module", None) or ""
-                found.update(path_of.split("."))
+        lines = path.read_text().splitlines()
+        for node in definitions(path):
+            docstring = _docstring(node)
+            if docstring is not None:
+                lines[docstring.lineno - 1 : docstring.end_lineno] = [""] * (
+                    (docstring.end_lineno or 0) - docstring.lineno + 1
+                )
+        found.update(re.findall(r"\w+", re.sub(r"(^|  )#.*", "", "\n".join(lines), flags=re.MULTILINE)))
     return frozenset(found)
 
 
-def _docstring_nodes(tree: ast.AST) -> Iterator[ast.Constant]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
-            first = node.body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                yield first.value
+@cache
+def definitions(path: Path) -> list[ast.Module | ast.ClassDef | ast.FunctionDef]:
+    """The module, its classes and functions; expressions are not looked into."""
+    found: list[ast.Module | ast.ClassDef | ast.FunctionDef] = []
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            found.append(node)
+        if isinstance(node, ast.stmt | ast.Module):
+            pending += [*getattr(node, "body", ()), *getattr(node, "orelse", ())]
+    return found
+
+
+def _docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> ast.Constant | None:
+    first = node.body[0] if node.body else None
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        return first.value if isinstance(first.value.value, str) else None
+    return None
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    for node in _docstring_nodes(parsed(path)):
-        if isinstance(node.value, str):
-            yield node.lineno, node.value
+    for node in definitions(path):
+        docstring = _docstring(node)
+        if docstring is not None:
+            yield docstring.lineno, str(docstring.value)
 
 
 def test_each_line_of_the_threat_model_names_a_test_that_is_there() -> None:
@@ -117,7 +121,7 @@ def test_classes_that_docstrings_send_to_are_there() -> None:
     classes = {
         node.name: {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
         for path in MODULES
-        for node in ast.walk(parsed(path))
+        for node in definitions(path)
         if isinstance(node, ast.ClassDef)
     }
     missing = [

@@ -23,17 +23,11 @@ from kafka.protocol.producer import (
     ProduceResponse,
 )
 
-from tests.support.fake_broker import API_VERSIONS, INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
+from tests.support.fake_broker import API_VERSIONS, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import (
-    SWALLOWED,
     Refuse,
     Reply,
-    claimed_length,
-    cut_after,
     error,
-    garbage,
-    trailing,
-    wrong_correlation_id,
 )
 from tests.support.network_harness import batch
 
@@ -194,12 +188,6 @@ def test_producer_ids_are_new_each_time(client: PlainClient) -> None:
     assert len(ids) == 7
 
 
-def test_acks_0_has_no_response(cluster: FakeCluster, client: PlainClient) -> None:
-    client.send(produce(batch(2), acks=0))
-    assert client.ask(metadata("t")).topics[0].error_code == 0
-    assert [b.record_count for b in cluster.batches("t", 0)] == [2]
-
-
 def test_scripts_are_taken_one_each_and_then_all_is_well(cluster: FakeCluster, client: PlainClient) -> None:
     cluster.script(PRODUCE, error(19, message="few"), error(20, append=True), Reply(throttle_ms=7))
     cluster.script(PRODUCE, Reply(partition_errors={("t", 0): 7}))
@@ -218,42 +206,11 @@ def test_scripts_of_one_broker(cluster: FakeCluster, client: PlainClient) -> Non
     other.socket.close()
 
 
-def test_errors_of_other_apis(cluster: FakeCluster, client: PlainClient) -> None:
-    cluster.script(INIT_PRODUCER_ID, error(14))
-    cluster.script(API_VERSIONS, error(41))
-    request = InitProducerIdRequest(version=4, transactional_id=None, transaction_timeout_ms=1)
-    assert client.ask(request).error_code == 14
-    asked = ApiVersionsRequest(version=0)
-    assert client.ask(asked).error_code == 41
-
-
-def test_a_swallowed_response(cluster: FakeCluster, client: PlainClient) -> None:
-    cluster.script(PRODUCE, SWALLOWED)
-    client.send(produce(batch(4)))
-    assert client.read(1) == b""
-    assert [b.record_count for b in cluster.batches("t", 0)] == [4]
-
-
 def test_a_refused_request(cluster: FakeCluster, client: PlainClient) -> None:
     cluster.script(PRODUCE, Refuse())
     client.send(produce(batch(4)))
     assert client.read(1) == b""
     assert cluster.batches("t", 0) == []
-
-
-def test_responses_that_are_cut_or_wrong(cluster: FakeCluster) -> None:
-    right = b""
-    wrong = [cut_after(6), garbage(b"junk"), wrong_correlation_id(), claimed_length(-1), trailing(b"zz")]
-    for reply in [Reply(disconnect=True), *wrong]:
-        cluster.script(METADATA, reply if reply.disconnect else Reply(mangle=reply.mangle, disconnect=True))
-        client = PlainClient(cluster)
-        client.send(metadata("none"))
-        data = client.read(10_000)
-        client.socket.close()
-        right = right or data
-        if reply.mangle is not None:
-            assert data == reply.mangle(right)
-    assert int.from_bytes(right[:4], "big") == len(right) - 4
 
 
 def test_silence_and_delay(cluster: FakeCluster, client: PlainClient) -> None:
@@ -267,37 +224,6 @@ def test_silence_and_delay(cluster: FakeCluster, client: PlainClient) -> None:
     client.send(produce(batch(1)))
     assert len(client.read(4)) == 4
     assert time.monotonic() - sent >= 0.06
-
-
-def test_frozen_brokers_respond_once_thawed(cluster: FakeCluster, client: PlainClient) -> None:
-    cluster.freeze(0)
-    client.send(produce(batch(1)))
-    late = PlainClient(cluster)
-    client.socket.settimeout(0.05)
-    with pytest.raises(TimeoutError):
-        client.socket.recv(1)
-    assert cluster.received(PRODUCE) == []
-    cluster.thaw(0)
-    client.socket.settimeout(10)
-    assert len(client.read(4)) == 4
-    assert late.ask(metadata("t")).topics[0].error_code == 0
-    late.socket.close()
-
-
-def test_stop_and_start(cluster: FakeCluster, client: PlainClient) -> None:
-    port = cluster.port(0)
-    cluster.stop(0)
-    with pytest.raises(OSError, match="refused"):
-        PlainClient(cluster)
-    try:
-        assert client.read(1) == b""
-    except ConnectionResetError:
-        pass  # as likely
-    cluster.start(0)
-    assert cluster.port(0) == port
-    again = PlainClient(cluster)
-    assert again.ask(metadata("t")).topics[0].error_code == 0
-    again.socket.close()
 
 
 def test_disconnecting_leaves_the_broker_up(cluster: FakeCluster, client: PlainClient) -> None:

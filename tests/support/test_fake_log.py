@@ -61,11 +61,6 @@ def test_bytes_that_are_not_one_batch() -> None:
     assert parse_batch("t", 0, good + good) == INVALID_RECORD
 
 
-def test_offsets_follow_each_other(log: PartitionLog) -> None:
-    assert [log.append(written(-1, count, producer_id=-1)) for count in (2, 3, 1)] == [(0, 0), (0, 2), (0, 5)]
-    assert [b.base_offset for b in log.batches] == [0, 2, 5]
-
-
 def test_a_repeat_gets_its_offset_again_and_is_not_doubled(log: PartitionLog) -> None:
     for sequence in (0, 2, 4, 6, 8):
         log.append(written(sequence))
@@ -74,39 +69,39 @@ def test_a_repeat_gets_its_offset_again_and_is_not_doubled(log: PartitionLog) ->
     assert len(log.batches) == 5
 
 
-def test_a_repeat_of_what_is_forgotten_is_out_of_order(log: PartitionLog) -> None:
-    for sequence in range(0, 12, 2):
-        log.append(written(sequence))
-    assert log.append(written(0)) == (OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
+OUT_OF_ORDER, OLD_EPOCH = (OUT_OF_ORDER_SEQUENCE_NUMBER, -1), (INVALID_PRODUCER_EPOCH, -1)
 
 
-def test_a_gap_is_out_of_order(log: PartitionLog) -> None:
-    log.append(written(0))
-    assert log.append(written(3)) == (OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
-    assert log.append(written(2)) == (0, 2)
-
-
-def test_an_unknown_producer_may_begin_anywhere(log: PartitionLog) -> None:
-    assert log.append(written(500)) == (0, 0)
-
-
-def test_sequences_wrap(log: PartitionLog) -> None:
-    log.append(written(2**31 - 2, 3))
-    assert log.batches[0].last_sequence == 0
-    assert log.append(written(1)) == (0, 3)
-
-
-def test_epochs(log: PartitionLog) -> None:
-    log.append(written(0, epoch=1))
-    assert log.append(written(2, epoch=0)) == (INVALID_PRODUCER_EPOCH, -1)
-    assert log.append(written(2, epoch=2)) == (OUT_OF_ORDER_SEQUENCE_NUMBER, -1), "a new epoch begins at 0"
-    assert log.append(written(0, epoch=2)) == (0, 2)
-    assert log.append(written(2, epoch=1)) == (INVALID_PRODUCER_EPOCH, -1)
-
-
-def test_producers_do_not_mix(log: PartitionLog) -> None:
-    assert log.append(written(0, producer_id=1)) == (0, 0)
-    assert log.append(written(0, producer_id=2)) == (0, 2)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([((0,), (0, 0)), ((3,), OUT_OF_ORDER), ((2,), (0, 2))], id="a gap"),
+        pytest.param([((500,), (0, 0))], id="an unknown producer may begin anywhere"),
+        pytest.param([((2**31 - 2, 3), (0, 0)), ((1,), (0, 3))], id="sequences wrap"),
+        pytest.param([((0, 2, 1), (0, 0)), ((0, 2, 2), (0, 2))], id="producers do not mix"),
+        pytest.param(
+            [*(((at,), (0, at)) for at in range(0, 12, 2)), ((0,), OUT_OF_ORDER)],
+            id="a repeat of what is forgotten",
+        ),
+        pytest.param(
+            [((-1, 2, -1), (0, 0)), ((-1, 3, -1), (0, 2)), ((-1, 1, -1), (0, 5))], id="without a producer id"
+        ),
+        pytest.param(
+            [
+                ((0, 2, 7, 1), (0, 0)),
+                ((2, 2, 7, 0), OLD_EPOCH),
+                ((2, 2, 7, 2), OUT_OF_ORDER),
+                ((0, 2, 7, 2), (0, 2)),
+                ((2, 2, 7, 1), OLD_EPOCH),
+            ],
+            id="a new epoch begins at 0",
+        ),
+    ],
+)
+def test_sequences_and_epochs(
+    log: PartitionLog, steps: list[tuple[tuple[int, ...], tuple[int, int]]]
+) -> None:
+    assert [log.append(written(*batch)) for batch, _ in steps] == [expected for _, expected in steps]
 
 
 def test_what_is_too_large(log: PartitionLog) -> None:

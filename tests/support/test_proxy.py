@@ -99,19 +99,6 @@ def test_leaders_in_produce_responses_are_rewritten(proxies: ProxyCluster, drive
     assert [node.port for node in response.node_endpoints] == [proxies[1].port]
 
 
-def test_swallowed_responses(cluster: FakeCluster, proxies: ProxyCluster, driver: Driver) -> None:
-    proxies[0].swallow(PRODUCE)
-    driver.send(metadata_request("t"), name="m")
-    driver.send(produce_request(batch(3)), name="p")
-    driver.event(Responded, "m")
-    assert driver.event(Failed, "p").possibly_sent
-    assert [b.record_count for b in cluster.batches("t", 0)] == [3]
-    driver.clock.now += 1_000
-    driver.connect()
-    driver.send(produce_request(batch(1)), name="again")
-    driver.event(Responded, "again")
-
-
 def test_cut(proxies: ProxyCluster, driver: Driver) -> None:
     proxies[0].freeze()
     driver.send(metadata_request("t"), name="m")
@@ -168,16 +155,6 @@ def test_delay_and_trickle(proxies: ProxyCluster, driver: Driver) -> None:
     proxies[0].slow()
     driver.send(metadata_request("t"), name="fast")
     driver.event(Responded, "fast")
-
-
-def test_freeze_and_thaw(cluster: FakeCluster, proxies: ProxyCluster, driver: Driver) -> None:
-    proxies[0].freeze()
-    driver.send(produce_request(batch(1)), name="p")
-    driver.poll(50)
-    assert cluster.received(PRODUCE) == []
-    assert driver.of(Responded, "p") == []
-    proxies[0].thaw()
-    driver.event(Responded, "p")
 
 
 def test_refuse_and_accept(proxies: ProxyCluster, driver: Driver) -> None:
