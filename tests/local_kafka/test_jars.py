@@ -229,23 +229,21 @@ def test_the_cache_follows_xdg() -> None:
     assert cache_root({}) == Path.home() / ".cache" / "kafka-chunked"
 
 
-def test_an_unwritable_cache_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(LocalBrokerError, match="XDG_CACHE_HOME"):
-        find_jars(cache=tmp_path / "file" / "cache", progress=silent)
-
-
-@pytest.mark.parametrize("blocked", ["cannot be written to", "is of another user"])
-def test_a_cache_that_is_there_and_unwritable_is_a_clear_error(
+@pytest.mark.parametrize("blocked", ["is a file's", "cannot be written to", "is of another user"])
+def test_a_cache_that_is_unwritable_is_a_clear_error(
     cache: Path, blocked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Not by permissions: they do not bind root, as whom containers run this.
-    cache.mkdir()
+    if blocked == "is a file's":
+        cache.touch()
+        cache = cache / "below"
+    else:
+        cache.mkdir()
     if blocked == "cannot be written to":
         monkeypatch.setattr("local_kafka.jars.tempfile.mkdtemp", refuse)
-    else:
+    elif blocked == "is of another user":
         (cache / f"{FINAL}.lock").mkdir()
-    with pytest.raises(LocalBrokerError, match=f"cannot use the cache folder {cache}: .*XDG_CACHE_HOME"):
+    with pytest.raises(LocalBrokerError, match=f"{cache}.*XDG_CACHE_HOME"):
         find_jars(cache=cache, progress=silent)
 
 

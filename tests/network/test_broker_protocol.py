@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
@@ -133,23 +133,10 @@ def test_versions_are_asked_for_first_and_kept() -> None:
     assert not peer.connection.in_flight
 
 
-def test_a_broker_that_knows_only_version_0_is_asked_again_in_it() -> None:
-    peer = Peer({API_VERSIONS: (0, 0)})
-    peer.connection.start(0.0)
-    (first,) = peer.sent()
-    assert first[2:4] == (4).to_bytes(2, "big")
-    peer.connection.receive(peer.answer(first))
-    assert peer.responses() == []
-    (second,) = peer.sent()
-    assert second[2:4] == (0).to_bytes(2, "big")
-    peer.connection.receive(peer.answer(second))
-    assert peer.responses() == []
-    assert peer.connection.phase is Phase.READY
-
-
 @pytest.mark.parametrize(
     "behind",
     [
+        pytest.param(None, id="version 0's form"),
         pytest.param(b"", id="nothing"),
         pytest.param(b"\0\0\0\0", id="no versions"),
         pytest.param(b"\1\0\0\0\0\0", id="version 3's form"),
@@ -157,12 +144,17 @@ def test_a_broker_that_knows_only_version_0_is_asked_again_in_it() -> None:
         pytest.param(b"\xff" * 9, id="nonsense"),
     ],
 )
-def test_the_error_code_is_enough_to_ask_again_in_version_0(behind: bytes) -> None:
+def test_the_error_code_is_enough_to_ask_again_in_version_0(behind: bytes | None) -> None:
     """Catches: a broker that others wrote, which has not version 0's form for what it does not know."""
     peer = Peer({API_VERSIONS: (0, 0)})
     peer.connection.start(0.0)
     (first,) = peer.sent()
-    peer.connection.receive((6 + len(behind)).to_bytes(4, "big") + first[4:8] + b"\0\x23" + behind)
+    assert first[2:4] == (4).to_bytes(2, "big")
+    if behind is None:
+        answer = peer.answer(first)
+    else:
+        answer = (6 + len(behind)).to_bytes(4, "big") + first[4:8] + b"\0\x23" + behind
+    peer.connection.receive(answer)
     assert peer.responses() == []
     (second,) = peer.sent()
     assert second[2:4] == (0).to_bytes(2, "big")
@@ -202,22 +194,8 @@ def test_requests_before_the_versions_are_known_change_nothing() -> None:
 # -- responses in pieces ----------------------------------------------------------------------------
 
 
-def test_responses_whole() -> None:
-    peer = Peer().ready()
-    peer.connection.receive(b"".join(three_requests(peer)))
-    check_three(peer, peer.responses())
-    assert not peer.connection.in_flight
-
-
-def test_responses_byte_by_byte() -> None:
-    peer = Peer().ready()
-    found = []
-    for byte in b"".join(three_requests(peer)):
-        peer.connection.receive(bytes([byte]))
-        found += peer.responses()
-    check_three(peer, found)
-
-
+@example(cuts=[1])
+@example(cuts=[1 << 20])
 @given(cuts=st.lists(st.integers(1, 60), min_size=1, max_size=30))
 def test_responses_in_any_pieces(cuts: list[int]) -> None:
     peer = Peer().ready()
@@ -230,6 +208,7 @@ def test_responses_in_any_pieces(cuts: list[int]) -> None:
         found += peer.responses()
         at, turn = at + step, turn + 1
     check_three(peer, found)
+    assert not peer.connection.in_flight
 
 
 # -- wrong responses --------------------------------------------------------------------------------
@@ -257,20 +236,16 @@ def test_an_insane_length_is_told_at_once(length: int) -> None:
         peer.responses()
 
 
-def test_the_bound_of_a_frame_follows_the_request() -> None:
+@pytest.mark.parametrize(
+    "begin",
+    [APIS[API_VERSIONS].largest_response(1_000, 0, 0).to_bytes(4, "big"), bytes.fromhex("15030300020246")],
+    ids=["more than ApiVersions has", "a TLS alert"],
+)
+def test_what_cannot_be_the_first_response_is_told_of_tls(begin: bytes) -> None:
     peer = Peer()
     peer.connection.start(0.0)
     peer.sent()
-    peer.connection.receive(APIS[API_VERSIONS].largest_response(1_000, 0, 0).to_bytes(4, "big"))
-    with pytest.raises(ProtocolError, match="expects TLS"):
-        peer.responses()
-
-
-def test_a_tls_alert_is_no_response() -> None:
-    peer = Peer()
-    peer.connection.start(0.0)
-    peer.sent()
-    peer.connection.receive(bytes.fromhex("15030300020246"))
+    peer.connection.receive(begin)
     with pytest.raises(ProtocolError, match="expects TLS"):
         peer.responses()
 

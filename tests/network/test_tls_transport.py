@@ -160,24 +160,6 @@ def test_cut_at_every_byte_a_handshake_is_a_lost_connection_that_may_be_tried_ag
             client.handshake()
 
 
-@pytest.mark.parametrize("at", [0, 3, 11, 60, 200, 600])
-def test_garbage_in_a_handshake_is_an_error_of_the_connection(
-    authority: Authority, folder: Path, at: int
-) -> None:
-    client = stream(settings(authority))
-    client.handshake()
-    reply = bytearray(Server(authority.issue("s", HOST), folder).step(client.take()))
-    reply[at : at + 4] = b"\xff\x00\xff\x00"
-    client.feed(memoryview(bytes(reply)))
-    problem = ""
-    try:
-        client.handshake()
-    except (AuthenticationError, ConnectionError) as error:
-        problem = str(error)
-    assert not client.established
-    assert not problem or "broker.test:9093" in problem
-
-
 def test_bytes_damaged_on_the_way_are_no_reason_to_give_up(authority: Authority, folder: Path) -> None:
     server = Server(authority.issue("s", HOST), folder)
     client = stream(settings(authority))

@@ -133,12 +133,6 @@ def test_lengths_that_cross_a_varints_width(sizes: list[int], offset: int, delta
         check(rows, None, NOW, [RowRange(0, len(rows), offset, NOW - delta)])
 
 
-@pytest.mark.parametrize("first", [0, 63, 64, 8191, 8192, 16_383, 16_384, 70_000])
-def test_offsets_that_cross_a_varints_width(first: int) -> None:
-    rows = [{"key": b"key", "value": b"value", "headers": None}] * 20_000
-    check(rows, None, NOW, [RowRange(0, len(rows), first, NOW)])
-
-
 def test_a_part_of_the_rows_is_encoded_as_the_whole() -> None:
     chance = random.Random(5)
     rows = [
