@@ -43,7 +43,7 @@ from kafka_sink.coordinator.breaker import (
     together,
 )
 from kafka_sink.coordinator.live.messages import BrokerReport, ReportEvery, TaskIdentity, TaskReport
-from kafka_sink.coordinator.metadata import Fetch, TopicsKnown, TopicsUsed, parts_of
+from kafka_sink.coordinator.metadata import Fetch, TopicsKnown, TopicsWanted, parts_of
 from kafka_sink.coordinator.rendezvous import RunningCoordinator
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Alive, Hello, Message, decode
 from kafka_sink.coordinator.transport import VERSION, FrameReader, framed, framed_bytes
@@ -138,7 +138,7 @@ class Crowd:
         self._decoded: dict[bytes, Message] = {}
         self._alive = framed(Alive())
         # Planning has given it the metadata of its topic.
-        self._uses = framed(TopicsUsed((TOPIC,)))
+        self._uses = framed(TopicsWanted({TOPIC: None}))
         self._writing = framed(Writing("write", 1))
         reasons = by_reason({SICK: f"broker {SICK} has not responded for 500 ms"})
         self._wanted = framed(MuteChanges(reasons, Targets(), (), {SICK: 1000 * SILENCE_S}))

@@ -101,19 +101,12 @@ _NO_TOPICS = SnapshotPart()
 
 
 @message
-class TopicsUsed:
-    """From a task: it writes to these topics."""
-
-    topics: _Names
-
-
-@message
 class TopicsWanted:
-    """From a task: it needs these topics, as brokers described them less than so long ago. ANY_AGE_MS: it
-    lacks their metadata. Otherwise a broker denied what it has, which is asked for: one task's word is not
-    passed on."""
+    """From a task: it writes to these topics, and needs them as brokers described them less than so long ago.
+    None: what it has will do. ANY_AGE_MS: it lacks their metadata. Otherwise a broker denied what it has,
+    which is asked for: one task's word is not passed on."""
 
-    topics: Annotated[dict[Topic, Ms], AtMost(MAX_TOPICS)]
+    topics: Annotated[dict[Topic, Ms | None], AtMost(MAX_TOPICS)]
 
 
 @message
@@ -305,16 +298,12 @@ class MetadataService(Service):
     def close(self) -> None:
         self._count(-self._cost)
 
-    @receives(TopicsUsed)
-    def on_topics_used(self, peer: int, message: TopicsUsed, now_ms: float) -> None:
-        self._note_use(peer, message.topics, now_ms)
-        self._fetch_due(now_ms)
-
     @receives(TopicsWanted)
     def on_topics_wanted(self, peer: int, message: TopicsWanted, now_ms: float) -> None:
         self._note_use(peer, message.topics, now_ms)
-        known = {one.metadata.name: one.age_ms for one in self.view.snapshot(now_ms, message.topics).topics}
-        fresh = frozenset(name for name, age_ms in known.items() if age_ms < message.topics[name])
+        wanted = {name: age_ms for name, age_ms in message.topics.items() if age_ms is not None}
+        known = {one.metadata.name: one.age_ms for one in self.view.snapshot(now_ms, wanted).topics}
+        fresh = frozenset(name for name, age_ms in known.items() if age_ms < wanted[name])
         for name in known.keys() - fresh:
             self.view.mark_stale(name, now_ms)
         if fresh:
@@ -551,14 +540,14 @@ class MetadataChannel(Channel):
         self._interval_ms = min(report_interval_ms, self._use_interval_ms)
         self._lock = threading.Lock()  # guards all below
         self._reachable = True
-        # What to ask for, with the time at which a broker denied what is known; and what is waited for.
-        self._to_ask: dict[str, float] = {}
+        # Topics used since they were last told of; with a time, what is known is denied since then.
+        self._to_tell: dict[str, float | None] = {}
+        # When the last of them were told of, those that ever were, and when to tell of more.
+        self._told_ms = -math.inf
+        self._told: set[str] = set()
+        self._due_ms = math.inf
+        # What the task waits for.
         self._needed: set[str] = set()
-        # Topics used since the last report of use, when that was, those in any report, when to report again.
-        self._used: dict[str, float] = {}
-        self._used_ms = -math.inf
-        self._reported: set[str] = set()
-        self._use_due_ms = math.inf
         # What others need, and brokers' response that goes to the coordinator.
         self._fetch: Fetch | None = None
         self._fetched: TopicsKnown | None = None
@@ -578,7 +567,8 @@ class MetadataChannel(Channel):
         with self._lock:
             if not self._reachable or not names:
                 return False
-            self._to_ask.update(dict.fromkeys(names, -math.inf))
+            self._to_tell.update(dict.fromkeys(names, -math.inf))
+            self._due_ms = -math.inf
             # A task waits for one set of topics at a time.
             self._needed = set(names)
         self.wake()
@@ -590,11 +580,12 @@ class MetadataChannel(Channel):
         if not topics:
             return
         with self._lock:
-            self._used.update(dict.fromkeys(topics, 0.0))
-            is_new = not self._reported.issuperset(topics)
-            due_ms = self._used_ms + (self._interval_ms if is_new else self._use_interval_ms)
-            is_sooner = due_ms < self._use_due_ms
-            self._use_due_ms = min(self._use_due_ms, due_ms)
+            for name in topics:
+                self._to_tell.setdefault(name, None)
+            is_new = not self._told.issuperset(topics)
+            due_ms = self._told_ms + (self._interval_ms if is_new else self._use_interval_ms)
+            is_sooner = due_ms < self._due_ms
+            self._due_ms = min(self._due_ms, due_ms)
         if is_sooner:
             self.wake()
 
@@ -604,7 +595,9 @@ class MetadataChannel(Channel):
             return
         with self._lock:
             # Bounded by the number of topics that the task writes to.
-            self._to_ask.setdefault(topic, self._clock_ms())
+            if self._to_tell.get(topic) is None:
+                self._to_tell[topic] = self._clock_ms()
+            self._due_ms = -math.inf
         self.wake()
 
     def fetched(self, topics: tuple[str, ...], update: MetadataUpdate | None) -> None:
@@ -623,32 +616,21 @@ class MetadataChannel(Channel):
             if self._fetched is not None:
                 fetched, self._fetched = self._fetched, None
                 return fetched
-            if self._to_ask:
-                wanted = self._take(self._to_ask)
-                # The sender may have read the clock after ``now_ms``, hence the maximum with 0.
-                ages_ms = (min(max(0.0, now_ms - since_ms), ANY_AGE_MS) for since_ms in wanted.values())
-                return TopicsWanted(dict(zip(wanted, ages_ms, strict=True)))
-            if now_ms < self._use_due_ms:
+            if now_ms < self._due_ms:
                 return None
-            used = self._take(self._used)
-            self._used_ms, self._use_due_ms = now_ms, now_ms if self._used else math.inf
-            return TopicsUsed(tuple(used))
-
-    def _take(self, names: dict[str, float]) -> dict[str, float]:
-        """As many as a message holds."""
-        taken = dict(islice(names.items(), MAX_TOPICS))
-        for name in taken:
-            del names[name]
-        if len(self._reported) > 2 * MAX_TOPICS:
-            self._reported.clear()
-        self._reported.update(taken)
-        return taken
+            # As many as a message holds.
+            taken = dict(islice(self._to_tell.items(), MAX_TOPICS))
+            for name in taken:
+                del self._to_tell[name]
+            if len(self._told) > 2 * MAX_TOPICS:
+                self._told.clear()
+            self._told.update(taken)
+            self._told_ms, self._due_ms = now_ms, now_ms if self._to_tell else math.inf
+        return TopicsWanted({name: _age_ms(since_ms, now_ms) for name, since_ms in taken.items()})
 
     def next_message_delay_ms(self, now_ms: float) -> float:
         with self._lock:
-            if self._to_ask or self._fetched is not None:
-                return 0.0
-            return max(0.0, self._use_due_ms - now_ms)
+            return 0.0 if self._fetched is not None else max(0.0, self._due_ms - now_ms)
 
     @receives(Topics)
     def on_topics(self, message: Topics, now_ms: float) -> None:
@@ -678,19 +660,24 @@ class MetadataChannel(Channel):
     def on_connected(self, now_ms: float) -> None:
         with self._lock:
             self._reachable = True
-            self._reported.clear()
-            self._used_ms = -math.inf
-            self._use_due_ms = -math.inf if self._used else math.inf
+            self._told.clear()
+            self._told_ms = -math.inf
+            self._due_ms = -math.inf if self._to_tell else math.inf
         self._view.share_refreshes(True)
 
     def on_lost(self, now_ms: float) -> None:
         with self._lock:
             self._reachable = False
-            self._to_ask.clear()
+            self._to_tell = dict.fromkeys(self._to_tell)
             self._needed.clear()
             self._fetch = self._fetched = None
         self._view.share_refreshes(False)
         self._view.release(now_ms)
+
+
+def _age_ms(since_ms: float | None, now_ms: float) -> float | None:
+    # The sender may have read the clock after ``now_ms``, hence the maximum with 0.
+    return None if since_ms is None else min(max(0.0, now_ms - since_ms), ANY_AGE_MS)
 
 
 def _may_exist(topic: str) -> bool:

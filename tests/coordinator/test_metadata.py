@@ -27,7 +27,6 @@ from kafka_sink.coordinator.metadata import (
     TopicHint,
     Topics,
     TopicsKnown,
-    TopicsUsed,
     TopicsWanted,
     coordinator_idle_ms,
     parts_of,
@@ -170,7 +169,7 @@ def test_a_change_is_pushed_to_those_who_use_the_topic_once() -> None:
 
 def test_a_task_that_only_uses_a_topic_is_told_of_it_too() -> None:
     coordinator = Coordinator()
-    coordinator.receive(1, TopicsUsed(("a",)))
+    coordinator.receive(1, TopicsWanted({"a": None}))
     assert coordinator.fetching() == ("a",), "the service's own copy is refreshed from now on"
     assert names(coordinator.respond(metadata("a"))) == [(1, ["a"])]
 
@@ -518,8 +517,8 @@ def test_hints_that_make_no_sense_are_refused(part: SnapshotPart) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        TopicsUsed(("a",) * 5001),
-        TopicsUsed(("x" * 250,)),
+        TopicsWanted({f"t{number}": None for number in range(5001)}),
+        TopicsWanted({"x" * 250: None}),
         TopicsWanted({"a": -1.0}),
         TopicsWanted({f"t{number}": 0.0 for number in range(5001)}),
         Topics(SnapshotPart(topics=(TopicHint("a", -1.0, content(bytes(16))),))),
@@ -591,7 +590,7 @@ def test_tasks_that_ask_for_ever_new_topics_do_not_fill_the_memory() -> None:
                 for peer in range(1, 6):
                     wanted = [f"{number}-{peer}-{one}".ljust(100, "x") for one in range(500)]
                     coordinator.want(peer, *wanted)
-                    coordinator.receive(peer, TopicsUsed(tuple(wanted[:250])))
+                    coordinator.receive(peer, TopicsWanted(dict.fromkeys(wanted[:250])))
                 coordinator.after(10)
                 coordinator.asked.clear()
         _, most = tracemalloc.get_traced_memory()
@@ -665,7 +664,7 @@ def test_what_is_known_is_refreshed_while_there_is_no_capacity_for_more() -> Non
 def test_the_topics_of_a_task_are_bounded(count: int, message: list[tuple[int, list[str]]]) -> None:
     coordinator = Coordinator(tasks=1)
     for start in range(0, count, 5_000):
-        coordinator.receive(1, TopicsUsed(tuple(f"t-{one}" for one in range(start, start + 5_000))))
+        coordinator.receive(1, TopicsWanted(dict.fromkeys(f"t-{one}" for one in range(start, start + 5_000))))
     assert [one for one in names(coordinator.respond(metadata("t-0"))) if one[1]] == message
 
 
@@ -711,7 +710,9 @@ def test_what_takes_long_is_told_in_parts() -> None:
     """Catches: 2,000 tasks with topics of their own hold the loop for seconds after each response."""
     coordinator = Coordinator(tasks=2_000)
     for peer in range(1, 2_001):
-        coordinator.receive(peer, TopicsUsed(tuple(f"t{(peer + one) % 2_000}" for one in range(50))))
+        coordinator.receive(
+            peer, TopicsWanted(dict.fromkeys(f"t{(peer + one) % 2_000}" for one in range(50)))
+        )
     coordinator.respond(*(metadata(f"t{number}") for number in range(2_000)))
     coordinator.pushed()
     peer, fetch = coordinator.asked.pop()
@@ -781,15 +782,16 @@ def test_what_is_asked_goes_at_once_and_use_when_it_is_gathered() -> None:
     assert task.send() == TopicsWanted({"a": ANY_AGE_MS})
     task.channel.note_use(["a", "b"])
     assert task.woken == 2
-    assert task.send() == TopicsUsed(("a", "b"))
-    task.channel.note_use(["a", "c"])
     assert task.send() is None
     task.now_ms = 500
-    assert task.send() == TopicsUsed(("a", "c"))
+    assert task.send() == TopicsWanted({"a": None, "b": None})
     task.channel.note_use(["a", "b"])
     assert task.channel.next_message_delay_ms(500) == 60_000
+    task.channel.ask(["c"])
+    assert task.send() == TopicsWanted({"a": None, "b": None, "c": ANY_AGE_MS}), "with what is asked"
+    task.channel.note_use(["a", "b"])
     task.now_ms = 60_500
-    assert task.send() == TopicsUsed(("a", "b"))
+    assert task.send() == TopicsWanted({"a": None, "b": None})
     assert task.channel.next_message_delay_ms(60_500) == math.inf
 
 
@@ -842,7 +844,7 @@ def test_the_largest_messages_are_taken_by_the_coordinator() -> None:
     task = Task()
     task.channel.ask(many)
     task.channel.note_use(many)
-    for _ in range(8):
+    for _ in range(4):
         message = task.send()
         assert message is not None
         assert decode(encode(message)) == message
@@ -886,19 +888,19 @@ def test_who_has_lost_the_coordinator_asks_nobody_until_it_is_back() -> None:
     assert task.view.held_until_ms == 10
     assert not task.channel.ask(["b"])
     task.channel.on_connected(20)
-    assert task.send() is None
+    assert task.send() == TopicsWanted({"a": None}), "it is in use"
     assert task.channel.ask(["b"])
 
 
 def test_a_new_coordinator_hears_again_what_a_task_uses() -> None:
     task = Task()
     task.channel.note_use(["a"])
-    assert task.send() == TopicsUsed(("a",))
+    assert task.send() == TopicsWanted({"a": None})
     task.channel.on_lost(10)
     task.channel.on_connected(20)
     task.channel.note_use(["a"])
     task.now_ms = 20
-    assert task.send() == TopicsUsed(("a",))
+    assert task.send() == TopicsWanted({"a": None})
 
 
 def test_refreshing_is_left_to_the_coordinator_while_it_is_there() -> None:
