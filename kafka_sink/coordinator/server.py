@@ -184,7 +184,7 @@ class CoordinatorServer:
             if not self._greeting:
                 self._greeting = True
                 self._loop.call_soon(self._greet)
-        elif not self._is_spent():
+        elif not self._is_spent(peer):
             # Otherwise the selector names it again in the next iteration.
             self._guarded(peer, self._receive)
 
@@ -202,15 +202,19 @@ class CoordinatorServer:
             self._greeting = True
             self._loop.call_soon(self._greet)
 
-    def _is_spent(self) -> bool:
-        """Whether enough has been handled in this iteration, so that others wait for their turn."""
+    def _is_spent(self, peer: Peer) -> bool:
+        """Whether enough has been handled in this iteration, so that this peer waits for its turn."""
         now_ms = self._clock_ms()
         if self._began_ms == math.inf:
             self._handled, self._began_ms = 0, now_ms
             # The next iteration begins with this.
             self._loop.call_soon(self._begin_iteration)
         is_in_time = now_ms - self._began_ms < self._bounds.iteration_ms
-        return not is_in_time or self._handled >= self._bounds.messages_at_once
+        if is_in_time and self._handled < self._bounds.messages_at_once:
+            return False
+        # It does not choose how long.
+        peer.begun_ms = max(peer.begun_ms, now_ms)
+        return True
 
     def _begin_iteration(self) -> None:
         self._began_ms = math.inf
@@ -269,7 +273,7 @@ class CoordinatorServer:
         if peer.allowance < 1:
             self._connections.note(peer, Dropped.HELD_BACK)
             return max((1 - peer.allowance) / rate, 100.0)
-        return 0.0 if self._is_spent() else None
+        return 0.0 if self._is_spent(peer) else None
 
     def _resume(self, peer: Peer) -> None:
         if not peer.is_gone:

@@ -590,7 +590,7 @@ def test_what_a_liar_names_takes_bounded_memory() -> None:
             bench.say(9, muted(dict.fromkeys(names, "a lie")))
             bench.say(9, muted(dict.fromkeys(range(turn * 400, turn * 400 + 400), "x")))
             bench.run(20)
-            assert len(bench.service._inquiries) <= 200
+            assert len(bench.service.inquiries) <= 200
         bench.run(1_000)
         assert len(bench.muted()) <= MAX_MUTES
 

