@@ -306,8 +306,8 @@ class RecordAccumulator:
         return lengths
 
     def _append_moved_locked(self, batch: ProducerBatch, target: Partition) -> None:
-        for one in (batch, *((target.batches[-1],) if target.batches else ())):
-            if one.state is BatchState.OPEN:
+        for one in (batch, open_batch_of(target)):
+            if one is not None and one.state is BatchState.OPEN:
                 one.move_to(BatchState.CLOSED)
         batch.move_to_partition(target)
         target.batches.append(batch)

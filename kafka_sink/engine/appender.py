@@ -59,7 +59,6 @@ class MutedMemoryLimit:
         clock_ms: Clock,
     ) -> None:
         self.mutes = mutes
-        self.waited_ms = 0.0
         self._accumulator = accumulator
         self._limit_bytes = limit_bytes
         self._explain = explain
@@ -79,17 +78,14 @@ class MutedMemoryLimit:
         started_ms = self._clock_ms()
         timeout_ms = self._accumulator.options.delivery_timeout_ms
         self._say(partition)
-        try:
-            while not (taken := self._may_go(needs)):
-                if self._clock_ms() - started_ms >= timeout_ms:
-                    raise DeliveryError(
-                        f"rows for {partition} waited kafka.delivery.timeout.ms = {timeout_ms:.0f} ms for a "
-                        f"muted partition: {self._explain(partition)}"
-                    )
-                self._accumulator.await_change(_CHECK_MS / 1000)
-                check()
-        finally:
-            self.waited_ms += self._clock_ms() - started_ms
+        while not (taken := self._may_go(needs)):
+            if self._clock_ms() - started_ms >= timeout_ms:
+                raise DeliveryError(
+                    f"rows for {partition} waited kafka.delivery.timeout.ms = {timeout_ms:.0f} ms for a "
+                    f"muted partition: {self._explain(partition)}"
+                )
+            self._accumulator.await_change(_CHECK_MS / 1000)
+            check()
         return taken
 
     def _may_go(self, needs: Sequence[tuple[TopicPartition, int]]) -> int:
@@ -374,7 +370,6 @@ class RecordAppender:
         self.encode_ms = 0.0
         self.pool_wait_ms = 0.0
         self._accumulator = accumulator
-        self._options = accumulator.options
         self._allocator = accumulator.allocator
         self._dead_letters = False
         self._clock_ms = clock_ms
@@ -495,7 +490,7 @@ class RecordAppender:
         waited_ms, self._waited_ms = self._waited_ms, 0.0
         try:
             with self._activity.waiting(MEMORY):
-                left_ms = max(self._options.max_block_ms - waited_ms, 0.0)
+                left_ms = max(self._accumulator.options.max_block_ms - waited_ms, 0.0)
                 return self._allocator.open(size, left_ms, watch, first_record)
         except BufferExhaustedError as error:
             if waited_ms < 1.0:

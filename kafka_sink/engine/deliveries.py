@@ -204,29 +204,8 @@ class TaskDeliveries:
 Metrics = dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class RowMetrics:
-    """Of a task's rows on their way to batches. Times are milliseconds, sizes bytes.
-
-    ``metadata_age_ms`` is that of the brokers' last list of themselves, 0 before the first.
-    ``muted_partitions`` get no rows now.
-    """
-
-    largest_record: int = 0
-    metadata_wait_ms: float = 0.0
-    metadata_age_ms: float = 0.0
-    muted_partitions: int = 0
-    breaker_trips: int = 0
-    breaker_probes: int = 0
-
-
-def task_metrics(
-    pool: PoolMetrics,
-    before: PoolMetrics,
-    counts: Deliveries,
-    rows: RowMetrics,
-) -> Metrics:
-    """The metrics of one task. ``before`` is the pool when the task began.
+def task_metrics(pool: PoolMetrics, before: PoolMetrics, counts: Deliveries) -> Metrics:
+    """What the pool and the deliveries say of one task. ``before`` is the pool when the task began.
 
     Averages are 0.0 before the first batch is sent or acknowledged. docs/metrics.md explains each metric.
     """
@@ -259,11 +238,5 @@ def task_metrics(
         "record-queue-time-avg": counts.queue_ms / counts.sent_batches if counts.sent_batches else 0.0,
         "record-queue-time-max": counts.max_queue_ms,
         "record-size-avg": counts.raw_bytes / written if written else 0.0,
-        "record-size-max": rows.largest_record,
-        "metadata-age": rows.metadata_age_ms / 1000,
-        "metadata-wait-time-ns-total": int(rows.metadata_wait_ms * 1e6),
         "record-moved-total": counts.moved,
-        "muted-partitions": rows.muted_partitions,
-        "breaker-trips-total": rows.breaker_trips,
-        "breaker-probes-total": rows.breaker_probes,
     }

@@ -38,7 +38,7 @@ from kafka_sink.dead_letters.rejected_rows import DeadLetters, RejectedRows
 from kafka_sink.dead_letters.row_rejection import RowRejection
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.engine.appender import MutedMemoryLimit, RecordAppender
-from kafka_sink.engine.deliveries import Metrics, RowMetrics, task_metrics
+from kafka_sink.engine.deliveries import Metrics, task_metrics
 from kafka_sink.engine.identity import ProducerIdentity, TransactionalIdentity
 from kafka_sink.engine.sender import Sender
 from kafka_sink.engine.telemetry import ClientTelemetry
@@ -310,10 +310,12 @@ class Producer:
             channels.append(self._rates)
         settings = self.options.group_settings()
 
-        def hello() -> Hello:
-            return Hello(address.location.group, self.cluster.cluster_id or "", settings)
-
-        coordinator = CoordinatorClient(address, channels, hello, monotonic_ms)
+        coordinator = CoordinatorClient(
+            address,
+            channels,
+            lambda: Hello(address.location.group, self.cluster.cluster_id or "", settings),
+            monotonic_ms,
+        )
         self.cluster.hints = metadata
         coordinator.start()
         return coordinator
@@ -532,16 +534,17 @@ class Producer:
     def metrics(self) -> Metrics:
         """Metrics of the present task, or else of the last one, under Kafka's names: see docs/metrics.md."""
         task, counts = self._task, self._task.reporter.counts()
-        rows = RowMetrics(
-            task.largest_record,
-            task.metadata_wait_ms,
-            self.cluster.age_ms(monotonic_ms()),
-            self.breaker.local.muted_count,
-            counts["breaker_trips"],
-            counts["breaker_probes"],
-        )
-        pool = self._parts.allocator.pool.metrics()
-        return task_metrics(pool, task.reporter.memory_before, self.sender.deliveries.counts(), rows)
+        pool, deliveries = self._parts.allocator.pool.metrics(), self.sender.deliveries.counts()
+        return {
+            **task_metrics(pool, task.reporter.memory_before, deliveries),
+            "record-size-max": task.largest_record,
+            # Of the brokers' last list of themselves, 0 before the first.
+            "metadata-age": self.cluster.age_ms(monotonic_ms()) / 1000,
+            "metadata-wait-time-ns-total": int(task.metadata_wait_ms * 1e6),
+            "muted-partitions": self.breaker.local.muted_count,
+            "breaker-trips-total": counts["breaker_trips"],
+            "breaker-probes-total": counts["breaker_probes"],
+        }
 
     @property
     def is_reusable(self) -> bool:

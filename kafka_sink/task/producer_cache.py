@@ -25,8 +25,7 @@ _CACHED_PRODUCERS = 4
 class ProducerCache:
     """Idle producers of this process. The least recently used is dropped first."""
 
-    def __init__(self, max_idle: int = _CACHED_PRODUCERS) -> None:
-        self._max_idle = max_idle
+    def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the one below
         self._idle: OrderedDict[SinkOptions, Producer] = OrderedDict()
         # For the life of the process, as is the cache.
@@ -58,7 +57,7 @@ class ProducerCache:
             replaced = self._idle.pop(producer.options, None)
             self._idle[producer.options] = producer
             dropped = [replaced] if replaced is not None else []
-            while len(self._idle) > self._max_idle:
+            while len(self._idle) > _CACHED_PRODUCERS:
                 dropped.append(self._idle.popitem(last=False)[1])
         for old in dropped:
             old.close()

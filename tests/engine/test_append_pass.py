@@ -113,27 +113,19 @@ def test_nobody_is_woken_for_more_rows_in_a_batch_that_the_sender_knows() -> Non
     assert bench.wakes == 2
 
 
-def test_thousands_of_small_batches_are_given_to_the_sender_in_groups(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_thousands_of_small_batches_are_given_to_the_sender_in_groups() -> None:
     """A lock and a wake-up for each cost as much as a batch of a few rows takes in all."""
     bench = Bench()
     topics = [TopicPartition(f"t{number}", 0) for number in range(300)]
-    monkeypatch.setattr("tests.support.append_bench.P", topics)
-    plan = bench.planned(rows(*[4] * len(topics)))
-    bench.appender.carry_out(plan)
-    queues = bench.accumulator
-    with queues.lock:
-        closed = [partition.batches[-1] for partition in queues.waiting]
-        for batch in closed:
-            batch.held = True
-            batch.move_to(BatchState.CLOSED)
+    bench.appender.carry_out(bench.planned(rows(*[4] * len(topics), partitions=topics)))
     bench.wakes = 0
-    bench.appender._seal(closed)
-    assert not any(batch.held for batch in closed)
-    assert {batch.state for batch in closed} == {BatchState.SEALED}
-    assert sum(batch.raw_bytes for batch in closed) > 65_536
-    assert bench.wakes == 2
+    bench.appender.flush()
+    sealed = [partition.batches[-1] for partition in bench.accumulator.waiting]
+    assert not any(batch.held for batch in sealed)
+    assert {batch.state for batch in sealed} == {BatchState.SEALED}
+    assert sum(batch.raw_bytes for batch in sealed) > 65_536
+    # Two groups, and the flush itself.
+    assert bench.wakes == 3
 
 
 def test_a_pass_that_fails_keeps_its_batches_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_past_the_share_rows_wait_until_the_mute_ends(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING, "kafka_sink"):
         bench.append(unit([0, 1] * 50), check)
     assert len(bench.rows(0)) == 110
-    assert bench.share.waited_ms >= 200
+    assert len(looked) >= 5
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 1
     assert "t-0 rests" in messages[0]

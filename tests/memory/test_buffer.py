@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_sink.engine.deliveries import Deliveries, RowMetrics, task_metrics
+from kafka_sink.engine.deliveries import Deliveries, task_metrics
 from kafka_sink.errors import (
     BufferExhaustedError,
     BufferOwnershipError,
@@ -732,7 +732,7 @@ def test_producers_of_a_worker_share_one_pool() -> None:
 
 def saved(pool: BufferPool, name: str = "buffer-saved-bytes") -> float:
     now = pool.metrics()
-    return task_metrics(now, now, Deliveries(), RowMetrics())[name]
+    return task_metrics(now, now, Deliveries())[name]
 
 
 def test_savings_are_measured_against_a_batch_size_for_each_open_batch() -> None:

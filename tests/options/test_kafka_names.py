@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kafka_sink.engine.deliveries import Deliveries, RowMetrics, task_metrics
 from kafka_sink.kafka_errors import ERRORS
-from kafka_sink.memory.pool import BufferPool
-from kafka_sink.options import unsupported
+from kafka_sink.options import parse, unsupported
 from kafka_sink.options.table import SPECS, OptionSpec
 from kafka_sink.options.values import KAFKA_PREFIX
+from kafka_sink.task.producer import Producer
 from tests.support.kafka_names import KafkaNames
 
 # Options behind the prefix that Kafka 4.3 does not have, and where their names come from. A later jar may.
@@ -88,8 +87,9 @@ def _shown(spec: OptionSpec) -> str:
 
 
 def test_metrics_are_kafkas_or_ours(names: KafkaNames) -> None:
-    pool = BufferPool(1000, 100, clock_ms=lambda: 0.0).metrics()
-    found = task_metrics(pool, pool, Deliveries(), RowMetrics()).keys()
+    producer = Producer(parse({"kafka.bootstrap.servers": "127.0.0.1:1"}).options)
+    found = producer.metrics().keys()
+    producer.close()
     assert found - names.metrics == OUR_METRICS
 
 

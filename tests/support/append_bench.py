@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
@@ -20,12 +22,12 @@ CHUNK = 1_024
 P = [TopicPartition("t", index) for index in range(4)]
 
 
-def rows(*counts: int, size: int = 50) -> OrderedRows:
-    """``counts[i]`` rows of about ``size`` bytes for partition i."""
+def rows(*counts: int, size: int = 50, partitions: Sequence[TopicPartition] = P) -> OrderedRows:
+    """``counts[i]`` rows of about ``size`` bytes for ``partitions[i]``."""
     total = sum(counts)
     columns = RecordColumns.of(None, (pa.array([b"v" * size] * total, pa.binary()),), None)
     starts = np.concatenate(([0], np.cumsum(counts))).tolist()
-    return OrderedRows(columns, 7, P[: len(counts)], starts)
+    return OrderedRows(columns, 7, list(partitions[: len(counts)]), starts)
 
 
 class Bench:

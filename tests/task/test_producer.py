@@ -573,6 +573,17 @@ def test_rows_refused_while_others_are_sent_are_counted(cluster: FakeCluster) ->
     assert (result.records, result.skipped) == (5, 1)
 
 
+def test_metrics_tell_the_largest_record_and_the_wait_for_metadata(cluster: FakeCluster) -> None:
+    with task(cluster) as producer:
+        producer.send(rows(0, 5))
+        found = producer.finish().metrics
+    assert found["record-size-avg"] <= found["record-size-max"] < 100
+    assert found["metadata-wait-time-ns-total"] > 0
+    assert [found[name] for name in ("muted-partitions", "breaker-trips-total", "breaker-probes-total")] == [
+        0
+    ] * 3
+
+
 # -- the producers of a process -------------------------------------------------------------------------
 
 NO_BROKER = parse({"kafka.bootstrap.servers": "127.0.0.1:1"}).options

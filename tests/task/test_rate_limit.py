@@ -21,7 +21,7 @@ TABLE = pa.table({"value": [b"0123456789"] * 1000})
 
 
 class Time:
-    """A clock that sleeping moves on."""
+    """A clock that a wait moves on."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0
@@ -29,11 +29,11 @@ class Time:
     def clock(self) -> float:
         return self.now_ms
 
-    def sleep(self, milliseconds: float) -> None:
+    def passes(self, milliseconds: float) -> None:
         self.now_ms += milliseconds
 
     def limit(self, limits: dict[str, int]) -> RateLimit:
-        return RateLimit(limits, TaskActivity(self.clock), self.clock, self.sleep)
+        return RateLimit(limits, TaskActivity(self.clock), self.clock, self.passes)
 
 
 def unchecked() -> None:
