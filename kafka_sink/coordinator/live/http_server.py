@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 _log = logging.getLogger(__name__)
-_MAX_TARGET = 2048
 # Whole: a browser sends `[::1].evil.example` for a site of that name.
 _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::[0-9]{1,5})?")
 _NO_HEADERS: Mapping[str, str] = {}
@@ -180,7 +179,7 @@ class HttpServer:
         line, _, rest = head.partition(b"\r\n")
         method, _, target = line.decode("latin-1").partition(" ")
         target, _, version = target.rpartition(" ")
-        if not version.startswith("HTTP/1.") or len(target) > _MAX_TARGET:
+        if not version.startswith("HTTP/1."):
             return _refusal("400 Bad Request")
         if method not in ("GET", "HEAD"):
             return _refusal("405 Method Not Allowed", headers={"Allow": "GET, HEAD"})
