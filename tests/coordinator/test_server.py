@@ -583,7 +583,7 @@ def test_what_is_kept_of_a_cluster_goes_soon_after_its_last_task() -> None:
     with serving(replace(PATIENT, frame_ms=400), services, lambda: now_ms) as found:
         with task(found):
             until(lambda: len(made) == 2)
-        until(lambda: not found.connections())
+        until(lambda: all(one.gone for one in made.values()))
         now_ms = 6_000.0
         until(lambda: made["cluster"].closed)
         assert not made["group"].closed
