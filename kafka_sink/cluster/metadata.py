@@ -18,6 +18,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 from kafka_sink.clock import HINT_WAIT_MS, RANDOM, Clock, ExponentialBackoff
@@ -25,7 +26,7 @@ from kafka_sink.cluster.broker import Broker
 from kafka_sink.cluster.refresh import NON_URGENT_SHARE, DeadlineHeap, RefreshSchedule
 from kafka_sink.cluster.topic_state import (
     MetadataSnapshot,
-    ResponseMerger,
+    ResponseFacts,
     TopicSnapshot,
     TopicState,
     lacks_leader,
@@ -423,7 +424,7 @@ class ClusterMetadata:
                 self._idle.put(topic.name, now_ms + self._idle_ms)
             changed = found.metadata != known
             is_later = observed_ms > found.stale_ms + _ON_THE_WAY_MS
-            if found.stale and (changed or (is_later and found.agrees_with(topic))):
+            if found.stale and (changed or (is_later and found.metadata == topic)):
                 # Without a change, but observed after the mark: an own response would have said the same.
                 found.stale = lacks_leader(found.metadata or topic, self._nodes)
                 found.unhelpful = 0 if changed else found.unhelpful + 1
@@ -619,12 +620,12 @@ class ClusterMetadata:
 
     def _merge_locked(self, update: MetadataUpdate, requested: Collection[str], now_ms: float) -> None:
         marked, self._marked_in_flight = self._marked_in_flight, set()
-        merger = ResponseMerger(self._nodes, marked, self._backoff, now_ms)
+        response = ResponseFacts(now_ms, self._nodes, marked, cache(self._backoff.delay_ms))
         topics = {topic.name: topic for topic in update.topics}
         for name in dict.fromkeys((*topics, *update.errors, *requested)):
             found = self._topics.get(name)
             if found is not None:
-                self.version += merger.merge(found, topics.get(name), update.errors.get(name))
+                self.version += found.settle(topics.get(name), update.errors.get(name), response)
                 self._reschedule(name, found)
 
     def on_failure(self, now_ms: float) -> None:

@@ -10,10 +10,9 @@ import math
 import struct
 import zlib
 from array import array
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from kafka_sink.clock import ExponentialBackoff
 from kafka_sink.kafka_errors import LEADER_NOT_AVAILABLE, error_of
 from kafka_sink.model import NO_LEADER, UNKNOWN_EPOCH, MetadataUpdate, Node, Partitions, TopicMetadata
 
@@ -108,6 +107,18 @@ def _may_be_same(one: TopicMetadata, other: TopicMetadata) -> bool:
     return None in (one.topic_id, other.topic_id) or one.topic_id == other.topic_id
 
 
+@dataclass(frozen=True, slots=True)
+class ResponseFacts:
+    """Of a Metadata response: when it came, the brokers that it names, the topics that were reported as stale
+    while the request was in flight, and how long a topic waits after so many responses in a row that did not
+    help it. All that wait equally long share a draw of jitter, and so a request."""
+
+    now_ms: float
+    nodes: Collection[int]
+    marked: Collection[str]
+    wait_ms: Callable[[int], float]
+
+
 @dataclass(slots=True)
 class TopicState:
     """Times are monotonic milliseconds."""
@@ -143,6 +154,45 @@ class TopicState:
         outlives it, and rows that wait for the topic have it requested again.
         """
         return self.metadata is None and error_of(self.error).final_for_topic
+
+    def settle(
+        self,
+        incoming: TopicMetadata | None,
+        code: int | None,
+        response: ResponseFacts,
+    ) -> bool:
+        """Take what a response says of the topic: its metadata, its error code or neither; return whether
+        that changed what is known. Known metadata survives every error, also of rights: Produce responses say
+        more about it."""
+        changed = helped = False
+        stale = True
+        if incoming is not None and not incoming.partitions:
+            code = LEADER_NOT_AVAILABLE
+        if code is not None:
+            changed = self.error != code
+            if changed:
+                self.error_since_ms = response.now_ms
+            self.error, self.error_ms, self.retry = code, response.now_ms, False
+        elif incoming is not None:
+            known = self.metadata
+            accepted = self.merge_response(incoming, response.now_ms)
+            changed = self.metadata != known
+            if accepted:
+                helped, stale = self._judge(incoming, response, changed)
+        self.stale = stale and self.metadata is not None
+        self.unhelpful = 0 if helped else self.unhelpful + 1
+        self.not_before_ms = response.now_ms + response.wait_ms(max(self.unhelpful, 1))
+        return changed
+
+    def _judge(self, incoming: TopicMetadata, response: ResponseFacts, changed: bool) -> tuple[bool, bool]:
+        """Whether the response helped, and whether the topic is stale still."""
+        electing = lacks_leader(self.metadata or incoming, response.nodes)
+        # What marked the topic while the request was in flight may be younger than the response, and what is
+        # known is younger than a response with lower epochs.
+        is_late = incoming.name in response.marked or self.rewinds > 0
+        unmended = self.stale and is_late and not changed
+        helped = not electing and not unmended and (changed or not self.stale)
+        return helped, unmended or (electing and self.unhelpful < _ELECTION_TRIES)
 
     def merge_response(self, incoming: TopicMetadata, now_ms: float) -> bool:
         """Merge a broker's response; False where it is, or may be, about a former topic of this name.
@@ -212,11 +262,6 @@ class TopicState:
         self._observed(max(self.observed_ms, observed_ms))
         return True
 
-    def agrees_with(self, other: TopicMetadata) -> bool:
-        """Whether another cache's leaders are those that are known here."""
-        known = self.metadata
-        return known is not None and known.partitions == other.partitions and known.topic_id == other.topic_id
-
     def _observed(self, at_ms: float) -> None:
         self.observed_ms = at_ms
         self.error, self.retry = 0, False
@@ -227,77 +272,12 @@ def lacks_leader(topic: TopicMetadata, nodes: Collection[int]) -> bool:
     return any(leader not in nodes for leader in topic.partitions.leaders)
 
 
-class ResponseMerger:
-    """Applies one Metadata response to the topics of its request.
-
-    ``nodes``: the brokers that the response names. ``marked``: topics reported as stale while the request was
-    in flight. Times are monotonic milliseconds.
-    """
-
-    def __init__(
-        self, nodes: Collection[int], marked: Collection[str], backoff: ExponentialBackoff, now_ms: float
-    ) -> None:
-        self._nodes = nodes
-        self._marked = marked
-        self._backoff = backoff
-        self._now_ms = now_ms
-        # One draw of jitter for all topics that wait equally long, so that they share a request.
-        self._waits: dict[int, float] = {}
-
-    def merge(self, found: TopicState, incoming: TopicMetadata | None, code: int | None) -> bool:
-        """Settle one topic, by its metadata in the response, its error code or neither; return whether that
-        changed what is known. Known metadata survives every error, also of rights: Produce responses say more
-        about it."""
-        if incoming is not None and not incoming.partitions:
-            code = LEADER_NOT_AVAILABLE
-        if code is not None:
-            changed = found.error != code
-            if changed:
-                found.error_since_ms = self._now_ms
-            found.error, found.error_ms, found.retry = code, self._now_ms, False
-        elif incoming is not None:
-            return self._merge(found, incoming)
-        else:
-            changed = False
-        self._settle(found, helped=False, stale=True)
-        return changed
-
-    def _merge(self, found: TopicState, incoming: TopicMetadata) -> bool:
-        known = found.metadata
-        accepted = found.merge_response(incoming, self._now_ms)
-        changed = found.metadata != known
-        if not accepted:
-            self._settle(found, helped=False, stale=True)
-            return changed
-        electing = lacks_leader(found.metadata or incoming, self._nodes)
-        # What marked the topic while the request was in flight may be younger than the response, and what is
-        # known is younger than a response with lower epochs.
-        is_late = incoming.name in self._marked or found.rewinds > 0
-        unmended = found.stale and is_late and not changed
-        helped = not electing and not unmended and (changed or not found.stale)
-        stale = unmended or (electing and found.unhelpful < _ELECTION_TRIES)
-        self._settle(found, helped=helped, stale=stale)
-        return changed
-
-    def _settle(self, found: TopicState, *, helped: bool, stale: bool) -> None:
-        found.stale = stale and found.metadata is not None
-        found.unhelpful = 0 if helped else found.unhelpful + 1
-        attempts = max(found.unhelpful, 1)
-        if attempts not in self._waits:
-            self._waits[attempts] = self._backoff.delay_ms(attempts)
-        found.not_before_ms = self._now_ms + self._waits[attempts]
-
-
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
     """A topic as a broker described it ``age_ms`` ago, with its topic id and leader epochs."""
 
     metadata: TopicMetadata
     age_ms: float
-
-    def aged(self, by_ms: float) -> TopicSnapshot:
-        """The same, ``by_ms`` later."""
-        return TopicSnapshot(self.metadata, self.age_ms + by_ms)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Compressed, because Spark sends it to every task: 10,000 partitions take 2 to 20 kB."""
@@ -329,7 +309,7 @@ class MetadataSnapshot:
 
     def aged(self, by_ms: float) -> MetadataSnapshot:
         """The same, ``by_ms`` later."""
-        topics = tuple(one.aged(by_ms) for one in self.topics)
+        topics = tuple(TopicSnapshot(one.metadata, one.age_ms + by_ms) for one in self.topics)
         return MetadataSnapshot(topics, self.nodes, self.nodes_age_ms + by_ms, self.cluster_id)
 
 

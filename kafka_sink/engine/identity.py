@@ -153,13 +153,9 @@ class ProducerIdentity:
         partition.needs_restart = True
         self.unsettled.add(partition)
 
-    def restarts_due(self) -> list[Partition]:
-        """Partitions whose restart was requested and that have nothing in flight."""
-        return [one for one in self.unsettled if one.needs_restart and not one.is_in_flight]
-
-    def gaps_due(self) -> list[Partition]:
-        """Partitions with dropped records and nothing in flight."""
-        return [one for one in self.unsettled if one.gap is not None and not one.is_in_flight]
+    def mendable(self) -> list[Partition]:
+        """Partitions whose sequences restart or have a gap, and that have nothing in flight."""
+        return [one for one in self.unsettled if not one.is_in_flight]
 
     def close_gap(self, partition: Partition) -> None:
         """As Partition's."""

@@ -492,16 +492,19 @@ class ResponseHandler:
     def mend_sequences(self, identity: ProducerIdentity) -> None:
         """Restart the sequences that leaders have rejected, and close the gaps that dropped records have
         left, in every partition that has nothing in flight."""
-        for partition in identity.restarts_due():
-            reason = "the leader lost its state of this producer"
-            if not self._fail_unresolved(partition, partition.unresolved, reason):
-                identity.restart(partition)
-                _log.warning("the sequences of %s restart, because its leader rejected them", partition.id)
-        for partition in identity.gaps_due():
-            reason = "records before this batch were rejected"
-            unresolved = [batch for batch in partition.after_gap if batch.possibly_written]
-            if not self._fail_unresolved(partition, unresolved, reason):
-                identity.close_gap(partition)
+        for partition in identity.mendable():
+            if partition.needs_restart:
+                reason = "the leader lost its state of this producer"
+                if not self._fail_unresolved(partition, partition.unresolved, reason):
+                    identity.restart(partition)
+                    _log.warning(
+                        "the sequences of %s restart, because its leader rejected them", partition.id
+                    )
+            if partition.gap is not None:
+                reason = "records before this batch were rejected"
+                unresolved = [batch for batch in partition.after_gap if batch.possibly_written]
+                if not self._fail_unresolved(partition, unresolved, reason):
+                    identity.close_gap(partition)
 
     def _fail_unresolved(self, partition: Partition, batches: Sequence[ProducerBatch], reason: str) -> bool:
         """Fail batches that may have been written, as under a new sequence they could be written twice;

@@ -165,17 +165,17 @@ def test_batches_behind_dropped_records_take_over_their_sequences() -> None:
     assert left.sequence.base_sequence == start + 2
     assert not of.may_send(left, 0)
     assert not behind.home.is_next(behind), "its refusal is no reason to restart"
-    assert of.gaps_due() == [], "two batches are in flight"
+    assert of.mendable() == [], "two batches are in flight"
     first.request_references -= 1
     first.home.acknowledged(first, 1, 0, 0)
     fail(behind)
-    assert of.gaps_due() == [P0]
+    assert of.mendable() == [P0]
     of.close_gap(P0)
     assert behind.sequence.base_sequence == start + 6
     behind.write_header()
     header = b"".join(behind.buffer.views())
     assert int.from_bytes(header[53:57], "big") == start + 6, "the header has the old one"
-    assert of.gaps_due() == []
+    assert of.mendable() == []
     assert not of.settled
     for one in (left, behind):
         ended(sent(of, one), -1)
