@@ -29,21 +29,6 @@ def test_reports_of_runs_that_saw_other_partitions_are_refused() -> None:
         cluster.commit(cluster.write(run, 0, 0, 0), cluster.write(run, 0, 1, 1, scope=other))
 
 
-def test_a_commit_counts_what_planning_ended_for_an_earlier_run() -> None:
-    """Catches: the live view showed tasks for transactions, and never what was recovered."""
-    cluster = Cluster()
-    dead = cluster.plan()
-    reports = [cluster.write(dead, 0, index, index) for index in range(3)]
-    cluster.dies(*reports, before=ends_task(1))
-    run = cluster.plan()
-    first = cluster.write(run, 1, 0, 0)
-    won = cluster.write(run, 1, 0, 0, attempt=1)
-    assert first.run.recovered.count == 2
-    ended = cluster.commit(won).transactions
-    counts = {name: one.count for name, one in ended.items()}
-    assert counts == {"committed": 1, "aborted": 1, "recovered": 2}
-
-
 def test_ages_are_not_negative_where_clocks_of_two_hosts_differ() -> None:
     assert batches.ended((1_000, 3_000, -1), 2_000.4) == EndedTransactions(3, 1_000)
     unknown = batches.BatchOutcome(committed=(-1,), ended_ms=2_000.0)

@@ -150,18 +150,6 @@ def handover(last: Decision | None) -> TaskHandover:
     return TaskHandover.of(SCOPE, Ownership(ProducerEpoch(1, 1), last), 0)
 
 
-def test_a_lower_version_that_was_never_written_is_written() -> None:
-    """Catches: a backfill was skipped as "written before", and its rows were lost."""
-    last = next_decision(SCOPE, None, app(20260131), 1, [part(1)])
-    assert handover(last).role(app(20260130), 0) is TaskRole.WRITE
-    last = next_decision(SCOPE, last, app(20260130), 1, [part(2)])
-    found = decode(encode(last, 4))
-    assert found == last
-    assert [handover(found).role(app(20260100 + day), 0) for day in (29, 30, 31, 32)] == [
-        *(TaskRole.WRITE, TaskRole.SKIP, TaskRole.SKIP, TaskRole.WRITE)
-    ]
-
-
 def test_a_version_of_which_nobody_knows_whether_it_was_written_is_refused() -> None:
     last = None
     for version in range(0, 400, 2):

@@ -112,16 +112,6 @@ def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_has_decid
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_abort_after_the_decision_completes_it(protocol: int) -> None:
-    cluster = Cluster(protocol)
-    run = cluster.plan()
-    reports = [cluster.write(run, 0, index, index) for index in range(2)]
-    cluster.dies(*reports, before=ends_task(1))
-    assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).completed) == 1
-    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_abort_of_a_decision_whose_response_was_lost_completes_it(protocol: int) -> None:
     """With protocol 1 the epoch is raised by the client, which the driver did not come to."""
     cluster = Cluster(protocol)
@@ -198,23 +188,6 @@ def test_an_abort_of_what_was_recorded_and_not_decided_aborts_all_of_it(protocol
             assert len(ended.aborted) == 2
         assert cluster.kafka.open() == []
         assert not cluster.kafka.visible
-
-
-def test_a_version_is_written_once_whether_its_first_job_was_aborted_before_or_after_the_decision() -> None:
-    for decided in (False, True):
-        cluster = Cluster()
-        first = cluster.plan()
-        reports = [cluster.write(first, 7, index, index, app="nightly") for index in range(2)]
-        if decided:
-            cluster.dies(*reports, before=ends_task(0))
-        ended = cluster.run(driver.abort(SCOPE, first.driver_epoch, 0))
-        assert (len(ended.completed), len(ended.aborted)) == ((2, 0) if decided else (0, 2))
-        again = cluster.plan()
-        batch = BatchIdentity.of_application("nightly", "t", 7)
-        assert again.role(batch, 0) is (TaskRole.SKIP if decided else TaskRole.WRITE)
-        if not decided:
-            cluster.commit(*(cluster.write(again, 7, index, index, app="nightly") for index in range(2)))
-        assert dict(cluster.kafka.visible) == {(7, 0): 1, (7, 1): 1}
 
 
 @pytest.mark.parametrize("rewrite", [True, False])
@@ -316,18 +289,3 @@ def test_an_abort_adds_nothing_to_a_decision_that_is_being_committed() -> None:
     ended = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0))
     assert len(ended.completed) == 2
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
-
-
-def test_a_version_that_was_decided_and_lost_is_not_taken_for_written_behind_another_decision() -> None:
-    """Catches: 50 of 100 rows nowhere. All transactions of version 1 had timed out behind its decision, and
-    the decision of version 2 said that both were written."""
-    cluster = Cluster()
-    run = cluster.plan()
-    reports = [cluster.write(run, 1, index, index, app="nightly") for index in range(2)]
-    cluster.dies(*reports, before=lambda one: ends_task(0)(one) or ends_task(1)(one))
-    for index in range(2):
-        cluster.kafka.time_out(SCOPE.task_id(index, 0))
-    cluster.commit(cluster.write(cluster.plan(), 2, 0, 7, app="nightly"))
-    again = cluster.plan()
-    assert again.role(BatchIdentity.of_application("nightly", "t", 1), 0) is TaskRole.WRITE
-    assert again.role(BatchIdentity.of_application("nightly", "t", 2), 0) is TaskRole.SKIP

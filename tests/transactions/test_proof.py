@@ -74,19 +74,6 @@ def test_markers_that_only_a_former_coordinator_does_not_have_are_not_missing() 
     assert len(cluster.commit(later).committed) == 1
 
 
-def test_a_next_run_commits_what_a_former_coordinator_refuses() -> None:
-    cluster = Cluster()
-    run = cluster.plan()
-    cluster.kafka.replace_coordinator_of_id(SCOPE.task_id(0, 0))
-    former = dict(cluster.kafka.former_ids)
-    report = cluster.write(run, 0, 0, 0)
-    cluster.dies(report, before=ends_task(0))
-    cluster.kafka.former_ids.update(former)
-    found = cluster.run(driver.take_over(SCOPE, 0))
-    assert (found.aborted, found.missing, found.unknown) == ((), frozenset(), frozenset())
-    assert dict(cluster.kafka.visible) == {(0, 0): 1}
-
-
 def test_markers_are_looked_for_where_the_tasks_left_them() -> None:
     """Catches: a batch taken for incomplete, and written twice, as the topic got partitions since
     planning."""
