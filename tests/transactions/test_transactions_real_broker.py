@@ -101,22 +101,6 @@ def test_what_a_dead_driver_had_decided_is_completed_by_the_next(job: Callable[.
 
 
 @pytest.mark.parametrize("kafka", ["old_broker"], indirect=True)
-def test_an_abort_completes_a_decision_behind_which_the_epoch_was_not_raised(
-    job: Callable[..., Job],
-) -> None:
-    """With protocol 1 the client raises it by a second request, which may not be sent any more."""
-    run = job()
-    handover = run.take_over()
-    reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
-    run.record_only(handover, *reports)
-    raw = RawProducer(run.servers, run.scope.driver_id)
-    assert raw.end(handover.driver_epoch, commit=True) == "NONE"
-    raw.close()
-    assert len(run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms())).completed) == 2
-    run.await_rows(["0-0", "0-1"])
-
-
-@pytest.mark.parametrize("kafka", ["old_broker"], indirect=True)
 def test_an_abort_of_a_replaced_driver_leaves_alone_a_decision_behind_which_the_epoch_was_not_raised(
     job: Callable[..., Job],
 ) -> None:
@@ -134,32 +118,6 @@ def test_an_abort_of_a_replaced_driver_leaves_alone_a_decision_behind_which_the_
     raw.close()
     assert run.take_over().role(BatchIdentity("query", 0), 0).value == "skip"
     run.await_rows(["0-0", "0-1"])
-
-
-def test_of_two_drivers_only_the_later_decides(job: Callable[..., Job]) -> None:
-    first, second = job(), job()
-    older = first.take_over()
-    reports = [first.write(older, 0, 0, ["older"])]
-    newer = second.take_over()
-    with pytest.raises(TransactionError, match="comes too late"):
-        first.write(older, 0, 1, ["older"])
-    ours = second.write(newer, 0, 0, ["newer"])
-    with pytest.raises(TransactionError):
-        first.commit(*reports)
-    second.commit(ours)
-    second.await_rows(["newer"])
-
-
-def test_an_attempt_that_lost_is_aborted_with_the_commit_of_the_other(job: Callable[..., Job]) -> None:
-    run = job()
-    handover = run.take_over()
-    run.write(handover, 0, 0, ["slow attempt"], slot=0)
-    won = run.write(handover, 0, 0, ["quick attempt"], slot=1)
-    assert len(run.commit(won).aborted) == 1
-    run.await_rows(["quick attempt"])
-    with pytest.raises(TransactionError, match="comes too late"):
-        run.write(handover, 0, 0, ["late attempt"], slot=2)
-    assert run.open() == []
 
 
 def test_nothing_is_decided_of_which_a_transaction_timed_out(job: Callable[..., Job]) -> None:
@@ -188,21 +146,6 @@ def test_a_task_warns_of_transactions_that_ran_before_and_near_their_time(
     assert "transaction.max.timeout.ms" in caplog.text
     run.commit(*reports)
     run.await_rows(["0-0", "0-1"])
-
-
-def test_a_version_that_was_lost_entirely_is_written_when_it_is_run_again_behind_another(
-    job: Callable[..., Job],
-) -> None:
-    """Catches: the decision of the other one said that both were written, and its rows were nowhere."""
-    run = job()
-    reports = run.decided(1, 2)
-    for report in reports:
-        run.lose(report)
-    run.commit(run.write(run.take_over(), 2, 0, ["2-0"]))
-    again = run.take_over()
-    assert again.role(BatchIdentity("query", 2), 0).value == "skip"
-    run.commit(*(run.write(again, 1, index, [f"1-{index}"]) for index in range(2)))
-    run.await_rows(["1-0", "1-1", "2-0"])
 
 
 def test_a_batch_that_cannot_be_repaired_is_an_error_until_somebody_resolves_it(
