@@ -312,8 +312,3 @@ def _parse(text: str) -> tuple[Head, int, str]:
         )
     number, partitions, chunks, index = (int(one) for one in fields[1:5])
     return Head(number, partitions, chunks), index, fields[5]
-
-
-def written_scope(scope: Scope, head: Head) -> Scope:
-    """The scope as it was when a decision was recorded: its topic may have got partitions since."""
-    return replace(scope, partitions=head.partitions)

@@ -233,7 +233,8 @@ def _decision_in(
     head = decisions.newest_head(texts)
     if head is None:
         return None
-    written = decisions.written_scope(scope, head)
+    # Its topic may have got partitions since.
+    written = replace(scope, partitions=head.partitions)
     groups = written.decision_groups(head.chunks)
     if len(groups) > 1:
         if waits:

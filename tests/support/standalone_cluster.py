@@ -3,8 +3,6 @@
     with StandaloneCluster(workers=2, cores=2) as cluster:
         SparkSession.builder.master(cluster.url).config("spark.driver.host", "127.0.0.1")
 
-    python tests/support/standalone_cluster.py --workers 2 --cores 2     until Ctrl-C, for trying by hand
-
 Each worker runs an application's executor as a JVM of its own with Python workers of its own, so what
 executors share with the driver goes over sockets, and between hosts. It leaves out: a file system that hosts
 do not share, and networks that are slow or lose packets.
@@ -14,18 +12,13 @@ Everything ends with the block, and when this process dies, however it dies.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from local_kafka.jars import find_java
 from local_kafka.processes import SupervisedProcesses
@@ -46,21 +39,18 @@ _POLL_S = 0.05
 class StandaloneCluster:
     """One master on 127.0.0.1, ``workers`` on 127.0.0.2 and following, with ``cores`` each.
 
-    ``memory``: what a worker gives to executors, as Spark writes it. ``environ``: of the workers, and so of
-    executors; it should name ``PYSPARK_PYTHON``, and the folders of the sink in ``PYTHONPATH``. Where it does
-    not start, the error has what was logged.
+    ``environ``: of the workers, and so of executors; it should name ``PYSPARK_PYTHON``, and the folders of
+    the sink in ``PYTHONPATH``. Where it does not start, the error has what was logged.
     """
 
     def __init__(
         self,
         workers: int = 2,
         cores: int = 2,
-        memory: str = "1g",
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self.hosts = tuple(f"127.0.0.{number}" for number in range(2, 2 + workers))
         self._cores = cores
-        self._memory = memory
         taken = ("PYTHONPATH", "PYSPARK_PYTHON", SPARK_VARIABLE)
         self._environ = {name: environ[name] for name in taken if name in environ}
         self._processes: SupervisedProcesses | None = None
@@ -87,7 +77,7 @@ class StandaloneCluster:
             # A worker whose master is not there yet asks again after seconds.
             self._await("master", "Starting Spark master at")
             for host in self.hosts:
-                size = ("--cores", str(self._cores), "--memory", self._memory)
+                size = ("--cores", str(self._cores), "--memory", "1g")
                 work = ("--work-dir", str(self._folder / f"{host}.work"))
                 self._start(host, "worker.Worker", "--host", host, *size, *ui, *work, self.url)
             for host in self.hosts:
@@ -146,24 +136,3 @@ class StandaloneCluster:
             return text in log()
 
         until(has_started, said, _START_S, _POLL_S)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--cores", type=int, default=2)
-    options = parser.parse_args()
-    root = str(Path(__file__).resolve().parents[2])
-    environ = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": root, **os.environ}
-    with StandaloneCluster(options.workers, options.cores, environ=environ) as cluster:
-        print(f"{cluster.url}, logs in {cluster.folder}; Ctrl-C ends it", flush=True)
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            print()
-
-
-if __name__ == "__main__":
-    main()
