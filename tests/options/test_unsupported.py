@@ -45,11 +45,11 @@ def test_defaults_of_foreign_options_ask_for_nothing() -> None:
     assert parse({**SERVERS, **raw}).warnings == ()
 
 
-@pytest.mark.parametrize("name", [*unsupported.NOT_SUPPORTED, "config.providers.file.class"])
-def test_unsupported_options_name_themselves_and_hide_their_value(name: str) -> None:
-    message = error_of({f"kafka.{name}": SECRET})
-    assert f"Kafka option '{name}'" in message
-    assert SECRET not in message
+def test_unsupported_options_name_themselves_and_hide_their_value() -> None:
+    for name in (*unsupported.NOT_SUPPORTED, "config.providers.file.class"):
+        message = error_of({f"kafka.{name}": SECRET})
+        assert f"Kafka option '{name}'" in message
+        assert SECRET not in message
 
 
 @pytest.mark.parametrize("name", ["key.serializer", "value.serializer"])
@@ -133,11 +133,11 @@ def test_no_option_of_spark_or_kafka_is_taken_for_a_misspelt_one() -> None:
     parse({**SERVERS, **of_sources})
 
 
-@pytest.mark.parametrize("name", sorted(_GUARDED))
-def test_an_option_of_kafka_without_its_prefix_is_an_error(name: str) -> None:
+def test_an_option_of_kafka_without_its_prefix_is_an_error() -> None:
     """Catches: a job with Kafka's default of acks or compression.type, as by Spark's own sink."""
-    message = error_of({name: SECRET})
-    assert message == f"Option '{name}' has no effect without the prefix 'kafka.': write 'kafka.{name}'"
+    for name in _GUARDED:
+        message = error_of({name: SECRET})
+        assert message == f"Option '{name}' has no effect without the prefix 'kafka.': write 'kafka.{name}'"
 
 
 def test_an_option_of_the_java_client_without_its_prefix_is_ignored() -> None:
