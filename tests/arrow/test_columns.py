@@ -170,11 +170,7 @@ def test_columns_that_need_no_conversion_are_not_copied() -> None:
         ([("value", pa.string())], None, "topic option required when no 'topic' attribute is present"),
         ([("Value", pa.string())], "t", "'value' not found .found 'Value', and names are case-sensitive"),
         ([("a", pa.string()), ("b", pa.int8())], "t", "'value' not found among the columns a, b"),
-        (
-            [("value", pa.int64())],
-            "t",
-            "unsupported type int64. value must be text or binary",
-        ),
+        ([("value", pa.int64())], "t", "unsupported type int64. value must be text or binary"),
         ([("value", pa.struct([("a", pa.int8())]))], "t", "to_json"),
         (
             [("value", pa.string()), ("timestamp", pa.timestamp("us"))],

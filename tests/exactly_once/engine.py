@@ -242,13 +242,7 @@ def _work(settings: Settings, pipe: Connection) -> int:
 
 
 def _task(
-    settings: Settings,
-    options: SinkOptions,
-    planned: Any,
-    number: int,
-    rows: range,
-    task: int,
-    attempt: int,
+    settings: Settings, options: SinkOptions, planned: Any, number: int, rows: range, task: int, attempt: int
 ) -> Any:
     plan = ColumnPlan.of([("key", "binary"), ("value", "binary")], settings.topic)
     batches = _rows(settings, number, rows, task)

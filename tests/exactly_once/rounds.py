@@ -154,13 +154,7 @@ class Report:
 class Round:
     """One topic, one checkpoint, faults drawn from the seed."""
 
-    def __init__(
-        self,
-        cluster: LocalBroker,
-        zygote: Zygote,
-        seed: int,
-        guarantee: str,
-    ) -> None:
+    def __init__(self, cluster: LocalBroker, zygote: Zygote, seed: int, guarantee: str) -> None:
         self._cluster = cluster
         self._zygote = zygote
         self._chance = random.Random(seed)

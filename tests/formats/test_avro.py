@@ -51,11 +51,7 @@ _FIXED_DECIMAL = {
     "scale": 3,
 }
 _ENUM = {"type": "enum", "name": "Size", "symbols": ["S", "M", "L"]}
-_INNER = {
-    "type": "record",
-    "name": "Inner",
-    "fields": [field("z", "string", default="d"), field("y", "int")],
-}
+_INNER = {"type": "record", "name": "Inner", "fields": [field("z", "string", default="d"), field("y", "int")]}
 
 
 @pytest.mark.parametrize(
@@ -132,11 +128,7 @@ def test_timestamps_of_other_units_belong_to_the_one_that_they_lie_in() -> None:
             [("x", pa.int64())],
             "column 'x' has the type int64, and the schema wants int",
         ),
-        (
-            record(field("x", "int")),
-            [("y", pa.int32())],
-            "requires field 'x', for which there is no column",
-        ),
+        (record(field("x", "int")), [("y", pa.int32())], "requires field 'x', for which there is no column"),
         (record(field("x", "int")), [("X", pa.int32())], "found 'X', and names are case-sensitive"),
         (record(field("x", "int")), [("x", pa.int32()), ("y", pa.int32())], "column 'y' is no field"),
         (record(field("x", _MICROS)), [("x", pa.timestamp("us"))], "column 'x'"),

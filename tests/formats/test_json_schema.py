@@ -21,10 +21,7 @@ from kafka_sink.formats import json_schema
             "column 'x' has the type int64, and the schema wants string",
         ),
         ({"additionalProperties": False, "properties": {}}, "column 'x' is no property of the schema"),
-        (
-            {"properties": {"x": {"$ref": "#/d/n"}}, "d": {"n": {"type": "null"}}},
-            "column 'x'",
-        ),
+        ({"properties": {"x": {"$ref": "#/d/n"}}, "d": {"n": {"type": "null"}}}, "column 'x'"),
         ({"properties": {"x": {"$ref": "#/definitions/n"}}, "definitions": {}}, "refers to"),
         ({"properties": {"x": {"$ref": "#/properties/x"}}}, "nested more than"),
         ({"properties": {"x": {"allOf": 5}}}, "cannot be read"),

@@ -20,12 +20,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from kafka_sink import doctor
 from kafka_sink.driver.topics import prepare_topic
-from kafka_sink.errors import (
-    AuthenticationError,
-    BrokersUnreachableError,
-    ConfigurationError,
-    KafkaSinkError,
-)
+from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError, KafkaSinkError
 from kafka_sink.network.broker_connection import ConnectionState
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.options.table import SPECS
@@ -124,10 +119,7 @@ WAYS: dict[str, Callable[[Secured], dict[str, str]]] = {
         "sasl.oauthbearer.token.provider": "tests.support.security.providers.from_file",
     },
     "a connection string": lambda secured: secured.options(
-        "SASL",
-        sasl_mechanism="PLAIN",
-        sasl_username=CONNECTION_STRING_USER,
-        sasl_password=CONNECTION_STRING,
+        "SASL", sasl_mechanism="PLAIN", sasl_username=CONNECTION_STRING_USER, sasl_password=CONNECTION_STRING
     ),
 }
 

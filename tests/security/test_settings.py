@@ -144,10 +144,7 @@ def test_iam_with_and_without_jaas() -> None:
         ),
         (
             "SASL_SSL",
-            {
-                "sasl.mechanism": "SCRAM-SHA-256",
-                "sasl.jaas.config": SCRAM.replace(";", " tokenauth=true;"),
-            },
+            {"sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": SCRAM.replace(";", " tokenauth=true;")},
             "delegation tokens",
         ),
         ("SASL_SSL", {"sasl.mechanism": "OAUTHBEARER"}, "needs kafka.sasl.oauthbearer.token.endpoint.url"),

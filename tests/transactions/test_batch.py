@@ -14,10 +14,7 @@ from kafka_sink.transactions import batch as batches
 from kafka_sink.transactions import driver
 from kafka_sink.transactions.batch import AttemptReport, TaskRole
 from kafka_sink.transactions.decision import BatchIdentity, RowsDigest
-from kafka_sink.transactions.operations import (
-    EndTransaction,
-    Operation,
-)
+from kafka_sink.transactions.operations import EndTransaction, Operation
 from tests.support.transaction_steps import PROTOCOLS, SCOPE, Cluster, digest_of, ends_task, reports_of
 
 

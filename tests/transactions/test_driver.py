@@ -22,14 +22,7 @@ from kafka_sink.transactions.operations import (
     Operation,
     ProducerEpoch,
 )
-from tests.support.transaction_steps import (
-    PROTOCOLS,
-    SCOPE,
-    Cluster,
-    ends_driver,
-    ends_task,
-    reports_of,
-)
+from tests.support.transaction_steps import PROTOCOLS, SCOPE, Cluster, ends_driver, ends_task, reports_of
 from tests.support.transactions_of_kafka import Kafka
 
 

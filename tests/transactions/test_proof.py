@@ -8,12 +8,7 @@ import pytest
 
 from kafka_sink.transactions import driver, proof
 from kafka_sink.transactions.batch import TaskRole
-from kafka_sink.transactions.operations import (
-    Described,
-    Failed,
-    Operation,
-    ProducerEpoch,
-)
+from kafka_sink.transactions.operations import Described, Failed, Operation, ProducerEpoch
 from tests.support.transaction_steps import SCOPE, Cluster, ends_driver, ends_task
 
 

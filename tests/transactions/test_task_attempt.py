@@ -8,9 +8,7 @@ import pytest
 
 from kafka_sink.errors import TransactionError
 from kafka_sink.transactions.decision import BatchIdentity
-from kafka_sink.transactions.operations import (
-    ProducerEpoch,
-)
+from kafka_sink.transactions.operations import ProducerEpoch
 from kafka_sink.transactions.task_attempt import OpenTime
 from tests.support.transaction_steps import Cluster
 

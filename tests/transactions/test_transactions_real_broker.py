@@ -14,12 +14,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kafka_sink.clock import wall_ms
-from kafka_sink.errors import (
-    ConfigurationError,
-    IncompleteBatchError,
-    KafkaSinkError,
-    TransactionError,
-)
+from kafka_sink.errors import ConfigurationError, IncompleteBatchError, KafkaSinkError, TransactionError
 from kafka_sink.model import TopicPartition
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan

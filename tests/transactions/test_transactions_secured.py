@@ -45,10 +45,7 @@ def as_bob(secured: Secured, **more: str) -> SinkOptions:
 def by_certificate(secured: Secured) -> SinkOptions:
     path = secured.client.pkcs12_file(secured.folder / "client.p12", "key")
     raw = secured.options(
-        "MUTUAL",
-        ssl_keystore_type="PKCS12",
-        ssl_keystore_location=str(path),
-        ssl_keystore_password="key",
+        "MUTUAL", ssl_keystore_type="PKCS12", ssl_keystore_location=str(path), ssl_keystore_password="key"
     )
     return parse({"topic": "rows", "delivery.guarantee": "exactly-once", **raw}).options
 
@@ -82,12 +79,7 @@ def test_batches_are_committed_over_tls_and_logins(
 @pytest.mark.parametrize(
     ("kind", "name", "operation", "advice"),
     [
-        (
-            "TRANSACTIONAL_ID",
-            "none-",
-            AclOperation.WRITE,
-            "grant Write and Describe on the transactional",
-        ),
+        ("TRANSACTIONAL_ID", "none-", AclOperation.WRITE, "grant Write and Describe on the transactional"),
         ("TRANSACTIONAL_ID", "all-", AclOperation.ALL, "grant Write and Describe on the transactional"),
         ("GROUP", "group-", AclOperation.ALL, "grant Read on the groups that begin with"),
     ],
