@@ -198,16 +198,12 @@ class CoordinatorClient(threading.Thread):
             return self._alive_ms + self._times.alive_waiting_ms
         return self._said_ms + self._times.alive_ms
 
-    @property
-    def _silent_at_ms(self) -> float:
-        return self._unanswered_ms + self._times.silence_ms
-
     def _delay_ms(self, connection: Connection | None, now_ms: float) -> float:
         if connection is None:
             return self._connect_after_ms - now_ms if self._active else math.inf
         delays = [one.next_message_delay_ms(now_ms) for one in self._channels]
         if self._active:
-            delays += [self._alive_due_ms() - now_ms, self._silent_at_ms - now_ms]
+            delays += [self._alive_due_ms() - now_ms, self._unanswered_ms + self._times.silence_ms - now_ms]
         return min(delays, default=math.inf)
 
     def _wait(self, connection: Connection | None, now_ms: float) -> None:
@@ -227,7 +223,7 @@ class CoordinatorClient(threading.Thread):
         # First: where this process stalled, the answer has come meanwhile.
         if connection.socket in ready:
             self._receive(connection, now_ms)
-        elif self._active and now_ms >= self._silent_at_ms:
+        elif self._active and now_ms >= self._unanswered_ms + self._times.silence_ms:
             raise ProtocolError(f"no sign of life within {now_ms - self._unanswered_ms:.0f} ms")
 
     def _receive(self, connection: Connection, now_ms: float) -> None:
