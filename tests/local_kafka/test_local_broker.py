@@ -22,14 +22,9 @@ from local_kafka import broker as broker_module
 from local_kafka.errors import LocalBrokerError
 from local_kafka.node_config import plan_nodes
 from local_kafka.start_cache import CHECKPOINT, CLASSES, StartCache
-from tests.support.commands import run
+from tests.support.commands import alive, run
 from tests.support.interrupts import interruptible
 from tests.support.waiting import throughout, until
-
-
-def alive(pid: int) -> bool:
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return state.stdout.strip() != "" and not state.stdout.strip().startswith("Z")
 
 
 def send(servers: str, topic: str, values: list[bytes]) -> None:

@@ -11,19 +11,10 @@ import pytest
 
 from local_kafka.errors import LocalBrokerError
 from local_kafka.processes import SupervisedProcesses
+from tests.support.commands import alive
 from tests.support.waiting import until
 
 SLEEP = ["sleep", "600"]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs. A zombie does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return not state.stdout.strip().startswith("Z") and state.stdout.strip() != ""
 
 
 @pytest.fixture

@@ -617,13 +617,6 @@ def test_the_heap_limit_is_a_quarter_of_the_pool_but_enough_for_a_batch() -> Non
         assert pool.heap_limit_bytes == limit
 
 
-def test_the_heap_may_hold_as_much_as_the_pool_under_full() -> None:
-    """What codecs need beside their buffers of batch.size."""
-    pool = pool_of(8 << 20)
-    full_allocator(pool, 16384)
-    assert pool.heap_limit_bytes == 8 << 20
-
-
 def test_the_heap_limit_falls_when_the_producer_that_raised_it_is_closed() -> None:
     """After one task with `full` the heap of all later ones in the worker could be as large as the pool."""
     pool = pool_of(8 << 20)

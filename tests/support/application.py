@@ -36,7 +36,8 @@ class Application:
             mock.patch.dict(os.environ, {"SPARK_LOCAL_DIRS": str(folder), "SPARK_LOCAL_IP": "127.0.0.1"}),
             *(mock.patch.object(module, name, _PATIENT_MS) for module, name in _PATIENCE),
         ]
-        self._before = len(launcher._started)
+        self._started = launcher._started
+        self._before = len(self._started)
 
     def _driver(self) -> DriverProcess:
         application = self
@@ -52,7 +53,7 @@ class Application:
     @property
     def processes(self) -> list[subprocess.Popen[bytes]]:
         """Coordinators that were started in it, dead ones too."""
-        return launcher._started[self._before :]
+        return self._started[self._before :]
 
     def __enter__(self) -> Application:
         for patch in self._patches:

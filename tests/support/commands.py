@@ -40,3 +40,9 @@ def run(
 def printed_by(code: str, environ: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
     """What a new Python prints that runs this code, without the indentation that its lines share."""
     return run([sys.executable, "-c", textwrap.dedent(code)], environ, folder=folder).stdout.strip()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs. A zombie does not."""
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return shown.stdout.strip() != "" and not shown.stdout.strip().startswith("Z")
