@@ -120,6 +120,11 @@ COORDINATOR_SILENCE_MS = 6000.0
 
 # After this time every broker knows a new topic, and one that is unknown is missing.
 TOPIC_PROPAGATION_MS = 5000.0
+# A stream looks its topics up again after this time. A query restarted in the same application thus notices
+# if its topic is gone, and few micro-batches pay for the look-up.
+TOPIC_RECHECK_S = 60.0
+# Bounds the connecting of a planning client. Its caller bounds requests.
+CONNECT_BOUND_MS = 9_000.0
 
 # -- the circuit breaker ---------------------------------------------------------------------------------
 

@@ -365,9 +365,9 @@ def _job(options: Mapping[str, str], environ: Mapping[str, str], spark: Any) -> 
 
 def of_cluster(options: SinkOptions) -> Iterator[Finding]:
     """Connect as planning does, but create nothing. Raises KafkaSinkError where no broker can be used."""
+    from kafka_sink.clock import CONNECT_BOUND_MS
     from kafka_sink.driver.planning_client import PlanningClient
-    from kafka_sink.driver.topic_preparation import TopicPreparation
-    from kafka_sink.driver.topics import CONNECT_BOUND_MS, named_topics
+    from kafka_sink.driver.topic_preparation import TopicPreparation, named_topics
     from kafka_sink.network import apis, requests
 
     asked = replace(options, topic_create=False, allow_auto_create_topics=False)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kafka_sink.breaker.interface import load_breaker
-from kafka_sink.clock import ABORTING, COMMITTING, STARTING, monotonic_ms
+from kafka_sink.clock import ABORTING, COMMITTING, STARTING, TOPIC_RECHECK_S, monotonic_ms
 from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.driver import driver_log
-from kafka_sink.driver.topics import STREAM_RECHECK_S, prepare_topic
+from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.errors import DeliveryError, KafkaSinkError
 from kafka_sink.model import EndedTransactions
 from kafka_sink.options import SinkOptions, parse, texts
@@ -114,7 +114,7 @@ class PreparedTopics:
                 return
         prepare_topic(options)
         with self._lock:
-            self._until_ms[key] = monotonic_ms() + STREAM_RECHECK_S * 1000
+            self._until_ms[key] = monotonic_ms() + TOPIC_RECHECK_S * 1000
 
 
 PREPARED = PreparedTopics()

@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-from kafka_sink.clock import TOPIC_PROPAGATION_MS
+from kafka_sink.clock import CONNECT_BOUND_MS, TOPIC_PROPAGATION_MS
+from kafka_sink.cluster.topic_state import MetadataSnapshot, snapshot_of
 from kafka_sink.driver import driver_log
 from kafka_sink.driver.planning_client import PlanningClient
 from kafka_sink.errors import ConfigurationError, MetadataTimeoutError, MissingTopicError
@@ -30,6 +31,33 @@ _RETRY_PAUSE_S = 0.1
 _MAX_REQUEST_MS = 3_600_000.0
 # The broker's settings behind topic.partitions=-1 and topic.replication.factor=-1.
 _PARTITIONS, _REPLICATION_FACTOR = "num.partitions", "default.replication.factor"
+
+
+def prepare_topic(
+    options: SinkOptions, *, connect_bound_ms: float = CONNECT_BOUND_MS
+) -> MetadataSnapshot | None:
+    """Connect to the cluster and look up the option ``topic``. Create it if ``topic.create`` is true.
+
+    Returns what tasks may use of the look-up; None where the topic had no leaders yet.
+
+    Blocks for max.block.ms at most, plus about 10 s for connections.
+
+    Raises BrokersUnreachableError or AuthenticationError if no broker is usable, ConfigurationError if the
+    topic is missing, not permitted or could not be created, MetadataTimeoutError if brokers do not respond.
+    """
+    with PlanningClient(options, min(connect_bound_ms, options.max_block_ms)) as client:
+        update = TopicPreparation(options, client, named_topics(options)).run()
+    return None if options.topic is None else snapshot_of(update, options.topic)
+
+
+def named_topics(options: SinkOptions) -> dict[str, str]:
+    """The topics that options name, each with its option."""
+    named: dict[str | None, str] = {
+        **dict.fromkeys(options.topic_create_names, "topic.create.names"),
+        options.errors_deadletterqueue_topic_name: "errors.deadletterqueue.topic.name",
+        options.topic: "topic",
+    }
+    return {topic: option for topic, option in named.items() if topic is not None}
 
 
 class TopicPreparation:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,11 +15,10 @@ from typing import TYPE_CHECKING
 
 from kafka_sink import spark_application
 from kafka_sink.breaker.interface import load_breaker
-from kafka_sink.clock import STARTING
+from kafka_sink.clock import CONNECT_BOUND_MS, STARTING, TOPIC_RECHECK_S
 from kafka_sink.coordinator.launcher import live_view_address, plan_coordinator
 from kafka_sink.coordinator.live.messages import DriverWaiting
 from kafka_sink.driver import driver_conf, driver_log
-from kafka_sink.driver.topics import prepare_topic
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.rows.column_plan import ColumnPlan, ignored_columns
 from kafka_sink.spark import worker
@@ -27,6 +27,8 @@ from kafka_sink.spark.write import PlannedWrite
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from kafka_sink.cluster.topic_state import MetadataSnapshot
 
 _NAME_LENGTH = 16
 
@@ -66,7 +68,7 @@ def plan(
     in_transactions = None
     waiting = name if is_stream_writer else query or name
     with DriverWaiting(options, waiting, STARTING, label, live_view_address):
-        snapshot = prepare_topic(options, is_streaming=is_repeated)
+        snapshot = looked_up(options, is_repeated=is_repeated)
         if options.exactly_once:
             from kafka_sink.transactions import planning as transactions
 
@@ -87,6 +89,29 @@ def plan(
     )
     worker.forget_spark_archives()
     return write
+
+
+def looked_up(
+    options: SinkOptions, *, is_repeated: bool, connect_bound_ms: float = CONNECT_BOUND_MS
+) -> MetadataSnapshot | None:
+    """What ``prepare_topic`` returns, and raises; None where a stream has done so lately.
+
+    A stream that was connected before waits up to max.block.ms for connections, because brokers may be
+    restarting.
+    """
+    # The key contains the redacted security options, so that another login is checked at once.
+    done = f"topics are there: {options.redacted()}"
+    if is_repeated and spark_application.happened_within(done, TOPIC_RECHECK_S):
+        return None
+    # Few micro-batches ask brokers: the client takes 0.1 s to import.
+    from kafka_sink.driver.topic_preparation import prepare_topic
+
+    was_connected = is_repeated and spark_application.happened_within(done, math.inf)
+    snapshot = prepare_topic(
+        options, connect_bound_ms=options.max_block_ms if was_connected else connect_bound_ms
+    )
+    spark_application.remember(done)
+    return snapshot
 
 
 def _of_sink(names: list[str], options: SinkOptions) -> list[str]:

@@ -9,9 +9,8 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TextIO
 
-from kafka_sink.clock import wall_ms
+from kafka_sink.clock import CONNECT_BOUND_MS, wall_ms
 from kafka_sink.driver.command_line import add_options, given_options, parser_of
-from kafka_sink.driver.topics import CONNECT_BOUND_MS
 from kafka_sink.errors import KafkaSinkError, ProtocolError
 from kafka_sink.options import SinkOptions, parse
 from kafka_sink.printable import one_line

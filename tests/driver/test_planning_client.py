@@ -10,7 +10,7 @@ import pytest
 
 from kafka_sink.clock import WAIT_LISTENER
 from kafka_sink.driver import planning_client
-from kafka_sink.driver.topics import prepare_topic
+from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.errors import BrokersUnreachableError
 from kafka_sink.model import Node
 from local_kafka import LocalBroker

@@ -8,8 +8,8 @@ import time
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from kafka_sink.driver.topics import prepare_topic
-from kafka_sink.errors import ConfigurationError
+from kafka_sink.driver.topic_preparation import prepare_topic
+from kafka_sink.errors import BrokersUnreachableError, ConfigurationError
 from kafka_sink.network import admin_requests, apis
 from kafka_sink.options import parse
 from local_kafka import LocalBroker
@@ -233,3 +233,37 @@ def test_a_topic_without_leaders_is_there(topic: str) -> None:
 def test_options_at_their_bounds_can_be_sent(version: int) -> None:
     body = admin_requests.encode_create_topic(version, "t" * 249, 100_000, 10_000, 2**31 - 1)
     assert (100_000).to_bytes(4, "big") + (10_000).to_bytes(2, "big") in body
+
+
+def test_without_a_topic_brokers_must_be_reached_all_the_same(broker: LocalBroker) -> None:
+    prepare_topic(parse({"kafka.bootstrap.servers": broker.bootstrap_servers}).options)
+    nowhere = parse({"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.max.block.ms": "300"}).options
+    with pytest.raises(BrokersUnreachableError, match=r"127\.0\.0\.1:1"):
+        prepare_topic(nowhere)
+
+
+def test_a_missing_dead_letter_topic_is_found_at_planning() -> None:
+    with FakeCluster({"there": 1}) as cluster:
+        wanted = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead-letters"}
+        more = {"kafka.allow.auto.create.topics": "false", "kafka.max.block.ms": "1500"}
+        given = options(cluster.bootstrap_servers, "there", **wanted, **more)
+        text = r"Option 'errors\.deadletterqueue\.topic\.name': there is no topic 'dead-letters'"
+        with pytest.raises(ConfigurationError, match=text):
+            prepare_topic(given)
+        cluster.create_topic("dead-letters", 1)
+        prepare_topic(given)
+
+
+def test_the_dead_letter_topic_shares_the_wait_of_the_topic(topic: str) -> None:
+    """Brokers create both at once, and are asked once for a producer id."""
+    dead_letters = f"{topic}-dead-letters"
+    more = {"errors_tolerance": "all", "errors_deadletterqueue_topic_name": dead_letters}
+    with FakeCluster({}) as cluster:
+        threading.Timer(
+            1.0, lambda: [cluster.create_topic(name, 1) for name in (topic, dead_letters)]
+        ).start()
+        prepare_topic(options(cluster.bootstrap_servers, topic, **more))
+        asked = [{one.name for one in request.body.topics} for request in cluster.received(METADATA)]
+        assert len(asked) > 1
+        assert all(names == {topic, dead_letters} for names in asked)
+        assert len(cluster.received(INIT_PRODUCER_ID)) == 1

@@ -51,9 +51,9 @@ def test_flights_arrive_complete(
     topic: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """40,000 of them; ``make demo`` takes all."""
+    """10,000 of them; ``make demo`` takes all."""
     read_csv = pyarrow.csv.read_csv
-    monkeypatch.setattr(pyarrow.csv, "read_csv", lambda *a, **named: read_csv(*a, **named).slice(0, 40_000))
+    monkeypatch.setattr(pyarrow.csv, "read_csv", lambda *a, **named: read_csv(*a, **named).slice(0, 10_000))
     arguments = ["--topic", topic, "--bootstrap-servers", broker.bootstrap_servers]
     with pytest.raises(SystemExit) as ended:
         run_here("flights.py", arguments, spark, monkeypatch)
@@ -61,7 +61,7 @@ def test_flights_arrive_complete(
     printed = capsys.readouterr().out
     assert "Every row arrived exactly once, unchanged, in its key's order." in printed
     assert "0 missing, 0 doubled, 0 changed" in printed
-    assert "all     40,000 " in printed
+    assert "all     10,000 " in printed
 
 
 def run_here(

@@ -77,7 +77,7 @@ def write(raw: dict[str, str], for_s: float = 0.0) -> int:
     """Rows acknowledged of a task that goes on for that long."""
     import pyarrow as pa
 
-    from kafka_sink.driver.topics import prepare_topic
+    from kafka_sink.driver.topic_preparation import prepare_topic
 
     given = parse(raw).options
     prepare_topic(given)

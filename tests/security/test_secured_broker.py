@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kafka_sink import doctor
-from kafka_sink.driver.topics import prepare_topic
+from kafka_sink.driver.topic_preparation import prepare_topic
 from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError, KafkaSinkError
 from kafka_sink.network.broker_connection import ConnectionState
 from kafka_sink.options import SinkOptions, parse

@@ -13,7 +13,7 @@ def test_a_reused_planning_worker_has_little_to_collect() -> None:
         from pyspark.sql.types import StructType
         from kafka_sink.spark.datasource import KafkaChunkedDataSource
         options = {"kafka.bootstrap.servers": "localhost:1", "topic": "t", "coordinator.enabled": "false"}
-        with mock.patch("kafka_sink.spark.planning.prepare_topic"):
+        with mock.patch("kafka_sink.spark.planning.looked_up"):
             for _ in range(2):
                 KafkaChunkedDataSource(options).streamWriter(StructType().add("value", "string"), False)
                 # PySpark imports more after planning, and its daemon collects.

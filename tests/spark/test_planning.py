@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_sink.errors import ConfigurationError
+from kafka_sink.clock import TOPIC_RECHECK_S
+from kafka_sink.errors import AuthenticationError, BrokersUnreachableError, ConfigurationError
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark import datasource, planning
 from kafka_sink.spark.datasource import KafkaChunkedDataSource
 from kafka_sink.spark.write import PlannedWrite
-from tests.support.fake_broker import FakeCluster
+from tests.support.fake_broker import METADATA, FakeCluster
+from tests.support.lookups import options as asking
 
 PLAN = ColumnPlan(value=1, topic="t")
 
@@ -84,3 +90,56 @@ def test_what_two_writes_without_a_name_wait_for_is_told_apart(
     names = [planning.plan(options, schema).name for _ in range(2)]
     assert waiting == names
     assert len(set(waiting)) == 2
+
+
+def test_a_stream_checks_once_a_minute(application: Path) -> None:
+    with FakeCluster({"t": 1}) as cluster:
+        given = asking(cluster.bootstrap_servers, "t")
+
+        def asks(is_repeated: bool = True) -> bool:
+            before = len(cluster.received(METADATA))
+            planning.looked_up(given, is_repeated=is_repeated)
+            return len(cluster.received(METADATA)) > before
+
+        assert [asks(), asks(), asks()] == [True, False, False]
+        assert asks(is_repeated=False), "a batch job looks each time"
+        for marker in application.iterdir():
+            os.utime(marker, (time.time(), time.time() - TOPIC_RECHECK_S - 1))
+        assert [asks(), asks()] == [True, False]
+
+
+def test_a_stream_that_was_connected_waits_for_brokers_that_restart_and_a_batch_job_does_not(
+    application: Path,
+) -> None:
+    with FakeCluster({"t": 1}) as cluster:
+        given = asking(cluster.bootstrap_servers, "t")
+        planning.looked_up(given, is_repeated=True)
+        for marker in application.iterdir():
+            os.utime(marker, (time.time(), time.time() - TOPIC_RECHECK_S - 1))
+        cluster.stop(0)
+        with pytest.raises(BrokersUnreachableError):
+            planning.looked_up(given, is_repeated=False, connect_bound_ms=300.0)
+        later = threading.Timer(1.0, cluster.start, [0])
+        later.start()
+        try:
+            planning.looked_up(given, is_repeated=True, connect_bound_ms=300.0)
+        finally:
+            later.join()
+
+
+@pytest.mark.usefixtures("application")
+def test_a_stream_with_another_login_is_tried_at_once() -> None:
+    with FakeCluster({"t": 1}) as cluster:
+        planning.looked_up(asking(cluster.bootstrap_servers, "t"), is_repeated=True)
+        login = {"kafka_security_protocol": "SASL_PLAINTEXT", "kafka_sasl_mechanism": "PLAIN"}
+        login |= {"kafka_sasl_username": "u", "kafka_sasl_password": "p"}
+        with pytest.raises(AuthenticationError, match="does not offer SASL"):
+            planning.looked_up(asking(cluster.bootstrap_servers, "t", **login), is_repeated=True)
+
+
+@pytest.mark.usefixtures("application")
+def test_a_stream_checks_again_after_an_error() -> None:
+    given = asking("127.0.0.1:1", "t", kafka_max_block_ms="50")
+    for _ in range(2):
+        with pytest.raises(BrokersUnreachableError):
+            planning.looked_up(given, is_repeated=True)
