@@ -242,6 +242,9 @@ class Breaker:
     def share(self, channel: BreakerChannel | None) -> None:
         """Work with a coordinator, or alone, from the sender's next pass on. Any thread."""
         self._shared = channel
+        if channel is None:
+            # The last task may have had no rows, and so not waited for it.
+            self._is_current.set()
         self.is_busy = True
 
     def begin(self) -> None:

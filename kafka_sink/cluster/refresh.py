@@ -225,6 +225,7 @@ class MetadataRequests:
         topics = self._cluster.next_request(now_ms)
         if topics is None:
             # Some topics have aged, but too few for a request of their own. They wait until one is urgent.
+            self._wanted_since_ms = None
             return self._cluster.next_request_delay_ms(now_ms)
         version = connection.api_version(apis.METADATA)
         body = requests.encode_metadata(version, topics, self._options.allow_auto_create_topics)

@@ -346,6 +346,9 @@ def test_a_task_does_not_wait_for_mutes_that_are_known() -> None:
     bench.gate.await_mutes(120.0, lambda: asked.append(True))
     assert len(asked) == 3, "a bounded time"
     bench.gate.await_mutes(10_000.0, check)
+    bench.gate.begin()
+    bench.gate.share(None)
+    bench.gate.await_mutes(10_000.0, check)
 
 
 def test_topics_without_a_leader_are_refreshed_when_a_broker_is_probed() -> None:

@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.refresh import DeadlineHeap, MetadataRequests
 from kafka_sink.kafka_errors import UNKNOWN_TOPIC_OR_PARTITION
-from kafka_sink.model import MetadataUpdate
+from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata, TopicMetadata
 from kafka_sink.options import parse
 
 
 class _Silent:
-    """A network that can send to no broker."""
+    """A network that can send to no broker, unless it gets a connection."""
 
     def __init__(self) -> None:
         self.rebootstraps = 0
+        self.connection: object = None
 
-    def connection_to_ask(self, now_ms: float) -> tuple[None, float]:
-        return None, 100.0
+    def connection_to_ask(self, now_ms: float) -> tuple[object, float]:
+        return self.connection, 100.0
 
     def rebootstrap(self) -> None:
         self.rebootstraps += 1
@@ -47,6 +48,17 @@ class _Requests:
         before: int = self._network.rebootstraps
         self._requests.refresh(now_ms)
         return bool(self._network.rebootstraps > before)
+
+    def described(self, now_ms: float) -> None:
+        """A response describes the topic."""
+        topic = TopicMetadata.of("t", None, [PartitionMetadata("t", 0, 1, 0)])
+        self._cluster.on_response(MetadataUpdate((Node(1, "b", 9092),), (topic,), {}), ["t"], now_ms)
+
+    def ages(self, now_ms: float) -> None:
+        """The topic's metadata is old, but not so old that it is worth a request."""
+        self._network.connection = object()
+        assert not self.wanted(now_ms)
+        self._network.connection = None
 
     def responded(self, now_ms: float) -> None:
         """A response says that the topic is unknown."""
@@ -79,6 +91,17 @@ def test_a_response_that_does_not_help_starts_the_timer_anew() -> None:
     recovery.responded(900)
     assert not recovery.wanted(1_899)
     assert recovery.wanted(1_900)
+
+
+def test_metadata_that_may_age_further_starts_no_timer() -> None:
+    """Catches: connections that are closed every five minutes, with a trigger shorter than half of that."""
+    recovery = _Requests("rebootstrap", 1000)
+    assert not recovery.wanted(0)
+    recovery.described(10)
+    assert not recovery.wanted(20)
+    recovery.ages(200_000)
+    assert not recovery.wanted(400_000), "now it is worth a request"
+    assert recovery.wanted(401_000)
 
 
 def test_a_new_start_is_given_time_however_short_the_trigger() -> None:
