@@ -87,13 +87,6 @@ def test_every_column_arrives(
     ]
 
 
-def test_option_topic_wins_over_the_column(
-    spark: SparkSession, broker: LocalBroker, write: Write, topic: str
-) -> None:
-    write(spark.sql("SELECT 'a' AS value, 'elsewhere' AS topic"), topic=topic).save()
-    assert values(read_topic(broker, topic)) == [b"a"]
-
-
 def test_rows_of_many_small_and_uneven_batches(
     spark: SparkSession, broker: LocalBroker, write: Write, topic: str
 ) -> None:
@@ -180,12 +173,6 @@ def test_scala_and_java_write_by_the_jvms_own_writer(
     writer = spark.sql("SELECT 'a' AS value")._jdf.write().format("kafka-chunked").mode("append")
     writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).option("topic", topic).save()
     assert values(read_topic(broker, topic)) == [b"a"]
-
-
-def test_overwrite_is_refused(spark: SparkSession, write: Write) -> None:
-    message = failure(lambda: write(spark.sql("SELECT 'a' AS value"), topic="t").mode("overwrite").save())
-    assert "ConfigurationError: mode('overwrite') is not supported" in message
-    assert "Use mode('append')" in message
 
 
 def test_missing_mode_is_spark_own_error(spark: SparkSession, broker: LocalBroker) -> None:

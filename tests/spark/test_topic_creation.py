@@ -25,12 +25,6 @@ def topic() -> str:
     return f"made-{next(_numbers)}"
 
 
-def write(spark: SparkSession, broker: LocalBroker, topic: str, given: dict[str, str]) -> None:
-    frame = spark.range(0, 300, 1, 4).selectExpr("cast(id AS string) AS key", "cast(id AS string) AS value")
-    writer = frame.write.format("kafka-chunked").mode("append").options(topic=topic, **given)
-    writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).save()
-
-
 def stream(spark: SparkSession, broker: LocalBroker, topic: str, given: dict[str, str], folder: Path) -> Any:
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
     writer = (
@@ -39,14 +33,6 @@ def stream(spark: SparkSession, broker: LocalBroker, topic: str, given: dict[str
         .options(topic=topic, checkpointLocation=str(folder / topic), **given)
     )
     return writer.option("kafka.bootstrap.servers", broker.bootstrap_servers).start()
-
-
-def test_batch_creates_it(spark: SparkSession, broker: LocalBroker, topic: str) -> None:
-    for times in (1, 2):
-        write(spark, broker, topic, CREATE)
-        rows = read_topic(broker, topic)
-        assert len(rows) == 300 * times
-    assert {row.partition for row in rows} == set(range(6))
 
 
 def test_stream_creates_it(spark: SparkSession, broker: LocalBroker, topic: str, tmp_path: Path) -> None:
@@ -58,12 +44,6 @@ def test_stream_creates_it(spark: SparkSession, broker: LocalBroker, topic: str,
     rows = read_topic(broker, topic)
     assert len(rows) >= 200
     assert {row.partition for row in rows} == set(range(6))
-
-
-def test_batch_fails_at_planning(spark: SparkSession, broker: LocalBroker, topic: str) -> None:
-    with pytest.raises(Exception, match="Failed to initialize Python data source writer") as caught:
-        write(spark, broker, topic, REFUSE)
-    assert f"MissingTopicError: Option 'topic': there is no topic '{topic}'" in str(caught.value)
 
 
 def test_stream_fails_at_planning(
