@@ -31,6 +31,24 @@ def within(condition: Callable[[], Found], within_s: float, poll_s: float = 0.00
     return found
 
 
+def repeat_until(
+    condition: Callable[[], object],
+    act: Callable[[], object],
+    what: str = "it",
+    within_s: float = 60.0,
+    pause_s: float = 0.005,
+) -> None:
+    """Acts again and again, at least ``pause_s`` apart, while ``condition`` does not hold."""
+
+    def holds() -> bool:
+        found = bool(condition())
+        if not found:
+            act()
+        return found
+
+    until(holds, what, within_s, pause_s)
+
+
 def throughout(condition: Callable[[], object], for_s: float, what: str = "it") -> None:
     """Fails the test once ``condition`` does not hold at some moment of ``for_s`` seconds."""
     deadline = time.monotonic() + for_s

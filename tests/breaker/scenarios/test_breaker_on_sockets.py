@@ -19,7 +19,7 @@ from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.fake_replies import OK, Reply, error
 from tests.support.scripted_cluster import PATIENCE_S, TOPIC, attempts, rows, send, task, written
 from tests.support.topics import moved_in
-from tests.support.waiting import until
+from tests.support.waiting import repeat_until, until
 
 BREAKER = "producer_circuit_breaker_"
 # On a loaded machine healthy brokers may take a while to respond.
@@ -42,6 +42,11 @@ def mutes(producer: Producer) -> object:
     return gate.mutes
 
 
+def send_elsewhere(producer: Producer, number: int) -> None:
+    """A row for one of the partitions that broker 0 does not lead."""
+    producer.send(rows(number, 1, partition=1 + number % 2))
+
+
 class Keyless:
     """Numbered rows without a partition, sent until something has happened."""
 
@@ -50,17 +55,14 @@ class Keyless:
         self.count = 0
 
     def send_until(self, condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline, f"never happened: {what}"
-            # Larger than batch.size, so that every partition gets its turn.
-            value = [b"<%d>" % self.count + b"x" * 2_000]
-            partition = pa.array([None], pa.int32())
-            self._producer.send(
-                pa.record_batch({"value": pa.array(value, pa.binary()), "partition": partition})
-            )
-            self.count += 1
-            time.sleep(0.002)
+        repeat_until(condition, self._send, what, PATIENCE_S, 0.002)
+
+    def _send(self) -> None:
+        # Larger than batch.size, so that every partition gets its turn.
+        value = [b"<%d>" % self.count + b"x" * 2_000]
+        partition = pa.array([None], pa.int32())
+        self._producer.send(pa.record_batch({"value": pa.array(value, pa.binary()), "partition": partition}))
+        self.count += 1
 
     def assert_all_written(self, cluster: FakeCluster) -> None:
         by_partition = [written(cluster, partition) for partition in range(3)]
@@ -145,11 +147,13 @@ def test_a_throttled_broker_is_not_muted_for_delayed_requests(cluster: FakeClust
             # The second is on its way when the first one's response tells of the throttling.
             producer.send(rows(start, 1))
             until(lambda sent=start: len(cluster.received(PRODUCE, 0)) > sent, "it is sent")
-        for number in itertools.count(3):
-            producer.send(rows(number, 1, partition=1 + number % 2))
-            time.sleep(0.002)
-            if len(written(cluster)) == 3 and not producer.network.connections[0].in_flight:
-                break
+        numbers = itertools.count(3)
+        repeat_until(
+            lambda: len(written(cluster)) == 3 and not producer.network.connections[0].in_flight,
+            lambda: send_elsewhere(producer, next(numbers)),
+            "the delayed response",
+            pause_s=0.002,
+        )
         result = producer.finish()
     assert result.breaker_trips == 0
 
@@ -163,11 +167,13 @@ def test_rows_do_not_gather_for_a_frozen_broker_that_owes_a_response(cluster: Fa
         until(lambda: written(cluster), "the broker's usual time is known")
         cluster.freeze(0)
         producer.send(rows(1, 1))
-        for number in itertools.count(2):
-            producer.send(rows(number, 1, partition=1 + number % 2))
-            time.sleep(0.002)
-            if mutes(producer):
-                break
+        numbers = itertools.count(2)
+        repeat_until(
+            lambda: mutes(producer),
+            lambda: send_elsewhere(producer, next(numbers)),
+            "it is muted",
+            pause_s=0.002,
+        )
         stream = Keyless(producer)
         queue = producer.accumulator.partition(P0)
         begun = time.monotonic()
@@ -208,14 +214,13 @@ def test_rows_that_keep_their_partition_keep_their_order_through_mutes_and_retri
     with task(cluster, batch_size=1_024, **options) as producer:
         numbers = itertools.count()
 
+        def send_one() -> None:
+            number = next(numbers)
+            producer.send(rows(number, 1))
+            producer.send(rows(number, 1, partition=1))
+
         def send_until(condition: Callable[[], object], what: str) -> None:
-            deadline = time.monotonic() + PATIENCE_S
-            while not condition():
-                assert time.monotonic() < deadline, f"never happened: {what}"
-                number = next(numbers)
-                producer.send(rows(number, 1))
-                producer.send(rows(number, 1, partition=1))
-                time.sleep(0.001)
+            repeat_until(condition, send_one, what, PATIENCE_S, 0.001)
 
         send_until(lambda: len(written(cluster)) > 20, "both brokers are known")
         for _ in range(2):

@@ -15,6 +15,7 @@ from tests.support.proxy import ProxyCluster
 from tests.support.scripted_cluster import PATIENCE_S, TOPIC, task, written
 from tests.support.slow_machine import Stalls
 from tests.support.topics import moved_in
+from tests.support.waiting import repeat_until
 
 # Partition n is led by broker n.
 PARTITIONS = 3
@@ -46,16 +47,15 @@ class Stream:
         self._cluster = cluster
 
     def send_until(self, condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline, f"never happened: {what}"
-            before = time.monotonic()
-            value = pa.array([b"<%d>" % self.count + b"x" * 2_000], pa.binary())
-            partition = pa.array([None], pa.int32())
-            self._producer.send(pa.record_batch({"value": value, "partition": partition}))
-            self.longest_pause_s = max(self.longest_pause_s, time.monotonic() - before)
-            self.count += 1
-            time.sleep(0.005)
+        repeat_until(condition, self._send, what, PATIENCE_S)
+
+    def _send(self) -> None:
+        before = time.monotonic()
+        value = pa.array([b"<%d>" % self.count + b"x" * 2_000], pa.binary())
+        partition = pa.array([None], pa.int32())
+        self._producer.send(pa.record_batch({"value": value, "partition": partition}))
+        self.longest_pause_s = max(self.longest_pause_s, time.monotonic() - before)
+        self.count += 1
 
     def send_for(self, seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -17,6 +17,7 @@ from local_kafka import LocalBroker
 from tests.support.scripted_cluster import PATIENCE_S
 from tests.support.slow_machine import Stalls
 from tests.support.topics import moved_in, numbers_in
+from tests.support.waiting import repeat_until
 
 ROWS = 500
 PARTITIONS = 6
@@ -53,15 +54,14 @@ def test_keyless_rows_flow_on_while_a_broker_is_frozen(cluster3: LocalBroker) ->
         assert gate is not None
         number = 0
 
-        def send_until(condition: Callable[[], bool]) -> None:
+        def send_one() -> None:
             nonlocal number
-            deadline = time.monotonic() + PATIENCE_S
-            while not condition():
-                assert time.monotonic() < deadline
-                producer.send(keyless(number))
-                number += 1
-                taken.append(time.monotonic())
-                time.sleep(0.01)
+            producer.send(keyless(number))
+            number += 1
+            taken.append(time.monotonic())
+
+        def send_until(condition: Callable[[], bool]) -> None:
+            repeat_until(condition, send_one, within_s=PATIENCE_S, pause_s=0.01)
 
         acknowledged = producer.sender.deliveries
         begun = time.monotonic()

@@ -26,12 +26,10 @@ from tests.support.fake_broker import FakeCluster
 from tests.support.producer_ids import ask_for_producer_id
 from tests.support.scripted_cluster import TOPIC, mutes, written
 from tests.support.topics import numbers_in
-from tests.support.waiting import until
+from tests.support.waiting import repeat_until, until
 
 BREAKER = "kafka.producer.circuit.breaker."
 PARTITIONS = 3
-# Between tasks in an outage, which else would keep a processor busy for as long.
-PAUSE_S = 0.1
 ROWS = 12
 
 
@@ -98,10 +96,25 @@ class Tasks:
             while time.monotonic() < until_s:
                 keyless(producer, next(self.numbers))
             freeze()
-            while not mutes(producer):
-                keyless(producer, next(self.numbers))
-                time.sleep(0.002)
+            repeat_until(
+                lambda: mutes(producer),
+                lambda: keyless(producer, next(self.numbers)),
+                "it is muted",
+                pause_s=0.002,
+            )
             producer.finish()
+
+
+def run_through_outage(tasks: Tasks, timeout_ms: float) -> None:
+    """Eleven tasks or more, for three times delivery.timeout.ms, with pauses between them, as they would keep
+    a processor busy for as long."""
+    frozen, counts = time.monotonic(), itertools.count()
+    repeat_until(
+        lambda: next(counts) > 10 and time.monotonic() > frozen + 3 * timeout_ms / 1000,
+        tasks.run,
+        "the tasks of an outage",
+        pause_s=0.1,
+    )
 
 
 def test_tasks_that_begin_in_an_outage_put_no_row_on_the_dead_broker() -> None:
@@ -112,11 +125,8 @@ def test_tasks_that_begin_in_an_outage_put_no_row_on_the_dead_broker() -> None:
         tasks = stack.enter_context(job(cluster.bootstrap_servers, TOPIC, timeout_ms))
         tasks.run()
         tasks.find_outage(lambda: cluster.freeze(0))
-        frozen, rows_there, count = time.monotonic(), len(written(cluster)), 0
-        while count <= 10 or time.monotonic() < frozen + 3 * timeout_ms / 1000:
-            tasks.run()
-            time.sleep(PAUSE_S)
-            count += 1
+        rows_there = len(written(cluster))
+        run_through_outage(tasks, timeout_ms)
         assert len(written(cluster)) == rows_there
         cluster.thaw(0)
         with tasks.begin() as producer:
@@ -145,11 +155,7 @@ def test_keyless_tasks_outlive_a_frozen_broker_of_three(cluster3: LocalBroker) -
         victim = 1
         try:
             tasks.find_outage(lambda: cluster3.freeze(victim))
-            frozen, count = time.monotonic(), 0
-            while count <= 10 or time.monotonic() < frozen + 3 * timeout_ms / 1000:
-                tasks.run()
-                time.sleep(PAUSE_S)
-                count += 1
+            run_through_outage(tasks, timeout_ms)
         finally:
             cluster3.thaw(victim)
         tasks.run()

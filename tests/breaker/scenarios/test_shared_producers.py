@@ -23,7 +23,7 @@ from tests.support.breaker_cluster import IdleBreaker
 from tests.support.coordinator_harness import serving
 from tests.support.fake_broker import PRODUCE, FakeCluster
 from tests.support.scripted_cluster import PATIENCE_S, TOPIC, mutes, rows, written
-from tests.support.waiting import until
+from tests.support.waiting import repeat_until, throughout, until
 
 BREAKER = "kafka.producer.circuit.breaker."
 INTERVAL_MS = 400
@@ -81,11 +81,7 @@ def test_a_broker_that_one_task_finds_frozen_rests_for_both(cluster: FakeCluster
     with job(options_of(cluster), 2) as (_, (first, second)):
 
         def send_until(condition: Callable[[], object], what: str) -> None:
-            deadline = time.monotonic() + PATIENCE_S
-            while not condition():
-                assert time.monotonic() < deadline, f"never happened: {what}"
-                keyless(first, next(numbers))
-                time.sleep(0.002)
+            repeat_until(condition, lambda: keyless(first, next(numbers)), what, PATIENCE_S, 0.002)
 
         send_until(lambda: all(written(cluster, p) for p in range(3)), "all partitions have rows")
         second.send(rows(100_000, 1))
@@ -98,13 +94,16 @@ def test_a_broker_that_one_task_finds_frozen_rests_for_both(cluster: FakeCluster
         second.send(rows(100_001, 1))
         first.send(rows(100_002, 1))
         began = time.monotonic()
-        time.sleep(4.5 * INTERVAL_MS / 1000)
 
         def probes() -> float:
             return sum(one.metrics()["breaker-probes-total"] for one in (first, second))
 
+        def are_spaced() -> bool:
+            return probes() <= (time.monotonic() - began) * 1000 / INTERVAL_MS + 2
+
+        throughout(are_spaced, 4.5 * INTERVAL_MS / 1000, "one probe an interval")
         until(probes, "a probe")
-        assert probes() <= (time.monotonic() - began) * 1000 / INTERVAL_MS + 2
+        assert are_spaced()
         cluster.thaw(0)
         until(lambda: not mutes(first) and not mutes(second), "it is back for both")
         for one in (first, second):
