@@ -156,8 +156,8 @@ class WorkerParts:
 class _TaskParts:
     """What one task owns. ``dead_letters``: of its rows that cannot be written.
 
-    ``check`` is what the task does while it waits with rows: it fails if others have failed, and writes dead
-    letters, as the rows that brokers rejected may hold the memory that it waits for.
+    ``check`` is what the task does while it waits with rows: it fails if others have failed, and it writes
+    dead letters, as the rows that brokers rejected may hold the memory that it waits for.
     """
 
     dead_letters: DeadLetters | None

@@ -40,13 +40,13 @@ def repeat_until(
 ) -> None:
     """Acts again and again, at least ``pause_s`` apart, while ``condition`` does not hold."""
 
-    def holds() -> bool:
+    def is_so() -> bool:
         found = bool(condition())
         if not found:
             act()
         return found
 
-    until(holds, what, within_s, pause_s)
+    until(is_so, what, within_s, pause_s)
 
 
 def throughout(condition: Callable[[], object], for_s: float, what: str = "it") -> None:
