@@ -255,7 +255,7 @@ class BreakerService(Service):
         self._interval_ms = settings.mute_retry_interval_ms
         # With the rows that each has sent.
         self._tasks: dict[int, int] = {}
-        self.inquiries: dict[int, _Inquiry] = {}
+        self._inquiries: dict[int, _Inquiry] = {}
         # Those that are looked at next come first.
         self._muted: OrderedDict[Target, _Muted] = OrderedDict()
         self._checked_ms = -math.inf
@@ -270,7 +270,7 @@ class BreakerService(Service):
 
     def _is_full(self) -> bool:
         """Whether there is no memory for more."""
-        watched = len(self.inquiries) + (0 if self._failing is None else len(self._failing))
+        watched = len(self._inquiries) + (0 if self._failing is None else len(self._failing))
         self._pay(_WATCHED_BYTES * watched + _MUTE_BYTES * (len(self._muted) + len(self._paused_ms)))
         return self._budget.used >= self._budget.limit
 
@@ -359,33 +359,33 @@ class BreakerService(Service):
                 self._unmute(target, now_ms)
             elif found is not None:
                 self._hurry(target, now_ms)
-            elif isinstance(target, int) and (asked := self.inquiries.get(target)) and asked.peer == peer:
-                del self.inquiries[target]
+            elif isinstance(target, int) and (asked := self._inquiries.get(target)) and asked.peer == peer:
+                del self._inquiries[target]
 
     def _ask(self, peer: int, node: int, reason: str, silence_ms: float, now_ms: float) -> None:
         """Whether others have responses of a broker that a task wants muted."""
-        is_full = len(self.inquiries) >= _MAX_QUESTIONS or self._is_full()
-        if node in self._muted or node in self.inquiries or is_full:
+        is_full = len(self._inquiries) >= _MAX_QUESTIONS or self._is_full()
+        if node in self._muted or node in self._inquiries or is_full:
             return
         some = self._random.sample(list(self._tasks), min(_MAX_ASKED + 1, len(self._tasks)))
         asked = [one for one in some if one != peer][:_MAX_ASKED]
         until_ms = now_ms + _QUESTION_MS if asked else -math.inf
-        self.inquiries[node] = _Inquiry(peer, reason, silence_ms, now_ms, frozenset(asked), until_ms)
+        self._inquiries[node] = _Inquiry(peer, reason, silence_ms, now_ms, frozenset(asked), until_ms)
         self.out.broadcast(asked, Question(node, silence_ms / 2))
 
     @receives(Answer)
     def on_answer(self, peer: int, message: Answer, now_ms: float) -> None:
         node, at_ms = message.broker, now_ms - message.age_ms
-        found = self.inquiries.get(node)
+        found = self._inquiries.get(node)
         if found is not None and peer in found.asked and at_ms >= found.asked_ms - found.silence_ms / 2:
-            del self.inquiries[node]
+            del self._inquiries[node]
         elif node in self._muted and at_ms > self.table.mutes[node].since_ms:
             self._hurry(node, now_ms)
 
     def _end_questions(self, now_ms: float) -> None:
-        over = takewhile(lambda one: one[1].until_ms <= now_ms, self.inquiries.items())
+        over = takewhile(lambda one: one[1].until_ms <= now_ms, self._inquiries.items())
         for node, found in list(over):
-            del self.inquiries[node]
+            del self._inquiries[node]
             self._mute(node, found.reason, now_ms, found.peer)
             if node in self._muted:
                 # Their requests are with the broker, and a response is as good as a probe's.
@@ -516,6 +516,6 @@ class BreakerService(Service):
 
     def next_change_ms(self, now_ms: float) -> float:
         failing_ms = math.inf if self._failing is None else self._failing.due_ms()
-        answered_ms = next((one.until_ms for one in self.inquiries.values()), math.inf)
+        answered_ms = next((one.until_ms for one in self._inquiries.values()), math.inf)
         due_ms = min(failing_ms, answered_ms, self._tell_ms(), self._check_due_ms())
         return max(0.0, due_ms - now_ms)

@@ -123,8 +123,8 @@ class RateService(Service):
         self._max_jobs = max_jobs
         # A job is among those that a task waits for, no more than there are tasks, or among the others, the
         # one that was used longest ago first.
-        self.waiting: dict[str, _JobBuckets] = {}
-        self.idle: OrderedDict[str, _JobBuckets] = OrderedDict()
+        self._waiting: dict[str, _JobBuckets] = {}
+        self._idle: OrderedDict[str, _JobBuckets] = OrderedDict()
         # The job that each waiting task waits for, and when one of these jobs may send.
         self._job_of: dict[int, str] = {}
         self._due_ms = math.inf
@@ -137,8 +137,8 @@ class RateService(Service):
         key = f"{message.job} {sorted(message.limits.items())}"
         if self._job_of.get(peer) != key:
             self.on_gone(peer, now_ms)
-        job = self.waiting.get(key) or self.idle.pop(key, None)
-        job = self.waiting[key] = job or _JobBuckets(dict(message.limits), now_ms)
+        job = self._waiting.get(key) or self._idle.pop(key, None)
+        job = self._waiting[key] = job or _JobBuckets(dict(message.limits), now_ms)
         job.waiting[peer] = message
         self._job_of[peer] = key
         self._serve(key, job, _AT_ONCE, now_ms)
@@ -146,7 +146,7 @@ class RateService(Service):
     def on_gone(self, peer: int, now_ms: float) -> None:
         key = self._job_of.pop(peer, None)
         if key is not None:
-            job = self.waiting[key]
+            job = self._waiting[key]
             del job.waiting[peer]
             if not job.waiting:
                 self._rest(key)
@@ -168,15 +168,15 @@ class RateService(Service):
 
     def _rest(self, key: str) -> None:
         """Nobody waits for this job any more. Forget the one that was used longest ago, if there are many."""
-        self.idle[key] = self.waiting.pop(key)
-        if len(self.idle) > self._max_jobs:
-            self.idle.popitem(last=False)
+        self._idle[key] = self._waiting.pop(key)
+        if len(self._idle) > self._max_jobs:
+            self._idle.popitem(last=False)
 
     def on_time(self, now_ms: float) -> None:
         self._due_ms, left = math.inf, _AT_ONCE
-        for key in list(islice(self.waiting, _AT_ONCE)):
+        for key in list(islice(self._waiting, _AT_ONCE)):
             # Last in turn.
-            job = self.waiting[key] = self.waiting.pop(key)
+            job = self._waiting[key] = self._waiting.pop(key)
             left -= max(1, self._serve(key, job, left, now_ms))
             if left <= 0:
                 self._due_ms = now_ms + _NEXT_MS

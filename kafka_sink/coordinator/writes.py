@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
+from kafka_sink import spark_application
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import ask, tell
 from kafka_sink.coordinator.schema import (
@@ -40,6 +41,8 @@ MAX_CAUSE, MAX_FAILED = 2000, 100
 MAX_OVER = 10_000
 # Bounds connecting and the answer. The coordinator runs on the driver's host.
 _DRIVER_TIMEOUT_MS = 500.0
+# For so long after it did not answer, micro-batches do not wait for a frozen one again.
+_SILENT, _SILENT_S = "the coordinator did not answer that a write ends", 10.0
 
 _Cause = Annotated[str, AtMost(MAX_CAUSE)]
 
@@ -241,6 +244,11 @@ def end_attempts(address: CoordinatorAddress, name: str, *, again: bool = False)
 
     ``again``: see WriteEnding. Returns what the last attempt that reported a failure said; "" if none did.
     """
+    if again and spark_application.happened_within(_SILENT, _SILENT_S):
+        return ""
     with suppress(OSError, KafkaSinkError):
-        return ask(address, WriteEnding(name, again), WriteCause, _DRIVER_TIMEOUT_MS).cause
+        try:
+            return ask(address, WriteEnding(name, again), WriteCause, _DRIVER_TIMEOUT_MS).cause
+        except TimeoutError:
+            spark_application.remember(_SILENT)
     return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation, PlannedCoordinator
@@ -232,6 +234,15 @@ def test_a_driver_without_coordinator_goes_on() -> None:
 def test_a_driver_whose_coordinator_stalls_goes_on() -> None:
     with serving(services={WriteService: WriteService}) as server, server.busy():
         assert end_attempts(server.address, "q/1") == "", "no answer within the bound"
+
+
+def test_micro_batches_do_not_wait_for_a_frozen_coordinator_again_and_again(application: Path) -> None:
+    with serving(services={WriteService: WriteService}) as server, server.busy():
+        assert end_attempts(server.address, "q/1", again=True) == ""
+        began_ms = clock_ms()
+        for _ in range(10):
+            assert end_attempts(server.address, "q/1", again=True) == ""
+        assert clock_ms() - began_ms < 2_000
 
 
 def test_a_task_at_work_is_ended_by_the_commit_on_the_driver() -> None:
