@@ -223,7 +223,8 @@ class ApplicationMetrics:
         job = self._jobs.get(key)
         if job is None:
             if len(self._jobs) >= _MAX_JOBS:
-                del self._jobs[min(self._jobs, key=lambda one: self._jobs[one].reported_ms)]
+                jobs = self._jobs
+                del jobs[min(jobs, key=lambda one: (jobs[one].state == "running", jobs[one].reported_ms))]
             job = self._jobs[key] = _Job(cluster, identity.query, self._wall_s(), now_ms)
         if job.state != "running":
             job.state, job.ended_s = "running", None
@@ -236,10 +237,11 @@ class ApplicationMetrics:
     def _forget_lost_writes(self, now_ms: float) -> None:
         for name, write in list(self.writes.items()):
             job = self._jobs.get(write.job)
-            if job is None or now_ms - job.reported_ms > _LOST_MS:
+            # The job may have made room for others while its tasks go on.
+            if job is not None and now_ms - job.reported_ms > _LOST_MS:
                 # A micro-batch that runs again has its name.
-                self._forget_write(name, write.last_task if job is not None and job.query else math.inf)
-                if job is not None and job.state == "running":
+                self._forget_write(name, write.last_task if job.query else math.inf)
+                if job.state == "running":
                     self._end_job(write.job, job, "lost")
 
     def _end_job(self, key: str, job: _Job, state: str) -> None:
@@ -376,8 +378,7 @@ class ApplicationMetrics:
         write = self.writes.pop(name, None)
         if write is not None:
             self.running.entries -= len(write.topics) + len(write.ended)
-            for key in [one.key for one in self.running if one.key[0] == name]:
-                self.running.remove(key)
+        self.running.remove_write(name)
 
     # -- once a second ------------------------------------------------------------------------------
 

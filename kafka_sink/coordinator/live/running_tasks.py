@@ -65,6 +65,8 @@ class RunningTasks:
         self._max_entries = max_entries
         self.entries = 0
         self._tasks: OrderedDict[AttemptKey, RunningTask] = OrderedDict()
+        # By write, the numbers of its tasks.
+        self._of_write: dict[str, set[int]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -79,6 +81,7 @@ class RunningTasks:
         if task is None:
             job = one.query or one.write
             task = self._tasks[key] = RunningTask(key, cluster, job, one.partition, one.attempt, one.host)
+            self._of_write.setdefault(one.write, set()).add(one.task)
             while len(self._tasks) > self._max_tasks:
                 self.remove(next(iter(self._tasks)))
         self._tasks.move_to_end(key)
@@ -125,6 +128,15 @@ class RunningTasks:
         task = self._tasks.pop(key, None)
         if task is not None:
             self.entries -= task.entries
+            write, number = key
+            self._of_write[write].discard(number)
+            if not self._of_write[write]:
+                del self._of_write[write]
+
+    def remove_write(self, write: str) -> None:
+        """It has ended. A write that ends costs as much as it has tasks: a liar may end thousands at once."""
+        for number in list(self._of_write.get(write, ())):
+            self.remove((write, number))
 
 
 def requests(tasks: Iterable[RunningTask]) -> dict[tuple[str, int], tuple[int, float]]:

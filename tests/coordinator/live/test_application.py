@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from dataclasses import replace
 from typing import Any
@@ -236,6 +237,36 @@ def test_a_long_job_stays_when_it_ends_after_many_short_ones() -> None:
     shown = [job["job"] for job in board.shown(5_000)["jobs"]]
     assert {"long", "119", "next"} <= set(shown)
     assert len(shown) == 100
+
+
+def test_more_jobs_than_are_shown_go_on_to_count() -> None:
+    """Catches: of 100 jobs and more the quietest was forgotten, and all that its tasks reported from then on."""
+    board = Board()
+    board.report(report(1, replace(TASK, write="long")), 0.0)
+    for number in range(120):
+        board.report(report(1, replace(TASK, write=str(number))), 100.0)
+        board.end(final(1, write=str(number)), 100.0)
+    assert "long" in {job["job"] for job in board.shown(200)["jobs"]}, "those that have ended go first"
+    for number in range(120):
+        board.report(report(1, replace(TASK, write=f"other {number}")), 300.0)
+    board.metrics.sample(1_000.0)
+    board.report(report(5, replace(TASK, write="long")), 1_100.0)
+    assert "long" in {job["job"] for job in board.shown(1_200)["jobs"]}
+    assert board.total() == 5 + 120 + 120
+
+
+def test_thousands_of_writes_that_end_at_once_cost_what_their_tasks_do() -> None:
+    """Catches: 3 s for 5,000 writes, as each looked at all 25,000 tasks that run."""
+    board = Board()
+    for number in range(20_000):
+        board.report(report(0, replace(TASK, task=number)))
+    for number in range(2_000):
+        board.report(report(0, replace(TASK, write=str(number))))
+    began_s = time.thread_time()
+    for number in range(2_000):
+        board.end(final(0, write=str(number)))
+    assert time.thread_time() - began_s < 1.0
+    assert len(board.metrics.running) == 20_000
 
 
 def test_each_new_job_is_shown_though_many_have_ended_and_the_host_is_up_for_long() -> None:
