@@ -146,7 +146,7 @@ class CoordinatorClient(threading.Thread):
                     self._send(connection, self._clock_ms())
                     # What a closed connection still holds may be lost: wait until it has been read.
                     connection.send(Alive())
-                    while not any(isinstance(one, Alive) for one in connection.receive()):
+                    while not any(isinstance(one, (Alive, Full)) for one in connection.receive()):
                         pass
             if self._connection is not None:
                 self._connection.close()

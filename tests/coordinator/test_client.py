@@ -340,3 +340,16 @@ def test_a_client_that_closes_has_told_the_coordinator_all() -> None:
         client.join(30)
         assert not client.is_alive()
         assert found.echo.heard == [Said(number) for number in range(100)]
+
+
+def test_a_failed_task_too_many_does_not_wait_for_an_answer() -> None:
+    """Catches: 2 s for each failed task where the coordinator serves as many as it can."""
+    with serving(ServerBounds(connections=1)) as found, client_of(found.address) as (_, first):
+        until(lambda: first.events == ["connected"])
+        until(lambda: found.server is not None and found.server.state()["tasks"] == 1)
+        client = client_to(found.address, RecordingChannel(), silence_ms=60_000)
+        client.resume()
+        client.close()
+        client.start()
+        client.join(5)
+        assert not client.is_alive()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation, PlannedCoordinator
@@ -236,7 +234,8 @@ def test_a_driver_whose_coordinator_stalls_goes_on() -> None:
         assert end_attempts(server.address, "q/1") == "", "no answer within the bound"
 
 
-def test_micro_batches_do_not_wait_for_a_frozen_coordinator_again_and_again(application: Path) -> None:
+@pytest.mark.usefixtures("application")
+def test_micro_batches_do_not_wait_for_a_frozen_coordinator_again_and_again() -> None:
     with serving(services={WriteService: WriteService}) as server, server.busy():
         assert end_attempts(server.address, "q/1", again=True) == ""
         began_ms = clock_ms()

@@ -240,7 +240,7 @@ def test_a_long_job_stays_when_it_ends_after_many_short_ones() -> None:
 
 
 def test_more_jobs_than_are_shown_go_on_to_count() -> None:
-    """Catches: of 100 jobs and more the quietest was forgotten, and all that its tasks reported from then on."""
+    """Catches: the quietest of more than 100 jobs was forgotten, with all that its tasks reported later."""
     board = Board()
     board.report(report(1, replace(TASK, write="long")), 0.0)
     for number in range(120):
