@@ -14,6 +14,7 @@ from kafka_sink.cluster.refresh import DeadlineHeap, MetadataRequests
 from kafka_sink.kafka_errors import UNKNOWN_TOPIC_OR_PARTITION
 from kafka_sink.model import MetadataUpdate, Node, PartitionMetadata, TopicMetadata
 from kafka_sink.options import parse
+from tests.support.footprint import held_bytes
 
 
 class _Silent:
@@ -159,5 +160,5 @@ def test_what_is_moved_often_does_not_pile_up() -> None:
     table = DeadlineHeap()
     for at in range(100_000):
         table.put("a", float(at))
-    assert len(table._heap) < 100
+    assert held_bytes(table) < 100 * 200
     assert table.take(5) == [("a", 99_999.0)]

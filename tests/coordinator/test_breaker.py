@@ -293,8 +293,7 @@ def test_only_the_mutes_of_the_cluster_that_a_task_writes_to_are_current() -> No
     """A task must not give rows to partitions before it knows what is muted in their cluster."""
     job = Job(1)
     task, channel = job.tasks[0], job.tasks[0].exchange
-    known: list[str | None] = [None]
-    channel._cluster_id = lambda: known[0]
+    task.cluster_id = None
     whole = Mutes(True, by_reason({1: "x"}), together(()), 1)
     channel.expect()
     assert not channel.is_current
@@ -302,7 +301,7 @@ def test_only_the_mutes_of_the_cluster_that_a_task_writes_to_are_current() -> No
     deliver(channel, whole, job.now)
     task.run_pass()
     assert not channel.is_current, "of which cluster?"
-    known[0] = "a"
+    task.cluster_id = "a"
     assert not channel.is_current
     channel.on_connected(job.now)
     deliver(channel, whole, job.now)
@@ -310,7 +309,7 @@ def test_only_the_mutes_of_the_cluster_that_a_task_writes_to_are_current() -> No
     task.run_pass()
     assert channel.is_current
     assert channel.is_waiting
-    known[0] = "b"
+    task.cluster_id = "b"
     assert not channel.is_current, "the bootstrap name has moved to another cluster"
     channel.on_lost(job.now)
     assert channel.is_current, "it works alone"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,6 +21,7 @@ from tests.support.coordinator_harness import (
     HELLO,
     RecordingChannel,
     Said,
+    Serving,
     Shout,
     address_at,
     clock_ms,
@@ -143,45 +143,62 @@ def test_a_task_that_relies_on_the_coordinator_asks_for_signs_of_life_sooner() -
         until(lambda: server.state()["messages"] > 5)
 
 
+def counting(found: Serving) -> Callable[[], int]:
+    """Of messages that the server has read."""
+    server = found.server
+    assert server is not None
+    return lambda: int(server.state()["messages"])
+
+
 def test_a_process_that_stalled_takes_nobody_for_silent() -> None:
     """It ran neither when the answer came nor when its time was over."""
     now_ms = 0.0
     with serving() as found:
-        client = CoordinatorClient(found.address, [RecordingChannel()], lambda: HELLO, lambda: now_ms)
+        messages = counting(found)
+
+        class Stalls(RecordingChannel):
+            """Once the first sign of life is sent, until its time is over and its answer is there."""
+
+            def next_message_delay_ms(self, _: float) -> float:
+                nonlocal now_ms
+                until(lambda: messages() >= 2)
+                now_ms = 50_000.0
+                return math.inf
+
+        channel = Stalls()
+        client = client_to(found.address, channel, clock=lambda: now_ms)
+        client.start()
         client.resume()
-        client._connect()
-        connection = client._connection
-        assert connection is not None
-        client._send(connection, 0.0)
-        until(lambda: select.select([connection.socket], [], [], 0.0)[0])
-        now_ms = 10_000.0
-        client._wait(connection, 0.0)
-        assert client._unanswered_ms == math.inf
-        client.close()
-        connection.close()
-        client._wake_reader.close()
+        try:
+            until(lambda: now_ms)
+            channel.to_tell.append(Said(1))
+            client.wake()
+            until(lambda: channel.received)
+            assert channel.events == ["connected"]
+        finally:
+            client.close()
+            client.join(30)
 
 
 def test_a_task_that_says_something_else_sends_no_sign_of_life() -> None:
     """Catches: 10,000 tasks at rest whose signs of life took a fifth of a core beside their reports."""
     now_ms = 0.0
-    channel = RecordingChannel()
-    with serving() as found:
-        client = CoordinatorClient(found.address, [channel], lambda: HELLO, lambda: now_ms)
-        client.resume()
-        client._connect()
-        connection = client._connection
-        assert connection is not None
-        for now_ms in (0.0, 50_000.0, 100_000.0, 150_000.0):
-            channel.to_tell.append(Said(1))
-            client._send(connection, now_ms)
-        assert client._alive_ms == 0.0, "the first, whose answer shows that the token is right"
+    with serving() as found, client_of(found.address, clock=lambda: now_ms) as (client, channel):
+        messages = counting(found)
+        until(lambda: messages() == 2)  # hello and the first, whose answer shows that the token is right
+        for number, at_ms in enumerate((0.0, 50_000.0, 100_000.0, 150_000.0), 1):
+            now_ms = at_ms
+            channel.to_tell.append(Said(number))
+            client.wake()
+            until(lambda said=number: len(channel.received) == said)  # type: ignore[misc]
+        assert messages() == 6
         now_ms = 210_000.0
-        client._send(connection, now_ms)
-        assert client._alive_ms == 210_000.0
-        client.close()
-        connection.close()
-        client._wake_reader.close()
+        client.wake()
+        until(lambda: messages() > 6)
+        channel.to_tell.append(Said(5))
+        client.wake()
+        until(lambda: len(channel.received) == 5)
+        assert messages() == 8
 
 
 def test_a_driver_that_stalls_for_five_seconds_loses_no_task() -> None:
@@ -303,17 +320,28 @@ def test_what_a_task_reports_at_its_end_is_sent_though_it_ended_before_the_clien
 
 def test_a_task_that_has_ended_tries_once_to_reach_the_coordinator() -> None:
     """Catches: the client's thread tries again and again while no task runs."""
+    tries = 0
     with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    client = client_to(address_at(port, identity()), RecordingChannel())
-    client.resume()
-    client.pause()
-    with pytest.raises(OSError, match="refused"):
-        client._run_once()
-    assert client._delay_ms(None, clock_ms()) == math.inf
-    assert not client._leaving
-    client.close()
-    client._wake_reader.close()
+        # A client whose clock runs a hundred times as fast: any backoff would be over.
+        client = client_to(
+            address_at(nobody.getsockname()[1], identity()),
+            RecordingChannel(),
+            clock=lambda: 100 * clock_ms(),
+        )
+        client.resume()
+        client.pause()
+        client.start()
+        nobody.settimeout(30)
+        while tries < 2:
+            try:
+                nobody.accept()[0].close()
+            except TimeoutError:
+                break
+            tries += 1
+            nobody.settimeout(0.5)
+        client.close()
+        client.join(30)
+    assert tries == 1
 
 
 # -- the driver -------------------------------------------------------------------------------------------

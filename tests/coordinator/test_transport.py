@@ -12,7 +12,6 @@ from random import Random
 
 import pytest
 
-from kafka_sink.coordinator import transport
 from kafka_sink.coordinator.transport import (
     TOKEN_BYTES,
     Connection,
@@ -100,6 +99,13 @@ def test_a_client_tells_its_token_to_no_other_certificate(foreign: int) -> None:
         Connection(address_at(foreign, identity()), 5_000)
 
 
+def trusting() -> ssl.SSLContext:
+    """A client that believes any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 def test_only_who_knows_the_name_gets_a_handshake() -> None:
     """Catches: a port scanner, or a flood, that costs a signature for each connection."""
     left, right = socket.socketpair()
@@ -107,7 +113,7 @@ def test_only_who_knows_the_name_gets_a_handshake() -> None:
         left.setblocking(False)
         right.settimeout(5)
         peer = Peer(1, "x", left, 0.0)
-        context = transport._client_context()
+        context = trusting()
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         stranger = context.wrap_bio(incoming, outgoing, server_hostname="wrong.invalid")
         with pytest.raises(ssl.SSLWantReadError):
@@ -127,7 +133,7 @@ def test_who_has_given_up_before_its_turn_costs_no_handshake() -> None:
         left.setblocking(False)
         peer = Peer(1, "x", left, 0.0)
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client = transport._client_context().wrap_bio(incoming, outgoing, server_hostname=identity().name)
+        client = trusting().wrap_bio(incoming, outgoing, server_hostname=identity().name)
         with pytest.raises(ssl.SSLWantReadError):
             client.do_handshake()
         right.sendall(outgoing.read())

@@ -39,7 +39,7 @@ def test_totals_and_averages_are_of_one_task() -> None:
 
     def exhaust() -> None:
         with pytest.raises(BufferExhaustedError):
-            pool.take(pool.arena(16_384), 64, 0, allocator._client)
+            allocator.open(1 << 20, 0)
 
     held = allocator.try_open(900_000)
     assert held is not None

@@ -33,6 +33,7 @@ from kafka_sink.errors import (
 )
 from kafka_sink.memory.arena import Chunk, ChunkArena
 from kafka_sink.memory.pool import BufferPool, PoolClient, WindowedRate, _Waiter
+from tests.support.footprint import held_bytes
 
 LONG_MS = 60_000.0
 JOIN_S = 30.0
@@ -565,6 +566,9 @@ def test_a_rate_covers_two_windows_of_thirty_seconds() -> None:
     # The first window is over after sixty seconds, the second after its own.
     assert rate.per_second(71_000) == pytest.approx(1)
     assert rate.per_second(106_000) == 0
-    for now_ms in range(200_000, 900_000, 10_000):
-        rate.record(1, now_ms)
-    assert len(rate._samples) == 2
+    held = []
+    for start in range(200_000, 900_000, 100_000):
+        for now_ms in range(start, start + 100_000, 10_000):
+            rate.record(1, now_ms)
+        held.append(held_bytes(rate))
+    assert held[-1] < 2 * held[0], "what is over is dropped"

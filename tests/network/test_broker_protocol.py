@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from tests.support.fake_state import (
     FakeState,
     framed,
 )
+from tests.support.footprint import held_bytes
 from tests.support.network_harness import batch, metadata_request, produce_request, request
 
 _REQUESTS: dict[int, Any] = {
@@ -449,4 +451,4 @@ def test_a_stream_that_never_drains_does_not_grow() -> None:
     for _ in range(20_000):
         outgoing.add([b"ab"])
         outgoing.advance(2)
-    assert len(outgoing._buffers) < 10_000
+    assert held_bytes(outgoing) < 10_000 * sys.getsizeof(b"ab")

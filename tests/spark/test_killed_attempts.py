@@ -45,9 +45,7 @@ def topic(broker: LocalBroker) -> str:
 def throttled(broker: LocalBroker) -> Iterator[str]:
     """The broker behind a line of 1 MB/s, with a broker's own receive buffer."""
     with ProxyCluster(broker.bootstrap_servers) as proxies:
-        listener = proxies[0]._listener
-        assert listener is not None
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 102_400)
+        proxies[0].receive_buffer(102_400)
         proxies[0].slow(0.0, 32_768, 32.0)
         yield proxies.bootstrap_servers
 

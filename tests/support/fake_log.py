@@ -92,6 +92,10 @@ class PartitionLog:
         self._max_message_bytes = max_message_bytes
         self._producers: dict[int, _Producer] = {}
 
+    def forget_producers(self) -> None:
+        """As after producer.id.expiration.ms."""
+        self._producers.clear()
+
     def append(self, batch: RecordBatch) -> tuple[int, int]:
         """(error code, base offset); a batch that was appended before keeps its offset and is not doubled."""
         if len(batch.data) > self._max_message_bytes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import pyarrow as pa
 
@@ -26,6 +29,18 @@ class Footprint:
     files: int
     sockets: int
     private_bytes: int
+
+
+def held_bytes(one: object) -> int:
+    """By an object and all that it refers to, but for classes and functions."""
+    seen: dict[int, object] = {}
+    ahead = [one]
+    while ahead:
+        found = ahead.pop()
+        if id(found) not in seen and not isinstance(found, (type, ModuleType, FunctionType)):
+            seen[id(found)] = found
+            ahead += gc.get_referents(found)
+    return sum(map(sys.getsizeof, seen.values()))
 
 
 def of_process(pid: int) -> Footprint:

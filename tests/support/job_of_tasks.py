@@ -53,8 +53,10 @@ class Task:
         self.cluster.leaders, self.brokers = job.cluster.leaders, self.cluster.brokers
         self.manager = self.cluster.manager(INTERVAL)
         self.gate = Breaker(breaker, self.manager)
+        # None before its first metadata.
+        self.cluster_id: str | None = "kafka"
         self.exchange = BreakerChannel(
-            self._call_breaker, 500.0, lambda: "kafka", lambda: job.random.random()
+            self._call_breaker, 500.0, lambda: self.cluster_id, lambda: job.random.random()
         )
         self.gate.share(self.exchange)
         self.waiting: set[TopicPartition] = set()

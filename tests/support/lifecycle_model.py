@@ -378,7 +378,7 @@ class Model:
         written = {row for batch in self.logs[partition].batches for row in numbers_in(batch.data)}
         under_way = any(late == partition for late, _ in self.zombies)
         if written <= set(self.acknowledged) and not under_way:
-            self.logs[partition]._producers.clear()
+            self.logs[partition].forget_producers()
 
     def settle(self) -> None:
         """Faults end; whatever is not lost must arrive."""

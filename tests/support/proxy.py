@@ -191,6 +191,11 @@ class Proxy:
             self._listener = self._held.listen()
             self._spawn(self._accept, self._listener)
 
+    def receive_buffer(self, size: int) -> None:
+        """Of connections from now on (bytes)."""
+        assert self._listener is not None
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
     # -- pumps ------------------------------------------------------------------------------------
 
     def _spawn(self, target: Any, *arguments: Any) -> None:

@@ -132,10 +132,15 @@ class ResponseWriter:
         return self._struct(field.get("fields") or self._structs[kind], given)
 
     def _list(self, field: dict[str, Any], kind: str, given: dict[str, Any]) -> tuple[list[Any], bytes]:
+        given = self._of_list(field, kind, given)
         count = given.get(f"len({field['name']})", self._chance.randint(0, self._most))
         element = {**field, "type": kind, "nullableVersions": None}
         found = [self._value(element, given) for _ in range(count)]
         return [value for value, _ in found], self._length(count) + b"".join(data for _, data in found)
+
+    def _of_list(self, field: dict[str, Any], kind: str, given: dict[str, Any]) -> dict[str, Any]:
+        """What is given for the list and its elements."""
+        return given
 
     def _length(self, length: int, *, short: bool = False) -> bytes:
         if self.flexible:
@@ -159,12 +164,12 @@ class FloodWriter(ResponseWriter):
         self._flooded, self._count, self._others = flooded, count, others
         self._drawn = 0
 
-    def _list(self, field: dict[str, Any], kind: str, given: dict[str, Any]) -> tuple[list[Any], bytes]:
+    def _of_list(self, field: dict[str, Any], kind: str, given: dict[str, Any]) -> dict[str, Any]:
         count = self._count if field["name"] == self._flooded else self._others
         number = iter(range(count))
         if field["name"] == "Partitions" and kind != "int32":
             given = {**given, "PartitionIndex": lambda _: next(number)}
-        return super()._list(field, kind, {**given, f"len({field['name']})": count})
+        return {**given, f"len({field['name']})": count}
 
     def _number(self, bits: int) -> int:
         self._drawn += 1
