@@ -106,6 +106,7 @@ class _Write:
     ``open_transactions``: of tasks that are done, open until the driver ends the write."""
 
     job: str
+    cluster: str = ""
     counters: Counter[str] = field(default_factory=Counter)
     topics: dict[str, TopicMetrics] = field(default_factory=dict)
     last_task: int = -1
@@ -184,7 +185,7 @@ class ApplicationMetrics:
         self._ended_writes.pop(identity.write, None)
         name, cluster = self._cluster_of(report.cluster)
         job = self._job_of(name, identity, now_ms)
-        write = self._write_of(identity)
+        write = self._write_of(name, identity)
         if identity.task in write.ended:
             return
         write.last_task = max(write.last_task, identity.task)
@@ -210,9 +211,9 @@ class ApplicationMetrics:
             name = OTHER
         return name, self._clusters.setdefault(name, _Cluster())
 
-    def _write_of(self, identity: TaskIdentity) -> _Write:
+    def _write_of(self, cluster: str, identity: TaskIdentity) -> _Write:
         name = identity.write
-        write = self.writes.setdefault(name, _Write(identity.query or name))
+        write = self.writes.setdefault(name, _Write(identity.query or name, cluster))
         self.writes.move_to_end(name)
         while len(self.writes) > self._bounds.writes:
             self._forget_write(next(iter(self.writes)), math.inf)
@@ -431,7 +432,6 @@ class ApplicationMetrics:
         tasks = self._present_tasks(now_ms)
         mutes = running_tasks.muted(tasks, now_ms)
         driver, opened = self._shown_driver(now_ms), self._open_transactions()
-        cluster_of = {key: job.cluster for key, job in self._jobs.items()}
         running = Counter(one.job for one in tasks)
         return {
             "application": self._application,
@@ -450,14 +450,14 @@ class ApplicationMetrics:
                         wait["step"]: wait["seconds"] for wait in reversed(driver) if wait["cluster"] == name
                     },
                     "transactions": {
-                        **_shown_open([opened[key] for key in opened if cluster_of.get(key) == name], now_ms),
+                        **_shown_open([found for key, found in opened.items() if key[0] == name], now_ms),
                         **{outcome: one.transactions[outcome] for outcome in TRANSACTION_OUTCOMES},
                     },
                 }
                 for name, one in sorted(self._clusters.items())
             ],
             "jobs": [
-                self._shown_job(key, job, running[key], opened.get(key), now_ms)
+                self._shown_job(key, job, running[key], opened.get((job.cluster, key)), now_ms)
                 for key, job in reversed(self._jobs.items())
             ],
             "topics": [
@@ -489,16 +489,18 @@ class ApplicationMetrics:
     def _state_of(self, task: RunningTask, now_ms: float) -> str:
         return "silent" if task.reported_ms < self._silent_before_ms(now_ms) else task.state
 
-    def _open_transactions(self) -> dict[str, tuple[int, float]]:
-        """By job: how many are open, since when. Of tasks that run, also of silent ones, and of those that
-        are done and whose write has not ended."""
-        opened: dict[str, tuple[int, float]] = {}
-        running = ((one.job, 1, one.transaction_since_ms) for one in self.running)
-        done = ((one.job, one.open_transactions, one.open_since_ms) for one in self.writes.values())
-        for job, number, since_ms in chain(running, done):
+    def _open_transactions(self) -> dict[tuple[str, str], tuple[int, float]]:
+        """By cluster and job: how many are open, since when. Of tasks that run, also of silent ones, and of
+        those that are done and whose write has not ended."""
+        opened: dict[tuple[str, str], tuple[int, float]] = {}
+        running = ((one.cluster, one.job, 1, one.transaction_since_ms) for one in self.running)
+        done = (
+            (one.cluster, one.job, one.open_transactions, one.open_since_ms) for one in self.writes.values()
+        )
+        for cluster, job, number, since_ms in chain(running, done):
             if number and since_ms is not None:
-                before, first_ms = opened.get(job, (0, math.inf))
-                opened[job] = before + number, min(first_ms, since_ms)
+                before, first_ms = opened.get((cluster, job), (0, math.inf))
+                opened[cluster, job] = before + number, min(first_ms, since_ms)
         return opened
 
     def _shown_driver(self, now_ms: float) -> list[dict[str, Any]]:

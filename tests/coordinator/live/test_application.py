@@ -239,6 +239,16 @@ def test_a_long_job_stays_when_it_ends_after_many_short_ones() -> None:
     assert len(shown) == 100
 
 
+def test_open_transactions_count_at_their_cluster_where_a_query_writes_to_two() -> None:
+    board = Board()
+    other = replace(STREAM, write="d/3", task=8)
+    board.report(report(1, STREAM, done=True, transaction_ms=1.0))
+    board.report(report(1, other, done=True, transaction_ms=1.0, cluster="other:9092"))
+    board.report(report(1, replace(other, task=9), transaction_ms=1.0, cluster="other:9092"))
+    opened = {one["cluster"]: one["transactions"]["open"] for one in board.shown()["clusters"]}
+    assert opened == {CLUSTER: 1, "other:9092": 2}
+
+
 def test_more_jobs_than_are_shown_go_on_to_count() -> None:
     """Catches: the quietest of more than 100 jobs was forgotten, with all that its tasks reported later."""
     board = Board()
