@@ -96,6 +96,22 @@ def test_what_a_dead_driver_had_decided_is_completed_by_the_next(job: Callable[.
 
 
 @pytest.mark.parametrize("kafka", ["old_broker"], indirect=True)
+def test_an_abort_completes_a_decision_behind_which_the_epoch_was_not_raised(
+    job: Callable[..., Job],
+) -> None:
+    """With protocol 1 the client raises it by a second request, which may not be sent any more."""
+    run = job()
+    handover = run.take_over()
+    reports = [run.write(handover, 0, index, [f"0-{index}"]) for index in range(2)]
+    run.record_only(handover, *reports)
+    raw = RawProducer(run.servers, run.scope.driver_id)
+    assert raw.end(handover.driver_epoch, commit=True) == "NONE"
+    raw.close()
+    assert len(run.run(driver.abort(run.scope, handover.driver_epoch, wall_ms())).completed) == 2
+    run.await_rows(["0-0", "0-1"])
+
+
+@pytest.mark.parametrize("kafka", ["old_broker"], indirect=True)
 def test_an_abort_of_a_replaced_driver_leaves_alone_a_decision_behind_which_the_epoch_was_not_raised(
     job: Callable[..., Job],
 ) -> None:
