@@ -130,7 +130,8 @@ class TopicsKnown:
 
 @message
 class Topics:
-    """To tasks that use the topics: what is known of them. ``pending``: what is needed is still fetched."""
+    """To tasks that use the topics: what is known of them. ``pending``: what is needed is still fetched.
+    Neither: for what is needed there is no capacity."""
 
     part: SnapshotPart = _NO_TOPICS
     pending: bool = False
@@ -321,6 +322,8 @@ class MetadataService(Service):
             self.view.note_use(names, now_ms)
         else:
             self.view.note_use(names - unknown, now_ms)
+            if unknown:
+                self.out.send(peer, Topics())
 
     def _use(self, peer: int, names: frozenset[str]) -> None:
         """The task uses these topics, and those that it has named before."""
@@ -640,6 +643,8 @@ class MetadataChannel(Channel):
         with self._lock:
             was_waiting = bool(self._needed)
             self._needed.difference_update(one.metadata.name for one in snapshot.topics)
+            if not snapshot.topics and not message.pending:
+                self._needed.clear()
             is_waiting = bool(self._needed)
         if is_waiting and message.pending:
             self._view.hold(now_ms + HINT_WAIT_MS)

@@ -616,9 +616,13 @@ def test_a_topic_for_which_there_is_no_capacity_is_asked_for_by_its_task() -> No
     coordinator = Coordinator(budget=MemoryBudget(limit=4_000))
     assert coordinator.want(1, "a", "b", "c") == []
     coordinator.respond(metadata("a"), metadata("b"), metadata("c"))
-    assert coordinator.want(2, "d") == []
-    assert names(coordinator.want(2, "a", "e")) == [(2, ["a"])]
+    assert coordinator.want(2, "d") == [(2, Topics())]
+    assert names(coordinator.want(2, "a", "e")) == [(2, []), (2, ["a"])]
     assert sorted(coordinator.view.names()) == ["a", "b", "c"]
+    task = Task()
+    task.channel.ask(["d"])
+    deliver(task.channel, Topics(), 100.0)
+    assert task.view.held_until_ms == 100, "it asks brokers at once"
 
 
 def test_tasks_wait_for_what_a_message_did_not_hold() -> None:
