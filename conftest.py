@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Generator, Iterator
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from tests.support.broker_settings import SETTINGS
 from tests.support.effort import tries
 from tests.support.ports import free_port
 from tests.support.strategy import forced
+from tests.support.surroundings import Environ, Modules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,6 +137,49 @@ def application(tmp_path: Path) -> Iterator[Path]:
     not found."""
     with planning_for(SparkApplication(str(tmp_path), 2**22 + 1, {})):
         yield tmp_path
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> Environ:
+    """Sets variables for one test, and removes those that are None."""
+
+    def give(**variables: str | None) -> None:
+        for name, value in variables.items():
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+
+    return give
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Modules:
+    """Puts others in the place of packages for one test; None: it is not installed."""
+
+    def give(**packages: object) -> None:
+        for name, package in packages.items():
+            monkeypatch.setitem(sys.modules, name, package)
+
+    return give
+
+
+@pytest.fixture
+def temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Names another folder for temporary files than the system's."""
+    return partial(monkeypatch.setattr, tempfile, "tempdir")
+
+
+@pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's own folder, where this process then is."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def in_task(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
+    """Gives the test the context of a Spark task."""
+    from pyspark import TaskContext
+
+    return lambda context: monkeypatch.setattr(TaskContext, "get", lambda: context)
 
 
 @pytest.fixture

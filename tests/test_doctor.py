@@ -6,7 +6,7 @@ import io
 import json
 import os
 import sys
-import tempfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from kafka_sink.driver.command_line import Finding, Level
 from kafka_sink.options import parse
 from tests.support.fake_broker import FakeCluster
 from tests.support.ports import refusing_port
+from tests.support.surroundings import Environ
 
 HERE = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
 ROOT = Path(__file__).parents[1]
@@ -131,36 +132,30 @@ def plant(folder: Path, name: str, evidence: Path) -> None:
 
 
 def test_the_doctor_imports_nothing_that_another_user_planted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, environ: Environ, temporary_folder: Callable[[str], None]
 ) -> None:
     """Catches: the workers' Python, started in the system's temporary folder, imported /tmp/json.py."""
     shared, evidence = tmp_path / "shared", tmp_path / "was-run"
     shared.mkdir()
     plant(shared, "json", evidence)
-    monkeypatch.setenv("TMPDIR", str(shared))
-    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    environ(TMPDIR=str(shared))
+    temporary_folder(str(shared))
     assert problems(HERE) == ""
     assert not evidence.exists()
 
 
-def test_a_relative_path_of_the_workers_python_is_relative_to_where_the_job_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_of_the_workers_python_is_relative_to_where_the_job_starts(in_tmp_path: Path) -> None:
     """Catches: the program of that name in the folder that the doctor starts it in."""
-    python_that_prints(tmp_path, json.dumps([[3, 9], None, []]))
-    monkeypatch.chdir(tmp_path)
+    python_that_prints(in_tmp_path, json.dumps([[3, 9], None, []]))
     assert "PYTHON_VERSION_MISMATCH" in problems({**HERE, "PYSPARK_PYTHON": "./python"})
 
 
-def test_a_folder_that_anybody_may_write_to_and_python_imports_from_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_anybody_may_write_to_and_python_imports_from_is_named(in_tmp_path: Path) -> None:
     """Spark's workers are started by ``-m``, which puts the driver's folder first."""
-    tmp_path.chmod(0o777)
-    monkeypatch.chdir(tmp_path)
+    in_tmp_path.chmod(0o777)
     notes = [one.text for one in found(HERE) if one.level is Level.NOTE]
-    assert any(f"imports from {tmp_path}" in note and "folder of your own" in note for note in notes)
-    tmp_path.chmod(0o755)
+    assert any(f"imports from {in_tmp_path}" in note and "folder of your own" in note for note in notes)
+    in_tmp_path.chmod(0o755)
     assert not any("imports from" in one.text for one in found(HERE))
 
 

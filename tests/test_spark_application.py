@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,10 +34,10 @@ def test_workers_know_their_application_by_the_environment() -> None:
 
 @pytest.mark.parametrize("local_dirs", ["/proc/none,{}", "/proc/none,/proc/nor/this"])
 def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
-    local_dirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local_dirs: str, tmp_path: Path, temporary_folder: Callable[[str], None]
 ) -> None:
     """Catches: a warning for every micro-batch."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    temporary_folder(str(tmp_path))
     with planning_for(of(local_dirs.format(tmp_path))):
         assert spark_application.first_time("a")
         assert not spark_application.first_time("a")
@@ -49,8 +49,8 @@ def test_once_per_application_where_sparks_first_folder_cannot_be_written_to(
         assert not spark_application.happened_within("b", 60)
 
 
-def test_where_nothing_can_be_remembered_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/nor/here")
+def test_where_nothing_can_be_remembered_nothing_is(temporary_folder: Callable[[str], None]) -> None:
+    temporary_folder("/nor/here")
     for folder in ("", "/nowhere/at/all"):
         with planning_for(of(folder)):
             spark_application.remember("x")

@@ -60,8 +60,10 @@ class Sender(threading.Thread):
         breaker: Breaker,
         clock_ms: Clock,
         telemetry: ClientTelemetry | None = None,
+        max_poll_ms: float = MAX_POLL_MS,
     ) -> None:
         super().__init__(name="kafka-chunked-sender", daemon=True)
+        self.max_poll_ms = max_poll_ms
         adapts = options.partitioner_adaptive_partitioning_enable
         self._availability_timeout_ms = options.partitioner_availability_timeout_ms if adapts else 0
         # Brokers that keyless rows are to avoid (KIP-794). Any thread may read it.
@@ -149,7 +151,7 @@ class Sender(threading.Thread):
         responses = self._responses
         if now_ms >= responses.expires_ms:
             responses.expire(now_ms)
-        delay = min(MAX_POLL_MS, responses.expires_ms - now_ms)
+        delay = min(self.max_poll_ms, responses.expires_ms - now_ms)
         if responses.waiting:
             responses.skip_waiting()
         identity = self._identity

@@ -177,8 +177,9 @@ class Producer:
     The parts look after their own threads: whoever has the producer may read their counts and states.
     """
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, watch_ms: float = _WATCH_MS) -> None:
         self.options = options
+        self.watch_ms = watch_ms
         parts = self._parts = WorkerParts(options)
         self.network, self.cluster, self.breaker = parts.network, parts.cluster, parts.breaker
         self.accumulator, self.sender, self.activity = parts.accumulator, parts.sender, parts.activity
@@ -466,7 +467,7 @@ class Producer:
         with self.activity.waiting(BROKER):
             while not is_complete:
                 self.accumulator.await_completion(
-                    _WATCH_MS / 1000,
+                    self.watch_ms / 1000,
                     lambda: deliveries.has_failed or (dead_letters is not None and dead_letters.is_waiting),
                 )
                 # Brokers reject rows meanwhile, and dead letters that are too large. In this order: a row

@@ -17,10 +17,8 @@ from tests.support.topics import read_to_end, read_topic
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_block_of_the_page_runs(
-    broker: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_tmp_path")
+def test_every_block_of_the_page_runs(broker: LocalBroker, capsys: pytest.CaptureFixture[str]) -> None:
     topic = f"arrow-page-{uuid.uuid4().hex[:8]}"
     text = (ROOT / "docs" / "arrow.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-import tempfile
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -47,14 +46,14 @@ def each(names: tuple[str, ...]) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, temporary_folder: Callable[[str | None], None]) -> Run:
     """``run(name, broker, spark)`` is ``python -m benchmarks.<name> --smoke`` on what is lent."""
 
     def run_here(name: str, broker: LocalBroker | None = None, spark: SparkSession | None = None) -> None:
         module = importlib.import_module(f"benchmarks.{name}")
         monkeypatch.setattr(sys, "argv", [module.__name__, "--smoke"])
         # Benchmarks may move it to memory.
-        monkeypatch.setattr(tempfile, "tempdir", None)
+        temporary_folder(None)
         if broker is not None:
             monkeypatch.setattr(module, "LocalBroker", lambda *_, **__: contextlib.nullcontext(broker))
         if spark is not None:

@@ -5,7 +5,7 @@ How many rows they take is in tests/records/test_ordered_rows.py.
 
 from __future__ import annotations
 
-import time
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from kafka_sink import spark_application
 from kafka_sink.cluster.topic_limits import TopicLimits, kept_limits, projected_size
 from kafka_sink.model import CompressionType
 from kafka_sink.records.compression import BlockCodec, codec_for
+from kafka_sink.spark_application import SparkApplication, planning_for
 
 LZ4 = codec_for(CompressionType.LZ4, None)
 NOW = 1_700_000_000_000
@@ -46,9 +47,7 @@ def learnt(batch_size: int, cluster: str | None = None, topic: str = "t") -> Top
     return TopicLimits(topic, batch_size, None, cluster, kept_limits(cluster).get(topic))
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("application")
 
 
 def test_a_refused_size_is_halved_and_what_was_larger_before_changes_nothing() -> None:
@@ -111,10 +110,11 @@ def test_what_two_workers_learn_is_kept_together() -> None:
     assert (learnt(1_000, "a").largest_batch, learnt(1_000, "a", "u").largest_batch) == (450, 400)
 
 
-def test_after_an_hour_batch_size_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_hour_batch_size_is_tried_again(application: Path) -> None:
     learnt(1_000, "a").too_large(900)
-    now = time.time()
-    monkeypatch.setattr("kafka_sink.spark_application.time.time", lambda: now + 3_601)
+    for one in application.iterdir():
+        noted = one.stat().st_mtime
+        os.utime(one, (noted, noted - 3_601))
     assert learnt(1_000, "a").largest_batch == 1_000
 
 
@@ -124,11 +124,11 @@ def test_a_file_that_says_something_else_is_not_believed(text: str) -> None:
     assert learnt(1_000, "a").largest_batch == 1_000
 
 
-def test_without_a_folder_nothing_is_kept_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", "")
-    limits = learnt(1_000, "a")
-    limits.too_large(900)
-    assert (limits.largest_batch, learnt(1_000, "a").largest_batch) == (450, 1_000)
+def test_without_a_folder_nothing_is_kept_and_nothing_fails() -> None:
+    with planning_for(SparkApplication("", None, {})):
+        limits = learnt(1_000, "a")
+        limits.too_large(900)
+        assert (limits.largest_batch, learnt(1_000, "a").largest_batch) == (450, 1_000)
 
 
 # -- what batches shrink to: Kafka's CompressionRatioEstimator, but for its first steps ------------------

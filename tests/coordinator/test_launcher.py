@@ -10,10 +10,9 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from kafka_sink.errors import ConfigurationError
 from kafka_sink.options import parse
 from tests.support.application import Application
 from tests.support.ports import free_port
+from tests.support.surroundings import Environ
 
 # Stands for a password.
 PASSWORD = "271828182"
@@ -342,16 +342,17 @@ def test_one_that_keeps_ending_is_started_again_later_with_one_warning(
 def test_the_first_of_sparks_folders_that_can_be_written_to_is_used(
     application: Application,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    temporary_folder: Callable[[str], None],
+    environ: Environ,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    temporary_folder(str(tmp_path))
     there = {"SPARK_LOCAL_DIRS": f"/proc/none,{application.folder}"}
     first, second = planned(environ=there), planned(environ=there)
     assert first.location is not None
     assert first.location == second.location
     assert (application.folder / FOLDER).is_dir()
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/proc/none,/proc/nor/this")
+    environ(SPARK_LOCAL_DIRS="/proc/none,/proc/nor/this")
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert planned() == PlannedCoordinator()

@@ -29,6 +29,7 @@ from tests.support.coordinator_harness import Serving, serving
 from tests.support.fake_broker import METADATA, PRODUCE, FakeCluster
 from tests.support.fake_replies import error
 from tests.support.lookups import asked, rows, written
+from tests.support.surroundings import Environ
 from tests.support.waiting import until
 
 PLAN = ColumnPlan.of([("topic", "string"), ("value", "binary")], None)
@@ -36,9 +37,9 @@ NOT_LEADER_OR_FOLLOWER, TOPIC_AUTHORIZATION_FAILED = 6, 29
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _alone(environ: Environ, tmp_path: Path) -> Iterator[None]:
     """Warnings are due once an application: every test is one."""
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    environ(SPARK_LOCAL_DIRS=str(tmp_path))
     yield
     PRODUCERS.close()
 

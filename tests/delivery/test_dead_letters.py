@@ -146,14 +146,14 @@ def in_flight(producer: Producer) -> int:
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
 def test_a_topic_that_refuses_this_login_gives_its_rows_to_the_dead_letters(
-    idempotence: str, bound_waits: BoundWaits, monkeypatch: pytest.MonkeyPatch
+    idempotence: str, bound_waits: BoundWaits
 ) -> None:
-    # A task that nobody wakes would look by itself every second.
-    monkeypatch.setattr("kafka_sink.task.producer._WATCH_MS", 60_000.0)
     bound_waits(refused_ms=0.0)
     with FakeCluster({TOPIC: 1, DEAD_LETTERS: 1}) as cluster:
         cluster.script(PRODUCE, error(TOPIC_AUTHORIZATION_FAILED))
         with tolerant(cluster, enable_idempotence=idempotence) as producer:
+            # A task that nobody wakes would look by itself every second.
+            producer.watch_ms = 60_000.0
             producer.send(rows(0, 20))
             first = producer.finish()
         assert (first.records, first.skipped) == (0, 20)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import pytest
 from kafka.admin import KafkaAdminClient
-from pyspark import TaskContext
 
 from kafka_sink.cluster import metadata as cluster_metadata
 from kafka_sink.cluster.topic_state import MetadataSnapshot
@@ -146,14 +146,14 @@ class Attempt:
 
 
 def test_an_attempt_after_the_first_takes_no_hints_of_planning(
-    monkeypatch: pytest.MonkeyPatch,
+    in_task: Callable[[object], None],
 ) -> None:
     raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": TOPIC}
     plan = ColumnPlan.of([("value", "binary")], TOPIC)
     write = PlannedWrite(parse(raw).options, plan, PlannedCoordinator(snapshot=MetadataSnapshot()))
-    monkeypatch.setattr(TaskContext, "get", lambda: Attempt(0))
+    in_task(Attempt(0))
     assert write._snapshot() is not None
-    monkeypatch.setattr(TaskContext, "get", lambda: Attempt(1))
+    in_task(Attempt(1))
     assert write._snapshot() is None
 
 

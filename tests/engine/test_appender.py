@@ -18,7 +18,7 @@ from kafka_sink.engine.produce_requests import fill_request
 from kafka_sink.engine.splitting import split_batch
 from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.memory.allocator import BufferAllocator
-from kafka_sink.memory.buffer import Memory
+from kafka_sink.memory.buffer import ChunkedBuffer
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
 from kafka_sink.options import SinkOptions
@@ -60,6 +60,18 @@ def half_noise(chance: random.Random, count: int) -> OrderedRows:
     return PARTITIONER.order(extract(PLAN, batch, 0), TOPICS, 0)
 
 
+class Observed(BufferAllocator):
+    """Tells its bench of each request that may wait: its bytes, and for how long (ms)."""
+
+    def __init__(self, bench: Bench, pool: BufferPool, size: int, *, full: bool) -> None:
+        super().__init__(pool, size, full=full)
+        self.bench = bench
+
+    def open(self, projected: int, timeout_ms: float, *more: Any) -> ChunkedBuffer:
+        self.bench.on_open(projected, timeout_ms)
+        return super().open(projected, timeout_ms, *more)
+
+
 class Bench:
     """An appender over a pool of ``memory`` bytes in chunks of 128."""
 
@@ -74,8 +86,10 @@ class Bench:
         heap: int | None = None,
     ) -> None:
         self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0, heap_limit_bytes=heap)
+        self.on_open: Callable[[int, float], object] = lambda *_: None
+        full = forced.is_full()
         self.allocator = (
-            forced.allocator(self.pool, batch_size, 128)
+            Observed(self, self.pool, batch_size if full else 128, full=full)
             if strategy is None
             else strategy(self.pool, batch_size)
         )
@@ -506,21 +520,17 @@ def test_what_does_not_shrink_is_reserved_for_with_its_framing(codec: Compressio
         assert bench.pool.metrics().heap_total_bytes == 0
 
 
-def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_while_it_waits_for_memory_it_holds_no_open_batch_of_that_partition() -> None:
     bench = Bench(memory=4_096)
     blocked: list[tuple[list[BatchState], bool, int]] = []
-    opened = bench.allocator.open
 
-    def watched(projected: int, *others: Any) -> Memory:
+    def watch(projected: int, _: float) -> None:
         states = [batch.state for batch in bench.batches(0)]
         blocked.append((states, any(b.held for b in bench.accumulator.live), projected))
         for batch in bench.batches(0):
             bench.accumulator.fail(batch, lambda: None)  # as if the sender had been done with it
-        return opened(projected, *others)
 
-    monkeypatch.setattr(bench.allocator, "open", watched)
+    bench.on_open = watch
     bench.append(unit(0, [1]))
     for start in range(1, 401, 100):
         bench.append(unit(start, [0] * 100))
@@ -553,21 +563,20 @@ def test_the_sender_is_woken_once_the_task_waits_for_memory() -> None:
     assert queued[-1] == 1
 
 
-def test_waits_for_metadata_and_for_memory_share_max_block_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_for_metadata_and_for_memory_share_max_block_ms() -> None:
     """Until rows were appended: the next wait has all of it again."""
     bench = Bench(memory=2_048, max_block_ms=1_000)
-    opened, bounds = bench.allocator.open, list[float]()
+    bounds: list[float] = []
 
-    def answered(projected: int, timeout_ms: float, *more: Any) -> Memory:
+    def answer(_: int, timeout_ms: float) -> None:
         bounds.append(timeout_ms)
         bench.answer()
-        return opened(projected, timeout_ms, *more)
 
-    monkeypatch.setattr(bench.allocator, "open", answered)
+    bench.on_open = answer
     bench.appender.append(unit(0, [0] * 400), lambda: None, 700.0)
     assert bounds[0] == 300
     assert set(bounds[1:]) == {1_000}
-    monkeypatch.setattr(bench.allocator, "open", opened)
+    bench.on_open = lambda *_: None
     with pytest.raises(BufferExhaustedError, match=r"0 of 0 ms.*the wait for metadata had taken 5000 ms"):
         bench.appender.append(unit(400, [0] * 400), lambda: None, 5_000.0)
 
@@ -588,16 +597,13 @@ def test_a_task_that_is_lost_waits_for_no_memory() -> None:
 def test_a_grant_is_given_back_where_the_plan_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that came after a wait belongs to no batch yet."""
     bench = Bench(memory=2_048)
-    opened = bench.allocator.open
 
-    def then_failing(*request: Any) -> Memory:
+    def fail_then(*_: float) -> None:
         for batch in bench.batches(0):
             bench.accumulator.fail(batch, lambda: None)
-        buffer = opened(*request)
         monkeypatch.setattr(appender, "ProducerBatch", _raising)
-        return buffer
 
-    monkeypatch.setattr(bench.allocator, "open", then_failing)
+    bench.on_open = fail_then
     with pytest.raises(RuntimeError, match="planning"):
         bench.append(unit(0, [0] * 200))
     assert bench.pool.metrics().used_bytes == 0

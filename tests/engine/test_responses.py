@@ -18,6 +18,7 @@ from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeC
 from tests.support.fake_log import numbers_in
 from tests.support.fake_replies import OK, SWALLOWED, Refuse, Reply, error
 from tests.support.scripted_cluster import SECRET, TOPIC, attempts, marks, rows, send, task, written
+from tests.support.surroundings import Environ
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.both_strategies
@@ -111,11 +112,11 @@ def test_too_large_after_an_attempt_in_doubt_is_not_split(cluster: FakeCluster) 
 
 
 def test_a_bad_network_before_a_small_limit_costs_some_attempts_and_not_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, environ: Environ
 ) -> None:
     """Every attempt's first batch meets a broken connection. One that may have been written is not split when
     it turns out to be too large; so what that taught must reach the next attempt, in another process."""
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    environ(SPARK_LOCAL_DIRS=str(tmp_path))
     with FakeCluster({TOPIC: 1}, max_message_bytes=20_000) as cluster:
         failures = 0
         for _ in range(4):
@@ -310,12 +311,10 @@ def test_a_failure_is_raised_while_the_task_waits_for_rows(cluster: FakeCluster)
             producer.check()
 
 
-def test_linger_ends_by_itself_while_the_task_gives_no_more_rows(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_linger_ends_by_itself_while_the_task_gives_no_more_rows(cluster: FakeCluster) -> None:
     """Catches a sender that sleeps on, having heard of no new batch: its longest sleep is a minute here."""
-    monkeypatch.setattr("kafka_sink.engine.sender.MAX_POLL_MS", 60_000.0)
     with task(cluster, linger_ms=30) as producer:
+        producer.sender.max_poll_ms = 60_000.0
         for start in range(0, 20, 5):
             sent = time.monotonic()
             producer.send(rows(start, 5))

@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.fake_broker import FakeCluster
 from tests.support.scripted_cluster import TOPIC, rows, written
+from tests.support.surroundings import Modules
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EngineModules = Callable[[str, dict[str, Any]], None]
@@ -30,13 +31,13 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> EngineModules:
+def install(modules: Modules) -> EngineModules:
     """Puts a module with these names in the place of an engine's."""
 
     def put(module: str, names: dict[str, Any]) -> None:
         stand_in = ModuleType(module)
         vars(stand_in).update(names)
-        monkeypatch.setitem(sys.modules, module, stand_in)
+        modules(**{module: stand_in})
 
     return put
 

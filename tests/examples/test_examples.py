@@ -30,6 +30,7 @@ from google.protobuf.descriptor_pb2 import (
 from local_kafka import LocalBroker
 from local_kafka.schema_registry import LocalRegistry
 from tests.support.lent_spark import lent
+from tests.support.surroundings import Environ
 from tests.support.topics import read_topic
 
 if TYPE_CHECKING:
@@ -207,12 +208,11 @@ def message_class(descriptors: bytes, name: str) -> Any:
 
 
 def test_first_steps_in_a_notebook(
-    broker: LocalBroker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, live_view_port: int
+    broker: LocalBroker, spark: SparkSession, environ: Environ, live_view_port: int
 ) -> None:
     """Cells run in order, as IPython runs them; what a cell shows is the value of its last expression."""
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
-    # The notebook unsets it.
-    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+    # The notebook unsets the second one.
+    environ(KAFKA_BOOTSTRAP_SERVERS=broker.bootstrap_servers, PYSPARK_DRIVER_PYTHON=None)
     names: dict[str, Any] = {}
     with lent(spark):
         shown = [run_cell(code, names) for code in cells(live_view_port)]

@@ -11,13 +11,14 @@ from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.memory.allocator import WorkerPools
 from tests.support.forked import in_a_fork
 from tests.support.strategy import forced
+from tests.support.surroundings import Environ
 
 MEMORY = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def _as_the_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(forced.VARIABLE, raising=False)
+def _as_the_options_say(environ: Environ) -> None:
+    environ(**{forced.VARIABLE: None})
 
 
 def make() -> WorkerPools:

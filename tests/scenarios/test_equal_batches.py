@@ -17,6 +17,7 @@ from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from tests.support.fake_broker import FakeCluster
+from tests.support.surroundings import Environ
 
 PARTITIONS = 4
 PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("timestamp", "timestamp")], "t")
@@ -76,8 +77,8 @@ def log_of(codec: str, strategy: str, rows: list[pa.RecordBatch]) -> list[tuple[
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_equal_rows_make_equal_batches(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KAFKA_SINK_TEST_STRATEGY", raising=False)
+def test_equal_rows_make_equal_batches(codec: str, environ: Environ) -> None:
+    environ(KAFKA_SINK_TEST_STRATEGY=None)
     rows = tables()
     expected = log_of(codec, "incremental", rows)
     assert len(expected) > 30

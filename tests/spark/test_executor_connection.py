@@ -336,8 +336,9 @@ def test_a_worker_without_daemon_finds_what_it_connected_to() -> None:
             assert in_a_worker(infile, environ) == worker.fileno()
 
 
-def test_a_worker_without_daemon_finds_a_unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a path of a Unix socket is short
+@pytest.mark.usefixtures("in_tmp_path")
+def test_a_worker_without_daemon_finds_a_unix_socket() -> None:
+    # Its path is relative: that of a Unix socket is short.
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as worker:
         server.bind("s")
         server.listen()

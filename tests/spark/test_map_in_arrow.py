@@ -9,7 +9,6 @@ import itertools
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +25,7 @@ from kafka_sink.options import texts
 from kafka_sink.spark import map_in_arrow
 from local_kafka import LocalBroker
 from tests.support.commands import printed_by
+from tests.support.surroundings import Environ, Modules
 from tests.support.topics import read_to_end, read_topic
 from tests.support.waiting import until
 
@@ -97,10 +97,10 @@ def test_every_row_arrives_and_the_result_says_where(
 
 
 def test_it_shares_the_application_with_the_data_source(
-    spark: SparkSession, options: Options, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, options: Options, environ: Environ
 ) -> None:
     """Catches: a coordinator of its own, in a folder that the user's applications share."""
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/nonexistent/folder of many applications")
+    environ(SPARK_LOCAL_DIRS="/nonexistent/folder of many applications")
     frame = numbers(spark, 10)
     frame.write.format("kafka-chunked").mode("append").options(**options()).save()
     application = map_in_arrow._application(spark.sparkContext)
@@ -215,10 +215,10 @@ def test_a_pyspark_without_data_sources_is_enough() -> None:
 
 
 def test_missing_pandas_is_said_before_anything_starts(
-    spark: SparkSession, options: Options, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, options: Options, modules: Modules
 ) -> None:
     """Catches: PySpark's bare PACKAGE_NOT_INSTALLED, once the topic was created."""
-    monkeypatch.setitem(sys.modules, "pandas", None)
+    modules(pandas=None)
     with pytest.raises(ConfigurationError, match=r"need pandas on the driver.*-m pip install 'pandas>=2,<3'"):
         kafka_sink.write(numbers(spark, 1), options())
 

@@ -26,6 +26,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.datasource import BatchWriter, KafkaChunkedDataSource
 from kafka_sink.spark.short_tracebacks import short_tracebacks
 from kafka_sink.spark.write import PlannedWrite
+from tests.support.surroundings import Modules
 
 
 @pytest.fixture(autouse=True)
@@ -134,12 +135,14 @@ def test_the_whole_traceback_is_in_the_log_at_debug(caplog: pytest.LogCaptureFix
     assert "in deep" in caplog.text
 
 
-def test_a_task_without_a_library_names_the_line_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_without_a_library_names_the_line_for_pip(
+    monkeypatch: pytest.MonkeyPatch, modules: Modules
+) -> None:
     """Catches: "No module named 'lz4'" below a stack of imports, where --py-files shipped no library."""
     loaded = ("kafka_sink.task.", "kafka_sink.engine.", "kafka_sink.records.", "lz4")
     for name in [one for one in sys.modules if one.startswith(loaded)]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "lz4", None)  # type: ignore[arg-type]  # makes its import fail
+    modules(lz4=None)
     options = parse({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}).options
     writer = BatchWriter(PlannedWrite(options, ColumnPlan.of([("value", "string")], "t")))
     with pytest.raises(KafkaSinkError) as caught:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import pyarrow as pa
@@ -144,7 +144,7 @@ def test_abort_says_why_the_commit_before_it_failed(capsys: pytest.CaptureFixtur
     ],
 )
 def test_tasks_find_the_coordinator_of_any_driver_host(
-    of_driver: str, of_location: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    of_driver: str, of_location: str, expected: str, in_task: Callable[[object], None]
 ) -> None:
     """Catches: brackets, which Spark writes around IPv6 addresses and sockets do not take."""
 
@@ -153,7 +153,7 @@ def test_tasks_find_the_coordinator_of_any_driver_host(
         def getLocalProperty(name: str) -> str | None:
             return {"spark.driver.host": of_driver}.get(name)
 
-    monkeypatch.setattr("kafka_sink.spark.write.TaskContext.get", Context)
+    in_task(Context())
     options = parse({"kafka.bootstrap.servers": "h:1", "topic": "t"}).options
     planned = PlannedCoordinator(CoordinatorLocation(7, b"f", "n", b"t", "group", of_location))
     found = PlannedWrite(options, ColumnPlan.of([("value", "string")], "t"), planned)._coordinator()

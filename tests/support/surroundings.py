@@ -1,4 +1,4 @@
-"""Types of fixtures that change what other libraries read of this process: see tests/security/conftest.py."""
+"""Types of fixtures that change what other libraries read of this process: see conftest.py."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ from tests.support.forked import in_a_fork
 from tests.support.interrupts import interruptible
 from tests.support.scripted_cluster import TOPIC, rows, send, sender_threads, task, task_options, written
 from tests.support.strategy import forced
-from tests.support.waiting import throughout, until
+from tests.support.surroundings import Environ
+from tests.support.waiting import throughout, until, within
 
 pytestmark = pytest.mark.both_strategies
 
@@ -99,21 +100,21 @@ def once_it_waits(producer: Producer, state: str, act: Callable[[], None]) -> No
     threading.Thread(target=wait).start()
 
 
-def test_a_wait_for_responses_is_one_wait_however_often_the_task_looks(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_for_responses_is_one_wait_however_often_the_task_looks(cluster: FakeCluster) -> None:
     """Catches: the live view says that a task has waited for a second at most, as its look at the sender's
     thread began a new wait."""
-    monkeypatch.setattr("kafka_sink.task.producer._WATCH_MS", 5.0)
     began: set[float] = set()
 
+    def is_one() -> bool:
+        began.add(producer.activity.current[1])
+        return len(began) == 1
+
     def thaw() -> None:
-        for _ in range(20):
-            began.add(producer.activity.current[1])
-            time.sleep(0.01)
+        within(lambda: not is_one(), 0.2)
         cluster.thaw(0)
 
     with task(cluster) as producer:
+        producer.watch_ms = 5.0
         cluster.freeze(0)
         once_it_waits(producer, BROKER, thaw)
         producer.send(rows(0, 50))
@@ -156,13 +157,8 @@ def test_a_task_that_is_interrupted_leaves_nothing_behind(cluster: FakeCluster, 
 
 @pytest.mark.parametrize("work", WAITS, ids=lambda w: w.__name__)
 def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
-    cluster: FakeCluster,
-    work: Work,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: FakeCluster, work: Work, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # A task that nobody wakes would look by itself every second.
-    monkeypatch.setattr("kafka_sink.task.producer._WATCH_MS", 60_000.0)
     seen: list[Producer] = []
     jvm, worker = socket.socketpair()
     hung_up: list[float] = []
@@ -177,6 +173,8 @@ def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
             watched(worker.fileno(), producer.abort),
         ):
             seen.append(producer)
+            # A task that nobody wakes would look by itself every second.
+            producer.watch_ms = 60_000.0
             once_it_waits(producer, WAITS[work], hang_up)
             work(cluster, producer)
 
@@ -253,13 +251,23 @@ def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(
     dies_while_it_writes_into_batches(cluster, monkeypatch)
 
 
+InsteadOfPoll = Callable[[Callable[..., object]], None]
+
+
+@pytest.fixture
+def instead_of_poll(monkeypatch: pytest.MonkeyPatch) -> InsteadOfPoll:
+    """Every sender's thread calls this from then on."""
+    return lambda call: monkeypatch.setattr(NetworkClient, "poll", call)
+
+
+def breaking(*_: object) -> None:
+    raise RuntimeError("a bug")
+
+
 def test_a_sender_that_breaks_down_fails_the_task_and_gives_all_back(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Producer] = []
-
-    def breaking(*_: object) -> None:
-        raise RuntimeError("a bug")
 
     def run() -> None:
         with task(cluster) as producer:
@@ -274,12 +282,9 @@ def test_a_sender_that_breaks_down_fails_the_task_and_gives_all_back(
 
 
 def test_a_sender_that_breaks_down_before_the_first_task_begins_says_why(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, instead_of_poll: InsteadOfPoll
 ) -> None:
-    def breaking(*_: object) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(NetworkClient, "poll", breaking)
+    instead_of_poll(breaking)
     producer = Producer(parse({"kafka.bootstrap.servers": cluster.bootstrap_servers}).options)
     try:
         producer.sender.join(10)
@@ -291,13 +296,10 @@ def test_a_sender_that_breaks_down_before_the_first_task_begins_says_why(
 
 
 def test_what_was_held_when_the_sender_broke_down_is_given_back_with_the_task(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, instead_of_poll: InsteadOfPoll
 ) -> None:
-    def breaking(*_: object) -> None:
-        raise RuntimeError("a bug")
-
     def ends_its_sender(producer: Producer) -> None:
-        monkeypatch.setattr(NetworkClient, "poll", breaking)
+        instead_of_poll(breaking)
         producer.network.wakeup()
         producer.sender.join(10)
         assert producer.accumulator.live, "the task still writes into it"
@@ -306,7 +308,7 @@ def test_what_was_held_when_the_sender_broke_down_is_given_back_with_the_task(
 
 
 def test_a_sender_that_ends_late_gives_everything_back_itself(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, instead_of_poll: InsteadOfPoll
 ) -> None:
     stuck, free = threading.Event(), threading.Event()
     poll = NetworkClient.poll
@@ -322,7 +324,7 @@ def test_a_sender_that_ends_late_gives_everything_back_itself(
         with task(cluster, linger_ms=10_000) as producer:
             seen.append(producer)
             producer.send(rows(0, 50))
-            monkeypatch.setattr(NetworkClient, "poll", sticking)
+            instead_of_poll(sticking)
             seen[0].network.wakeup()
             stuck.wait(10)
             seen[0].sender.close(1)
@@ -398,11 +400,9 @@ def test_metrics_come_with_the_result_and_while_the_producer_lives(
     assert kafka_sink.producer_metrics() == []
 
 
-def test_a_producer_at_rest_raises_no_heap_limit(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_producer_at_rest_raises_no_heap_limit(cluster: FakeCluster, environ: Environ) -> None:
     """One with `full` may hold as much beyond the pool as in it, others a quarter. They share the pool."""
-    monkeypatch.delenv(forced.VARIABLE, raising=False)
+    environ(**{forced.VARIABLE: None})
     limits = []
     for strategy in ("full", "incremental", "full"):
         with task(cluster, buffer_memory_allocation_strategy=strategy) as producer:

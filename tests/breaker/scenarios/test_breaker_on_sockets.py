@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from kafka_sink.breaker import ProducerStatusContext
-from kafka_sink.engine import sender
 from kafka_sink.errors import DeliveryError
 from kafka_sink.model import TopicPartition
 from kafka_sink.task.producer import Producer
@@ -238,12 +237,10 @@ def test_rows_that_keep_their_partition_keep_their_order_through_mutes_and_retri
     assert result.retries > 0
 
 
-def test_one_request_to_a_frozen_broker_is_enough_to_mute_it(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_request_to_a_frozen_broker_is_enough_to_mute_it(cluster: FakeCluster) -> None:
     """Catches: a sender that sleeps until the response, though the breaker has a deadline for it."""
-    monkeypatch.setattr(sender, "MAX_POLL_MS", 1e9)
     with task(cluster, **QUICK) as producer:
+        producer.sender.max_poll_ms = 1e9
         for partition in range(3):
             producer.send(rows(0, 1, partition=partition))
         until(lambda: all(written(cluster, p) for p in range(3)), "all brokers are known")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -202,10 +201,8 @@ class Waiting:
         return DriverWaiting(*(options, "q", STARTING, "a micro-batch", find, lambda: self.now_ms, self.tell))
 
 
-@pytest.fixture(autouse=True)
-def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder where processes of the driver leave word."""
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+# The folder where processes of the driver leave word.
+pytestmark = pytest.mark.usefixtures("application")
 
 
 def test_a_wait_of_the_driver_is_logged_once_after_three_seconds_and_told_every_second(

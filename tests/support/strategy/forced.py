@@ -29,8 +29,13 @@ def install() -> None:
     WorkerPools.allocator = _allocator  # type: ignore[method-assign, assignment]  # on purpose
 
 
+def is_full() -> bool:
+    """Whether the variable names `full`."""
+    return os.environ.get(VARIABLE) == "full"
+
+
 def allocator(pool: BufferPool, batch_size: int, chunk: int) -> BufferAllocator:
     """For tests that make their own pool: ``chunk`` is the size that `incremental` takes at a time."""
-    if os.environ.get(VARIABLE) == "full":
+    if is_full():
         return full_allocator(pool, batch_size)
     return incremental_allocator(pool, chunk)
