@@ -484,6 +484,20 @@ def test_a_peer_may_prove_itself_after_the_server_stalled() -> None:
         assert found.server.state()["stalls"] == 1
 
 
+def test_half_a_message_may_be_completed_after_the_server_stalled() -> None:
+    """Catches: after a stall of the driver's process connections went of tasks that had stalled with it."""
+    with serving(ServerBounds(frame_ms=1_000, sweep_ms=1_000)) as found, raw(found) as peer:
+        proof, message = framed_bytes(bytes((VERSION,)) + identity().token), framed(Alive())
+        peer.shake_hands().socket.sendall(proof + message + message[:2])
+        assert peer.socket.recv(100)
+        until_ms = clock_ms() + 2_200.0
+        with found.busy():
+            until(lambda: clock_ms() > until_ms)
+        until(lambda: found.server is not None and found.server.state()["stalls"] == 1)
+        peer.socket.sendall(message[2:])
+        assert peer.socket.recv(100)
+
+
 def test_a_peer_that_waits_for_its_turn_is_not_given_up() -> None:
     """Catches: of many tasks that connect again to a busy process, some were dropped before it heard them."""
     with serving(replace(SHORT, greeting_ms=0.0)) as found, raw(found) as peer:
