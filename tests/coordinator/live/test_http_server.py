@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kafka_sink.coordinator.live.http_server import HttpBounds, HttpServer, Response
+from tests.support.waiting import repeat_until
 
 
 def serve(stack: ExitStack, bounds: HttpBounds) -> tuple[int, list[float]]:
@@ -55,9 +56,7 @@ def test_a_request_that_drips_in_ends_after_its_time() -> None:
         dripping.settimeout(30)
         started = time.monotonic()
         with suppress(OSError):
-            while time.monotonic() - started < 30:
-                dripping.sendall(b"G")
-                time.sleep(0.02)
+            repeat_until(lambda: False, lambda: dripping.sendall(b"G"), "its end", 30, 0.02)
         assert time.monotonic() - started < 20
         assert not computed
 
