@@ -141,7 +141,8 @@ class CoordinatorClient(threading.Thread):
                 channel.close()
             # A failed task has findings too, which its next attempt needs from the coordinator.
             with contextlib.suppress(OSError, ProtocolError):
-                connection = self._connected()
+                # One that was lost is not made again for that.
+                connection = self._connection if self._failures else self._connected()
                 if connection is not None:
                     self._send(connection, self._clock_ms())
                     # What a closed connection still holds may be lost: wait until it has been read.

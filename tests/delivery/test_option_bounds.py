@@ -19,6 +19,7 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.spark.write import PlannedWrite
 from tests.support.fake_broker import FakeCluster
 from tests.support.scripted_cluster import TOPIC, rows, task_options
+from tests.support.strategy import forced
 
 # What cannot work at its bound, and how the task ends then.
 ENDS: dict[tuple[str, int], type[KafkaSinkError]] = {
@@ -37,6 +38,8 @@ MAY_END: dict[tuple[str, int], type[KafkaSinkError]] = {("kafka.request.timeout.
 
 def ending(name: str, value: int) -> type[KafkaSinkError] | None:
     """None where rows are delivered. Options of logins are refused on brokers that ask for no login."""
+    if (name, value) == ("kafka.batch.size", INT_MAX) and forced.is_full():
+        return RecordTooLargeError  # a batch takes its whole size from buffer.memory
     return ConfigurationError if name.startswith("kafka.sasl.") else ENDS.get((name, value))
 
 
