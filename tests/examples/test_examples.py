@@ -218,7 +218,7 @@ def test_first_steps_in_a_notebook(
         shown = [run_cell(code, names) for code in cells(live_view_port)]
     assert 100_000 in shown
     jobs = next(value for value in shown if isinstance(value, list))
-    assert ("batch", "committed", ["first-steps"], 100_000) in jobs
+    assert ("committed", ["first-steps"], 100_000) in jobs
     rows = read_topic(broker, "first-steps")
     assert len({row.value for row in rows}) == len(rows) == 100_000
     read = next(value for value in reversed(shown) if isinstance(value, list))
