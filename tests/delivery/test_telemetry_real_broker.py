@@ -21,7 +21,6 @@ from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.task.producer import Producer
 from kafka_sink.task.producer_cache import task_producer
 from local_kafka import LocalBroker
-from tests.support.broker_settings import SETTINGS
 from tests.support.telemetry import Pushed, read
 from tests.support.waiting import until
 
@@ -97,7 +96,7 @@ def receiver(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> I
     with ZipFile(folder / "jars" / "receiver.jar", "w") as plugin:
         for one in (folder / "classes").iterdir():
             plugin.write(one, one.name)
-    properties = {**SETTINGS, "metric.reporters": "TelemetryReceiver", "telemetry.file": folder / "pushed"}
+    properties = {"metric.reporters": "TelemetryReceiver", "telemetry.file": folder / "pushed"}
     with LocalBroker(kafka_home=folder / "jars", properties=properties) as running:
         running.create_topic(TOPIC, 3)
         found = Receiver(running, folder / "pushed")
