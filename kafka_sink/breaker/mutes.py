@@ -124,9 +124,9 @@ class Mute:
     A task keeps more than the coordinator: ``own`` is why its own breaker class muted the target, None where
     another task did; ``is_shared``, whether the coordinator has muted it for all, so that a probe needs a
     permit, which lasts until ``permit_ends_ms`` and may be for new rows; ``probe``, the partition whose batch
-    is the probe, whose response may come late; ``probe_failed``, whether the coordinator is to hear of that;
-    ``led``, a broker's partitions, as of when a leader was
-    last known; ``held_ms``, when a batch was last seen to wait for it.
+    is the probe, whose response may come late; ``probe_failed``, whether the coordinator is to hear that one
+    failed; ``led``, a broker's partitions, as of when a leader was last known; ``held_ms``, when a batch was
+    last seen to wait for it.
     """
 
     target: Target

@@ -137,8 +137,6 @@ class CoordinatorClient(threading.Thread):
                 except Exception as error:  # noqa: BLE001 - no error here may fail a task
                     self._lose(error)
         finally:
-            for channel in self._channels:
-                channel.close()
             # A failed task has findings too, which its next attempt needs from the coordinator.
             with contextlib.suppress(OSError, ProtocolError):
                 # One that was lost is not made again for that.

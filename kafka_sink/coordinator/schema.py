@@ -388,9 +388,6 @@ class Channel(_Receiver):
         """Until ``next_message`` may have a message; infinite if only ``wake`` can bring one."""
         return math.inf
 
-    def close(self) -> None:
-        """The process ends: ``next_message`` must return what is left."""
-
     def on_connected(self, now_ms: float) -> None:
         """Connected to a service that knows nothing of this task."""
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -222,8 +222,8 @@ def test_a_flood_from_one_address_keeps_no_task_of_another_out() -> None:
         slow = stack.enter_context(raw(found))
         for _ in range(100):
             stack.enter_context(raw(found, "127.0.0.2"))
-        until(lambda: found.server is not None and found.server._count == 101)
-        assert found.connections() == 8
+        # For a moment the last one has no place yet, and another one has made room for it.
+        until(lambda: found.server is not None and (found.server._count, found.connections()) == (101, 8))
         slow.shake_hands()
 
 
@@ -666,19 +666,29 @@ class Punctual(Service):
         return 0.0 if self.heard and self.heard_before is None else float("inf")
 
 
-def test_a_service_gets_its_time_however_many_messages_come() -> None:
-    """Each message of an iteration set a timer anew that was due, and timers come last in an iteration."""
-    made: list[Punctual] = []
+_Timely = TypeVar("_Timely", bound=Punctual)
 
-    def make(out: Outbox) -> Punctual:
-        made.append(Punctual(out))
-        return made[0]
+
+@contextmanager
+def tasks_of(kind: type[_Timely], count: int) -> Iterator[tuple[Serving, list[_Timely], list[Connection]]]:
+    """A server that takes one message at a time, its services of this kind, and connected tasks."""
+    made: list[_Timely] = []
+
+    def make(out: Outbox) -> _Timely:
+        made.append(kind(out))
+        return made[-1]
 
     bounds = replace(PATIENT, messages_at_once=1)
-    with contextlib.ExitStack() as ends, serving(bounds, services={Punctual: make}) as found:
-        tasks = [ends.enter_context(task(found, None)) for _ in range(20)]
+    with contextlib.ExitStack() as ends, serving(bounds, services={kind: make}) as found:
+        tasks = [ends.enter_context(task(found, None)) for _ in range(count)]
         for one in tasks:
             assert asked(one, Alive()) == Alive()
+        yield found, made, tasks
+
+
+def test_a_service_gets_its_time_however_many_messages_come() -> None:
+    """Each message of an iteration set a timer anew that was due, and timers come last in an iteration."""
+    with tasks_of(Punctual, 20) as (_, made, tasks):
         for one in tasks:
             one.send(Shout(1))
         until(lambda: made)
@@ -705,17 +715,7 @@ class Deadline(Punctual):
 
 def test_what_came_during_a_stall_is_read_before_a_service_decides_without_it() -> None:
     """Catches: after a stall the first answer decided for all, and a loop always late never decides."""
-    made: list[Deadline] = []
-
-    def make(out: Outbox) -> Deadline:
-        made.append(Deadline(out))
-        return made[0]
-
-    bounds = replace(PATIENT, messages_at_once=1)
-    with contextlib.ExitStack() as ends, serving(bounds, services={Deadline: make}) as found:
-        tasks = [ends.enter_context(task(found, None)) for _ in range(10)]
-        for one in tasks:
-            assert asked(one, Alive()) == Alive()
+    with tasks_of(Deadline, 10) as (found, made, tasks):
         tasks[0].send(Shout(1))
         until(lambda: made and made[0].heard)
         with found.busy():
