@@ -176,7 +176,7 @@ class ArrowProducer:
         Raises DeliveryError with the first cause. In a transaction, readers see the rows only after the
         block.
         """
-        with self._turn() as producer:
+        with self._own_lock(), self._turn() as producer:
             self._send_held(producer)
             producer.flush()
 
@@ -190,22 +190,25 @@ class ArrowProducer:
 
     # -- rows ---------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _turn(self) -> Iterator[Producer]:
-        """One thread's use of the producer. What it raises fails the write: part of a batch may be taken."""
+    def _own_lock(self) -> threading.Lock:
+        """Taken by ``with`` itself: in a context manager Ctrl-C may come between the lock and the block."""
         if os.getpid() != self._process:
             # A fork copies no threads, and may copy a lock that is held.
             raise ProducerClosedError("the producer belongs to the process before the fork: make one in each")
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure_again()
-            if self._producer is None:
-                raise ProducerClosedError("the producer is used outside of its block: write 'with'")
-            try:
-                yield self._producer
-            except BaseException as failure:
-                self._failure = failure
-                raise
+        return self._lock
+
+    @contextmanager
+    def _turn(self) -> Iterator[Producer]:
+        """One thread's use of the producer. What it raises fails the write: part of a batch may be taken."""
+        if self._failure is not None:
+            raise self._failure_again()
+        if self._producer is None:
+            raise ProducerClosedError("the producer is used outside of its block: write 'with'")
+        try:
+            yield self._producer
+        except BaseException as failure:
+            self._failure = failure
+            raise
 
     def _failure_again(self) -> Exception:
         if isinstance(self._failure, Exception):
@@ -230,12 +233,12 @@ class ArrowProducer:
 
     def _reject(self, rows: RejectedRows, plan: ColumnPlan) -> None:
         """Rows that do not fit their schema."""
-        with self._turn() as producer:
+        with self._own_lock(), self._turn() as producer:
             if self._transaction is None or self._transaction.begin(plan.parts, producer.begin_transaction):
                 producer.reject(rows)
 
     def _take(self, plan: ColumnPlan, batch: pa.RecordBatch) -> None:
-        with self._turn() as producer:
+        with self._own_lock(), self._turn() as producer:
             transaction = self._transaction
             if transaction and not transaction.take(batch, plan.parts, producer.begin_transaction):
                 return
@@ -293,7 +296,7 @@ class ArrowProducer:
 
     def _finish(self) -> None:
         note, outcome, in_transactions = "", "committed", dict[str, EndedTransactions]()
-        with self._turn() as producer:
+        with self._own_lock(), self._turn() as producer:
             self._send_held(producer)
             result = producer.finish()
             if self._transaction is not None:

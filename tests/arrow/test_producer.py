@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from types import SimpleNamespace
+from itertools import count, takewhile
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import kafka_sink
+import kafka_sink.arrow.producer
 from kafka_sink.arrow.producer import ArrowProducer
 from kafka_sink.arrow.write import WriteTransaction
 from kafka_sink.clock import WAIT_LISTENER
@@ -325,6 +329,46 @@ def test_a_fork_leaves_the_write_to_its_process(cluster: FakeCluster) -> None:
         assert in_a_fork(in_child)
         writing.send(rows(2, 3))
     assert written(cluster) == [0, 1, 2, 3, 4]
+
+
+def test_ctrl_c_at_any_call_ends_the_block(cluster: FakeCluster) -> None:
+    """Catches: an interrupt between the producer's lock and the block in it, which stays locked."""
+    files = {contextlib.__file__, kafka_sink.arrow.producer.__file__}
+
+    def interrupted(at: int) -> bool:
+        """Whether sending has so many calls and returns in these files, at the last of which Ctrl-C comes."""
+        seen = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal seen
+            code = frame.f_code
+            if code.co_name == "__exit__" and code.co_filename == kafka_sink.arrow.producer.__file__:
+                sys.settrace(None)
+                return None
+            # What a generator expression raises when it is destroyed is only printed.
+            is_counted = event in ("call", "return") and code.co_filename in files
+            seen += is_counted and code.co_name != "<genexpr>"
+            if seen == at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        try:
+            with producer(cluster) as writing:
+                sys.settrace(trace)
+                writing.send(rows(0, 1))
+                writing.flush()
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    ended: list[int] = []
+    # Not the main thread, so that the test fails where a block does not end.
+    thread = threading.Thread(target=lambda: ended.extend(takewhile(interrupted, count(1))), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), f"no end after an interrupt at call or return {len(ended) + 1}"
+    assert len(ended) > 40
 
 
 def test_an_abort_that_waits_for_brokers_says_so() -> None:
