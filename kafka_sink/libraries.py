@@ -24,6 +24,7 @@ OF_TASKS = {
     "zlib_ng": "zlib-ng",
     "google_crc32c": "google-crc32c",
     "cryptography": "cryptography",
+    "msgspec": "msgspec",
 }
 # Modules that only some uses of the driver's side import.
 OF_DRIVER = {

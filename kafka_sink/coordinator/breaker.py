@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
+from msgspec import Meta
+
 from kafka_sink.breaker.breaker import CircuitBreakManager
 from kafka_sink.breaker.failure_rate import Health, OutcomeWindow, has_response, health_of
 from kafka_sink.breaker.mutes import MuteChange, ProbePermit, Target
 from kafka_sink.clock import RANDOM, window_at
 from kafka_sink.coordinator.schema import (
-    AtMost,
     Channel,
     Count,
     Message,
@@ -28,7 +29,6 @@ from kafka_sink.coordinator.schema import (
     Text,
     Topic,
     cut,
-    message,
     receives,
 )
 from kafka_sink.errors import ProtocolError
@@ -53,7 +53,7 @@ _SPREAD_MS = 0.3
 _NAME_AGAIN_MS = 10_000.0
 
 _T = TypeVar("_T")
-_Counts = Annotated[tuple[Count, ...], AtMost(MAX_MUTES)]
+_Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_MUTES)]
 
 
 class TopicPartitions(NamedTuple):
@@ -63,7 +63,7 @@ class TopicPartitions(NamedTuple):
 
 class Targets(NamedTuple):
     brokers: _Counts = ()
-    topics: Annotated[tuple[TopicPartitions, ...], AtMost(MAX_MUTES)] = ()
+    topics: Annotated[tuple[TopicPartitions, ...], Meta(max_length=MAX_MUTES)] = ()
 
 
 class Reasoned(NamedTuple):
@@ -71,7 +71,7 @@ class Reasoned(NamedTuple):
     targets: Targets
 
 
-_Reasons = Annotated[tuple[Reasoned, ...], AtMost(MAX_MUTES)]
+_Reasons = Annotated[tuple[Reasoned, ...], Meta(max_length=MAX_MUTES)]
 
 
 class TopicOutcomes(NamedTuple):
@@ -86,43 +86,38 @@ class TopicOutcomes(NamedTuple):
     failed: _Counts
 
 
-@message
-class Outcomes:
+class Outcomes(Message, frozen=True):
     """Of partitions that fail or are watched. ``rows``: sent since the producer began."""
 
     rows: Count
-    topics: Annotated[tuple[TopicOutcomes, ...], AtMost(MAX_TARGETS)]
+    topics: Annotated[tuple[TopicOutcomes, ...], Meta(max_length=MAX_TARGETS)]
 
 
-@message
-class MuteChanges:
+class MuteChanges(Message, frozen=True):
     """What the task has muted and unmuted by evidence of its own, and its probes that failed. ``silence_ms``:
     for how long a muted broker has not responded, if that is why."""
 
     muted: _Reasons
     unmuted: Targets
     failed: _Reasons
-    silence_ms: Annotated[dict[NodeId, Ms], AtMost(MAX_TARGETS)]
+    silence_ms: Annotated[dict[NodeId, Ms], Meta(max_length=MAX_TARGETS)]
 
 
-@message
-class Answer:
+class Answer(Message, frozen=True):
     """To a Question: the broker's last response came so long ago."""
 
     broker: NodeId
     age_ms: Ms
 
 
-@message
-class Waiting:
+class Waiting(Message, frozen=True):
     """Muted partitions that batches wait for, and others that rows could go to: some of many."""
 
     held: Targets
     acceptable: Targets
 
 
-@message
-class Mutes:
+class Mutes(Message, frozen=True):
     """``whole``: ``added`` is all that is muted for all ``tasks``, of which one after the other sends to what
     is ``removed``."""
 
@@ -132,23 +127,20 @@ class Mutes:
     tasks: Count
 
 
-@message
-class Watch:
+class Watch(Message, frozen=True):
     """Report the outcomes of these partitions now."""
 
     partitions: Targets
 
 
-@message
-class Question:
+class Question(Message, frozen=True):
     """Has the broker responded within so long, or does it now?"""
 
     broker: NodeId
     within_ms: Ms
 
 
-@message
-class Probe:
+class Probe(Message, frozen=True):
     """The task may probe each of these once within ``left_ms``. ``new_rows``: as no batch waits for them, new
     rows may go there until one is sent."""
 

@@ -23,12 +23,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Annotated, NamedTuple
 
+import msgspec
+from msgspec import Meta
+
 from kafka_sink.clock import FETCH_SILENCE_MS, HINT_WAIT_MS, RANDOM, Clock
 from kafka_sink.cluster.metadata import ClusterMetadata
 from kafka_sink.cluster.refresh import NON_URGENT_SHARE
 from kafka_sink.cluster.topic_state import MetadataSnapshot, TopicSnapshot
 from kafka_sink.coordinator.schema import (
-    AtMost,
     Channel,
     Count,
     Int32,
@@ -38,10 +40,9 @@ from kafka_sink.coordinator.schema import (
     Outbox,
     Service,
     ServiceScope,
+    Structure,
     Topic,
-    Within,
     cut,
-    message,
     receives,
 )
 from kafka_sink.errors import ProtocolError
@@ -72,9 +73,9 @@ class NodeHint(NamedTuple):
     """A broker's address."""
 
     id: NodeId
-    host: Annotated[str, AtMost(_MAX_HOST)]
-    port: Annotated[int, Within(0, 65_535)]
-    rack: Annotated[str, AtMost(_MAX_RACK)] | None
+    host: Annotated[str, Meta(max_length=_MAX_HOST)]
+    port: Annotated[int, Meta(ge=0, le=65_535)]
+    rack: Annotated[str, Meta(max_length=_MAX_RACK)] | None
 
 
 class TopicHint(NamedTuple):
@@ -83,53 +84,48 @@ class TopicHint(NamedTuple):
 
     name: Topic
     age_ms: Ms
-    content: Annotated[str, AtMost(_MAX_CONTENT)]
+    content: Annotated[str, Meta(max_length=_MAX_CONTENT)]
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotPart:
+class SnapshotPart(Structure, frozen=True):
     """Part of a MetadataSnapshot; the first one has the brokers."""
 
-    cluster_id: Annotated[str, AtMost(200)] | None = None
-    nodes: Annotated[tuple[NodeHint, ...], AtMost(MAX_BROKERS)] = ()
+    cluster_id: Annotated[str, Meta(max_length=200)] | None = None
+    nodes: Annotated[tuple[NodeHint, ...], Meta(max_length=MAX_BROKERS)] = ()
     nodes_age_ms: Ms = 0.0
-    topics: Annotated[tuple[TopicHint, ...], AtMost(MAX_TOPICS)] = ()
+    topics: Annotated[tuple[TopicHint, ...], Meta(max_length=MAX_TOPICS)] = ()
 
 
-_Names = Annotated[tuple[Topic, ...], AtMost(MAX_TOPICS)]
+_Names = Annotated[tuple[Topic, ...], Meta(max_length=MAX_TOPICS)]
 _NO_TOPICS = SnapshotPart()
 
 
-@message
-class TopicsWanted:
+class TopicsWanted(Message, frozen=True):
     """From a task: it writes to these topics, and needs them as brokers described them less than so long ago.
     None: what it has will do. ANY_AGE_MS: it lacks their metadata. Otherwise a broker denied what it has,
     which is asked for: one task's word is not passed on."""
 
-    topics: Annotated[dict[Topic, Ms | None], AtMost(MAX_TOPICS)]
+    topics: Annotated[dict[Topic, Ms | None], Meta(max_length=MAX_TOPICS)]
 
 
-@message
-class Fetch:
+class Fetch(Message, frozen=True):
     """To a task: ask brokers for these topics."""
 
     number: Count
     topics: _Names
 
 
-@message
-class TopicsKnown:
+class TopicsKnown(Message, frozen=True):
     """From a task: brokers' response to a Fetch, or of a long one the first part. ``errors``: by topic,
     Kafka's codes. ``failed``: there was no response."""
 
     number: Count
     part: SnapshotPart = _NO_TOPICS
-    errors: Annotated[dict[Topic, Int32], AtMost(MAX_TOPICS)] = field(default_factory=dict)
+    errors: Annotated[dict[Topic, Int32], Meta(max_length=MAX_TOPICS)] = msgspec.field(default_factory=dict)
     failed: bool = False
 
 
-@message
-class Topics:
+class Topics(Message, frozen=True):
     """To tasks that use the topics: what is known of them. ``pending``: what is needed is still fetched.
     Neither: for what is needed there is no capacity."""
 

@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated
 
+from msgspec import Meta
+
 from kafka_sink.coordinator.schema import (
-    AtMost,
+    MAX_INT,
     Channel,
     Count,
+    Message,
     Name,
     Outbox,
     Service,
     ServiceScope,
-    Within,
-    message,
     receives,
 )
 from kafka_sink.errors import ProtocolError
@@ -43,22 +44,20 @@ MAX_JOBS = 10_000
 # Jobs that one ``on_time`` looks at, or tasks that it serves; when it looks at others.
 _AT_ONCE, _NEXT_MS = 500, 20.0
 
-_Positive = Annotated[int, Within(1)]
+_Positive = Annotated[int, Meta(ge=1, le=MAX_INT)]
 
 
-@message
-class RowsWanted:
+class RowsWanted(Message, frozen=True):
     """From a task of this job: so many rows are ready, ``bytes`` in all. ``limits``: rows and bytes in a
     second. An answer follows when the job may send more."""
 
     job: Name
-    limits: Annotated[dict[Name, _Positive], AtMost(len(_DIMENSIONS))]
+    limits: Annotated[dict[Name, _Positive], Meta(max_length=len(_DIMENSIONS))]
     rows: _Positive
     bytes: Count
 
 
-@message
-class RowsGranted:
+class RowsGranted(Message, frozen=True):
     """To a task of this job: it may send so many of the rows that it asked for."""
 
     job: Name

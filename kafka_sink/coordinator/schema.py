@@ -1,102 +1,64 @@
 """Messages between tasks and the coordinator, declared once, and the bases of those who receive them.
 
-A message is a frozen dataclass whose annotations say types and bounds; encoding, decoding and the texts of
-errors follow from them. Everything a peer sends is checked here, so that a service or a channel sees only
-values of the declared types. On the wire a message is a JSON array, the class's name followed by its fields
-in order, compressed where it is long.
+A message is a frozen msgspec structure whose annotations say types and bounds. Everything a peer sends is
+checked against them, so that a service or a channel sees only values of the declared types. On the wire a
+message is its class's name and its fields as JSON, compressed where that is long.
 
 Messages are one-way. They carry totals or whole states, so that a lost or repeated one does no harm.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import types
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    NamedTuple,
-    Protocol,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from kafka_sink.errors import ProtocolError
 from kafka_sink.options.values import TOPIC_MAX_LENGTH
 from kafka_sink.printable import printable
-
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**_: object) -> Callable[[Any], Any]:
-        return lambda decorator: decorator
-
 
 # Of one message, also after decompression.
 MAX_MESSAGE_BYTES = 2 * 1024 * 1024
 # Shorter ones fit into one packet either way.
 _COMPRESSED_FROM_BYTES = 2048
 _LEVEL = 1
-_COMPRESSED = b"z"
-_MAX_INT = (1 << 63) - 1
-
-
-class AtMost(NamedTuple):
-    """The bound of a text's characters, or of a collection's elements."""
-
-    length: int
-
-
-class Within(NamedTuple):
-    """The bounds of a number, inclusive."""
-
-    least: int
-    most: int = _MAX_INT
-
+_COMPRESSED = b"\0"
 
 MAX_TEXT = 300
-Count = Annotated[int, Within(0)]
-Int32 = Annotated[int, Within(-(2**31), 2**31 - 1)]
-Ms = Annotated[float, Within(0)]
-Text = Annotated[str, AtMost(MAX_TEXT)]
+MAX_INT = (1 << 63) - 1
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Meta(ge=-MAX_INT - 1, le=MAX_INT)]
+Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
+Ms = Annotated[float, Meta(ge=0, le=MAX_INT)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 # Of a write, a job or a query.
-Name = Annotated[str, AtMost(200)]
-Topic = Annotated[str, AtMost(TOPIC_MAX_LENGTH)]
+Name = Annotated[str, Meta(max_length=200)]
+Topic = Annotated[str, Meta(max_length=TOPIC_MAX_LENGTH)]
 NodeId = Int32
 
 
-class Message(Protocol):
-    """What ``message`` has decorated."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of a message, and of what its fields are made of. Every text and collection has a bound."""
 
 
-MessageClass = TypeVar("MessageClass", bound=type)
 # All messages of the modules that have been imported, by name.
-MESSAGES: dict[str, type] = {}
+MESSAGES: dict[str, type[Message]] = {}
 
 
-@dataclass_transform(frozen_default=True)
-def message(declared: MessageClass) -> MessageClass:
-    """Declare a message. Its annotations are read when it is first sent or received."""
-    made: Any = dataclass(frozen=True, slots=True)(declared)
-    if made.__name__ in MESSAGES:
-        raise TypeError(f"two messages are named {made.__name__}")
-    MESSAGES[made.__name__] = made
-    return made  # type: ignore[no-any-return]
+class Message(Structure, frozen=True):
+    """Base of a message."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__name__ in MESSAGES:
+            raise TypeError(f"two messages are named {cls.__name__}")
+        MESSAGES[cls.__name__] = cls
 
 
 def cut(text: str, length: int = MAX_TEXT) -> str:
@@ -110,22 +72,16 @@ def cut(text: str, length: int = MAX_TEXT) -> str:
 
 def encode(message: Message) -> bytes:
     """The bytes of a message. Raises ProtocolError for one that is too large."""
+    name = type(message).__name__
     try:
-        data = _ENCODER.encode([type(message).__name__, *_values(message)]).encode()
+        data = b"%b %b" % (name.encode(), msgspec.json.encode(message))
     except ValueError as error:
-        raise ProtocolError(f"cannot send {type(message).__name__}: {error}") from None
+        raise ProtocolError(f"cannot send {name}: {error}") from None
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(
             f"a message of {len(data)} bytes is larger than the bound of {MAX_MESSAGE_BYTES} bytes"
         )
     return data if len(data) < _COMPRESSED_FROM_BYTES else _COMPRESSED + zlib.compress(data, _LEVEL)
-
-
-def _values(value: Any) -> list[Any]:
-    return [getattr(value, name) for name in type(value).__dataclass_fields__]
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_values, allow_nan=False)
 
 
 def decode(data: bytes) -> Message:
@@ -135,20 +91,20 @@ def decode(data: bytes) -> Message:
 
 def parsed(data: bytes) -> Message:
     """The message in these bytes, which ``decompressed`` returned. Raises ProtocolError."""
-    try:
-        values = json.loads(data)
-    except (ValueError, RecursionError):
-        raise ProtocolError("a message is not JSON") from None
-    if not isinstance(values, list) or not values or not isinstance(values[0], str):
-        raise ProtocolError("a message is not a JSON array that begins with its kind")
-    kind = MESSAGES.get(values[0])
+    name, _, values = data.partition(b" ")
+    kind = MESSAGES.get(name.decode(errors="replace"))
     if kind is None:
-        raise ProtocolError(f"unknown kind of message {printable(repr(values[0]), 60)}")
+        raise ProtocolError(f"unknown kind of message {printable(repr(name), 60)}")
     try:
-        found: Message = _decoder(kind)(values[1:])
-    except ValueError as error:
-        raise ProtocolError(f"invalid {values[0]}: {error}") from None
-    return found
+        return _decoder(kind).decode(values)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        # It may name a field of the peer's.
+        raise ProtocolError(f"invalid {kind.__name__}: {printable(str(error), 200)}") from None
+
+
+@cache
+def _decoder(kind: type[Message]) -> msgspec.json.Decoder[Message]:
+    return msgspec.json.Decoder(kind)
 
 
 def decompressed(data: bytes) -> bytes:
@@ -164,131 +120,6 @@ def decompressed(data: bytes) -> bytes:
     if not decompress.eof:
         raise ProtocolError(f"a message has more than {MAX_MESSAGE_BYTES} bytes, or is incomplete")
     return found
-
-
-# -- fields ---------------------------------------------------------------------------------------------
-
-# Takes a value of JSON and returns it in the declared type, or raises ValueError.
-_Decoder = Callable[[Any], Any]
-
-
-@cache
-def _decoder(kind: type) -> _Decoder:
-    """Of a dataclass or a named tuple, whose fields are an array's elements."""
-    hints = get_type_hints(kind, include_extras=True)
-    if is_dataclass(kind):
-        names = [one.name for one in fields(kind)]
-        required = sum(one.default is MISSING and one.default_factory is MISSING for one in fields(kind))
-    else:
-        names = list(kind._fields)  # type: ignore[attr-defined]
-        required = len(names)
-    decoders = [_of_type(hints[name]) for name in names]
-
-    def decode_fields(values: Any) -> Any:
-        if type(values) is not list or not required <= len(values) <= len(names):
-            raise ValueError(f"not an array of {required} to {len(names)} fields")
-        found: list[Any] = []
-        try:
-            for decoder, value in zip(decoders, values, strict=False):
-                found.append(decoder(value))
-        except ValueError as error:
-            raise ValueError(f"{names[len(found)]}: {error}") from None
-        return kind(*found)
-
-    return decode_fields
-
-
-def _of_type(hint: Any) -> _Decoder:
-    bound: Any = None
-    if get_origin(hint) is Annotated:
-        hint, bound, *_ = get_args(hint)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        decoders = [_of_type(one) for one in arguments if one is not type(None)]
-        return _union(decoders, is_optional=len(decoders) < len(arguments))
-    if origin in (tuple, dict) or hint is str:
-        if not isinstance(bound, AtMost):
-            raise TypeError(f"{hint} needs AtMost")
-        if origin is tuple:
-            return _collection(arguments[0], bound.length)
-        return _text(bound.length) if hint is str else _mapping(arguments[0], arguments[1], bound.length)
-    if hint in (int, float):
-        return _number(hint, bound or Within(-_MAX_INT - 1))
-    return _boolean if hint is bool else _decoder(hint)
-
-
-def _union(decoders: list[_Decoder], *, is_optional: bool) -> _Decoder:
-    def decode_union(value: Any) -> Any:
-        if value is None and is_optional:
-            return None
-        for decoder in decoders[:-1]:
-            # Not kept: an exception that its own frame refers to is garbage that only a collection frees.
-            with suppress(ValueError):
-                return decoder(value)
-        return decoders[-1](value)
-
-    return decode_union
-
-
-def _collection(element: Any, most: int) -> _Decoder:
-    decoder = _of_type(element)
-    # Messages have thousands of counts, which are not checked one by one.
-    is_counts = element == Count
-
-    def decode_collection(value: Any) -> Any:
-        if type(value) is not list or len(value) > most:
-            raise ValueError(f"not an array, or longer than {most}")
-        if is_counts and set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= _MAX_INT:
-            return tuple(value)
-        return tuple([decoder(one) for one in value])
-
-    return decode_collection
-
-
-def _mapping(key: Any, element: Any, most: int) -> _Decoder:
-    key_decoder, decoder = _of_type(key), _of_type(element)
-    # JSON's keys are texts.
-    is_number = get_args(key)[:1] == (int,)
-
-    def decode_mapping(value: Any) -> Any:
-        if type(value) is not dict or len(value) > most:
-            raise ValueError(f"not an object, or longer than {most}")
-        return {key_decoder(int(name) if is_number else name): decoder(one) for name, one in value.items()}
-
-    return decode_mapping
-
-
-def _text(most: int) -> _Decoder:
-    def decode_text(value: Any) -> str:
-        if type(value) is not str or len(value) > most:
-            raise ValueError(f"not a text, or longer than {most}")
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise ValueError("a text that UTF-8 cannot encode") from None
-        return value
-
-    return decode_text
-
-
-def _number(kind: type, bounds: Within) -> _Decoder:
-    (least, most), kinds = bounds, {int, kind}
-    what = "an integer" if kind is int else "a number"
-
-    def decode_number(value: Any) -> Any:
-        # The comparison is false for NaN.
-        if type(value) not in kinds or not least <= value <= most:
-            raise ValueError(f"not {what} from {least} to {most}")
-        return kind(value)
-
-    return decode_number
-
-
-def _boolean(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("neither true nor false")
-    return value
 
 
 # -- receivers ------------------------------------------------------------------------------------------
@@ -409,21 +240,18 @@ def deliver(receiver: _Receiver, *arguments: Any) -> None:
 # -- what every connection says -------------------------------------------------------------------------
 
 
-@message
-class Hello:
+class Hello(Message, frozen=True):
     """A task's first message, and again when it learns its cluster's id. ``group``: a hash of addresses and
     principal; ``settings``: the options that the coordinator reads (``SinkOptions.group_settings``)."""
 
-    group: Annotated[str, AtMost(64)]
+    group: Annotated[str, Meta(max_length=64)]
     cluster_id: Name
-    settings: Annotated[dict[Annotated[str, AtMost(100)], Text], AtMost(50)]
+    settings: Annotated[dict[Annotated[str, Meta(max_length=100)], Text], Meta(max_length=50)]
 
 
-@message
-class Alive:
+class Alive(Message, frozen=True):
     """A sign of life, which the coordinator answers by the same."""
 
 
-@message
-class Full:
+class Full(Message, frozen=True):
     """The coordinator serves no more tasks: this one works alone, and asks again later."""

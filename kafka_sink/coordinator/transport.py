@@ -33,7 +33,7 @@ from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.schema import MAX_MESSAGE_BYTES, Message, decode, encode
 from kafka_sink.errors import ProtocolError
 
-VERSION = 5
+VERSION = 6
 TOKEN_BYTES = 32
 _PROOF_BYTES = 1 + TOKEN_BYTES
 _LENGTH = struct.Struct(">I")

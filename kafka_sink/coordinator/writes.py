@@ -14,18 +14,19 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
+from msgspec import Meta
+
 from kafka_sink import spark_application
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import ask, tell
 from kafka_sink.coordinator.schema import (
-    AtMost,
     Channel,
     Count,
+    Message,
     Name,
     Outbox,
     Service,
     ServiceScope,
-    message,
     receives,
 )
 from kafka_sink.errors import KafkaSinkError, WriteOverError
@@ -44,27 +45,24 @@ _DRIVER_TIMEOUT_MS = 500.0
 # For so long after it did not answer, micro-batches do not wait for a frozen one again.
 _SILENT, _SILENT_S = "the coordinator did not answer that a write ends", 10.0
 
-_Cause = Annotated[str, AtMost(MAX_CAUSE)]
+_Cause = Annotated[str, Meta(max_length=MAX_CAUSE)]
 
 
-@message
-class Writing:
+class Writing(Message, frozen=True):
     """From a task: it writes for this write, in this stage where that is known."""
 
     write: Name
     stage: Count | None = None
 
 
-@message
-class AttemptFailed:
+class AttemptFailed(Message, frozen=True):
     """From a task: why its attempt has failed."""
 
     write: Name
     cause: _Cause
 
 
-@message
-class WriteEnding:
+class WriteEnding(Message, frozen=True):
     """From the driver: the write is being committed or aborted.
 
     ``again``: a later write may have this name, so it is not remembered.
@@ -74,15 +72,13 @@ class WriteEnding:
     again: bool
 
 
-@message
-class WriteCause:
+class WriteCause(Message, frozen=True):
     """To the driver: why the last attempt of the write failed, as far as one has reported that."""
 
     cause: _Cause
 
 
-@message
-class WriteOver:
+class WriteOver(Message, frozen=True):
     """To a task: end your attempt.
 
     ``stage``: where the end of its job is the reason. A task that runs the micro-batch again, in another

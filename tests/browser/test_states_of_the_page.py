@@ -9,11 +9,11 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from selenium import webdriver
 
 from kafka_sink.coordinator.live.application import ApplicationMetrics

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from kafka_sink.clock import Clock
 from kafka_sink.coordinator.address import CoordinatorAddress
@@ -76,7 +77,7 @@ def test_a_client_sends_and_receives() -> None:
 
 
 def test_a_task_that_learns_its_cluster_says_hello_again() -> None:
-    hello = replace(HELLO, cluster_id="")
+    hello = structs.replace(HELLO, cluster_id="")
     channel = RecordingChannel()
     with serving() as found:
         client = CoordinatorClient(found.address, [channel], lambda: hello, clock_ms)

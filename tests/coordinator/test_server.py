@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
+from msgspec import structs
 
 from kafka_sink.coordinator.schema import (
     Alive,
@@ -522,7 +523,7 @@ def test_tasks_share_an_instance_by_group_settings_and_cluster() -> None:
         HELLO,
         Hello("another", "a-cluster", {}),
         Hello(HELLO.group, "b", {}),
-        replace(HELLO, settings=age),
+        structs.replace(HELLO, settings=age),
     ]
     with serving() as found, contextlib.ExitStack() as stack:
         for hello in hellos:
@@ -533,7 +534,7 @@ def test_tasks_share_an_instance_by_group_settings_and_cluster() -> None:
 
 
 def test_a_task_that_learns_its_cluster_moves() -> None:
-    with serving() as found, task(found, replace(HELLO, cluster_id="")) as one:
+    with serving() as found, task(found, structs.replace(HELLO, cluster_id="")) as one:
         assert asked(one, Said(1)) == Said(1)
         one.send(HELLO)
         assert asked(one, Said(2)) == Said(2)
@@ -549,7 +550,7 @@ def test_a_task_that_learns_its_cluster_moves() -> None:
     [{"kafka.sasl.password": "x"}, {"kafka.metadata.max.age.ms": "soon"}, {"topic": "t"}],
 )
 def test_settings_that_groups_do_not_have_end_the_connection(settings: dict[str, str]) -> None:
-    with serving() as found, task(found, replace(HELLO, settings=settings)) as one:
+    with serving() as found, task(found, structs.replace(HELLO, settings=settings)) as one:
         assert is_closed(one)
         assert not found.echoes
 
@@ -746,7 +747,7 @@ def test_sinkoptions_of_a_group_are_kept() -> None:
     with (
         serving(services={Echo: make}) as found,
         task(found) as one,
-        task(found, replace(HELLO, group="g")) as other,
+        task(found, structs.replace(HELLO, group="g")) as other,
     ):
         assert asked(one, Said(1)) == Said(1)
         assert asked(other, Said(1)) == Said(1)

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from kafka_sink.coordinator.address import CoordinatorAddress, CoordinatorLocation
 from kafka_sink.coordinator.schema import (
-    AtMost,
     Channel,
     Count,
     Hello,
@@ -21,7 +22,6 @@ from kafka_sink.coordinator.schema import (
     Outbox,
     Service,
     ServiceScope,
-    message,
     receives,
 )
 from kafka_sink.coordinator.server import CoordinatorServer, Services, new_loop
@@ -33,16 +33,14 @@ OPTIONS = parse({"kafka.bootstrap.servers": "127.0.0.1:1"}).options
 HELLO = Hello(GROUP, "a-cluster", {})
 
 
-@message
-class Said:
+class Said(Message, frozen=True):
     """Comes back to who said it."""
 
     number: Count
-    text: Annotated[str, AtMost(2**21)] = ""
+    text: Annotated[str, Meta(max_length=2**21)] = ""
 
 
-@message
-class Shout:
+class Shout(Message, frozen=True):
     """Goes to all tasks of the group."""
 
     length: Count

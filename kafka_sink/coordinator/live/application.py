@@ -14,9 +14,11 @@ import math
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from typing import Any
+
+from msgspec.structs import asdict, replace
 
 from kafka_sink.clock import STARTING, STATES, STEPS
 from kafka_sink.coordinator.live import running_tasks

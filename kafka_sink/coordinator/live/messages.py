@@ -11,27 +11,28 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
+
+from msgspec import Meta, field
+from msgspec.structs import replace
 
 from kafka_sink import spark_application
 from kafka_sink.clock import RANDOM, STATES, WAIT_LISTENER, Clock, monotonic_ms
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import tell
 from kafka_sink.coordinator.schema import (
-    AtMost,
     Channel,
     Count,
+    Int64,
     Message,
     Ms,
     Name,
     NodeId,
     ServiceScope,
+    Structure,
     Text,
     Topic,
-    Within,
     cut,
-    message,
     receives,
 )
 from kafka_sink.counts import TopicMetrics
@@ -71,20 +72,19 @@ _WAIT_REPORTED_MS, _WAIT_LOGGED_MS = 1000.0, 3000.0
 # As ``client.tell``.
 _Tell = Callable[[CoordinatorAddress, Message, float], None]
 
-Counts = Annotated[dict[Name, Count | Ms], AtMost(_MAX_NAMES)]
+Counts = Annotated[dict[Name, Count | Ms], Meta(max_length=_MAX_NAMES)]
 # As TopicMetrics has them; decoded at once, because a report may have hundreds.
-TopicCounts = Annotated[tuple[Count, ...], AtMost(len(TopicMetrics._fields))]
-_ByOutcome = Annotated[dict[Name, Count], AtMost(_MAX_OUTCOMES)]
+TopicCounts = Annotated[tuple[Count, ...], Meta(max_length=len(TopicMetrics._fields))]
+_ByOutcome = Annotated[dict[Name, Count], Meta(max_length=_MAX_OUTCOMES)]
 
 
-@dataclass(frozen=True, slots=True)
-class AboutJob:
+class AboutJob(Structure, frozen=True):
     """What one task of a job, that of partition 0, says about the job. ``options``: those that differ from
     their defaults, never a secret.
     """
 
     name: Text = ""
-    options: Annotated[dict[Text, Text], AtMost(_MAX_OPTIONS)] = field(default_factory=dict)
+    options: Annotated[dict[Text, Text], Meta(max_length=_MAX_OPTIONS)] = field(default_factory=dict)
 
 
 def about_job(name: str, options: Mapping[str, str]) -> AboutJob:
@@ -93,8 +93,7 @@ def about_job(name: str, options: Mapping[str, str]) -> AboutJob:
     return AboutJob(cut(name), {cut(one): cut(given) for one, given in shown})
 
 
-@dataclass(frozen=True, slots=True)
-class TaskIdentity:
+class TaskIdentity(Structure, frozen=True):
     """The attempt that writes. ``task``: Spark's taskAttemptId, unique in an application.
 
     ``write`` names the Spark write, ``query`` and ``batch`` the micro-batch where there is one. ``partition``
@@ -107,14 +106,13 @@ class TaskIdentity:
     attempt: Count = 0
     host: Text = ""
     query: Text = ""
-    batch: int = -1
+    batch: Int64 = -1
     application: Text = ""
     about: AboutJob | None = None
     stage: Count | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MuteReport:
+class MuteReport(Structure, frozen=True):
     """A muted broker's id or partition's name, the reason, and for how long.
 
     ``rows`` of the task wait for it, in partitions of which ``named`` are the first. ``left_ms``: until the
@@ -126,7 +124,7 @@ class MuteReport:
     age_ms: Ms
     rows: Count = 0
     left_ms: Ms | None = None
-    named: Annotated[tuple[Text, ...], AtMost(MAX_PARTITIONS)] = ()
+    named: Annotated[tuple[Text, ...], Meta(max_length=MAX_PARTITIONS)] = ()
 
 
 class BrokerReport(NamedTuple):
@@ -142,7 +140,7 @@ class BrokerReport(NamedTuple):
     failures: Count = 0
     in_flight: Count = 0
     latency_ms: Ms = 0.0
-    latency_buckets: Annotated[tuple[Count, ...], AtMost(_MAX_BUCKETS)] = ()
+    latency_buckets: Annotated[tuple[Count, ...], Meta(max_length=_MAX_BUCKETS)] = ()
     throttle_ms: Ms = 0.0
     oldest_ms: Ms = 0.0
 
@@ -155,8 +153,7 @@ class DeadLetterCount(NamedTuple):
     rows: Count
 
 
-@message
-class TaskReport:
+class TaskReport(Message, frozen=True):
     """A task's report. ``cluster``: as ``cluster_name`` gives it. ``state`` is one of STATES, entered
     ``state_ms`` ago. ``transaction_ms``: since the task's transaction was begun; None without one.
     """
@@ -168,17 +165,16 @@ class TaskReport:
     state_ms: Ms = 0.0
     counters: Counts = field(default_factory=dict)
     gauges: Counts = field(default_factory=dict)
-    topics: Annotated[dict[Topic, TopicCounts], AtMost(MAX_TOPICS)] = field(default_factory=dict)
-    brokers: Annotated[dict[NodeId, BrokerReport], AtMost(MAX_BROKERS)] = field(default_factory=dict)
-    mutes: Annotated[tuple[MuteReport, ...], AtMost(MAX_MUTES)] = ()
-    dead_letters: Annotated[tuple[DeadLetterCount, ...], AtMost(MAX_DEAD_LETTERS)] = ()
+    topics: Annotated[dict[Topic, TopicCounts], Meta(max_length=MAX_TOPICS)] = field(default_factory=dict)
+    brokers: Annotated[dict[NodeId, BrokerReport], Meta(max_length=MAX_BROKERS)] = field(default_factory=dict)
+    mutes: Annotated[tuple[MuteReport, ...], Meta(max_length=MAX_MUTES)] = ()
+    dead_letters: Annotated[tuple[DeadLetterCount, ...], Meta(max_length=MAX_DEAD_LETTERS)] = ()
     transaction_ms: Ms | None = None
     done: bool = False
     failed: bool = False
 
 
-@message
-class WriteEnded:
+class WriteEnded(Message, frozen=True):
     """A write's sums as its summary has them. ``outcome``: one of OUTCOMES.
 
     ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
@@ -191,17 +187,18 @@ class WriteEnded:
     write: Name
     outcome: Name
     query: Text = ""
-    batch: int = -1
+    batch: Int64 = -1
     tasks: Count = 0
     counters: Counts = field(default_factory=dict)
-    topics: Annotated[dict[Topic, TopicCounts], AtMost(MAX_FINAL_TOPICS)] = field(default_factory=dict)
+    topics: Annotated[dict[Topic, TopicCounts], Meta(max_length=MAX_FINAL_TOPICS)] = field(
+        default_factory=dict
+    )
     transactions: _ByOutcome = field(default_factory=dict)
-    last_task: int = -1
-    cause: Annotated[str, AtMost(MAX_CAUSE)] = ""
+    last_task: Int64 = -1
+    cause: Annotated[str, Meta(max_length=MAX_CAUSE)] = ""
 
 
-@message
-class DriverWaits:
+class DriverWaits(Message, frozen=True):
     """From the driver, about once a second while it waits for brokers; ``awaited`` is "" when it is over.
 
     ``write``: its name without the micro-batch, or a query's id. ``step``: one of STEPS.
@@ -214,14 +211,13 @@ class DriverWaits:
     awaited: Text = ""
     age_ms: Ms = 0.0
     left_ms: Ms = 0.0
-    cause: Annotated[str, AtMost(MAX_CAUSE)] = ""
+    cause: Annotated[str, Meta(max_length=MAX_CAUSE)] = ""
 
 
-@message
-class ReportEvery:
+class ReportEvery(Message, frozen=True):
     """To a task: report at this interval."""
 
-    interval_ms: Annotated[float, Within(1_000, 60_000)]
+    interval_ms: Annotated[float, Meta(ge=1_000, le=60_000)]
 
 
 def cluster_name(options: SinkOptions) -> str:

@@ -14,11 +14,13 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from kafka_sink.clock import monotonic_ms
 from kafka_sink.coordinator.address import ANY_ADDRESSES
 from kafka_sink.coordinator.live.application import ApplicationMetrics
 from kafka_sink.coordinator.live.http_server import HttpServer, Response
-from kafka_sink.coordinator.schema import Outbox, Service, ServiceScope, Text, Within, cut, message, receives
+from kafka_sink.coordinator.schema import Message, Outbox, Service, ServiceScope, Text, cut, receives
 from kafka_sink.version import __version__
 
 # From one snapshot to the next, however many clients ask.
@@ -29,20 +31,18 @@ _BACKLOG = 64
 _Render = Callable[[dict[str, Any]], Response]
 
 
-@message
-class OpenView:
+class OpenView(Message, frozen=True):
     """From planning: serve the live view at this address (ui.bind.address) and port (ui.port)."""
 
     address: Text
-    port: Annotated[int, Within(0, 65_535)]
+    port: Annotated[int, Meta(ge=0, le=65_535)]
 
 
-@message
-class ViewOpened:
+class ViewOpened(Message, frozen=True):
     """Where the live view is. ``url`` is "" where it could not be opened, for the reason in ``error``."""
 
     url: Text = ""
-    port: Annotated[int, Within(0, 65_535)] = 0
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 0
     error: Text = ""
 
 

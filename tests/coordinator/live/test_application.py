@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kafka_sink.clock import COMMITTING, STARTING
 from kafka_sink.coordinator.live import application

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 import tracemalloc
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, BrokerReport, MuteReport
 from kafka_sink.coordinator.live.running_tasks import RunningTasks, muted, requests
