@@ -235,14 +235,11 @@ class MetadataRequests:
             [body],
             self._options.request_timeout_ms,
             partial(self._on_response, topics),
-            self._on_failure,
+            lambda _cause, _possibly_sent, now_ms: self._cluster.on_failure(now_ms),
             asked=len(topics),
         )
         self._network.send(connection, request, now_ms)
         return math.inf
-
-    def _on_failure(self, cause: Exception, possibly_sent: bool, now_ms: float) -> None:
-        self._cluster.on_failure(now_ms)
 
     def _must_rebootstrap(self, now_ms: float) -> bool:
         """Metadata is wanted. If True, the time begins anew."""

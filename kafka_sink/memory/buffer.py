@@ -335,7 +335,7 @@ class ScratchBuffer:
         """Nothing to return."""
 
     def release(self, returned: dict[BufferPool, list[LentChunks]] | None = None) -> None:
-        self.data.clear()
+        self.data = bytearray()
 
 
 class _SharedBuffer:

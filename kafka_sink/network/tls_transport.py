@@ -24,7 +24,8 @@ _READ_BYTES = 128 * 1024
 
 
 class TlsStream:
-    """One connection's TLS without its socket.
+    """One connection's TLS without its socket: ``incoming`` takes the peer's bytes, in pieces of any size,
+    and ``outgoing`` has those for the peer.
 
     Raises AuthenticationError if a retry cannot help, and ConnectionError if it may.
 
@@ -33,39 +34,24 @@ class TlsStream:
     """
 
     def __init__(self, context: ssl.SSLContext, host: str, address: str, suites: Sequence[str] = ()) -> None:
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
+        self.incoming = ssl.MemoryBIO()
+        self.outgoing = ssl.MemoryBIO()
         self._host = host
         self._address = address
         self._suites = suites
         # OpenSSL takes a final dot as part of the name; certificates have none.
         name = host.rstrip(".")
         try:
-            self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+            self._tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=name)
         except (ValueError, TypeError) as error:
             # TypeError for a zero byte. Names of brokers come from the network.
             raise ConnectionError(f"{host!r} is no host name that TLS can check: {error}") from None
         self.established = False
 
     @property
-    def produced(self) -> int:
-        """Number of bytes for the peer that ``take`` would return."""
-        return self._outgoing.pending
-
-    @property
     def unread(self) -> bool:
         """Whether the stream holds bytes from the peer that ``read`` has not returned yet."""
-        return self._incoming.pending > 0 or (self.established and self._tls.pending() > 0)
-
-    def feed(self, data: memoryview) -> None:
-        """Take bytes from the peer, in pieces of any size."""
-        self._incoming.write(data)
-
-    def feed_end(self) -> None:
-        self._incoming.write_eof()
-
-    def take(self) -> bytes:
-        return self._outgoing.read()
+        return self.incoming.pending > 0 or (self.established and self._tls.pending() > 0)
 
     def handshake(self) -> bool:
         if self.established:
@@ -136,8 +122,11 @@ class TlsStream:
             pass  # the peer has not sent its own yet, or the handshake is not over
 
 
-class TlsTransport:
-    """A TLS connection to a broker. Raises AuthenticationError besides OSError."""
+class TlsTransport(PlaintextTransport):
+    """A TLS connection to a broker. Raises AuthenticationError besides OSError.
+
+    ``abort`` drops encrypted bytes, too: the peer cannot use partial records.
+    """
 
     def __init__(
         self,
@@ -149,7 +138,7 @@ class TlsTransport:
         suites: Sequence[str] = (),
     ) -> None:
         self._stream = TlsStream(context, host, name, _to_check(suites) if suites else ())
-        self._socket = PlaintextTransport(address, options)
+        super().__init__(address, options)
         self._held = memoryview(b"")
         self._scratch = memoryview(bytearray(_READ_BYTES))
         self.buffered = False
@@ -158,14 +147,8 @@ class TlsTransport:
         self._without_data = 0
 
     @property
-    def wants_write(self) -> bool:
-        return bool(self._held) or self._stream.produced > 0
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def connected(self) -> None:
-        self._socket.connected()
+    def wants_write(self) -> bool:  # type: ignore[override]
+        return bool(self._held) or self._stream.outgoing.pending > 0
 
     def handshake(self) -> bool:
         if self._stream.established:
@@ -188,18 +171,18 @@ class TlsTransport:
 
     def _receive(self) -> int | None:
         """Number of bytes read from the socket, 0 at its end, None if nothing is available."""
-        count = self._socket.receive_into(self._scratch)
+        count = super().receive_into(self._scratch)
         if count == 0:
-            self._stream.feed_end()
+            self._stream.incoming.write_eof()
         elif count is not None:
-            self._stream.feed(self._scratch[:count])
+            self._stream.incoming.write(self._scratch[:count])
         return count
 
     def flush(self) -> None:
         while self.wants_write:
             if not self._held:
-                self._held = memoryview(self._stream.take())
-            sent = self._socket.send([self._held])
+                self._held = memoryview(self._stream.outgoing.read())
+            sent = super().send([self._held])
             if sent == 0:
                 return
             self._held = self._held[sent:]
@@ -209,7 +192,7 @@ class TlsTransport:
         taken = 0
         self.flush()
         for piece in _records(buffers):
-            if len(self._held) + self._stream.produced >= _MAX_HELD_BYTES:
+            if len(self._held) + self._stream.outgoing.pending >= _MAX_HELD_BYTES:
                 break
             self._stream.write(piece)
             taken += len(piece)
@@ -236,11 +219,7 @@ class TlsTransport:
     def close(self) -> None:
         self._stream.close()
         self._flush_the_last()
-        self._socket.close()
-
-    def abort(self) -> None:
-        """Drop encrypted bytes, too: the peer cannot use partial records."""
-        self._socket.abort()
+        super().close()
 
 
 def _to_check(names: Sequence[str]) -> Sequence[str]:

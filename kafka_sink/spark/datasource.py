@@ -139,29 +139,21 @@ class _Writer:
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self.planned.write(iterator)
 
+    @logged_on_driver
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name, of a stream
+        self.planned.commit(messages, batchId)
+
+    @logged_on_driver
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name, of a stream
+        self.planned.abort(messages, batchId)
+
 
 class BatchWriter(_Writer, ArrowWriter):
     """The writer that Spark calls for ``df.write``."""
 
-    @logged_on_driver
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self.planned.commit(messages)
-
-    @logged_on_driver
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self.planned.abort(messages)
-
 
 class StreamWriter(_Writer, StreamArrowWriter):
     """The writer that Spark calls for ``df.writeStream``. Spark creates one for every micro-batch."""
-
-    @logged_on_driver
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        self.planned.commit(messages, batchId)
-
-    @logged_on_driver
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        self.planned.abort(messages, batchId)
 
 
 def _is_of_spark(schema: StructType | pa.Schema) -> TypeGuard[StructType]:

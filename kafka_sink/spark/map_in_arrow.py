@@ -129,14 +129,10 @@ class _MapTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow
 
-        written = self._written(iter(()) if self.is_empty else batches)
+        written = short_tracebacks(self.planned.write)(iter(()) if self.is_empty else batches)
         self.finished.add([(self.planned.name, written)])
         message = pyarrow.array([pickle.dumps(written)], pyarrow.binary())
         yield pyarrow.record_batch([message], names=[_MESSAGE])
-
-    @short_tracebacks
-    def _written(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitted:
-        return self.planned.write(batches)
 
 
 def _require_driver(df: DataFrame) -> None:

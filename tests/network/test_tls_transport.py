@@ -95,12 +95,12 @@ def shake(client: TlsStream, server: Server, *, piece: int = 1 << 20, most: int 
     """Runs both sides until neither has bytes to send; the server's come in pieces of ``most`` bytes."""
     given = 0
     client.handshake()
-    while data := client.take():
+    while data := client.outgoing.read():
         reply = server.step(data)
         for at in range(0, len(reply), piece):
             part = reply[at : at + piece][: max(0, most - given)]
             given += len(part)
-            client.feed(memoryview(part))
+            client.incoming.write(memoryview(part))
             client.handshake()
 
 
@@ -123,14 +123,14 @@ def test_a_handshake_and_data_however_they_are_split(
     assert client.established
     assert server.established
     client.write(b"question" * 5000)
-    server.step(client.take())
+    server.step(client.outgoing.read())
     assert (
         server.tls.read(1 << 16) + server.tls.read(1 << 16) + server.tls.read(1 << 16) == b"question" * 5000
     )
     server.tls.write(b"response" * 3000)
     data, reply = b"", server.step(b"")
     for at in range(0, len(reply), piece):
-        client.feed(memoryview(reply[at : at + piece]))
+        client.incoming.write(memoryview(reply[at : at + piece]))
         data += received(client)
     assert data == b"response" * 3000
     assert not client.unread
@@ -145,17 +145,17 @@ def test_cut_at_every_byte_a_handshake_is_a_lost_connection_that_may_be_tried_ag
     whole, counted = Server(identity, folder, versions=(version,)), 0
     client = stream(given)
     client.handshake()
-    while data := client.take():
+    while data := client.outgoing.read():
         reply = whole.step(data)
         counted += len(reply)
-        client.feed(memoryview(reply))
+        client.incoming.write(memoryview(reply))
         client.handshake()
     for cut in range(0, counted, 7):
         client = stream(given)
         shake(client, Server(identity, folder, versions=(version,)), most=cut)
         if client.established:
             break  # what is left are session tickets
-        client.feed_end()
+        client.incoming.write_eof()
         with pytest.raises(ConnectionResetError, match=r"broker\.test:9093 closed the connection in the TLS"):
             client.handshake()
 
@@ -168,7 +168,7 @@ def test_bytes_damaged_on_the_way_are_no_reason_to_give_up(authority: Authority,
     server.tls.write(b"response")
     damaged = bytearray(server.step(b""))
     damaged[-1] ^= 1
-    client.feed(memoryview(bytes(damaged)))
+    client.incoming.write(memoryview(bytes(damaged)))
     with pytest.raises(ConnectionError, match="TLS with"):
         client.read(memoryview(bytearray(100)))
 
@@ -283,7 +283,7 @@ def _until_refused(client: TlsStream, server: Server) -> None:
 def test_a_server_without_tls_is_named_in_the_error(authority: Authority) -> None:
     client = stream(settings(authority))
     client.handshake()
-    client.feed(memoryview(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+    client.incoming.write(memoryview(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     with pytest.raises(AuthenticationError, match="does not speak TLS"):
         client.handshake()
 
@@ -311,10 +311,10 @@ def test_any_bytes_in_a_handshake_or_after_it_are_errors_of_the_connection(
     failure: Exception | None = None
     try:
         client.handshake()
-        while data := client.take():
+        while data := client.outgoing.read():
             reply = server.step(data)
             end = at + (len(junk) if how == "put over" else 0)
-            client.feed(memoryview(reply[:at] + junk + reply[end:]))
+            client.incoming.write(memoryview(reply[:at] + junk + reply[end:]))
             client.handshake()
         if client.established:
             client.read(memoryview(bytearray(1000)))
