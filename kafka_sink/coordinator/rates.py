@@ -20,25 +20,22 @@ from msgspec import Meta
 from kafka_sink.coordinator.schema import (
     MAX_INT,
     Channel,
-    Count,
     Message,
+    Ms,
     Name,
     Outbox,
     Service,
     ServiceScope,
     receives,
 )
-from kafka_sink.errors import ProtocolError
 
-_DIMENSIONS = frozenset(("rows", "bytes"))
-# All waiting tasks together get this fraction of a second's limit in one turn, and each task at least the
-# second one, which bounds the number of messages of thousands of tasks.
-_TURN = 0.1
-_MIN_GRANT = 0.001
-# What a job may catch up on after a pause, in seconds of its limit.
-_BURST_S = 0.2
-# One grant costs the job no more than so many seconds of its limit, whatever size a task claims for a row.
-_MAX_DEBT_S = 10.0
+# Milliseconds of a limit are what it allows in that time. All waiting tasks together get the first number of
+# them in one turn, and each task at least the second, which bounds the messages of thousands of tasks.
+_TURN_MS, _MIN_GRANT_MS = 100.0, 1.0
+# What a job may send at its start, and what it may catch up on after a pause.
+_START_MS, _BURST_MS = 1.0, 200.0
+# What one grant costs the job at most, whatever size a task claims for a row.
+_MAX_DEBT_MS = 10_000.0
 # Jobs that are kept for which nobody waits.
 MAX_JOBS = 10_000
 # Jobs that one ``on_time`` looks at, or tasks that it serves; when it looks at others.
@@ -48,13 +45,12 @@ _Positive = Annotated[int, Meta(ge=1, le=MAX_INT)]
 
 
 class RowsWanted(Message, frozen=True):
-    """From a task of this job: so many rows are ready, ``bytes`` in all. ``limits``: rows and bytes in a
-    second. An answer follows when the job may send more."""
+    """From a task of this job: so many rows are ready, and need ``needs_ms`` of the job's limit. An answer
+    follows when the job may send more."""
 
     job: Name
-    limits: Annotated[dict[Name, _Positive], Meta(max_length=len(_DIMENSIONS))]
     rows: _Positive
-    bytes: Count
+    needs_ms: Ms
 
 
 class RowsGranted(Message, frozen=True):
@@ -68,48 +64,27 @@ class RowsGranted(Message, frozen=True):
 
 
 @dataclass(slots=True)
-class _JobBuckets:
-    """Levels are what may be sent now, per dimension that is limited. They fall below zero by one grant.
-    ``waiting``: what tasks have asked for, in the order of asking."""
+class _Job:
+    """``level_ms`` of its limit may be used now; one grant takes it below zero. ``waiting``: what tasks have
+    asked for, in the order of asking."""
 
-    limits: Mapping[str, int]
+    name: str
     at_ms: float
-    levels: dict[str, float] = field(default_factory=dict)
+    level_ms: float = _START_MS
     waiting: dict[int, RowsWanted] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.levels = {name: float(min(1, limit)) for name, limit in self.limits.items()}
-
     def refill(self, now_ms: float) -> None:
-        passed_s = max(0.0, now_ms - self.at_ms) / 1000
+        self.level_ms = min(_BURST_MS, self.level_ms + now_ms - self.at_ms)
         self.at_ms = now_ms
-        for name, limit in self.limits.items():
-            self.levels[name] = min(limit * _BURST_S, self.levels[name] + limit * passed_s)
-
-    @property
-    def may_send(self) -> bool:
-        return all(level > 0 for level in self.levels.values())
-
-    def due_ms(self) -> float:
-        """When it may send."""
-        needs = [-level / self.limits[name] * 1000 for name, level in self.levels.items() if level <= 0]
-        return self.at_ms + max(needs, default=0.0) + 1.0
 
     def grant(self) -> tuple[int, RowsGranted]:
         """The task that has waited longest, and what it may send now."""
-        share_s = max(_TURN / len(self.waiting), _MIN_GRANT)
+        share_ms = max(_TURN_MS / len(self.waiting), _MIN_GRANT_MS)
         task = next(iter(self.waiting))
         asked = self.waiting.pop(task)
-        takes_s = max(_part_of(asked, asked.rows, name) / limit for name, limit in self.limits.items())
-        rows = max(1, int(asked.rows * min(1.0, share_s / takes_s)))
-        for name, limit in self.limits.items():
-            self.levels[name] -= min(_part_of(asked, rows, name), limit * _MAX_DEBT_S)
-        return task, RowsGranted(asked.job, rows)
-
-
-def _part_of(asked: RowsWanted, rows: int, name: str) -> float:
-    """So many of these rows, in rows or bytes."""
-    return rows if name == "rows" else max(1, asked.bytes) * rows / asked.rows
+        rows = max(1, int(asked.rows * share_ms / max(share_ms, asked.needs_ms)))
+        self.level_ms -= min(asked.needs_ms * rows / asked.rows, _MAX_DEBT_MS)
+        return task, RowsGranted(self.name, rows)
 
 
 class RateService(Service):
@@ -122,61 +97,54 @@ class RateService(Service):
         self._max_jobs = max_jobs
         # A job is among those that a task waits for, no more than there are tasks, or among the others, the
         # one that was used longest ago first.
-        self._waiting: dict[str, _JobBuckets] = {}
-        self._idle: OrderedDict[str, _JobBuckets] = OrderedDict()
-        # The job that each waiting task waits for, and when one of these jobs may send.
-        self._job_of: dict[int, str] = {}
+        self._waiting: dict[str, _Job] = {}
+        self._idle: OrderedDict[str, _Job] = OrderedDict()
+        # What each waiting task waits for, and when one of these jobs may send.
+        self._job_of: dict[int, _Job] = {}
         self._due_ms = math.inf
 
     @receives(RowsWanted)
     def on_rows_wanted(self, peer: int, message: RowsWanted, now_ms: float) -> None:
-        if not message.limits or not message.limits.keys() <= _DIMENSIONS:
-            raise ProtocolError("a job's limits are missing or unknown")
-        # Writes of one query may have different limits, and each its own bucket.
-        key = f"{message.job} {sorted(message.limits.items())}"
-        if self._job_of.get(peer) != key:
-            self.on_gone(peer, now_ms)
-        job = self._waiting.get(key) or self._idle.pop(key, None)
-        job = self._waiting[key] = job or _JobBuckets(dict(message.limits), now_ms)
+        self.on_gone(peer, now_ms)
+        name = message.job
+        job = self._waiting.get(name) or self._idle.pop(name, None) or _Job(name, now_ms)
+        self._waiting[name] = self._job_of[peer] = job
         job.waiting[peer] = message
-        self._job_of[peer] = key
-        self._serve(key, job, _AT_ONCE, now_ms)
+        self._serve(job, _AT_ONCE, now_ms)
 
     def on_gone(self, peer: int, now_ms: float) -> None:
-        key = self._job_of.pop(peer, None)
-        if key is not None:
-            job = self._waiting[key]
+        job = self._job_of.pop(peer, None)
+        if job is not None:
             del job.waiting[peer]
-            if not job.waiting:
-                self._rest(key)
+            self._rest(job)
 
-    def _serve(self, key: str, job: _JobBuckets, at_most: int, now_ms: float) -> int:
+    def _serve(self, job: _Job, at_most: int, now_ms: float) -> int:
         """Grant rows to so many tasks of a job at most, and return to how many."""
         job.refill(now_ms)
         served = 0
-        while job.waiting and job.may_send and served < at_most:
+        while job.waiting and job.level_ms > 0 and served < at_most:
             task, granted = job.grant()
             del self._job_of[task]
             self.out.send(task, granted)
             served += 1
         if job.waiting:
-            self._due_ms = min(self._due_ms, job.due_ms())
-        else:
-            self._rest(key)
+            self._due_ms = min(self._due_ms, now_ms + max(0.0, -job.level_ms) + 1.0)
+        self._rest(job)
         return served
 
-    def _rest(self, key: str) -> None:
-        """Nobody waits for this job any more. Forget the one that was used longest ago, if there are many."""
-        self._idle[key] = self._waiting.pop(key)
-        if len(self._idle) > self._max_jobs:
-            self._idle.popitem(last=False)
+    def _rest(self, job: _Job) -> None:
+        """If nobody waits for it any more, keep it for a while: those that were used last are kept."""
+        if not job.waiting:
+            self._idle[job.name] = self._waiting.pop(job.name)
+            if len(self._idle) > self._max_jobs:
+                self._idle.popitem(last=False)
 
     def on_time(self, now_ms: float) -> None:
         self._due_ms, left = math.inf, _AT_ONCE
-        for key in list(islice(self._waiting, _AT_ONCE)):
+        for name in list(islice(self._waiting, _AT_ONCE)):
             # Last in turn.
-            job = self._waiting[key] = self._waiting.pop(key)
-            left -= max(1, self._serve(key, job, left, now_ms))
+            job = self._waiting[name] = self._waiting.pop(name)
+            left -= max(1, self._serve(job, left, now_ms))
             if left <= 0:
                 self._due_ms = now_ms + _NEXT_MS
                 break
@@ -213,11 +181,16 @@ class RateChannel(Channel):
         return self._asked is not None
 
     def ask(self, job: str, limits: Mapping[str, int], rows: int, size: int) -> bool:
-        """Ask for the job's next rows, ``size`` bytes in all. False where there is no coordinator."""
+        """Ask for the job's next rows, ``size`` bytes in all. False where there is no coordinator.
+
+        Writes of one query may have different limits, and each its own bucket.
+        """
+        wanted = {"rows": rows, "bytes": max(1, size)}
+        needs_ms = max(1000 * wanted[name] / limit for name, limit in limits.items())
         with self._changed:
             if not self.is_shared:
                 return False
-            self._asked = RowsWanted(job, dict(limits), rows, size)
+            self._asked = RowsWanted(f"{job} {limits}", rows, needs_ms)
             self._must_send, self._granted = True, 0
         self.wake()
         return True

@@ -13,13 +13,13 @@ import logging
 import re
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 _log = logging.getLogger(__name__)
 # Whole: a browser sends `[::1].evil.example` for a site of that name.
-_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::[0-9]{1,5})?")
+_HOST = re.compile(r"host:\s*(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:\s]+))(?::[0-9]{1,5})?\s*")
 _NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -77,7 +77,6 @@ class HttpServer:
         self._bounds = bounds or HttpBounds()
         # Connections in the order in which they were accepted.
         self._open: dict[asyncio.Task[None], socket.socket] = {}
-        self._accepting: asyncio.Task[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="kafka-chunked-live-view", daemon=True)
 
@@ -88,44 +87,34 @@ class HttpServer:
     def close(self) -> None:
         """End the thread and all connections, without waiting long."""
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._stop)
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(2.0)
 
-    def _stop(self) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
-
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._accepting = self._loop.create_task(self._accept())
-            self._loop.run_until_complete(self._accepting)
-        except asyncio.CancelledError:
-            pass
-        except Exception:  # noqa: BLE001 - it must not print into the driver's terminal
-            _log.exception("The live view has ended")
-        finally:
-            self._listening.close()
-            self._loop.run_until_complete(self._end_all())
-            self._loop.close()
-
-    async def _end_all(self) -> None:
+        self._await_connection()
+        self._loop.run_forever()
+        self._listening.close()
         for task in list(self._open):
             task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+            with suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(task)
+        self._loop.close()
 
-    async def _accept(self) -> None:
-        interval_s = 1.0 / self._bounds.accepts_per_s
-        while True:
-            await self._readable()
-            try:
-                sock, _ = self._listening.accept()
-            except BlockingIOError:  # its client has left
-                continue
-            except OSError as error:
-                _log.warning("The live view could not accept a connection: %s", error)
-                await asyncio.sleep(1.0)
-                continue
+    def _await_connection(self) -> None:
+        self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        """Called by the loop. Its own accept loses a connection that it has accepted when it is cancelled."""
+        self._loop.remove_reader(self._listening)
+        pause_s = 1.0 / self._bounds.accepts_per_s
+        try:
+            sock, _ = self._listening.accept()
+        except BlockingIOError:  # its client has left
+            pass
+        except OSError as error:
+            _log.warning("The live view could not accept a connection: %s", error)
+            pause_s = 1.0
+        else:
             while len(self._open) >= self._bounds.connections:
                 oldest = next(iter(self._open))
                 self._open.pop(oldest).close()
@@ -133,17 +122,8 @@ class HttpServer:
             task = self._loop.create_task(self._serve(sock))
             self._open[task] = sock
             task.add_done_callback(self._forget)
-            # A flood waits in the backlog, and then at its sender.
-            await asyncio.sleep(interval_s)
-
-    async def _readable(self) -> None:
-        """A connection waits. The loop's own accept loses one that it has accepted when it is cancelled."""
-        ready = asyncio.Event()
-        self._loop.add_reader(self._listening, ready.set)
-        try:
-            await ready.wait()
-        finally:
-            self._loop.remove_reader(self._listening)
+        # A flood waits in the backlog, and then at its sender.
+        self._loop.call_later(pause_s, self._await_connection)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         sock = self._open.pop(task, None)
@@ -176,14 +156,14 @@ class HttpServer:
     async def _respond(self, head: bytes) -> Response:
         if len(head) > self._bounds.request_bytes:
             return _refusal("431 Request Header Fields Too Large")
-        line, _, rest = head.partition(b"\r\n")
-        method, _, target = line.decode("latin-1").partition(" ")
+        line, *lines = head.decode("latin-1").split("\r\n")
+        method, _, target = line.partition(" ")
         target, _, version = target.rpartition(" ")
         if not version.startswith("HTTP/1."):
             return _refusal("400 Bad Request")
         if method not in ("GET", "HEAD"):
             return _refusal("405 Method Not Allowed", headers={"Allow": "GET, HEAD"})
-        if not self.accepts_host(_header(rest, "host")):
+        if not self._accepts_host(lines):
             return _refusal("403 Forbidden", "call the live view by its IP address or this host's name")
         page = self._pages.get(target.partition("?")[0])
         if page is None:
@@ -194,29 +174,17 @@ class HttpServer:
             _log.exception("The live view could not make a page")
             return _refusal("500 Internal Server Error", "the coordinator's log has the reason")
 
-    def accepts_host(self, header: str | None) -> bool:
-        """Whether this Host header is one of ours."""
-        if header is None:
-            return False
-        found = _HOST.fullmatch(header.strip().lower())
-        if found is None:
-            return False
-        host = found["address"] or found["name"]
-        if host in self._hosts:
-            return True
+    def _accepts_host(self, lines: Iterable[str]) -> bool:
+        """Whether the Host header among these names an address or one of ours."""
+        header = next((one for one in map(str.lower, lines) if one.startswith("host:")), "")
+        found = _HOST.fullmatch(header)
+        if found is None or found["name"] in self._hosts:
+            return found is not None
         try:
-            ipaddress.ip_address(host)
+            ipaddress.ip_address(found["address"] or found["name"])
         except ValueError:
             return False
         return True
-
-
-def _header(rest: bytes, name: str) -> str | None:
-    for line in rest.decode("latin-1").split("\r\n"):
-        key, _, value = line.partition(":")
-        if key.strip().lower() == name:
-            return value
-    return None
 
 
 def _refusal(status: str, text: str = "", headers: Mapping[str, str] = _NO_HEADERS) -> Response:

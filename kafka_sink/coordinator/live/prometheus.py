@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from kafka_sink.clock import STATES, STEPS
@@ -28,149 +26,106 @@ from kafka_sink.version import __version__
 PREFIX = "kafka_chunked_"
 
 
+COUNTER, GAUGE = "counter", "gauge"
+# Of connections: see ``CoordinatorServer.state``.
+_KINDS = ("task", "idle", "unproved")
+# The lists in the snapshot, with the labels of their entries.
+_LISTS = {"clusters": ("cluster",), "topics": ("cluster", "topic"), "brokers": ("cluster", "broker")}
+
+
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A metric, and where the snapshot has its samples.
+    """A metric. ``source``: where the snapshot has its value, as names with dots between them.
 
-    ``of``: the list with an entry for each label set, the snapshot itself if "". ``part``: the mapping in
-    such an entry that has the value, the entry itself if "". ``source``: the value's key; with ``names``,
-    which are the values of the last label, what their keys begin with. ``scale`` converts to the unit in the
-    name.
+    With ``names``, the values of one more label, ``source`` is what they are added to. ``scale`` converts to
+    the unit in the metric's name.
     """
 
     name: str
     kind: str
+    source: str
     doc: str
-    labels: tuple[str, ...] = ("cluster",)
-    source: str = ""
-    scale: float = 1.0
-    of: str = "clusters"
-    part: str = ""
+    label: str = ""
     names: tuple[str, ...] = ()
+    scale: float = 1.0
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        of_list = _LISTS.get(self.source.partition(".")[0], ())
+        return (*of_list, self.label) if self.label else of_list
 
     def samples(self, snapshot: Mapping[str, Any]) -> Iterator[tuple[list[str], float]]:
-        for one in snapshot[self.of] if self.of else [snapshot]:
-            part = one[self.part] if self.part else one
-            labels = [str(one[label]) for label in (self.labels[:-1] if self.names else self.labels)]
+        *where, key = self.source.split(".")
+        labels = _LISTS.get(where[0], ()) if where else ()
+        for one in snapshot[where.pop(0)] if labels else [snapshot]:
+            values = reduce(lambda part, name: part.get(name, {}), where, one)
+            shown = [_label(str(one[label])) for label in labels]
             for name in self.names or ("",):
-                value = part.get(self.source + name, 0 if self.of else None)
+                value = values.get(key + name, 0 if labels else None)
                 if value is not None:
-                    yield [*labels, name] if name else labels, value * self.scale
+                    yield [*shown, name] if name else shown, value * self.scale
 
 
-# Sums over all tasks of a cluster. Tasks do not count the rows of attempts that their write did not count.
-OF_CLUSTER: tuple[MetricSpec, ...] = (
+# The arguments of a MetricSpec each. Those of clusters are sums over all their tasks, which do not count the
+# rows of attempts that their write did not count.
+_ROWS: tuple[tuple[Any, ...], ...] = (
+    ("record_send", COUNTER, "topics.records", "Rows that brokers acknowledged"),
+    ("sent_bytes", COUNTER, "topics.sent_bytes", "Bytes of record batches as sent"),
+    ("uncompressed_bytes", COUNTER, "topics.raw_bytes", "The same record batches uncompressed"),
+    ("batch_send", COUNTER, "topics.batches", "Record batches that brokers acknowledged"),
     *(
-        MetricSpec(one.metric, "counter", one.doc, source=name, part="counters", scale=one.scale)
+        (one.metric, COUNTER, f"clusters.counters.{name}", one.doc, "", (), one.scale)
         for name, one in SPECS.items()
         if one.metric
     ),
-    *(MetricSpec(name, "gauge", doc, source=name, part="gauges") for name, doc in GAUGES.items()),
-    *(
-        MetricSpec(name, kind, doc, source=source, part=part)
-        for name, kind, part, source, doc in (
-            (
-                "record_uncommitted",
-                "counter",
-                "counters",
-                "uncommitted",
-                "Rows that their write did not count",
-            ),
-            ("open_transactions", "gauge", "transactions", "open", "Transactions whose write has not ended"),
-            (
-                "oldest_open_transaction_age_seconds",
-                "gauge",
-                "transactions",
-                "oldest",
-                "Age of the oldest one",
-            ),
-        )
-    ),
-    *(
-        MetricSpec(name, kind, doc, ("cluster", label), source, part=part, names=names)
-        for name, kind, part, source, label, names, doc in (
-            ("muted", "gauge", "muted", "", "kind", ("broker", "partition"), "Muted brokers and partitions"),
-            ("tasks", "gauge", "states", "", "state", (*STATES, "silent"), "Tasks by what they wait for"),
-            ("driver_wait_seconds", "gauge", "driver", "", "step", STEPS, "How long the driver has waited"),
-            ("writes", "counter", "counters", "writes_", "outcome", OUTCOMES, "Ended jobs and micro-batches"),
-            (
-                "transactions",
-                "counter",
-                "transactions",
-                "",
-                "outcome",
-                TRANSACTION_OUTCOMES,
-                "Ended transactions",
-            ),
-        )
-    ),
+    *((name, GAUGE, f"clusters.gauges.{name}", doc) for name, doc in GAUGES.items()),
+    ("record_uncommitted", COUNTER, "clusters.counters.uncommitted", "Rows that their write did not count"),
+    ("open_transactions", GAUGE, "clusters.transactions.open", "Transactions whose write has not ended"),
+    ("oldest_open_transaction_age_seconds", GAUGE, "clusters.transactions.oldest", "Age of the oldest one"),
+    ("muted", GAUGE, "clusters.muted.", "Muted brokers and partitions", "kind", ("broker", "partition")),
+    ("tasks", GAUGE, "clusters.states.", "Tasks by what they wait for", "state", (*STATES, "silent")),
+    ("driver_wait_seconds", GAUGE, "clusters.driver.", "How long the driver has waited", "step", STEPS),
+    ("writes", COUNTER, "clusters.counters.writes_", "Ended jobs and micro-batches", "outcome", OUTCOMES),
+    ("transactions", COUNTER, "clusters.transactions.", "How many ended", "outcome", TRANSACTION_OUTCOMES),
+    ("node_request", COUNTER, "brokers.requests", "Produce requests to this broker"),
+    ("node_request_error", COUNTER, "brokers.failures", "Produce requests without a response"),
+    ("produce_throttle_time_seconds", COUNTER, "brokers.throttled", "Time for which the broker throttled"),
+    ("requests_in_flight", GAUGE, "brokers.in_flight", "Produce requests without a response yet"),
+    ("oldest_request_age_seconds", GAUGE, "brokers.oldest", "How long rows have waited for its response"),
+    ("muted_seconds", GAUGE, "brokers.muted", "How long this broker has been muted"),
+    ("task_reports", COUNTER, "reports", "Reports that the coordinator received"),
+    ("coordinator_tasks", GAUGE, "coordinator.tasks", "Tasks that are connected to the coordinator"),
+    ("coordinator_messages", COUNTER, "coordinator.messages", "Messages of tasks that it has handled"),
+    ("coordinator_stalls", COUNTER, "coordinator.stalls", "How often it was late by more than a second"),
+    ("coordinator_connections", GAUGE, "coordinator.connections.", "Its connections", "kind", _KINDS),
 )
-OF_TOPIC: tuple[MetricSpec, ...] = tuple(
-    MetricSpec(name, "counter", doc, ("cluster", "topic"), source, of="topics")
-    for name, source, doc in (
-        ("record_send", "records", "Rows that brokers acknowledged"),
-        ("sent_bytes", "sent_bytes", "Bytes of record batches as sent"),
-        ("uncompressed_bytes", "raw_bytes", "The same record batches uncompressed"),
-        ("batch_send", "batches", "Record batches that brokers acknowledged"),
-    )
-)
-OF_BROKER: tuple[MetricSpec, ...] = tuple(
-    MetricSpec(name, kind, doc, ("cluster", "broker"), source, of="brokers")
-    for name, kind, source, doc in (
-        ("node_request", "counter", "requests", "Produce requests to this broker"),
-        ("node_request_error", "counter", "failures", "Produce requests without a response"),
-        ("produce_throttle_time_seconds", "counter", "throttled", "Time for which the broker throttled"),
-        ("requests_in_flight", "gauge", "in_flight", "Produce requests without a response yet"),
-        ("oldest_request_age_seconds", "gauge", "oldest", "How long rows have waited for its response"),
-        ("muted_seconds", "gauge", "muted", "How long this broker has been muted"),
-    )
-)
-OF_COORDINATOR: tuple[MetricSpec, ...] = (
-    MetricSpec("task_reports", "counter", "Reports that the coordinator received", (), "reports", of=""),
-    *(
-        MetricSpec(f"coordinator_{name}", kind, doc, (), source, of="", part="coordinator")
-        for name, kind, source, doc in (
-            ("tasks", "gauge", "tasks", "Tasks that are connected to the coordinator"),
-            ("messages", "counter", "messages", "Messages of tasks that it has handled"),
-            ("stalls", "counter", "stalls", "How often it was late by more than a second"),
-        )
-    ),
-)
-_TABLE = (*OF_TOPIC, *OF_CLUSTER, *OF_BROKER, *OF_COORDINATOR)
+_TABLE = tuple(MetricSpec(*row) for row in _ROWS)
 LATENCY = MetricSpec(
-    "request_latency_seconds", "histogram", "From a request to its response", ("cluster", "broker")
+    "request_latency_seconds", "histogram", "brokers.latency_buckets", "From a request to its response"
 )
-CONNECTIONS = MetricSpec("coordinator_connections", "gauge", "Connections to the coordinator", ("kind",))
-BUILD = MetricSpec("build_info", "gauge", "Version of the sink", ("version",))
-METRICS: tuple[MetricSpec, ...] = (*_TABLE, LATENCY, CONNECTIONS, BUILD)
-
-
-@dataclass(frozen=True, slots=True)
-class _Collector:
-    """What prometheus_client asks for the metrics of a snapshot."""
-
-    snapshot: Mapping[str, Any]
-
-    def collect(self) -> Iterator[Metric]:
-        for spec in _TABLE:
-            yield _family(spec, spec.samples(self.snapshot))
-        yield _latency(self.snapshot["brokers"])
-        kinds = self.snapshot["coordinator"].get("connections", {})
-        yield _family(CONNECTIONS, (([kind], count) for kind, count in kinds.items()))
-        yield _family(BUILD, [([__version__], 1)])
+BUILD = MetricSpec("build_info", GAUGE, "", "Version of the sink", "version")
+METRICS: tuple[MetricSpec, ...] = (*_TABLE, LATENCY, BUILD)
 
 
 def exposition(snapshot: Mapping[str, Any]) -> tuple[bytes, str]:
     """The metrics in Prometheus's text format, and its content type."""
-    # It needs the one method of a registry.
-    return generate_latest(_Collector(snapshot)), CONTENT_TYPE_LATEST
+    # It needs this one method of a registry.
+    registry: Any = SimpleNamespace(collect=lambda: _families(snapshot))
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+def _families(snapshot: Mapping[str, Any]) -> Iterator[Metric]:
+    for spec in _TABLE:
+        yield _family(spec, spec.samples(snapshot))
+    yield _latency(snapshot["brokers"])
+    yield _family(BUILD, [([__version__], 1)])
 
 
 def _family(spec: MetricSpec, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+    kind = CounterMetricFamily if spec.kind == COUNTER else GaugeMetricFamily
     family = kind(PREFIX + spec.name, spec.doc, labels=spec.labels)
     for labels, value in samples:
-        family.add_metric([_label(one) for one in labels], value)
+        family.add_metric(labels, value)
     return family
 
 
@@ -178,10 +133,8 @@ def _latency(brokers: Sequence[Mapping[str, Any]]) -> Metric:
     family = HistogramMetricFamily(PREFIX + LATENCY.name, LATENCY.doc, labels=LATENCY.labels)
     bounds = [str(bound / 1000) for bound in LATENCY_BOUNDS_MS] + ["+Inf"]
     for one in brokers:
-        below, buckets = 0, []
-        for bound, count in zip(bounds, one["latency_buckets"], strict=False):
-            below += count
-            buckets.append((bound, float(below)))
+        counts = accumulate(one["latency_buckets"])
+        buckets = [(bound, float(below)) for bound, below in zip(bounds, counts, strict=False)]
         if buckets and buckets[-1][0] == "+Inf":
             labels = [_label(one["cluster"]), str(one["broker"])]
             family.add_metric(labels, buckets, one["latency_sum"])
