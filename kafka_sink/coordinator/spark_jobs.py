@@ -227,11 +227,7 @@ def listening_address(text: str) -> tuple[str, int]:
     # PyArrow runs.
     words = [packed[at : at + 8] for at in range(0, len(packed), 8)]
     address = ipaddress.ip_address(b"".join(bytes.fromhex(word)[::-1] for word in words))
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    if mapped is not None:
-        address = mapped
-    if address.is_unspecified:
-        # Not a name: a driver that listens on IPv4 only leaves ::1, to which names lead first, to anybody.
-        # Java's sockets for all IPv6 interfaces take IPv4, too, and nobody else can have that port then.
-        return "127.0.0.1", int(port, 16)
-    return str(address), int(port, 16)
+    address = getattr(address, "ipv4_mapped", None) or address
+    # Not a name: a driver that listens on IPv4 only leaves ::1, to which names lead first, to anybody.
+    # Java's sockets for all IPv6 interfaces take IPv4, too, and nobody else can have that port then.
+    return "127.0.0.1" if address.is_unspecified else str(address), int(port, 16)

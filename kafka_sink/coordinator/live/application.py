@@ -69,26 +69,18 @@ _ACKNOWLEDGED = ("records", "unconfirmed")
 TRANSACTION_OUTCOMES = (*OUTCOMES, "recovered")
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsBounds:
-    """``tasks`` that run, ``writes`` that have not ended, ``entries``: names and numbers that they give."""
-
-    tasks: int = 25_000
-    entries: int = 500_000
-    writes: int = 5_000
-
-
 @dataclass(slots=True)
 class _Cluster:
     counters: Counter[str] = field(default_factory=Counter)
     # By topic and reason.
     dead_letters: Counter[tuple[str, str]] = field(default_factory=Counter)
-    transactions: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
 class _Topic:
-    totals: TopicMetrics = field(default_factory=TopicMetrics)
+    """``totals``: in the order of TopicMetrics."""
+
+    totals: list[Number] = field(default_factory=lambda: [0] * 4)
     records: RateWindow = field(default_factory=RateWindow)
 
 
@@ -97,7 +89,7 @@ class _Broker:
     """``totals``: requests, failures, latency and throttling in milliseconds, then the latency's buckets."""
 
     address: str = ""
-    totals: list[Number] = field(default_factory=lambda: [0, 0, 0.0, 0.0])
+    totals: list[Number] = field(default_factory=lambda: [0] * 4)
     responses: RateWindow = field(default_factory=RateWindow)
     latency_ms: RateWindow = field(default_factory=RateWindow)
 
@@ -110,7 +102,7 @@ class _Write:
     job: str
     cluster: str = ""
     counters: Counter[str] = field(default_factory=Counter)
-    topics: dict[str, TopicMetrics] = field(default_factory=dict)
+    topics: dict[str, list[Number]] = field(default_factory=dict)
     last_task: int = -1
     ended: set[int] = field(default_factory=set)
     done: int = 0
@@ -131,7 +123,7 @@ class _Job:
     batch: int = -1
     tasks_done: int = 0
     topics: set[str] = field(default_factory=set)
-    about: AboutJob | None = None
+    about: AboutJob = field(default_factory=AboutJob)
     # Why it was aborted, or else why a task of it failed.
     cause: str = ""
     # Of its writes, without the micro-batch.
@@ -144,12 +136,22 @@ class _Job:
 
 
 class ApplicationMetrics:
-    """All methods belong to the coordinator's loop. Times are monotonic milliseconds."""
+    """All methods belong to the coordinator's loop. Times are monotonic milliseconds.
 
-    def __init__(self, wall_s: Callable[[], float] = time.time, bounds: MetricsBounds | None = None) -> None:
+    At most ``max_tasks`` that run and ``max_writes`` that have not ended are kept, with ``max_entries`` names
+    and numbers that they give.
+    """
+
+    def __init__(
+        self,
+        wall_s: Callable[[], float] = time.time,
+        max_tasks: int = 25_000,
+        max_writes: int = 5_000,
+        max_entries: int = 500_000,
+    ) -> None:
         self._wall_s = wall_s
         self._started_s = wall_s()
-        self._bounds = bounds or MetricsBounds()
+        self._max_writes = max_writes
         # Its name, which only tasks know.
         self._application = ""
         self._clusters: dict[str, _Cluster] = {}
@@ -159,7 +161,7 @@ class ApplicationMetrics:
         self.writes: OrderedDict[str, _Write] = OrderedDict()
         # With the highest number of a task that belonged to it.
         self._ended_writes: OrderedDict[str, float] = OrderedDict()
-        self.running = RunningTasks(self._bounds.tasks, self._bounds.entries)
+        self.running = RunningTasks(max_tasks, max_entries)
         # What the driver waits for and when it said so, by its name of the write.
         self._driver: dict[str, tuple[DriverWaits, float]] = {}
         # How often a task is to report.
@@ -187,21 +189,22 @@ class ApplicationMetrics:
         self._ended_writes.pop(identity.write, None)
         name, cluster = self._cluster_of(report.cluster)
         job = self._job_of(name, identity, now_ms)
-        write = self._write_of(name, identity)
+        write = self._write_of(identity, name)
         if identity.task in write.ended:
             return
         write.last_task = max(write.last_task, identity.task)
         attempt = self.running.report(name, report, now_ms)
-        self._add_counters(cluster, job, write, attempt, report)
-        self._add_topics(job, write, attempt, report)
+        self._add_counters(attempt, report, (cluster.counters, job.counters, write.counters), job)
+        self._add_topics(attempt, report, write, job)
         self._add_brokers(attempt, report)
-        self._add_dead_letters(cluster, attempt, report)
-        if report.done:
-            self.running.remove(attempt.key)
-            if self.running.capacity:
-                write.ended.add(identity.task)
-                self.running.entries += 1
-        if report.done and not report.failed:
+        self._add_dead_letters(attempt, report, cluster.dead_letters)
+        if not report.done:
+            return
+        self.running.remove(attempt.key)
+        if self.running.capacity:
+            write.ended.add(identity.task)
+            self.running.entries += 1
+        if not report.failed:
             write.done += 1
             job.tasks_done += 1
             if attempt.transaction_since_ms is not None:
@@ -213,24 +216,21 @@ class ApplicationMetrics:
             name = OTHER
         return name, self._clusters.setdefault(name, _Cluster())
 
-    def _write_of(self, cluster: str, identity: TaskIdentity) -> _Write:
-        name = identity.write
-        write = self.writes.setdefault(name, _Write(identity.query or name, cluster))
-        self.writes.move_to_end(name)
-        while len(self.writes) > self._bounds.writes:
+    def _write_of(self, identity: TaskIdentity, cluster: str) -> _Write:
+        write = self.writes.setdefault(identity.write, _Write(identity.job, cluster))
+        self.writes.move_to_end(identity.write)
+        if len(self.writes) > self._max_writes:
             self._forget_write(next(iter(self.writes)), math.inf)
         return write
 
     def _job_of(self, cluster: str, identity: TaskIdentity, now_ms: float) -> _Job:
-        key = identity.query or identity.write
-        job = self._jobs.get(key)
+        jobs = self._jobs
+        job = jobs.get(identity.job)
         if job is None:
-            if len(self._jobs) >= _MAX_JOBS:
-                jobs = self._jobs
+            if len(jobs) >= _MAX_JOBS:
                 del jobs[min(jobs, key=lambda one: (jobs[one].state == "running", jobs[one].reported_ms))]
-            job = self._jobs[key] = _Job(cluster, identity.query, self._wall_s(), now_ms)
-        if job.state != "running":
-            job.state, job.ended_s = "running", None
+            job = jobs[identity.job] = _Job(cluster, identity.query, self._wall_s(), now_ms)
+        job.state, job.ended_s = "running", None
         job.write = identity.write.partition("/")[0]
         job.reported_ms = now_ms
         job.batch = max(job.batch, identity.batch)
@@ -255,19 +255,18 @@ class ApplicationMetrics:
         self._note(_LEVELS[state], f"{_label(key, job)} {state}{why}")
 
     def _add_counters(
-        self, cluster: _Cluster, job: _Job, write: _Write, attempt: RunningTask, report: TaskReport
+        self, attempt: RunningTask, report: TaskReport, sums: Iterable[Counter[str]], job: _Job
     ) -> None:
         # Those of a newer version are ignored.
         now = [report.counters.get(name, 0) for name in NAMES]
         for name, added in zip(NAMES, self.running.grow(attempt, None, now), strict=False):
-            if not added:
-                continue
-            for sums in (cluster.counters, job.counters, write.counters):
-                sums[name] += added  # type: ignore[assignment]  # some are milliseconds
-            if name in _ACKNOWLEDGED:
-                job.acknowledged_ms = attempt.reported_ms
+            if added:
+                for one in sums:
+                    one[name] += added  # type: ignore[assignment]  # some are milliseconds
+                if name in _ACKNOWLEDGED:
+                    job.acknowledged_ms = attempt.reported_ms
 
-    def _add_topics(self, job: _Job, write: _Write, attempt: RunningTask, report: TaskReport) -> None:
+    def _add_topics(self, attempt: RunningTask, report: TaskReport, write: _Write, job: _Job) -> None:
         for name, now in report.topics.items():
             if name not in write.topics and not self.running.capacity:
                 continue
@@ -275,7 +274,7 @@ class ApplicationMetrics:
             if added:
                 self._add_to_topic(attempt.cluster, job, name, added)
                 self.running.entries += name not in write.topics
-                write.topics[name] = _sum(write.topics.get(name, _NO_ROWS), added)
+                write.topics[name] = _sum(write.topics.get(name, ()), added)
 
     def _add_to_topic(self, cluster: str, job: _Job, name: str, added: Iterable[Number]) -> None:
         key = (cluster, name or OTHER)
@@ -288,40 +287,37 @@ class ApplicationMetrics:
 
     def _add_brokers(self, attempt: RunningTask, report: TaskReport) -> None:
         for node, now in report.brokers.items():
-            broker = self._brokers.get((attempt.cluster, node))
-            if broker is None:
-                if len(self._brokers) >= MAX_BROKERS:
-                    continue
-                broker = self._brokers[attempt.cluster, node] = _Broker()
-            broker.address = now.address or broker.address
-            totals = (now.requests, now.failures, now.latency_ms, now.throttle_ms, *now.latency_buckets)
-            added = self.running.grow(attempt, node, totals)
-            broker.totals = [sum(pair) for pair in zip_longest(broker.totals, added, fillvalue=0)]
+            key = attempt.cluster, node
+            if key in self._brokers or len(self._brokers) < MAX_BROKERS:
+                broker = self._brokers.setdefault(key, _Broker())
+                broker.address = now.address or broker.address
+                totals = (now.requests, now.failures, now.latency_ms, now.throttle_ms, *now.latency_buckets)
+                broker.totals = _sum(broker.totals, self.running.grow(attempt, node, totals))
 
-    def _add_dead_letters(self, cluster: _Cluster, attempt: RunningTask, report: TaskReport) -> None:
+    def _add_dead_letters(
+        self, attempt: RunningTask, report: TaskReport, kept: Counter[tuple[str, str]]
+    ) -> None:
         for topic, reason, rows in report.dead_letters:
-            added = self.running.grow(attempt, (topic, reason), (rows,))
+            key = topic, reason
+            added = sum(self.running.grow(attempt, key, (rows,)))
             if added:
-                key, kept = (topic, reason), cluster.dead_letters
-                kept[key if key in kept or len(kept) < _MAX_DEAD_LETTERS else (OTHER, "")] += int(added[0])
+                kept[key if key in kept or len(kept) < _MAX_DEAD_LETTERS else (OTHER, "")] += int(added)
 
     def note_failure(self, write: str, cause: str) -> None:
         """A task of a write that goes on has failed."""
-        found = self.writes.get(write)
-        job = None if found is None else self._jobs.get(found.job)
-        if job is not None:
+        if write in self.writes and (job := self._jobs.get(self.writes[write].job)):
             job.cause = cause
         self._note("warn", f"a task failed: {cause}")
 
     def note_driver(self, waits: DriverWaits, now_ms: float) -> None:
         """The driver waits for brokers, or does so no more."""
         self._driver.pop(waits.write, None)
-        # Those whose process was killed.
-        self._driver = {name: one for name, one in self._driver.items() if now_ms - one[1] <= _SILENT_MS}
-        if waits.awaited and len(self._driver) < _MAX_JOBS:
+        if waits.awaited:
             # Of a write that starts no task may have named its cluster yet.
             name, _ = self._cluster_of(waits.cluster)
             self._driver[waits.write] = replace(waits, cluster=name), now_ms
+            if len(self._driver) > _MAX_JOBS:
+                del self._driver[next(iter(self._driver))]
         key = self._key_of(waits.write)
         job = self._jobs.get(key)
         if job is not None:
@@ -350,11 +346,11 @@ class ApplicationMetrics:
         self._replace_sums(name, cluster, job, write, ended)
         cluster.counters[f"writes_{ended.outcome}"] += 1
         for outcome in TRANSACTION_OUTCOMES:
-            cluster.transactions[outcome] += ended.transactions.get(outcome, 0)
+            cluster.counters[f"transactions_{outcome}"] += ended.transactions.get(outcome, 0)
         job.cause = ended.cause or (job.cause if ended.outcome == "aborted" else "")
         # The last reports of some tasks may come later, or never.
         job.tasks_done += ended.tasks - write.done
-        self._end_job(job.query or ended.write, job, ended.outcome)
+        self._end_job(query or ended.write, job, ended.outcome)
         last_task = max(ended.last_task, write.last_task)
         # Of an aborted micro-batch nothing may be known, and its next run has the same name.
         is_final = last_task < 0 and (ended.outcome == "committed" or ended.batch < 0)
@@ -370,13 +366,12 @@ class ApplicationMetrics:
             cluster.counters[counter] += max(0, missing)  # type: ignore[assignment]
         cluster.counters["uncommitted"] += max(0, _rows(write.counters) - _rows(ended.counters))
         for topic, sums in ended.topics.items():
-            before = write.topics.get(topic, _NO_ROWS)
-            added = [max(0, now - old) for now, old in zip(sums, before, strict=False)]
-            self._add_to_topic(name, job, topic, added)
+            pairs = zip_longest(sums, write.topics.get(topic, ()), fillvalue=0)
+            self._add_to_topic(name, job, topic, [max(0, now - old) for now, old in pairs])
 
     def _forget_write(self, name: str, last_task: float) -> None:
         self._ended_writes[name] = last_task
-        while len(self._ended_writes) > _MAX_ENDED_WRITES:
+        if len(self._ended_writes) > _MAX_ENDED_WRITES:
             self._ended_writes.popitem(last=False)
         write = self.writes.pop(name, None)
         if write is not None:
@@ -391,7 +386,7 @@ class ApplicationMetrics:
             return
         self._forget_lost_writes(now_ms)
         for topic in self._topics.values():
-            topic.records.add(now_ms, topic.totals.records)
+            topic.records.add(now_ms, topic.totals[0])
         for job in self._jobs.values():
             job.records.add(now_ms, _rows(job.counters))
             job.sent_bytes.add(now_ms, job.counters["sent_bytes"])
@@ -434,7 +429,7 @@ class ApplicationMetrics:
         tasks = self._present_tasks(now_ms)
         mutes = running_tasks.muted(tasks, now_ms)
         driver, opened = self._shown_driver(now_ms), self._open_transactions()
-        running = Counter(one.job for one in tasks)
+        running = Counter(one.identity.job for one in tasks)
         return {
             "application": self._application,
             "time": self._wall_s(),
@@ -451,10 +446,9 @@ class ApplicationMetrics:
                     "driver": {
                         wait["step"]: wait["seconds"] for wait in reversed(driver) if wait["cluster"] == name
                     },
-                    "transactions": {
-                        **_shown_open([found for key, found in opened.items() if key[0] == name], now_ms),
-                        **{outcome: one.transactions[outcome] for outcome in TRANSACTION_OUTCOMES},
-                    },
+                    "transactions": _shown_open(
+                        [found for key, found in opened.items() if key[0] == name], now_ms
+                    ),
                 }
                 for name, one in sorted(self._clusters.items())
             ],
@@ -463,12 +457,8 @@ class ApplicationMetrics:
                 for key, job in reversed(self._jobs.items())
             ],
             "topics": [
-                {
-                    "cluster": cluster,
-                    "topic": name,
-                    **topic.totals._asdict(),
-                    "records_rate": topic.records.per_second,
-                }
+                {"cluster": cluster, "topic": name, "records_rate": topic.records.per_second}
+                | dict(zip(TopicMetrics._fields, topic.totals, strict=True))
                 for (cluster, name), topic in sorted(self._topics.items())
             ],
             "brokers": self._shown_brokers(tasks, mutes, now_ms),
@@ -495,7 +485,7 @@ class ApplicationMetrics:
         """By cluster and job: how many are open, since when. Of tasks that run, also of silent ones, and of
         those that are done and whose write has not ended."""
         opened: dict[tuple[str, str], tuple[int, float]] = {}
-        running = ((one.cluster, one.job, 1, one.transaction_since_ms) for one in self.running)
+        running = ((one.cluster, one.identity.job, 1, one.transaction_since_ms) for one in self.running)
         done = (
             (one.cluster, one.job, one.open_transactions, one.open_since_ms) for one in self.writes.values()
         )
@@ -516,12 +506,7 @@ class ApplicationMetrics:
         return sorted(shown, key=lambda one: -one["seconds"])
 
     def _shown_job(
-        self,
-        key: str,
-        job: _Job,
-        tasks: int,
-        opened: tuple[int, float] | None,
-        now_ms: float,
+        self, key: str, job: _Job, tasks: int, opened: tuple[int, float] | None, now_ms: float
     ) -> dict[str, Any]:
         state = job.state
         if job.query and not tasks and state in ("running", "committed"):
@@ -531,8 +516,8 @@ class ApplicationMetrics:
             "query": job.query,
             "batch": job.batch,
             "state": state,
-            "name": job.about.name if job.about else "",
-            "options": dict(job.about.options) if job.about else None,
+            "name": job.about.name,
+            "options": job.about.options or None,
             "cause": job.cause,
             **_shown_open([opened] if opened else [], now_ms),
             "acknowledged": _age_s(job.acknowledged_ms, now_ms),
@@ -556,13 +541,13 @@ class ApplicationMetrics:
         muted = {(mute["cluster"], mute["target"]): mute["seconds"] for mute in mutes}
         waited_for = running_tasks.requests(tasks)
         shown = []
-        for (cluster, node), broker in sorted(self._brokers.items()):
-            in_flight, since_ms = waited_for.get((cluster, node), _NO_REQUESTS)
+        for key, broker in sorted(self._brokers.items()):
+            in_flight, since_ms = waited_for.get(key, (0, math.inf))
             requests, failures, latency_ms, throttle_ms, *buckets = broker.totals
             shown.append(
                 {
-                    "cluster": cluster,
-                    "broker": node,
+                    "cluster": key[0],
+                    "broker": key[1],
                     "address": broker.address,
                     "requests": requests,
                     "failures": failures,
@@ -572,33 +557,24 @@ class ApplicationMetrics:
                     "latency_buckets": buckets,
                     "latency": _recent_latency_s([broker]),
                     "throttled": throttle_ms / 1000,
-                    "muted": muted.get((cluster, str(node))),
+                    "muted": muted.get((key[0], str(key[1]))),
                 }
             )
         return shown
 
     def _shown_tasks(self, tasks: Iterable[RunningTask], now_ms: float) -> list[dict[str, Any]]:
-        shown: list[dict[str, Any]] = []
-        silent_before_ms = self._silent_before_ms(now_ms)
-        for one in running_tasks.longest_waits(tasks, _MAX_TASKS_SHOWN, silent_before_ms):
-            counters = dict(zip(NAMES, one.totals.get(None, ()), strict=False))
-            gauges = dict(zip(GAUGES, one.gauges, strict=True))
-            shown.append(
-                {
-                    "job": one.job,
-                    "task": one.key[1],
-                    "partition": one.partition,
-                    "attempt": one.attempt,
-                    "host": one.host,
-                    "state": self._state_of(one, now_ms),
-                    "seconds": (now_ms - one.state_since_ms) / 1000,
-                    "elapsed": (one.elapsed_ms + now_ms - one.reported_ms) / 1000,
-                    "records": _rows(counters),
-                    "buffer_used_bytes": gauges["buffer_used_bytes"],
-                    "buffer_total_bytes": gauges["buffer_total_bytes"],
-                }
-            )
-        return shown
+        return [
+            {
+                **asdict(one.identity),
+                "job": one.identity.job,
+                "state": self._state_of(one, now_ms),
+                "seconds": (now_ms - one.state_since_ms) / 1000,
+                "elapsed": (one.elapsed_ms + now_ms - one.reported_ms) / 1000,
+                "records": _rows(dict(zip(NAMES, one.totals.get(None, ()), strict=False))),
+                **dict(zip(GAUGES, one.gauges, strict=True)),
+            }
+            for one in running_tasks.longest_waits(tasks, _MAX_TASKS_SHOWN, self._silent_before_ms(now_ms))
+        ]
 
 
 def _shown_open(opened: Iterable[tuple[int, float]], now_ms: float) -> dict[str, Any]:
@@ -612,8 +588,7 @@ def _rows(counters: Mapping[str, Number]) -> int:
 
 
 def _label(key: str, job: _Job) -> str:
-    name = (job.about.name if job.about else "") or (job.query or key)[:8]
-    return f"{'query' if job.query else 'write'} {name}"
+    return f"{'query' if job.query else 'write'} {job.about.name or key[:8]}"
 
 
 def _age_s(since_ms: float, now_ms: float) -> float | None:
@@ -625,11 +600,8 @@ def _recent_latency_s(brokers: Collection[_Broker]) -> float | None:
     return sum(one.latency_ms.increase for one in brokers) / responses / 1000 if responses else None
 
 
-_NO_ROWS, _NO_REQUESTS = TopicMetrics(), (0, math.inf)
-
-
-def _sum(totals: TopicMetrics, added: Iterable[Number]) -> TopicMetrics:
-    return TopicMetrics(*(int(have + more) for have, more in zip_longest(totals, added, fillvalue=0)))
+def _sum(totals: Iterable[Number], added: Iterable[Number]) -> list[Number]:
+    return [have + more for have, more in zip_longest(totals, added, fillvalue=0)]
 
 
 class ReportService(Service):

@@ -111,6 +111,11 @@ class TaskIdentity(Structure, frozen=True):
     about: AboutJob | None = None
     stage: Count | None = None
 
+    @property
+    def job(self) -> str:
+        """The query with all its micro-batches, or else the write."""
+        return self.query or self.write
+
 
 class MuteReport(Structure, frozen=True):
     """A muted broker's id or partition's name, the reason, and for how long.
@@ -313,16 +318,16 @@ class ReportChannel(Channel):
 def report_end(address: CoordinatorAddress, ended: WriteEnded, tell: _Tell = tell) -> None:
     """Called on the driver when a write commits or aborts: waits for the confirmation. Raises nothing."""
     was_silent = spark_application.happened_within(_SILENT, _SILENT_S)
-    with suppress(OSError):
-        _tell_or_remember(address, ended, _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS, tell)
+    _tell_or_remember(address, ended, _SHORT_TIMEOUT_MS if was_silent else _DRIVER_TIMEOUT_MS, tell)
 
 
 def _tell_or_remember(address: CoordinatorAddress, message: Message, timeout_ms: float, tell: _Tell) -> None:
-    """Raises OSError where another coordinator may be there soon."""
     try:
         tell(address, message, timeout_ms)
     except (TimeoutError, KafkaSinkError):
         spark_application.remember(_SILENT)
+    except OSError:
+        pass  # another coordinator may be there soon
 
 
 class DriverWaiting:

@@ -9,12 +9,12 @@ import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, zip_longest
 from typing import Any
 
 from kafka_sink.clock import STATES
-from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, MuteReport, TaskReport
+from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, MuteReport, TaskIdentity, TaskReport
 from kafka_sink.counts import GAUGES, Number
 
 # A write and the number of its task.
@@ -28,16 +28,13 @@ _MAX_TARGETS = 2_000
 class RunningTask:
     """An attempt as it last reported.
 
-    ``gauges``: in the order of GAUGES. ``waits_for``: by broker that owes it a response, the requests in
-    flight, and since when. ``totals``: what of it is in the sums of the application.
+    ``identity`` without texts about the application and the job. ``gauges``: in the order of GAUGES.
+    ``waits_for``: by broker that owes it a response, the requests in flight, and since when. ``totals``: what
+    of it is in the sums of the application.
     """
 
-    key: AttemptKey
+    identity: TaskIdentity
     cluster: str
-    job: str
-    partition: int
-    attempt: int
-    host: str
     reported_ms: float = -math.inf
     elapsed_ms: float = 0.0
     state: str = STATES[0]
@@ -49,8 +46,8 @@ class RunningTask:
     totals: dict[TotalsKey, tuple[Number, ...]] = field(default_factory=dict)
 
     @property
-    def entries(self) -> int:
-        return len(self.totals) + len(self.waits_for) + len(self.mutes)
+    def key(self) -> AttemptKey:
+        return self.identity.write, self.identity.task
 
 
 class RunningTasks:
@@ -76,31 +73,29 @@ class RunningTasks:
 
     def report(self, cluster: str, report: TaskReport, now_ms: float) -> RunningTask:
         one = report.identity
-        key = one.write, one.task
-        task = self._tasks.get(key)
+        task = self._tasks.get((one.write, one.task))
         if task is None:
-            job = one.query or one.write
-            task = self._tasks[key] = RunningTask(key, cluster, job, one.partition, one.attempt, one.host)
+            task = RunningTask(replace(one, application="", about=None), cluster)
+            self._tasks[task.key] = task
             self._of_write.setdefault(one.write, set()).add(one.task)
             while len(self._tasks) > self._max_tasks:
                 self.remove(next(iter(self._tasks)))
-        self._tasks.move_to_end(key)
-        self.entries -= len(task.waits_for) + len(task.mutes)
+        self._tasks.move_to_end(task.key)
         task.reported_ms, task.elapsed_ms = now_ms, report.elapsed_ms
         task.state, task.state_since_ms = report.state, now_ms - report.state_ms
         has_transaction = report.transaction_ms is not None and not report.failed
         task.transaction_since_ms = now_ms - (report.transaction_ms or 0.0) if has_transaction else None
         task.gauges = tuple(report.gauges.get(name, 0) for name in GAUGES)
+        self.entries -= len(task.waits_for) + len(task.mutes)
         waiting = (
             (node, (one.in_flight, now_ms - one.oldest_ms))
             for node, one in report.brokers.items()
             if one.in_flight or one.oldest_ms
         )
         task.waits_for = dict(islice(waiting, self.capacity))
-        self.entries += len(task.waits_for)
         # Each target once, whatever the report says.
         task.mutes = tuple({one.target: one for one in report.mutes[: self.capacity]}.values())
-        self.entries += len(task.mutes)
+        self.entries += len(task.waits_for) + len(task.mutes)
         return task
 
     @property
@@ -113,21 +108,21 @@ class RunningTasks:
         What is lost, repeated or late therefore changes nothing. Beyond the bound other keys than a task's
         counters do not count: the driver's sums have them when the write ends.
         """
-        before = task.totals.get(key)
-        if before is None:
+        before = task.totals.get(key, ())
+        if key not in task.totals:
             if key is not None and not self.capacity:
                 return ()
             self.entries += 1
-        grown = [max(0, new - old) for new, old in zip_longest(now, before or (), fillvalue=0)]
-        if before is None or any(grown):
-            task.totals[key] = tuple(map(max, zip_longest(now, before or (), fillvalue=0)))
+        pairs = list(zip_longest(now, before, fillvalue=0))
+        task.totals[key] = tuple(map(max, pairs))
+        grown = [max(0, new - old) for new, old in pairs]
         return grown if any(grown) else ()
 
     def remove(self, key: AttemptKey) -> None:
         """It has ended."""
         task = self._tasks.pop(key, None)
         if task is not None:
-            self.entries -= task.entries
+            self.entries -= len(task.totals) + len(task.waits_for) + len(task.mutes)
             write, number = key
             self._of_write[write].discard(number)
             if not self._of_write[write]:
