@@ -79,14 +79,12 @@ class WriteCause(Message, frozen=True):
 
 
 class WriteOver(Message, frozen=True):
-    """To a task: end your attempt.
+    """To a task: end your attempt. ``over``: its write, or its stage where the end of the job is the reason.
 
-    ``stage``: where the end of its job is the reason. A task that runs the micro-batch again, in another
-    stage, has the same name.
+    A task that runs the micro-batch again has the same write and another stage.
     """
 
-    write: Name
-    stage: Count | None = None
+    over: Name | Count
 
 
 # -- the coordinator's side -------------------------------------------------------------------------------
@@ -120,13 +118,11 @@ class WriteService(Service):
         self._writing[peer] = message
         for key in _keys(message):
             self._tasks.setdefault(key, {})[peer] = None
-        write, stage = message.write, message.stage
-        if write in self._over:
-            self.out.send(peer, WriteOver(write))
-        elif stage in self._over:
-            self.out.send(peer, WriteOver(write, stage))
-        elif self._jobs is not None and stage is not None:
-            self._jobs.watch(stage, write)
+        over = [key for key in _keys(message) if key in self._over]
+        if over:
+            self.out.send(peer, WriteOver(over[0]))
+        elif self._jobs is not None and message.stage is not None:
+            self._jobs.watch(message.stage, message.write)
 
     def on_gone(self, peer: int, now_ms: float) -> None:
         writing = self._writing.pop(peer, None)
@@ -147,27 +143,22 @@ class WriteService(Service):
 
     @receives(WriteEnding)
     def on_write_ending(self, peer: int, message: WriteEnding, now_ms: float) -> None:
-        write = message.write
-        if not message.again:
-            self._remember(write)
         if self._jobs is not None:
-            self._jobs.unwatch(write)
-        self.out.broadcast(list(self._tasks.get(write, ())), WriteOver(write))
-        self.out.send(peer, WriteCause(self._causes.pop(write, "")))
+            self._jobs.unwatch(message.write)
+        self._end(message.write, again=message.again)
+        self.out.send(peer, WriteCause(self._causes.pop(message.write, "")))
 
-    def _remember(self, over: str | int) -> None:
-        self._over[over] = None
-        if len(self._over) > MAX_OVER:
-            self._over.popitem(last=False)
+    def _end(self, over: str | int, *, again: bool = False) -> None:
+        if not again:
+            self._over[over] = None
+            if len(self._over) > MAX_OVER:
+                self._over.popitem(last=False)
+        self.out.broadcast(list(self._tasks.get(over, ())), WriteOver(over))
 
     def on_stages_ended(self, stages: Iterable[int]) -> None:
         """Spark has ended the jobs of these stages."""
         for stage in stages:
-            self._remember(stage)
-            peers = list(self._tasks.get(stage, ()))
-            for write in {self._writing[peer].write for peer in peers}:
-                # Those that write for another one ignore it.
-                self.out.broadcast(peers, WriteOver(write, stage))
+            self._end(stage)
 
 
 def _keys(writing: Writing) -> tuple[str | int, ...]:
@@ -213,9 +204,8 @@ class WriteChannel(Channel):
     @receives(WriteOver)
     def on_write_over(self, message: WriteOver, now_ms: float) -> None:
         with self._lock:
-            mine = self._writing
-            # A late message may concern the last run of this micro-batch, in another stage.
-            if mine is not None and message.write == mine.write and message.stage in (None, mine.stage):
+            # A late message may concern the task before.
+            if self._writing is not None and message.over in _keys(self._writing):
                 self._abort(
                     WriteOverError("Spark committed or aborted this write while the attempt still ran")
                 )

@@ -166,8 +166,8 @@ def test_tasks_of_a_job_that_spark_ended_are_notified_before_the_driver_calls_ab
     coordinator.receive(1, Writing("a", 7))
     coordinator.receive(2, Writing("b", 8))
     assert coordinator.end_job() == []
-    assert coordinator.end_job(7) == [(1, WriteOver("a", 7))]
-    assert coordinator.receive(3, Writing("a", 7)) == [(3, WriteOver("a", 7))]
+    assert coordinator.end_job(7) == [(1, WriteOver(7))]
+    assert coordinator.receive(3, Writing("a", 7)) == [(3, WriteOver(7))]
     assert coordinator.receive(3, Writing("a", 9)) == []
 
 
@@ -213,9 +213,9 @@ def test_the_late_end_of_a_stage_does_not_end_the_task_that_runs_its_micro_batch
     causes: list[Exception] = []
     channel = WriteChannel(causes.append)
     channel.begin("query/5", 8)
-    deliver(channel, WriteOver("query/5", 7), 0.0)
+    deliver(channel, WriteOver(7), 0.0)
     assert causes == []
-    deliver(channel, WriteOver("query/5", 8), 0.0)
+    deliver(channel, WriteOver(8), 0.0)
     deliver(channel, WriteOver("query/5"), 0.0)
     assert len(causes) == 2
 

@@ -17,7 +17,7 @@ from msgspec import Meta, field
 from msgspec.structs import replace
 
 from kafka_sink import spark_application
-from kafka_sink.clock import RANDOM, STATES, WAIT_LISTENER, Clock, monotonic_ms
+from kafka_sink.clock import RANDOM, STATES, STEPS, WAIT_LISTENER, Clock, monotonic_ms
 from kafka_sink.coordinator.address import CoordinatorAddress
 from kafka_sink.coordinator.client import tell
 from kafka_sink.coordinator.schema import (
@@ -75,6 +75,9 @@ _Tell = Callable[[CoordinatorAddress, Message, float], None]
 Counts = Annotated[dict[Name, Count | Ms], Meta(max_length=_MAX_NAMES)]
 # As TopicMetrics has them; decoded at once, because a report may have hundreds.
 TopicCounts = Annotated[tuple[Count, ...], Meta(max_length=len(TopicMetrics._fields))]
+_State = Annotated[str, Meta(pattern=rf"^({'|'.join(STATES)})\Z")]
+_Step = Annotated[str, Meta(pattern=rf"^({'|'.join(STEPS)})\Z")]
+_Outcome = Annotated[str, Meta(pattern=rf"^({'|'.join(OUTCOMES)})\Z")]
 _ByOutcome = Annotated[dict[Name, Count], Meta(max_length=_MAX_OUTCOMES)]
 
 
@@ -159,14 +162,14 @@ class DeadLetterCount(NamedTuple):
 
 
 class TaskReport(Message, frozen=True):
-    """A task's report. ``cluster``: as ``cluster_name`` gives it. ``state`` is one of STATES, entered
+    """A task's report. ``cluster``: as ``cluster_name`` gives it. ``state`` was entered
     ``state_ms`` ago. ``transaction_ms``: since the task's transaction was begun; None without one.
     """
 
     cluster: Text
     identity: TaskIdentity
     elapsed_ms: Ms = 0.0
-    state: Name = STATES[0]
+    state: _State = STATES[0]
     state_ms: Ms = 0.0
     counters: Counts = field(default_factory=dict)
     gauges: Counts = field(default_factory=dict)
@@ -180,7 +183,7 @@ class TaskReport(Message, frozen=True):
 
 
 class WriteEnded(Message, frozen=True):
-    """A write's sums as its summary has them. ``outcome``: one of OUTCOMES.
+    """A write's sums as its summary has them.
 
     ``topics`` are all topics of the write, unless there are too many; then it is empty. ``transactions``
     counts what the driver did with the write's transactions, by outcome. ``last_task`` is the highest number
@@ -190,7 +193,7 @@ class WriteEnded(Message, frozen=True):
 
     cluster: Text
     write: Name
-    outcome: Name
+    outcome: _Outcome
     query: Text = ""
     batch: Int64 = -1
     tasks: Count = 0
@@ -206,13 +209,13 @@ class WriteEnded(Message, frozen=True):
 class DriverWaits(Message, frozen=True):
     """From the driver, about once a second while it waits for brokers; ``awaited`` is "" when it is over.
 
-    ``write``: its name without the micro-batch, or a query's id. ``step``: one of STEPS.
-    ``left_ms``: until it fails. ``cause``: why the step has failed.
+    ``write``: its name without the micro-batch, or a query's id. ``left_ms``: until it fails. ``cause``: why
+    the step has failed.
     """
 
     cluster: Text
     write: Name
-    step: Name
+    step: _Step
     awaited: Text = ""
     age_ms: Ms = 0.0
     left_ms: Ms = 0.0

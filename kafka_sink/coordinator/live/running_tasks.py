@@ -9,9 +9,11 @@ import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any
+
+from msgspec.structs import replace
 
 from kafka_sink.clock import STATES
 from kafka_sink.coordinator.live.messages import MAX_PARTITIONS, MuteReport, TaskIdentity, TaskReport

@@ -45,6 +45,15 @@ def test_a_report_that_makes_no_sense_is_refused() -> None:
                 decode(kind + b" " + json.dumps(values).encode())
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [report(1, state="asleep"), final(1, outcome="committed\n"), DriverWaits("b:1", "w", "asleep")],
+)
+def test_a_state_an_outcome_or_a_step_that_nobody_knows_is_refused(wrong: Message) -> None:
+    with pytest.raises(ProtocolError):
+        decode(encode(wrong))
+
+
 def test_what_a_job_says_of_itself_is_cut_to_what_a_message_takes() -> None:
     about = about_job("n" * 500, {f"option-{number}": "v" * 500 for number in range(100)})
     sent = report(1, replace(TASK, about=about))
