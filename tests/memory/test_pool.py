@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -32,10 +33,10 @@ from kafka_sink.errors import (
     RecordTooLargeError,
 )
 from kafka_sink.memory.arena import Chunk, ChunkArena
-from kafka_sink.memory.pool import BufferPool, PoolClient, WindowedRate, _Waiter
+from kafka_sink.memory.pool import BufferPool, PoolClient, WindowedRate
 from tests.support.footprint import held_bytes
 
-LONG_MS = 60_000.0
+LONG_MS = 6e4
 JOIN_S = 30.0
 
 
@@ -81,7 +82,7 @@ class GuardedArena(ChunkArena):
 
 
 class Request:
-    """A blocking take in a thread of its own; ``joined`` once it is in line, so that no test guesses."""
+    """A blocking take in a thread of its own, which is in line."""
 
     def __init__(
         self,
@@ -93,18 +94,19 @@ class Request:
     ) -> None:
         self.arena, self.count, self.client = arena, count, client
         self.need = arena.size * count
-        self.joined = threading.Event()
+        joined = threading.Event()
         self._result: Future[list[Chunk]] = Future()
 
         def run() -> None:
             try:
-                taken = pool.take(arena, count, timeout_ms, client, 0, self.joined.set)
+                taken = pool.take(arena, count, timeout_ms, client, 0, joined.set)
                 self._result.set_result(taken)
             except BaseException as error:  # noqa: BLE001 - whatever it is, result() raises it
                 self._result.set_exception(error)
 
         self.thread = threading.Thread(target=run, daemon=True)
         self.thread.start()
+        assert joined.wait(JOIN_S)
 
     def result(self) -> list[Chunk]:
         return self._result.result(JOIN_S)
@@ -112,14 +114,6 @@ class Request:
     @property
     def done(self) -> bool:
         return self._result.done()
-
-
-def wait_in_line(
-    pool: WatchedPool, arena: ChunkArena, count: int, client: PoolClient, timeout_ms: float = LONG_MS
-) -> Request:
-    request = Request(pool, arena, count, client, timeout_ms)
-    assert request.joined.wait(JOIN_S)
-    return request
 
 
 def assert_idle(pool: BufferPool) -> None:
@@ -217,7 +211,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.account(size * count)
             chunks = self.pool.take(arena, count, LONG_MS, self.clients[client])
             return (*self.took(arena, chunks), 0)
-        self.line.append(wait_in_line(self.pool, arena, count, self.clients[client]))
+        self.line.append(Request(self.pool, arena, count, self.clients[client]))
         return multiple()
 
     @rule(target=lent, size=st.sampled_from(SIZES), count=st.integers(1, 3))
@@ -306,7 +300,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 # -- the line -----------------------------------------------------------------------------------------
@@ -316,8 +310,8 @@ def test_a_timeout_gives_back_what_was_gathered_and_serves_the_next() -> None:
     pool = WatchedPool(1000)
     arena, client = pool.arena(100), PoolClient()
     held = pool.take(arena, 7, 0, client)
-    impatient = wait_in_line(pool, arena, 10, client, timeout_ms=50)
-    patient = wait_in_line(pool, arena, 3, client)
+    impatient = Request(pool, arena, 10, client, timeout_ms=50)
+    patient = Request(pool, arena, 3, client)
     with pytest.raises(BufferExhaustedError) as caught:
         impatient.result()
     for fact in ("kafka.max.block.ms", "kafka.buffer.memory = 1000", "of 50 ms", "1000 bytes", "300"):
@@ -333,28 +327,12 @@ def test_a_timeout_gives_back_what_was_gathered_and_serves_the_next() -> None:
 
 
 def test_memory_that_comes_with_the_timeout_is_taken() -> None:
-    class Late(WatchedPool):
-        """Grants after the wait has timed out, before the waiter has looked."""
-
-        def _queue_up(self, waiter: _Waiter) -> int:
-            ahead = super()._queue_up(waiter)
-            turn = waiter.turn
-
-            class TimedOut:
-                def acquire(self, timeout: float) -> bool:
-                    pool.give(arena, held)
-                    return False
-
-                def release(self) -> None:
-                    turn.release()
-
-            waiter.turn = TimedOut()  # type: ignore[assignment]
-            return ahead
-
-    pool = Late(1000)
+    """Granted after the wait has timed out, before the waiter has looked."""
+    pool = WatchedPool(1000)
     arena, client = pool.arena(100), PoolClient()
     held = pool.take(arena, 10, 0, client)
-    assert len(pool.take(arena, 4, 0, client)) == 4
+    with patch("kafka_sink.memory.pool._await", side_effect=lambda *_: pool.give(arena, held)):
+        assert len(pool.take(arena, 4, 0, client)) == 4
     assert pool.metrics().used_bytes == 400
     assert pool.metrics().buffer_exhausted_total == 0
 
@@ -419,7 +397,7 @@ def test_an_interrupt_while_waiting_gives_everything_back(interrupting_signal: s
 
     def interrupt_once_it_waits() -> None:
         assert joined.wait(JOIN_S)
-        behind.append(wait_in_line(pool, arena, 3, client))
+        behind.append(Request(pool, arena, 3, client))
         # Again until it works: a signal just before the wait begins would be seen only after it.
         while not interrupted.wait(0.01):
             signal.pthread_kill(main, interrupting_signal)
@@ -441,7 +419,7 @@ def test_a_task_killed_as_its_memory_arrives_gives_it_back() -> None:
     pool = WatchedPool(1000)
     arena, client = pool.arena(100), PoolClient()
     held = pool.take(arena, 7, 0, client)
-    killed = wait_in_line(pool, arena, 9, client)
+    killed = Request(pool, arena, 9, client)
     ident = ctypes.c_ulong(killed.thread.ident or 0)
     # Delivered when the wait's acquire returns, which is when the memory is there.
     assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit)) == 1
@@ -452,21 +430,16 @@ def test_a_task_killed_as_its_memory_arrives_gives_it_back() -> None:
     assert_idle(pool)
 
 
-def test_no_memory_from_the_system_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_from_the_system_changes_nothing() -> None:
     pool = WatchedPool(1000)
     arena, client = pool.arena(100), PoolClient()
-
-    def no_memory(_size: int) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("kafka_sink.memory.arena._map", no_memory)
     attempts: list[Callable[[], object]] = [
         lambda: pool.try_take(arena, 3, 5),
         lambda: pool.take(arena, 3, 0, client, 5),
         lambda: pool.take_heap(ChunkArena(9, kept=False, heap=True), 1, 5),
     ]
     for attempt in attempts:
-        with pytest.raises(MemoryError):
+        with patch("kafka_sink.memory.arena._map", side_effect=MemoryError), pytest.raises(MemoryError):
             attempt()
         assert_idle(pool)
         assert pool.metrics().allocated_bytes == 0
