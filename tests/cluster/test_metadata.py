@@ -143,6 +143,40 @@ def test_a_topic_that_is_evicted_while_it_is_asked_for_stays_away() -> None:
     assert made.topic("t") is None
 
 
+def test_a_partition_without_a_leader_is_asked_for_a_while_and_then_only_when_rows_wait() -> None:
+    made = filled(1)
+    now, requests = 1000.0, 0
+    made.mark_stale("t00000", now)
+    while now < MAX_AGE / 2:
+        asked = made.next_request(now)
+        if asked:
+            requests += 1
+            made.on_response(response(topic("t00000", leader=-1, epoch=1)), asked, now)
+        now += 50
+    assert requests == 9
+    info = made.leader(TopicPartition("t00000", 0))
+    assert info is not None
+    assert info.leader == -1
+    made.mark_stale("t00000", now)
+    assert made.next_request(now) == ("t00000",)
+
+
+def test_a_refused_topic_is_asked_for_again_while_rows_wait() -> None:
+    made = metadata()
+    made.note_use(["secret"], 0)
+    now, waits = 0.0, []
+    for _ in range(5):
+        asked = made.next_request(now) or ()
+        made.on_response(response(secret=29), asked, now)
+        assert made.next_request_delay_ms(now) > 10_000
+        made.mark_stale("secret", now)
+        waits.append(made.next_request_delay_ms(now))
+        now += waits[-1]
+    assert waits == [100, 200, 400, 800, 1000]
+    made.on_response(response(topic("secret")), made.next_request(now) or (), now)
+    assert made.topic("secret") is not None
+
+
 def test_a_leader_that_is_no_known_broker_counts_as_none() -> None:
     made = filled(1)
     made.on_response(MetadataUpdate(NODES[:1], (topic("t00000", leader=2, epoch=1),)), (), 10)

@@ -20,8 +20,6 @@ from tests.support.brokers import Brokers
 from tests.support.queues import partition_of
 from tests.support.strategy import forced
 
-pytestmark = pytest.mark.both_strategies
-
 SETTINGS = SinkOptions(
     bootstrap_servers=(),
     batch_size=1_000,

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -25,6 +26,7 @@ from kafka_sink.options import SinkOptions
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import decompressed
 from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.records.record_columns import RecordColumns
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from tests.support.allocators import full_allocator, incremental_allocator
@@ -41,23 +43,33 @@ PARTITIONER = plain_partitioner()
 BATCH_SIZE = 1_024
 
 
+def each_codec(*codecs: CompressionType) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("codec", codecs, ids=lambda codec: codec.name.lower())
+
+
+def ordered(values: list[bytes], partitions: list[int] | None = None, timestamp: int = 0) -> OrderedRows:
+    """Rows of these values at ``timestamp`` (ms), for partition 0 unless they have their own."""
+    numbers = pa.array(partitions or [0] * len(values), pa.int32())
+    batch = pa.record_batch({"value": pa.array(values, pa.binary()), "partition": numbers})
+    return PARTITIONER.order(extract(PLAN, batch, timestamp), TOPICS, timestamp)
+
+
 def unit(start: int, partitions: list[int], size: int = 20, timestamp: int = 0) -> OrderedRows:
-    """Rows "<start>", "<start + 1>", ... of these partitions, all at ``timestamp`` (ms)."""
+    """Rows "<start>", "<start + 1>", ... of these partitions."""
     values = [b"<%d>" % (start + index) + b"x" * size for index in range(len(partitions))]
-    batch = pa.record_batch(
-        {"value": pa.array(values, pa.binary()), "partition": pa.array(partitions, pa.int32())}
-    )
-    rows = extract(PLAN, batch, timestamp)
-    return PARTITIONER.order(rows, TOPICS, timestamp)
+    return ordered(values, partitions, timestamp)
 
 
-def half_noise(chance: random.Random, count: int) -> OrderedRows:
-    """Rows of 1,000 bytes for partition 0, half of which shrink to nothing."""
-    values = [chance.randbytes(500) + bytes(500) for _ in range(count)]
-    batch = pa.record_batch(
-        {"value": pa.array(values, pa.binary()), "partition": pa.array([0] * count, pa.int32())}
-    )
-    return PARTITIONER.order(extract(PLAN, batch, 0), TOPICS, 0)
+def half_noise(chance: random.Random, count: int, half: int = 500) -> OrderedRows:
+    """Rows half of which shrink to nothing."""
+    return ordered([chance.randbytes(half) + bytes(half) for _ in range(count)])
+
+
+def noise(count: int, partitions: int = 1, size: int = 1_000) -> OrderedRows:
+    """Rows that do not shrink."""
+    chance = random.Random(5)
+    values = [chance.randbytes(size) for _ in range(count)]
+    return ordered(values, [number % partitions for number in range(count)])
 
 
 class Observed(BufferAllocator):
@@ -167,8 +179,8 @@ def test_a_row_larger_than_a_batch_gets_one_of_its_own() -> None:
     assert bench.rows(0) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("codec", list(CompressionType), ids=lambda codec: codec.name.lower())
-@pytest.mark.parametrize("later", [-1_700_000_000_000, 90_000_000_000, 9_000_000_000_000])
+@each_codec(*CompressionType)
+@pytest.mark.parametrize("later", [-1_700_000_000_000, 9_000_000_000_000])
 def test_units_may_be_any_time_apart(codec: CompressionType, later: int) -> None:
     """Deltas to the first row of a batch are wider then than between the rows of a table."""
     bench = Bench(batch_size=60_000, compression=codec)
@@ -208,12 +220,12 @@ def test_uncompressed_rows_never_take_more_than_batch_size(
     assert sum(held) == bench.pool.metrics().used_bytes
 
 
-@pytest.mark.parametrize("size", [960, 1_018, 1_019, 1_020, 1_024, 3_000])
-def test_full_takes_batch_size_or_what_its_first_record_needs(size: int) -> None:
-    bench = Bench(strategy=full_allocator)
-    bench.append(unit(0, [0], size=size))
-    (batch,) = bench.batches(0)
-    assert batch.buffer.capacity == max(BATCH_SIZE, batch.size)
+def test_full_takes_batch_size_or_what_its_first_record_needs() -> None:
+    for size in (960, 1_018, 1_019, 1_020, 1_024, 3_000):
+        bench = Bench(strategy=full_allocator)
+        bench.append(unit(0, [0], size=size))
+        (batch,) = bench.batches(0)
+        assert batch.buffer.capacity == max(BATCH_SIZE, batch.size)
 
 
 def test_full_takes_batch_size_from_the_pool_and_holds_lz4s_raw_block_beside_it() -> None:
@@ -234,11 +246,7 @@ def test_full_takes_batch_size_from_the_pool_and_holds_lz4s_raw_block_beside_it(
     assert bench.pool.metrics().heap_bytes == sum(batch.buffer.heap_bytes for batch in live)
 
 
-@pytest.mark.parametrize(
-    "codec",
-    [codec for codec in CompressionType if codec is not CompressionType.NONE],
-    ids=lambda c: c.name.lower(),
-)
+@each_codec(CompressionType.GZIP, CompressionType.SNAPPY, CompressionType.LZ4, CompressionType.ZSTD)
 def test_full_fills_buffers_of_batch_size_with_compressed_bytes(codec: CompressionType) -> None:
     """With 16 KiB too, in which no block of lz4 fits raw. The pool has one buffer for each partition."""
     bench = Bench(
@@ -256,10 +264,7 @@ def test_full_fills_buffers_of_batch_size_with_compressed_bytes(codec: Compressi
     chance = random.Random(5)
     for start in range(0, 20_000, 1_000):
         values = [b"%d" % number + chance.randbytes(20) + bytes(40) for number in range(start, start + 1_000)]
-        numbers = pa.array([number % 4 for number in range(1_000)], pa.int32())
-        rows = pa.record_batch({"value": pa.array(values, pa.binary()), "partition": numbers})
-        ordered = PARTITIONER.order(extract(PLAN, rows, 0), TOPICS, 0)
-        bench.append(ordered, answer)
+        bench.append(ordered(values, [number % 4 for number in range(1_000)]), answer)
     sizes.sort()
     # The first batches of a topic are small, as nothing is known of how its rows shrink.
     assert sizes[len(sizes) // 2] > 16384 * 3 // 4
@@ -309,7 +314,7 @@ def test_with_lz4_too_rows_first_fill_the_memory_that_is_left() -> None:
     assert batch.buffer.heap_bytes == 0
 
 
-@pytest.mark.parametrize("codec", [CompressionType.GZIP, CompressionType.ZSTD], ids=lambda c: c.name.lower())
+@each_codec(CompressionType.GZIP, CompressionType.ZSTD)
 def test_where_raw_rows_take_all_memory_a_batch_closes_for_the_next_one(codec: CompressionType) -> None:
     """gzip and zstd compress a batch when it closes. What that frees is enough: nobody waits, though the
     broker takes nothing."""
@@ -411,12 +416,7 @@ def test_a_ratio_that_proved_too_low_is_learnt_anew() -> None:
     """The estimate let more rows in than the limit holds: not the limit is wrong, but the ratio."""
     bench = Bench(batch_size=100_000, compression=CompressionType.LZ4)
     teach_ratio(bench.accumulator, 0.1)
-    chance = random.Random(5)
-    values = [chance.randbytes(2_500) + bytes(2_500) for _ in range(100)]
-    noise = pa.record_batch(
-        {"value": pa.array(values, pa.binary()), "partition": pa.array([0] * 100, pa.int32())}
-    )
-    bench.append(PARTITIONER.order(extract(PLAN, noise, 0), TOPICS, 0))
+    bench.append(half_noise(random.Random(5), 100, 2_500))
     bench.appender.flush()
     assert refuse(bench) > 100_000
     bench.append(unit(0, [0]))
@@ -428,27 +428,13 @@ def test_a_batch_that_outgrew_its_estimate_beyond_the_pool_goes_early() -> None:
     bench = Bench(memory=96 << 10, batch_size=64 << 10, compression=CompressionType.LZ4)
     bench.pool.heap_limit_bytes = 0
     teach_ratio(bench.accumulator, 0.2)
-    chance = random.Random(5)
-    values = [chance.randbytes(1_000) for _ in range(130)]
-    noise = pa.record_batch(
-        {"value": pa.array(values, pa.binary()), "partition": pa.array([0] * 130, pa.int32())}
-    )
-    bench.append(PARTITIONER.order(extract(PLAN, noise, 0), TOPICS, 0))
+    bench.append(noise(130))
     (batch,) = bench.batches(0)
     assert batch.buffer.heap_bytes > 0
     assert (batch.state, batch.held) == (BatchState.SEALED, False)
     assert bench.pool.metrics().heap_bytes == batch.buffer.heap_bytes
     bench.accumulator.fail(batch, lambda: None)
     assert (bench.pool.metrics().heap_bytes, bench.pool.metrics().used_bytes) == (0, 0)
-
-
-def noise(count: int, partitions: int = 1, size: int = 1_000) -> OrderedRows:
-    """Rows that do not shrink."""
-    chance = random.Random(5)
-    values = [chance.randbytes(size) for _ in range(count)]
-    numbers = pa.array([number % partitions for number in range(count)], pa.int32())
-    batch = pa.record_batch({"value": pa.array(values, pa.binary()), "partition": numbers})
-    return PARTITIONER.order(extract(PLAN, batch, 0), TOPICS, 0)
 
 
 def test_rows_that_turn_incompressible_wait_for_responses_and_do_not_fail_the_task() -> None:
@@ -469,11 +455,11 @@ def test_rows_that_turn_incompressible_wait_for_responses_and_do_not_fail_the_ta
         if bench.allocator.pool.queued:
             bench.answer()
 
-    unit = noise(2_000, 4)
-    bench.append(unit, answer)
+    rows = noise(2_000, 4)
+    bench.append(rows, answer)
     # Beyond the limit by what was reserved already, a pass's rows at most.
     limit = bench.pool.heap_limit_bytes
-    assert limit < peak < limit + unit.bound(0, len(unit))
+    assert limit < peak < limit + rows.bound(0, len(rows))
     bench.appender.flush()
     bench.answer()
     metrics = bench.pool.metrics()
@@ -502,19 +488,16 @@ def test_to_seal_a_batch_takes_the_heap_that_it_needs() -> None:
     assert heap_bytes > 0
 
 
-@pytest.mark.parametrize("codec", [CompressionType.LZ4, CompressionType.SNAPPY], ids=lambda c: c.name.lower())
+@each_codec(CompressionType.LZ4, CompressionType.SNAPPY)
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_what_does_not_shrink_is_reserved_for_with_its_framing(codec: CompressionType, blocks: int) -> None:
     """Wherever near a chunk's end a batch may end: a few bytes too few would cost a chunk of heap."""
-    chance = random.Random(7)
-    noise = chance.randbytes(65_536 * blocks + 400)
-    for size in range(len(noise) - 140, len(noise)):
+    content = random.Random(7).randbytes(65_536 * blocks + 400)
+    for size in range(len(content) - 140, len(content)):
         if (batch_header.SIZE + size) % 128 < 70:
             continue
         bench = Bench(memory=96 << 10, batch_size=80 << 10, compression=codec)
-        values = pa.array([noise[:size]], pa.binary())
-        row = pa.record_batch({"value": values, "partition": pa.array([0], pa.int32())})
-        bench.append(PARTITIONER.order(extract(PLAN, row, 0), TOPICS, 0))
+        bench.append(ordered([content[:size]]))
         bench.pool.try_take(bench.pool.arena(128), bench.pool.metrics().buffer_available_bytes // 128)
         bench.appender.flush()
         assert bench.pool.metrics().heap_total_bytes == 0
@@ -594,31 +577,41 @@ def test_a_task_that_is_lost_waits_for_no_memory() -> None:
     assert bench.allocator.pool.queued == 0
 
 
-def test_a_grant_is_given_back_where_the_plan_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that came after a wait belongs to no batch yet."""
-    bench = Bench(memory=2_048)
+@pytest.mark.parametrize("memory", [2_048, 1 << 20], ids=["after a wait", "at once"])
+def test_memory_is_given_back_where_a_batch_cannot_be_made(memory: int) -> None:
+    """Catches: what was granted after a wait, and belongs to no batch yet, is lost."""
+    bench, fails = (
+        Bench(memory),
+        patch.object(appender, "ProducerBatch", side_effect=RuntimeError("planning")),
+    )
 
     def fail_then(*_: float) -> None:
         for batch in bench.batches(0):
             bench.accumulator.fail(batch, lambda: None)
-        monkeypatch.setattr(appender, "ProducerBatch", _raising)
+        fails.start()
 
     bench.on_open = fail_then
+    if memory > 2_048:
+        fails.start()
     with pytest.raises(RuntimeError, match="planning"):
         bench.append(unit(0, [0] * 200))
+    fails.stop()
     assert bench.pool.metrics().used_bytes == 0
 
 
-def test_memory_is_given_back_where_a_batch_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_small_batches_are_given_to_the_sender_in_groups() -> None:
+    """A lock and a wake-up for each cost as much as a batch of a few rows takes in all."""
     bench = Bench()
-    monkeypatch.setattr(appender, "ProducerBatch", _raising)
-    with pytest.raises(RuntimeError, match="planning"):
-        bench.append(unit(0, [0]))
-    assert bench.pool.metrics().used_bytes == 0
-
-
-def _raising(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("planning failed")
+    columns = RecordColumns.of(None, (pa.array([b"v" * 50] * 1_200, pa.binary()),), None)
+    topics = [TopicPartition(f"t{number}", 0) for number in range(300)]
+    bench.append(OrderedRows(columns, 7, topics, list(range(0, 1_204, 4))))
+    bench.wakes = 0
+    bench.appender.flush()
+    sealed = [partition.batches[-1] for partition in bench.accumulator.waiting]
+    assert not any(batch.held for batch in sealed)
+    assert {batch.state for batch in sealed} == {BatchState.SEALED}
+    assert sum(batch.raw_bytes for batch in sealed) > 65_536
+    assert bench.wakes == 3, "two groups, and the flush itself"
 
 
 def test_a_lost_task_stops_between_passes_and_holds_nothing() -> None:

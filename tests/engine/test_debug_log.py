@@ -10,8 +10,6 @@ import pytest
 
 from tests.support.lifecycle_model import DELIVERY_TIMEOUT_MS, Model
 
-pytestmark = pytest.mark.both_strategies
-
 NOT_LEADER = 6
 REQUEST_TIMED_OUT = 7
 MESSAGE_TOO_LARGE = 10

@@ -5,23 +5,20 @@ What a response means is tested in tests/engine/test_response_classifier.py; her
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
-from kafka_sink.task.producer import Producer
 from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_log import numbers_in
 from tests.support.fake_replies import OK, SWALLOWED, Refuse, Reply, error
 from tests.support.scripted_cluster import SECRET, TOPIC, attempts, marks, rows, send, task, written
 from tests.support.surroundings import Environ
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.both_strategies
 
 
 @pytest.fixture
@@ -30,13 +27,12 @@ def cluster() -> Iterator[FakeCluster]:
         yield running
 
 
-STALE = [error(code) for code in (3, 5, 6, 74)]
-PASSING = [error(code) for code in (2, 19, 89)]
-DOUBTFUL = [error(code, append=append) for code in (-1, 7, 20, 56) for append in (False, True)]
-UNANSWERED = [Refuse(), SWALLOWED]
+# Stale metadata, what passes, doubt with and without an append, no answer; the classifier's test has all.
+STALE = error(6)
+REPLIES = [STALE, error(2), error(7), error(56), error(20, append=True), Refuse(), SWALLOWED]
 
 
-@pytest.mark.parametrize("reply", STALE + PASSING + DOUBTFUL + UNANSWERED, ids=str)
+@pytest.mark.parametrize("reply", REPLIES, ids=str)
 def test_the_same_batch_goes_again_with_its_sequence(cluster: FakeCluster, reply: Reply) -> None:
     cluster.script(PRODUCE, reply)
     result = send(cluster, rows(0, 10))
@@ -45,7 +41,7 @@ def test_the_same_batch_goes_again_with_its_sequence(cluster: FakeCluster, reply
     first, second = attempts(cluster)
     assert marks(first) == marks(second)
     assert first.data == second.data
-    if reply in STALE:
+    if reply is STALE:
         # The batch may have been faster.
         until(lambda: len(cluster.received(METADATA)) >= 2, "another look at the topic")
 
@@ -222,35 +218,21 @@ def test_after_the_last_epoch_comes_a_new_id(cluster: FakeCluster) -> None:
     assert len(cluster.received(INIT_PRODUCER_ID)) == 2
 
 
-FINAL = {
-    29: "TOPIC_AUTHORIZATION_FAILED.*may not write to this topic",
-    31: "enable.idempotence=false",
-    32: "timestamp",
-    35: "UNSUPPORTED",
-    47: "INVALID_PRODUCER_EPOCH",
-    76: "UNSUPPORTED",
-    87: "a record is invalid",
-    90: "PRODUCER_FENCED",
-    4242: "error 4242",
-}
-
-
-@pytest.mark.parametrize("code", sorted(FINAL))
-def test_final_responses_fail_the_task_with_cause_place_and_counts(cluster: FakeCluster, code: int) -> None:
+def test_a_final_response_fails_the_task_with_cause_place_and_counts(cluster: FakeCluster) -> None:
     with task(cluster) as producer:
         producer.send(rows(0, 7, partition=1))
         until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
-        cluster.script(PRODUCE, error(code, message="in the broker's words"))
+        cluster.script(PRODUCE, error(29, message="in the broker's words"))
         producer.send(rows(7, 5))
-        with pytest.raises(DeliveryError) as caught:
+        with pytest.raises(
+            DeliveryError, match=r"delivery to t-0 failed.*may not write to this topic"
+        ) as caught:
             producer.finish()
     text = str(caught.value)
-    assert "delivery to t-0 failed" in text
     assert "in the broker's words" in text
     assert "[7 rows acknowledged, 5 failed, 0 sent without a response, 0 never sent]" in text
     assert SECRET not in text
     assert SECRET not in repr(caught.value.__cause__)
-    assert re.search(FINAL[code], text)
 
 
 def test_delivery_timeout_after_a_send_fails_and_the_id_is_not_used_again(cluster: FakeCluster) -> None:
@@ -268,7 +250,7 @@ def test_delivery_timeout_after_a_send_fails_and_the_id_is_not_used_again(cluste
     assert list(ids.values())[-1] == [10, 11, 12, 13, 14]
 
 
-def test_a_lost_task_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_task_sends_nothing_more() -> None:
     # The last batch may only be sent after the response for the one before.
     one_at_a_time = {"max_in_flight_requests_per_connection": 1}
     with FakeCluster({TOPIC: 2}) as cluster, task(cluster, **one_at_a_time) as producer:
@@ -281,24 +263,11 @@ def test_a_lost_task_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None
         producer.send(rows(12, 5, partition=1))
         cluster.thaw(0)
         until(lambda: producer.sender.deliveries.has_failed, "the failure")
-        passes = _count_passes(producer, monkeypatch)
-        until(lambda: producer.network.wakeup() or len(passes) > 5, "some passes of the sender")
+        with patch.object(producer.sender, "run_once", wraps=producer.sender.run_once) as run_once:
+            until(lambda: producer.network.wakeup() or run_once.call_count > 5, "some passes of the sender")
         with pytest.raises(DeliveryError, match="5 never sent"):
             producer.check()
     assert len(attempts(cluster)) == 2
-
-
-def _count_passes(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    passes: list[float] = []
-    sender = producer.sender
-    run_once = sender.run_once
-
-    def counted(now_ms: float) -> None:
-        passes.append(now_ms)
-        run_once(now_ms)
-
-    monkeypatch.setattr(sender, "run_once", counted)
-    return passes
 
 
 def test_a_failure_is_raised_while_the_task_waits_for_rows(cluster: FakeCluster) -> None:
