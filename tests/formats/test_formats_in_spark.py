@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -27,15 +25,6 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count()
 Options = Callable[..., dict[str, str]]
-
-COLUMNS = """
-    SELECT id, concat('name ', id) AS name, id % 3 = 0 AS even, cast(id * 0.5 AS double) AS half,
-      cast(id * 1.25 AS decimal(12,2)) AS amount, date_add(DATE '2024-01-01', cast(id AS int)) AS day,
-      timestamp_micros(1700000000123456 + id) AS at, if(id % 2 = 0, null, array(id, id + 1)) AS list,
-      map('k', cast(id AS int)) AS map,
-      named_struct('a', cast(id AS int), 'b', if(id = 1, null, 'x')) AS inner
-    FROM range(5)
-"""
 
 
 @pytest.fixture
@@ -92,29 +81,6 @@ def failure(action: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
-def test_a_table_arrives_as_avro_that_confluents_deserializer_reads(
-    spark: SparkSession, broker: LocalBroker, client: SchemaRegistryClient, topic: str, options: Options
-) -> None:
-    save(spark.sql(COLUMNS), options(value__format="avro"))
-    found = sorted(read_values(client, topic, read_topic(broker, topic)), key=lambda row: row["id"])
-    assert len(found) == 5
-    assert found[1] == {
-        "id": 1,
-        "name": "name 1",
-        "even": False,
-        "half": 0.5,
-        "amount": decimal.Decimal("1.25"),
-        "day": datetime.date(2024, 1, 2),
-        "at": datetime.datetime(2023, 11, 14, 22, 13, 20, 123457, tzinfo=datetime.timezone.utc),
-        "list": [1, 2],
-        "map": {"k": 1},
-        "inner": {"a": 1, "b": None},
-    }
-    assert found[2]["list"] is None
-    latest = client.get_latest_version(f"{topic}-value")
-    assert json.loads(latest.schema.schema_str or "")["name"] == "topLevelRecord"
-
-
 def test_a_stream_writes_keys_and_values_and_asks_the_registry_once(
     spark: SparkSession,
     broker: LocalBroker,
@@ -148,23 +114,6 @@ def test_a_stream_writes_keys_and_values_and_asks_the_registry_once(
     assert client.get_versions(f"{topic}-value") == [1]
     key = AvroDeserializer(client)(rows[4].key, SerializationContext(topic, MessageField.KEY))
     assert key == {"id": numbers[4]}
-
-
-def test_a_field_that_does_not_fit_the_registered_schema_is_named_at_planning(
-    spark: SparkSession, broker: LocalBroker, client: SchemaRegistryClient, topic: str, options: Options
-) -> None:
-    fields = [{"name": "id", "type": "int"}, {"name": "name", "type": "string", "default": "x"}]
-    schema = json.dumps({"type": "record", "name": "Row", "fields": fields})
-    client.register_schema(f"{topic}-value", Schema(schema, "AVRO"))
-    said = failure(lambda: save(spark.range(3), options(value__format="avro", use__latest__version="true")))
-    assert "column 'id' has the type int64, and the schema wants int" in said
-    save(
-        spark.range(3).selectExpr("cast(id AS int)"),
-        options(value__format="avro", use__latest__version="true"),
-    )
-    found = read_values(client, topic, read_topic(broker, topic))
-    assert {row["id"] for row in found} == {0, 1, 2}
-    assert {row["name"] for row in found} == {"x"}
 
 
 def test_a_row_that_does_not_fit_becomes_a_dead_letter(
@@ -215,23 +164,6 @@ def test_topics_of_a_column_have_a_subject_each(
     assert sorted((row["id"], row["n"]) for row in found[1]) == [(1, 1.0), (3, 3.0), (5, 5.0)]
     other = frame.selectExpr(f"'{names[2]}' AS topic", "id", "n")
     assert "is none of schema.registry.topics" in failure(lambda: save(other, given))
-
-
-def test_a_change_that_the_registry_forbids_is_told_with_its_reason(
-    spark: SparkSession, client: SchemaRegistryClient, topic: str, options: Options
-) -> None:
-    save(spark.range(1), options(value__format="avro"))
-    client.set_compatibility(f"{topic}-value", "BACKWARD")
-    wider = spark.range(1).selectExpr("id", "1 AS added")
-    said = failure(lambda: save(wider, options(value__format="avro")))
-    assert "compatibility rule forbids the change" in said
-    assert "added" in said.split("forbids the change", 1)[1]
-    # A column that may be null has a default.
-    save(wider.selectExpr("id", "nullif(id, 2) AS added"), options(value__format="avro"))
-    assert client.get_versions(f"{topic}-value") == [1, 2]
-    missing = options(value__format="avro", auto__register__schemas="false")
-    said = failure(lambda: save(spark.range(1).selectExpr("id", "'x' AS other"), missing))
-    assert "look up a schema" in said
 
 
 def test_json_and_protobuf_arrive_from_every_way_of_writing(

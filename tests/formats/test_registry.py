@@ -21,14 +21,15 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from kafka_sink import doctor
-from kafka_sink.errors import ConfigurationError, RegistryError
+from kafka_sink.errors import ConfigurationError, RegistryError, SchemaError
+from kafka_sink.formats import planning
 from kafka_sink.formats.planning import PartFormat, RegisteredSchema, RowEncoding
 from kafka_sink.formats.row_encoder import RowEncoder
 from kafka_sink.options import parse
 from kafka_sink.rows.column_plan import ColumnPlan
 from local_kafka.schema_registry import LocalRegistry
 from tests.support.http_server import Server
-from tests.support.planned_formats import KINDS, options, planned
+from tests.support.planned_formats import COLUMNS, KINDS, options, planned
 from tests.support.registry_gate import PASSWORD, USER, RegistryGate
 from tests.support.security.token_server import TokenServer
 
@@ -85,6 +86,32 @@ def test_a_registry_that_is_down_is_told_in_a_bound() -> None:
 def test_options_that_contradict_each_other(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         options(**({"schema__registry__url": "http://registry"} | given))
+
+
+def test_a_column_that_a_registered_schema_forbids_is_told_at_planning(registry: LocalRegistry) -> None:
+    made = options(schema__registry__url=registry.url, topic="changed")
+    assert json.loads(planned(made).parts[0].schemas[0][1].schema.text)["name"] == "topLevelRecord"
+
+    def with_added(*, nullable: bool) -> None:
+        kinds = KINDS.append(pa.field("added", pa.int32(), nullable=nullable))
+        planning.plan(made, [*COLUMNS, ("added", "int")], lambda: kinds, None)
+
+    with SchemaRegistryClient({"url": registry.url}) as client:
+        client.set_compatibility("changed-value", "BACKWARD")
+        with pytest.raises(RegistryError, match=r"(?s)compatibility rule forbids the change.*added"):
+            with_added(nullable=False)
+        # A column that may be null has a default.
+        with_added(nullable=True)
+        assert client.get_versions("changed-value") == [1, 2]
+        lookup = options(schema__registry__url=registry.url, topic="changed", auto__register__schemas="false")
+        with pytest.raises(RegistryError, match="look up a schema"):
+            planning.plan(lookup, [("other", "string")], lambda: pa.schema([("other", pa.string())]), None)
+        fields = [{"name": "id", "type": "int"}, {"name": "name", "type": "string"}]
+        schema = json.dumps({"type": "record", "name": "Row", "fields": fields})
+        client.register_schema("narrow-value", ClientSchema(schema, "AVRO"))
+        latest = options(schema__registry__url=registry.url, topic="narrow", use__latest__version="true")
+        with pytest.raises(SchemaError, match="column 'id' has the type int64, and the schema wants int"):
+            planned(latest)
 
 
 def test_the_doctor_names_the_schema_or_what_is_wrong(registry: LocalRegistry) -> None:

@@ -43,14 +43,14 @@ def test_any_keys_sliced_anywhere(keys: list[bytes | None], kind: pa.DataType, h
     assert hashes(array) == expected(keys[head : max(head, len(keys) - tail)])
 
 
-@pytest.mark.parametrize("kind", TYPES, ids=str)
-@pytest.mark.parametrize("count", [1, 12, 13, 200])
-def test_every_length_at_every_place_of_a_round(kind: pa.DataType, count: int) -> None:
+@pytest.mark.parametrize("count", [1, 12, 13, 100])
+def test_every_length_at_every_place_of_a_round(count: int) -> None:
     number = random.Random(count)
     for length in range(70):
-        keys = [text(number, length) for _ in range(count)]
-        array = pa.array([key.decode() for key in keys] if "string" in str(kind) else keys, kind)
-        assert hashes(array) == expected(list(keys)), length
+        keys: list[bytes | None] = [text(number, length) for _ in range(count)]
+        wanted, binary = expected(keys), pa.array(keys, pa.binary())
+        for kind in TYPES:
+            assert hashes(binary.cast(kind)) == wanted, (length, kind)
 
 
 def test_blocks_meet_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +83,9 @@ def test_offsets_that_start_past_zero() -> None:
 @pytest.mark.parametrize("long_keys", [1, 30, 70])
 def test_few_long_keys_among_short_ones(long_keys: int) -> None:
     number = random.Random(long_keys)
-    keys = [text(number, number.randrange(14)) for _ in range(3000)]
-    for place in number.sample(range(3000), long_keys):
-        keys[place] = number.randbytes(5000 + place)
+    keys = [text(number, number.randrange(14)) for _ in range(1000)]
+    for place in number.sample(range(1000), long_keys):
+        keys[place] = number.randbytes(2000 + place)
     assert hashes(pa.array(keys, pa.binary())) == expected(list(keys))
 
 
