@@ -11,7 +11,7 @@ import pytest
 from kafka_sink.cluster.broker import Broker
 from kafka_sink.engine.accumulator import HOLD_MS, RecordAccumulator, WrittenBatch
 from kafka_sink.engine.batch import BatchState, ProducerBatch
-from kafka_sink.errors import IllegalTransitionError
+from kafka_sink.errors import BufferExhaustedError, IllegalTransitionError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.options import SinkOptions
@@ -121,12 +121,13 @@ def test_what_makes_a_batch_ready_at_once() -> None:
         assert bench.ready(0)[0] == {0: {0}}
 
 
-def test_somebody_who_waits_for_memory_makes_all_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
+def test_somebody_who_waits_for_memory_makes_all_ready() -> None:
+    bench, seen = Bench(), []
     bench.batch(P[0])
     bench.batch(P[1])
-    monkeypatch.setattr(BufferPool, "queued", 1)
-    assert bench.ready(0)[0] == {0: {0}, 1: {1}}
+    with pytest.raises(BufferExhaustedError):
+        bench.accumulator.allocator.open(1 << 20, 0, lambda: seen.append(bench.ready(0)[0]))
+    assert seen[0] == {0: {0}, 1: {1}}
 
 
 def test_a_held_batch_is_left_alone_and_the_task_is_asked_to_wake_the_sender() -> None:

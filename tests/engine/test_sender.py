@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -15,7 +18,6 @@ from kafka_sink.engine.responses import ResponseHandler
 from kafka_sink.engine.sender import Sender, take_muted
 from kafka_sink.model import MetadataUpdate, Node, TopicPartition
 from kafka_sink.network.client import NetworkClient
-from kafka_sink.network.produce import ProduceResponse
 from kafka_sink.rows.column_plan import ColumnPlan
 from tests.support.breaker_cluster import IdleBreaker
 from tests.support.brokers import Brokers
@@ -33,17 +35,18 @@ BACKOFFS: dict[str, object] = {
 }
 
 
-def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Gets an entry for each pass."""
-    passes: list[float] = []
+    found: list[float] = []
     run_once = Sender.run_once
 
     def counted(sender: Sender, now_ms: float) -> None:
-        passes.append(now_ms)
+        found.append(now_ms)
         run_once(sender, now_ms)
 
     monkeypatch.setattr(Sender, "run_once", counted)
-    return passes
+    return found
 
 
 def assert_rests(passes: list[float]) -> None:
@@ -51,14 +54,11 @@ def assert_rests(passes: list[float]) -> None:
     passes.clear()
     began = time.monotonic()
     # However much longer this thread sleeps.
-    throughout(lambda: len(passes) < 100 * max(1.0, time.monotonic() - began), 1.3, "it does not spin")
+    throughout(lambda: len(passes) < 100 * max(1.0, time.monotonic() - began), 0.6, "it does not spin")
 
 
 @pytest.mark.parametrize("strategy", ["rebootstrap", "none"])
-def test_a_sender_does_not_spin_while_every_broker_refuses(
-    monkeypatch: pytest.MonkeyPatch, strategy: str
-) -> None:
-    passes = count_passes(monkeypatch)
+def test_a_sender_does_not_spin_while_every_broker_refuses(passes: list[float], strategy: str) -> None:
     options = {**BACKOFFS, "metadata_recovery_strategy": strategy}
     with FakeCluster({"t": 1}, brokers=2) as cluster, task(cluster, **options) as producer:
         producer.send(rows(0, 1))
@@ -73,9 +73,8 @@ def test_a_sender_does_not_spin_while_every_broker_refuses(
 
 
 def test_a_sender_does_not_spin_while_brokers_that_were_lost_take_connections_and_say_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    passes: list[float],
 ) -> None:
-    passes = count_passes(monkeypatch)
     with FakeCluster({"t": 1}, brokers=2) as cluster, task(cluster, **BACKOFFS) as producer:
         producer.send(rows(0, 1))
         until(lambda: written(cluster), "the first row")
@@ -90,11 +89,8 @@ def test_a_sender_does_not_spin_while_brokers_that_were_lost_take_connections_an
         assert producer.finish().records == 2
 
 
-def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(passes: list[float]) -> None:
     """Catches: a further pass after each request, which finds nothing to send."""
-    passes = count_passes(monkeypatch)
     sent: list[tuple[int, float]] = []
     send = Broker.send
 
@@ -105,10 +101,10 @@ def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(
     with FakeCluster({"t": 1}) as cluster, task(cluster) as producer:
         producer.send(rows(0, 1))
         until(lambda: producer.acknowledged == producer.rows, "the first response")
-        monkeypatch.setattr(Broker, "send", noted)
         cluster.freeze(0)
-        producer.send(rows(1, 1))
-        until(lambda: sent, "the second request")
+        with patch.object(Broker, "send", noted):
+            producer.send(rows(1, 1))
+            until(lambda: sent, "the second request")
         number, at_ms = sent[0]
         throughout(lambda: len(passes) == number, 0.1, "it waits for the response")
         cluster.thaw(0)
@@ -116,19 +112,23 @@ def test_a_request_that_takes_all_rows_is_followed_by_a_wait_for_its_response(
     assert passes[number] - at_ms > 50
 
 
-def test_a_wait_ends_with_the_deadline_that_its_own_pass_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_ends_with_the_deadline_that_its_own_pass_has_set() -> None:
     """Catches: a lost broker was judged up to a second late, as the wait was chosen before it was noted."""
-    waits: list[float] = []
+    calls: list[float] = []
     poll, on_unreachable = NetworkClient.poll, Breaker.on_unreachable
 
     def noted_poll(network: NetworkClient, timeout_ms: float, now_ms: float) -> int:
-        waits.append(timeout_ms)
+        calls.append(timeout_ms)
         return poll(network, timeout_ms, now_ms)
 
     def noted(breaker: Breaker, brokers: Iterable[Broker], now_ms: float) -> None:
-        waits.clear()
-        monkeypatch.setattr(Breaker, "on_unreachable", on_unreachable)
+        calls.append(math.nan)
         on_unreachable(breaker, brokers, now_ms)
+
+    def waits() -> list[float]:
+        """Those that followed when the broker was first noted."""
+        first = next((at for at, call in enumerate(calls) if math.isnan(call)), len(calls))
+        return [call for call in calls[first:] if not math.isnan(call)]
 
     slow: dict[str, object] = dict.fromkeys(BACKOFFS, 60_000)
     with FakeCluster({"t": 1}, brokers=2) as cluster, task(cluster, **slow) as producer:
@@ -137,12 +137,14 @@ def test_a_wait_ends_with_the_deadline_that_its_own_pass_has_set(monkeypatch: py
         until(lambda: not producer.breaker.is_busy, "nothing left to judge")
         cluster.stop(0)
         until(producer.network.connection_errors, "the connection is lost")
-        monkeypatch.setattr(Breaker, "on_unreachable", noted)
-        monkeypatch.setattr(NetworkClient, "poll", noted_poll)
-        producer.send(rows(1, 1))
-        until(lambda: Breaker.on_unreachable is on_unreachable and waits, "the wait for the broker")
-        producer.close(abort=True)
-    assert waits[0] <= producer.breaker.prompt_ms
+        with (
+            patch.object(Breaker, "on_unreachable", noted),
+            patch.object(NetworkClient, "poll", noted_poll),
+        ):
+            producer.send(rows(1, 1))
+            until(waits, "the wait for the broker")
+            producer.close(abort=True)
+    assert waits()[0] <= producer.breaker.prompt_ms
 
 
 class AsksOnce(IdleBreaker):
@@ -167,37 +169,33 @@ class AsksOnce(IdleBreaker):
     ],
 )
 def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_pass(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, object], expected: str
+    options: dict[str, object], expected: str
 ) -> None:
     """Catches: a second pass for each request, which costs nearly as much as the request; a request that the
     breaker class wants at once, which waits for up to a second."""
     log: list[str] = []
-    poll, run_once, on_response = NetworkClient.poll, Sender.run_once, ResponseHandler.on_produce
 
-    def logged_poll(network: NetworkClient, timeout_ms: float, now_ms: float) -> int:
-        log.append("poll")
-        return poll(network, timeout_ms, now_ms)
+    def logged(owner: type, name: str, entry: str) -> Any:
+        call = getattr(owner, name)
 
-    def logged_response(
-        handler: ResponseHandler, broker: Broker, response: ProduceResponse, now_ms: float
-    ) -> None:
-        log.append("acknowledged")
-        on_response(handler, broker, response, now_ms)
+        def noted(*args: Any) -> Any:
+            log.append(entry)
+            return call(*args)
 
-    def logged_pass(sender: Sender, now_ms: float) -> None:
-        log.append("pass")
-        run_once(sender, now_ms)
+        return patch.object(owner, name, noted)
 
     with FakeCluster({"t": 1}) as cluster, task(cluster, **options) as producer:
         producer.send(rows(0, 1))
         until(lambda: producer.acknowledged == 1, "the first response")
-        monkeypatch.setattr(NetworkClient, "poll", logged_poll)
-        monkeypatch.setattr(ResponseHandler, "on_produce", logged_response)
-        monkeypatch.setattr(Sender, "run_once", logged_pass)
-        producer.send(rows(1, 1))
-        until(lambda: log[-1:] == ["poll"] and "acknowledged" in log, "the next poll")
-        after = log[log.index("acknowledged") + 1]
-        assert producer.finish().records == 2
+        with (
+            logged(NetworkClient, "poll", "poll"),
+            logged(ResponseHandler, "on_produce", "acknowledged"),
+            logged(Sender, "run_once", "pass"),
+        ):
+            producer.send(rows(1, 1))
+            until(lambda: log[-1:] == ["poll"] and "acknowledged" in log, "the next poll")
+            after = log[log.index("acknowledged") + 1]
+            assert producer.finish().records == 2
     assert after == expected
 
 
