@@ -272,7 +272,8 @@ def test_a_batch_holds_what_was_written_whatever_the_pool_can_give(
 
 def test_any_contiguous_bytes_are_taken(strategy: Strategy) -> None:
     buffer = opened(strategy(pool_of(10_000)), 300)
-    given = [b"abc", bytearray(b"abc"), memoryview(b"abc"), np.frombuffer(b"abc", dtype=np.uint8).data]
+    numpys = np.frombuffer(b"abc", dtype=np.uint8).data
+    given: list[bytes | bytearray | memoryview] = [b"abc", bytearray(b"abc"), memoryview(b"abc"), numpys]
     for data in given * 25:
         buffer.write_growing(data)
     assert content(buffer) == b"abc" * 100

@@ -15,74 +15,58 @@ VALUE = ("value", "string")
 NO_TOPIC = (
     "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic."
 )
-# What spark-sql-kafka-0-10_2.13 4.1.1 said when run with these very columns.
-SPARK_SAYS = [
-    ([("topic", "string")], None, "Required attribute 'value' not found"),
-    ([("Value", "string")], "t", "Required attribute 'value' not found"),
-    (
-        [VALUE],
-        None,
-        NO_TOPIC,
-    ),
-    (
-        [("value", "struct<a:int,b:string>")],
-        "t",
-        "value attribute unsupported type struct<a:int,b:string>. value must be a(n) string or binary",
-    ),
-    ([("value", "int")], "t", "value attribute unsupported type int. value must be a(n) string or binary"),
-    ([("value", "void")], "t", "value attribute unsupported type void. value must be a(n) string or binary"),
-    (
-        [("value", "string collate UTF8_LCASE")],
-        "t",
-        "value attribute unsupported type string collate UTF8_LCASE. value must be a(n) string or binary",
-    ),
-    (
-        [VALUE, ("topic", "binary")],
-        None,
-        "topic attribute unsupported type binary. topic must be a(n) string",
-    ),
-    ([VALUE, ("key", "int")], "t", "key attribute unsupported type int. key must be a(n) string or binary"),
-    (
-        [VALUE, ("partition", "bigint")],
-        "t",
-        "partition attribute unsupported type bigint. partition must be a(n) int",
-    ),
-    (
-        [VALUE, ("partition", "smallint")],
-        "t",
-        "partition attribute unsupported type smallint. partition must be a(n) int",
-    ),
-    *(
-        (
-            [VALUE, ("headers", wrong)],
-            "t",
-            f"headers attribute unsupported type {wrong}. headers must be a(n) {HEADERS_TYPE}",
-        )
-        for wrong in (
+WRONG_TYPES = {
+    "value": ("string or binary", ["struct<a:int,b:string>", "int", "void", "string collate UTF8_LCASE"]),
+    "key": ("string or binary", ["int"]),
+    "topic": ("string", ["binary"]),
+    "partition": ("int", ["bigint", "smallint"]),
+    "headers": (
+        HEADERS_TYPE,
+        [
             "map<string,binary>",
             "array<string>",
             "array<struct<key:string,value:string>>",
             "array<struct<k:string,value:binary>>",
             "array<struct<value:binary,key:string>>",
             "array<struct<key:string,value:binary,x:int>>",
+        ],
+    ),
+    # A column of this sink's alone.
+    "timestamp": ("timestamp", ["timestamp_ntz", "bigint", "date", "double"]),
+}
+# What spark-sql-kafka-0-10_2.13 4.1.1 said when run with these very columns.
+SPARK_SAYS = [
+    ([("topic", "string")], None, "Required attribute 'value' not found"),
+    ([("Value", "string")], "t", "Required attribute 'value' not found"),
+    ([VALUE], None, NO_TOPIC),
+    *(
+        (
+            [(name, wrong)] if name == "value" else [VALUE, (name, wrong)],
+            None if name == "topic" else "t",
+            f"{name} attribute unsupported type {wrong}. {name} must be a(n) {right}",
         )
+        for name, (right, types) in WRONG_TYPES.items()
+        for wrong in types
     ),
     # Several things wrong at once: the order of Spark's checks.
+    ([("value", "int"), ("key", "int")], None, "topic option required"),
+    ([("value", "int"), ("key", "int")], "t", "key attribute"),
 ]
 
 
-@pytest.mark.parametrize(("columns", "topic", "text"), SPARK_SAYS)
-def test_refused_in_spark_sinks_words(columns: list[tuple[str, str]], topic: str | None, text: str) -> None:
-    with pytest.raises(SchemaError) as caught:
-        ColumnPlan.of(columns, topic)
-    # Then what to do.
-    assert str(caught.value).startswith(text)
-    assert str(caught.value) == text or str(caught.value)[len(text)] in ": "
+def test_refused_in_spark_sinks_words() -> None:
+    for columns, topic, text in SPARK_SAYS:
+        with pytest.raises(SchemaError) as caught:
+            ColumnPlan.of(columns, topic)
+        # Then what to do.
+        assert str(caught.value).startswith(text)
+        assert str(caught.value) == text or str(caught.value)[len(text)] in ": "
 
 
-@pytest.mark.parametrize(
-    ("columns", "topic", "remedy"),
-    [
+def test_refusals_end_with_what_to_write() -> None:
+    """Catches: "must be a(n) string or binary", and the reader has to know how."""
+    rename = "not found (found 'Value', and names are case-sensitive: .withColumnRenamed('Value', 'value'))"
+    remedies: list[tuple[list[tuple[str, str]], str | None, str]] = [
         ([("value", "bigint")], "t", ": cast it, as in .withColumn('value', col('value').cast('string'))"),
         (
             [("value", "struct<a:int>")],
@@ -92,26 +76,14 @@ def test_refused_in_spark_sinks_words(columns: list[tuple[str, str]], topic: str
         ([("value", "variant")], "t", "to_json('value'))"),
         ([VALUE, ("partition", "bigint")], "t", "col('partition').cast('int'))"),
         ([VALUE, ("headers", "map<string,string>")], "t", "'value', cast(h.value AS binary)))\"))"),
-        (
-            [("Value", "string")],
-            "t",
-            "not found (found 'Value', and names are case-sensitive: .withColumnRenamed('Value', 'value'))",
-        ),
+        ([("Value", "string")], "t", rename),
         ([VALUE, ("TOPIC", "string")], None, ".withColumnRenamed('TOPIC', 'topic'))"),
-        (
-            [("id", "int"), ("n", "int")],
-            "t",
-            "or make it, as in .selectExpr('to_json(struct(*)) AS value')",
-        ),
-    ],
-)
-def test_refusals_end_with_what_to_write(
-    columns: list[tuple[str, str]], topic: str | None, remedy: str
-) -> None:
-    """Catches: "must be a(n) string or binary", and the reader has to know how."""
-    with pytest.raises(SchemaError) as caught:
-        ColumnPlan.of(columns, topic)
-    assert str(caught.value).endswith(remedy)
+        ([("id", "int"), ("n", "int")], "t", "or make it, as in .selectExpr('to_json(struct(*)) AS value')"),
+    ]
+    for columns, topic, remedy in remedies:
+        with pytest.raises(SchemaError) as caught:
+            ColumnPlan.of(columns, topic)
+        assert str(caught.value).endswith(remedy)
 
 
 def test_columns_that_look_meant_and_are_ignored_are_reported() -> None:
@@ -121,27 +93,11 @@ def test_columns_that_look_meant_and_are_ignored_are_reported() -> None:
     assert ignored_columns(["value", "topic", "key", "KEY"]) == []
 
 
-def test_several_wrongs_are_found_in_sparks_order() -> None:
-    wrong = [("value", "int"), ("key", "int")]
-    with pytest.raises(SchemaError, match=r"^topic option required"):
-        ColumnPlan.of(wrong)
-    with pytest.raises(SchemaError, match=r"^key attribute"):
-        ColumnPlan.of(wrong, "t")
-
-
 def test_numbers_as_timestamps_are_told_the_conversion_of_milliseconds() -> None:
     """Catches: ``cast('timestamp')``, which takes Kafka's milliseconds for seconds."""
     with pytest.raises(SchemaError, match=r"timestamp_millis\('timestamp'\)") as caught:
         ColumnPlan.of([VALUE, ("timestamp", "bigint")], "t")
     assert "cast(" not in str(caught.value)
-
-
-@pytest.mark.parametrize("wrong", ["timestamp_ntz", "bigint", "date", "double"])
-def test_timestamp_is_an_instant(wrong: str) -> None:
-    with pytest.raises(
-        SchemaError, match=rf"^timestamp attribute unsupported type {wrong}\. timestamp must be a\(n\) "
-    ):
-        ColumnPlan.of([VALUE, ("timestamp", wrong)], "t")
 
 
 def test_positions_are_those_of_the_dataframe() -> None:
@@ -180,27 +136,14 @@ def test_two_columns_of_one_name_are_refused() -> None:
         ColumnPlan.of([VALUE, ("other", "int"), ("other", "int")], "t")
 
 
-@pytest.mark.parametrize(
-    "spark_type",
-    [
-        "interval year",
-        "interval year to month",
-        "array<interval month>",
-        "struct<a:int,b:map<int,interval year>>",
-    ],
-)
-def test_intervals_of_months_are_refused_before_tasks_meet_them(spark_type: str) -> None:
-    with pytest.raises(
-        SchemaError, match=r"^Column 'x' has the type interval (year|month)( to month)?, .*cast it"
-    ):
-        ColumnPlan.of([VALUE, ("x", spark_type)], "t")
-
-
-@pytest.mark.parametrize(
-    "spark_type", ["interval day to second", "struct<interval year:int>", "variant", "void"]
-)
-def test_other_columns_may_have_any_other_type(spark_type: str) -> None:
-    assert ColumnPlan.of([("x", spark_type), VALUE], "t").used == (1,)
+def test_intervals_of_months_are_refused_before_tasks_meet_them() -> None:
+    nested = "struct<a:int,b:map<int,interval year>>"
+    for kind in ("interval year", "interval year to month", "array<interval month>", nested):
+        said = r"^Column 'x' has the type interval (year|month)( to month)?, .*cast it"
+        with pytest.raises(SchemaError, match=said):
+            ColumnPlan.of([VALUE, ("x", kind)], "t")
+    for kind in ("interval day to second", "struct<interval year:int>", "variant", "void"):
+        assert ColumnPlan.of([("x", kind), VALUE], "t").used == (1,)
 
 
 def test_planning_imports_nothing_heavy() -> None:
