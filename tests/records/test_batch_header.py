@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -121,15 +122,12 @@ def test_java_reads_every_codec(oracle: JavaOracle, compression: CompressionType
 
 
 @pytest.mark.parametrize("compression", list(CompressionType))
-def test_bytes_do_not_depend_on_pieces_or_strategy(
-    compression: CompressionType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_do_not_depend_on_pieces_or_strategy(compression: CompressionType) -> None:
     """Blocks are cut at fixed raw offsets, so how rows came in leaves no trace."""
     for batch in cases(7):
         whole = encode_batch(batch, compression)
-        with monkeypatch.context() as patch:
-            # As large rows are.
-            patch.setattr(encoder, "_SLICED_ROW_BYTES", 0)
+        # As large rows are.
+        with patch.object(encoder, "_SLICED_ROW_BYTES", 0):
             assert encode_batch(batch, compression, pieces=3) == whole
         assert encode_batch(batch, compression, pieces=5) == whole
         assert encode_batch(batch, compression, pieces=2, full=True) == whole

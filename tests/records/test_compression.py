@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from unittest.mock import Mock, patch
 
 import lz4.block
 import pytest
@@ -18,15 +19,8 @@ from tests.support.allocators import incremental_allocator
 from tests.support.queues import partition_of
 
 
-def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
-    compressor = zstandard.ZstdCompressor
-
-    def counted(**options: int) -> zstandard.ZstdCompressor:
-        made.append(options)
-        return compressor(**options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(zstandard, "ZstdCompressor", counted)
+@patch.object(zstandard, "ZstdCompressor", wraps=zstandard.ZstdCompressor)
+def test_all_batches_of_a_thread_share_one_zstd_context(made: Mock) -> None:
     codec = codec_for(CompressionType.ZSTD, None)
     allocator = incremental_allocator(BufferPool(4 << 20, 16_384, clock_ms=lambda: 0.0), 16_384)
     batches = []
@@ -40,7 +34,7 @@ def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.Monk
         batch.append(memoryview(b"row" * 300), 1, 0)
         batch.move_to(BatchState.CLOSED)
         batches.append(batch)
-    assert made == [], "an open batch holds no context"
+    assert not made.called, "an open batch holds no context"
 
     def seal_all() -> None:
         for batch in batches[:100]:
@@ -52,7 +46,7 @@ def test_all_batches_of_a_thread_share_one_zstd_context(monkeypatch: pytest.Monk
     other.join()
     for batch in batches[100:]:
         batch.seal()
-    assert len(made) == 2
+    assert made.call_count == 2
 
 
 def _lz4(raw: bytes, acceleration: int) -> bytes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_sink.records import encoder, varint
-from kafka_sink.records import encoder as record_heads
 from kafka_sink.records.encoder import RowRange
 from kafka_sink.records.record_columns import RecordColumns
 
@@ -91,20 +92,19 @@ SIZES: dict[str, Callable[[random.Random], int | None]] = {
 }
 
 
-@pytest.mark.parametrize("keys", [None, *SIZES])
 @pytest.mark.parametrize("values", SIZES)
 @pytest.mark.parametrize("seed", range(4))
-def test_records_of_any_shape(
-    keys: str | None, values: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chance = random.Random(f"{keys} {values} {seed}")
-    if seed:
-        # Ranges of a few rows, too.
-        monkeypatch.setattr(record_heads, "_MIN_RANGE_ROWS", 1)
-    if seed % 2:
-        # As large rows are.
-        monkeypatch.setattr(encoder, "_SLICED_ROW_BYTES", 0)
+def test_records_of_any_shape(values: str, seed: int) -> None:
+    # Ranges of a few rows, too, and rows that are sliced as large ones are.
+    with (
+        patch.object(encoder, "_MIN_RANGE_ROWS", 1) if seed else nullcontext(),
+        patch.object(encoder, "_SLICED_ROW_BYTES", 0) if seed % 2 else nullcontext(),
+    ):
+        for keys in (None, *SIZES):
+            check_any(random.Random(f"{keys} {values} {seed}"), keys, values)
 
+
+def check_any(chance: random.Random, keys: str | None, values: str) -> None:
     def some(sizes: str) -> bytes | None:
         size = SIZES[sizes](chance)
         return None if size is None else chance.randbytes(size)
@@ -128,8 +128,7 @@ def test_records_of_any_shape(
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=30), st.integers(0, 9000), st.integers(0, 70))
 def test_lengths_that_cross_a_varints_width(sizes: list[int], offset: int, delta: int) -> None:
     rows = [{"key": b"k" * 5, "value": b"v" * size, "headers": None} for size in sizes]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_heads, "_MIN_RANGE_ROWS", 1)
+    with patch.object(encoder, "_MIN_RANGE_ROWS", 1):
         check(rows, None, NOW, [RowRange(0, len(rows), offset, NOW - delta)])
 
 
@@ -150,10 +149,10 @@ def test_keys_that_are_alike_and_short_travel_with_the_numbers() -> None:
     """Two parts a record instead of four."""
     rows = [{"key": b"k%05d" % n, "value": b"v%d" % n, "headers": None} for n in range(2000)]
     runs = [RowRange(0, 2000, 0, NOW)]
-    inline = record_heads.by_ranges(columns_of(rows, 1, pa.binary()), NOW, runs)
+    inline = encoder.by_ranges(columns_of(rows, 1, pa.binary()), NOW, runs)
     assert inline is not None
     assert inline.middle is None
     rows[7]["key"] = b"longer than the others"
-    apart = record_heads.by_ranges(columns_of(rows, 1, pa.binary()), NOW, runs)
+    apart = encoder.by_ranges(columns_of(rows, 1, pa.binary()), NOW, runs)
     assert apart is not None
     assert apart.middle is not None

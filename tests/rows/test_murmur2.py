@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -53,8 +54,8 @@ def test_every_length_at_every_place_of_a_round(count: int) -> None:
             assert hashes(binary.cast(kind)) == wanted, (length, kind)
 
 
-def test_blocks_meet_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BLOCK", 7)
+@patch.object(module, "_BLOCK", 7)
+def test_blocks_meet_without_a_seam() -> None:
     number = random.Random(1)
     keys = [None if number.random() < 0.1 else text(number, number.randrange(60)) for _ in range(500)]
     assert hashes(pa.array(keys, pa.binary()).slice(3)) == expected(keys[3:])
