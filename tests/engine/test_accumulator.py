@@ -290,15 +290,6 @@ def test_a_late_response_changes_nothing_but_frees_the_memory() -> None:
     assert not bench.accumulator.live
 
 
-def test_a_second_success_is_a_bug() -> None:
-    bench = Bench()
-    bench.closed(P[0])
-    (taken,) = bench.drain(0)
-    bench.accumulator.complete([(taken, 0, -1)], nothing)
-    with pytest.raises(IllegalTransitionError):
-        bench.accumulator.complete([(taken, 0, -1)], nothing)
-
-
 def test_pieces_of_a_batch_that_failed_before_are_given_back() -> None:
     bench = Bench()
     bench.closed(P[0])

@@ -15,7 +15,7 @@ import pytest
 from kafka_sink.errors import DeliveryError, RecordTooLargeError
 from tests.support.fake_broker import INIT_PRODUCER_ID, METADATA, PRODUCE, FakeCluster
 from tests.support.fake_log import numbers_in
-from tests.support.fake_replies import OK, SWALLOWED, Refuse, Reply, error
+from tests.support.fake_replies import SWALLOWED, Refuse, Reply, error
 from tests.support.scripted_cluster import SECRET, TOPIC, attempts, marks, rows, send, task, written
 from tests.support.surroundings import Environ
 from tests.support.waiting import until
@@ -100,13 +100,6 @@ def test_a_record_too_large_fails_by_size_and_limit() -> None:
     assert isinstance(caught.value.__cause__, RecordTooLargeError)
 
 
-def test_too_large_after_an_attempt_in_doubt_is_not_split(cluster: FakeCluster) -> None:
-    cluster.script(PRODUCE, SWALLOWED, error(10))
-    with pytest.raises(DeliveryError, match=r"t-0: .*error 10.*\[0 rows acknowledged, 10 failed"):
-        send(cluster, rows(0, 10))
-    assert len(attempts(cluster)) == 2
-
-
 def test_a_bad_network_before_a_small_limit_costs_some_attempts_and_not_all(
     tmp_path: Path, environ: Environ
 ) -> None:
@@ -124,13 +117,6 @@ def test_a_bad_network_before_a_small_limit_costs_some_attempts_and_not_all(
                 failures += 1
         assert failures < 4
         assert (result.records, result.splits) == (8_000, 0)
-
-
-def test_too_large_after_a_deposed_leader_had_it_is_not_split(cluster: FakeCluster) -> None:
-    cluster.script(PRODUCE, error(6, append=True, tell_offset=True), error(10))
-    with pytest.raises(DeliveryError, match=r"t-0: .*error 10"):
-        send(cluster, rows(0, 10))
-    assert len(attempts(cluster)) == 2
 
 
 def test_a_duplicate_is_a_success_without_an_offset(cluster: FakeCluster) -> None:
@@ -180,42 +166,6 @@ def test_lost_place_after_an_attempt_in_doubt_fails(cluster: FakeCluster) -> Non
     with pytest.raises(DeliveryError, match=r"t-0: .*error 45.*may have been written"):
         send(cluster, rows(0, 5))
     assert written(cluster) == [0, 1, 2, 3, 4]
-
-
-def test_a_batch_in_doubt_is_passed_by_no_more_than_its_broker_remembers(cluster: FakeCluster) -> None:
-    """NOT_ENOUGH_REPLICAS_AFTER_APPEND twice: with more than four written since, the third attempt was out
-    of order, although the broker has the batch."""
-    with task(cluster) as producer:
-        producer.send(rows(0, 1))
-        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
-        cluster.freeze(0)
-        for number in range(1, 6):
-            producer.send(rows(number, 1))
-            until(lambda count=number: producer.accumulator.unacknowledged_records() == count, "sent")
-        appended = error(20, append=True)
-        cluster.script(PRODUCE, appended, OK, OK, OK, OK, appended, node_id=0)
-        for number in range(6, 40):
-            producer.send(rows(number, 1))
-        cluster.thaw(0)
-        assert producer.finish().records == 40
-    assert written(cluster) == list(range(40))
-
-
-def test_after_the_last_epoch_comes_a_new_id(cluster: FakeCluster) -> None:
-    cluster.script(INIT_PRODUCER_ID, Reply(producer_epoch=2**15 - 1))
-    with task(cluster) as producer:
-        producer.send(rows(0, 5))
-        until(lambda: producer.acknowledged == producer.rows, "the first acknowledgement")
-        cluster.script(PRODUCE, error(45))
-        producer.send(rows(5, 5))
-        until(lambda: len(cluster.received(PRODUCE)) >= 2, "the response that was scripted")
-        producer.send(rows(10, 5, partition=1))
-        assert producer.finish().records == 15
-    assert written(cluster) == list(range(10))
-    before, after = (marks(batch) for batch in cluster.batches(TOPIC, 0))
-    assert after[0] != before[0]
-    assert after[1:] == (0, 0)
-    assert len(cluster.received(INIT_PRODUCER_ID)) == 2
 
 
 def test_a_final_response_fails_the_task_with_cause_place_and_counts(cluster: FakeCluster) -> None:
@@ -268,16 +218,6 @@ def test_a_lost_task_sends_nothing_more() -> None:
         with pytest.raises(DeliveryError, match="5 never sent"):
             producer.check()
     assert len(attempts(cluster)) == 2
-
-
-def test_a_failure_is_raised_while_the_task_waits_for_rows(cluster: FakeCluster) -> None:
-    """Spark may take long to produce the next rows, so ``check`` raises without rows."""
-    cluster.script(PRODUCE, error(87))
-    with task(cluster) as producer:
-        producer.send(rows(0, 5))
-        until(lambda: producer.sender.deliveries.has_failed, "the failure")
-        with pytest.raises(DeliveryError, match="a record is invalid"):
-            producer.check()
 
 
 def test_linger_ends_by_itself_while_the_task_gives_no_more_rows(cluster: FakeCluster) -> None:

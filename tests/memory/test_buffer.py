@@ -19,7 +19,6 @@ from kafka_sink.errors import (
     BufferExhaustedError,
     BufferOwnershipError,
     ProducerClosedError,
-    RecordTooLargeError,
 )
 from kafka_sink.memory import arena
 from kafka_sink.memory.allocator import BufferAllocator, chunk_size
@@ -318,49 +317,27 @@ def test_scattered_chunks_are_viewed_one_by_one_and_neighbours_together() -> Non
     assert [bytes(view) for view in together.views(100, 700)] == [(bytes(range(256)) * 3)[100:700]]
 
 
-class Handmade:
-    """A buffer of chosen chunks: ``"A0 B1"`` is chunk 0 of one mapping, then chunk 1 of another."""
-
-    def __init__(self, chunks: str) -> None:
-        self.pool = pool_of(1024, 128)
-        self.arena = self.pool.arena(128)
-        with patch.object(arena, "_SLAB_CHUNKS", 4):
-            found = self.pool.try_take(self.arena, 8)
-        assert found is not None
-        slabs = {id(found[0].slab): "A"}
-        self.unused = {f"{slabs.get(id(chunk.slab), 'B')}{chunk.start // 128}": chunk for chunk in found}
-        taken = [self.unused.pop(name) for name in chunks.split()]
-        self.buffer = ChunkedBuffer(self.pool, self.arena, taken, 0)
-        for chunk in self.unused.values():
-            chunk.view[:] = b"\xee" * 128
-
-    def grow_by(self, name: str) -> None:
-        self.pool.give(self.arena, [self.unused.pop(name)])
-        assert self.buffer.grow(self.buffer.capacity + 128)
-
-    def check(self, expected: bytes) -> None:
-        assert content(self.buffer) == expected
-        assert all(bytes(chunk.view) == b"\xee" * 128 for chunk in self.unused.values())
-
-
 def test_a_new_chunk_beside_the_current_one_is_not_the_next_while_another_is() -> None:
-    made = Handmade("A0 A2")
-    made.buffer.write_growing(b"\1" * 100)
-    made.grow_by("A1")
-    made.buffer.write_growing(b"\2" * 100)
-    made.buffer.write_growing(b"\3" * 100)
-    made.check(b"\1" * 100 + b"\2" * 100 + b"\3" * 100)
+    allocator = incremental_allocator(pool_of(1024, 128))
+    buffer, between = opened(allocator, 128), opened(allocator, 128)
+    assert buffer.grow(256)
+    buffer.write_growing(b"\1" * 100)
+    between.release()
+    assert buffer.grow(384), "by the chunk beside its first"
+    buffer.write_growing(b"\2" * 100)
+    buffer.write_growing(b"\3" * 100)
+    assert content(buffer) == b"\1" * 100 + b"\2" * 100 + b"\3" * 100
 
 
 def test_over_neighbours_writing_goes_straight_on() -> None:
     """Catches: a search for the next chunk where the memory simply goes on."""
-    made = Handmade("B0 A0 A1")
-    made.buffer.write_growing(b"\1" * 130)
-    made.grow_by("A2")
+    buffer = opened(incremental_allocator(pool_of(1024, 128)), 256)
+    buffer.write_growing(b"\1" * 130)
+    assert buffer.grow(512)
     with patch.object(ChunkedBuffer, "_write_across", side_effect=AssertionError):
         for _ in range(38):
-            made.buffer.write_growing(b"\2" * 10)
-    made.check(b"\1" * 130 + b"\2" * 380)
+            buffer.write_growing(b"\2" * 10)
+    assert content(buffer) == b"\1" * 130 + b"\2" * 380
 
 
 def test_what_is_not_written_is_neither_viewed_nor_truncated_to(strategy: Strategy) -> None:
@@ -504,27 +481,6 @@ def test_full_opens_with_batch_size_whatever_its_rows_take_before_they_are_compr
     assert_idle(pool)
 
 
-def test_pressed_for_memory_a_batch_goes_on_outside_the_pool(strategy: Strategy) -> None:
-    pool = pool_of(BATCH, BATCH, heap=500)
-    allocator = strategy(pool)
-    buffer = opened(allocator, BATCH)
-    buffer.write_growing(b"\1" * 100)
-    assert not buffer.grow(1000)
-    buffer.write_growing(b"\2" * 900)
-    assert content(buffer) == b"\1" * 100 + b"\2" * 900
-    metrics = pool.metrics()
-    assert buffer.heap_bytes == metrics.heap_bytes == metrics.max_heap_bytes == metrics.heap_total_bytes > 0
-    assert metrics.allocated_bytes <= BATCH
-    buffer.trim()
-    assert content(buffer) == b"\1" * 100 + b"\2" * 900
-    buffer.release()
-    metrics = pool.metrics()
-    # Heap memory never enters the pool.
-    assert metrics.allocated_bytes <= BATCH
-    assert metrics.heap_bytes == 0 < metrics.heap_total_bytes
-    assert_idle(pool)
-
-
 def test_reserved_rows_may_exceed_the_heaps_limit_and_nothing_new_is_reserved_then(
     strategy: Strategy,
 ) -> None:
@@ -597,31 +553,6 @@ def test_requests_wait_while_the_heap_of_a_closed_producer_exceeds_the_others_li
     opened(kept, 1).release()
 
 
-# -- opening ------------------------------------------------------------------------------------------
-
-
-def test_a_batch_larger_than_the_pool_fails_at_once(strategy: Strategy) -> None:
-    pool = pool_of(1000)
-    allocator = strategy(pool)
-    with pytest.raises(RecordTooLargeError, match=r"kafka\.buffer\.memory is 1000"):
-        allocator.open(1001, 60_000)
-    assert allocator.try_open(1001) is None
-    assert_idle(pool)
-
-
-def test_opening_waits_no_longer_than_it_may(strategy: Strategy) -> None:
-    pool = pool_of(BATCH)
-    allocator = strategy(pool)
-    buffer = opened(allocator, BATCH)
-    assert allocator.try_open(1) is None
-    with pytest.raises(BufferExhaustedError, match=r"kafka\.max\.block\.ms: waited .* of 5 ms"):
-        allocator.open(1, 5)
-    assert allocator.pool.queued == 0
-    buffer.release()
-    allocator.open(BATCH, 0).release()
-    assert_idle(pool)
-
-
 def test_a_closed_producer_opens_no_batch_but_ends_those_it_has(strategy: Strategy) -> None:
     pool = pool_of(10 * BATCH)
     allocator, other = strategy(pool), strategy(pool)
@@ -634,27 +565,6 @@ def test_a_closed_producer_opens_no_batch_but_ends_those_it_has(strategy: Strate
     buffer.write_growing(bytes(BATCH + 50))
     opened(other, 10).release()
     buffer.release()
-    assert_idle(pool)
-
-
-def test_producers_of_a_worker_share_one_pool() -> None:
-    pool = pool_of(64 << 10, 16384)
-    allocators: list[BufferAllocator] = [
-        incremental_allocator(pool, 1 << 20),
-        incremental_allocator(pool, 1000),
-        full_allocator(pool, 10_000),
-    ]
-    sizes = (30_000, 9_000, 20_000)
-    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
-        buffers = [opened(allocators[index], sizes[index]) for index in order]
-        # 32,768 + 9,000 + 20,000 bytes are held, so that a chunk of the smallest kind is all there is.
-        assert pool.metrics().buffer_available_bytes == (64 << 10) - 61_768
-        assert allocators[0].try_open(1) is None
-        opened(allocators[1], 1).release()
-        for buffer in buffers:
-            buffer.write_growing(b"\1" * 9_000)
-            assert content(buffer) == b"\1" * 9_000
-            buffer.release()
     assert_idle(pool)
 
 
