@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -14,21 +13,11 @@ from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.errors import BufferExhaustedError, IllegalTransitionError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, TopicPartition
-from kafka_sink.options import SinkOptions
 from kafka_sink.records.batch_header import ProducerSequence
 from tests.support.brokers import Brokers
-from tests.support.queues import partition_of
+from tests.support.queues import partition_of, settings
 from tests.support.strategy import forced
 
-SETTINGS = SinkOptions(
-    bootstrap_servers=(),
-    batch_size=1_000,
-    linger_ms=20,
-    max_block_ms=1_000,
-    delivery_timeout_ms=10_000,
-    buffer_memory=1 << 20,
-    compression_type=CompressionType.NONE,
-)
 P = [TopicPartition("t", index) for index in range(6)]
 
 
@@ -44,9 +33,9 @@ class Bench:
 
     def __init__(self, **changes: object) -> None:
         self.pool = BufferPool(1 << 20, 128, clock_ms=lambda: 0.0)
-        settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+        options = settings(**{"linger_ms": 20, "compression_type": CompressionType.NONE, **changes})
         self.brokers = Brokers()
-        self.accumulator = RecordAccumulator(settings, forced.allocator(self.pool, 1_000, 128))
+        self.accumulator = RecordAccumulator(options, forced.allocator(self.pool, 1_000, 128))
         self.leaders: dict[TopicPartition, int] = {}
 
     def batch(self, partition: TopicPartition, created: float = 0, size: int = 100) -> ProducerBatch:
@@ -254,12 +243,7 @@ def test_retries_and_pieces_return_to_their_places_in_any_order() -> None:
         piece.ordinal = (*flying[1].ordinal, index)
     bench.accumulator.reenqueue_split(flying[1], pieces)
     bench.accumulator.reenqueue(flying[0], 0)
-    assert list(bench.accumulator.partition(P[0]).batches) == [
-        batches[0],
-        *pieces,
-        batches[2],
-        batches[3],
-    ]
+    assert list(bench.accumulator.partition(P[0]).batches) == [batches[0], *pieces, batches[2], batches[3]]
 
 
 def test_rows_are_accounted_for_before_their_batch_counts_as_complete() -> None:

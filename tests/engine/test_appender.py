@@ -21,37 +21,24 @@ from kafka_sink.errors import BufferExhaustedError, DeliveryError
 from kafka_sink.memory.allocator import BufferAllocator
 from kafka_sink.memory.buffer import ChunkedBuffer
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
-from kafka_sink.options import SinkOptions
+from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import batch_header
 from kafka_sink.records.compression import decompressed
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.records.record_columns import RecordColumns
-from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.columns import extract
 from tests.support.allocators import full_allocator, incremental_allocator
 from tests.support.brokers import Brokers
-from tests.support.partitioners import plain_partitioner
-from tests.support.queues import limits_of, teach_ratio
+from tests.support.partitioners import ordered
+from tests.support.queues import limits_of, settings, teach_ratio
 from tests.support.strategy import forced
 
 pytestmark = pytest.mark.both_strategies
 
-PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
-TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", index, 0, 0) for index in range(4)))}
-PARTITIONER = plain_partitioner()
 BATCH_SIZE = 1_024
 
 
 def each_codec(*codecs: CompressionType) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("codec", codecs, ids=lambda codec: codec.name.lower())
-
-
-def ordered(values: list[bytes], partitions: list[int] | None = None, timestamp: int = 0) -> OrderedRows:
-    """Rows of these values at ``timestamp`` (ms), for partition 0 unless they have their own."""
-    numbers = pa.array(partitions or [0] * len(values), pa.int32())
-    batch = pa.record_batch({"value": pa.array(values, pa.binary()), "partition": numbers})
-    return PARTITIONER.order(extract(PLAN, batch, timestamp), TOPICS, timestamp)
 
 
 def unit(start: int, partitions: list[int], size: int = 20, timestamp: int = 0) -> OrderedRows:
@@ -105,17 +92,10 @@ class Bench:
             if strategy is None
             else strategy(self.pool, batch_size)
         )
-        settings = SinkOptions(
-            bootstrap_servers=(),
-            batch_size=batch_size,
-            linger_ms=linger_ms,
-            max_block_ms=max_block_ms,
-            delivery_timeout_ms=10_000,
-            buffer_memory=memory,
-            compression_type=compression,
-        )
         self.brokers = Brokers()
-        self.accumulator = RecordAccumulator(settings, self.allocator)
+        times = {"linger_ms": linger_ms, "max_block_ms": max_block_ms}
+        options = settings(batch_size=batch_size, compression_type=compression, **times)
+        self.accumulator = RecordAccumulator(options, self.allocator)
         self.wakes = 0
         self.on_wake: Callable[[], object] = lambda: None
         self.sent: list[int] = []  # bytes of batches

@@ -14,13 +14,13 @@ from kafka_sink.engine.appender import MutedMemoryLimit, RecordAppender
 from kafka_sink.errors import DeliveryError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import NO_LEADER, CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
-from kafka_sink.options import SinkOptions
 from kafka_sink.records.ordered_rows import OrderedRows
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from kafka_sink.rows.murmur2 import partitions_for
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner, choices_of
 from tests.support.allocators import incremental_allocator
+from tests.support.queues import settings
 
 PLAN = ColumnPlan.of([("key", "binary"), ("value", "binary"), ("partition", "int")], "t")
 COUNT = 6
@@ -62,16 +62,8 @@ class Bench:
         self.mutes: set[TopicPartition] = set()
         self.order: list[int] = []
         allocator = incremental_allocator(BufferPool(1 << 20, 128, clock_ms=lambda: self.now), 128)
-        settings = SinkOptions(
-            bootstrap_servers=(),
-            batch_size=1_024,
-            linger_ms=0,
-            max_block_ms=0,
-            delivery_timeout_ms=1_000,
-            buffer_memory=1 << 20,
-            compression_type=CompressionType.NONE,
-        )
-        self.accumulator = RecordAccumulator(settings, allocator)
+        options = settings(batch_size=1_024, delivery_timeout_ms=1_000, compression_type=CompressionType.NONE)
+        self.accumulator = RecordAccumulator(options, allocator)
         self.share = MutedMemoryLimit(
             self.accumulator, LIMIT, lambda: self.mutes, lambda p: f"{p} rests", lambda: self.now
         )

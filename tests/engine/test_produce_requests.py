@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pyarrow as pa
 import pytest
 
 from kafka_sink.cluster.broker import Broker
@@ -13,20 +12,14 @@ from kafka_sink.engine.appender import RecordAppender
 from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.produce_requests import fill_request
 from kafka_sink.memory.pool import BufferPool
-from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
-from kafka_sink.options import SinkOptions
+from kafka_sink.model import CompressionType, TopicPartition
 from kafka_sink.records import encoder
-from kafka_sink.rows.column_plan import ColumnPlan
-from kafka_sink.rows.columns import extract
 from tests.support.brokers import Brokers
-from tests.support.partitioners import plain_partitioner
-from tests.support.queues import teach_ratio
+from tests.support.partitioners import ordered
+from tests.support.queues import settings, teach_ratio
 from tests.support.strategy import forced
 
 PARTITIONS = 400
-PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
-TOPICS = {"t": TopicMetadata.of("t", None, tuple(PartitionMetadata("t", p, 0, 0) for p in range(PARTITIONS)))}
-PARTITIONER = plain_partitioner()
 MAX_REQUEST_BYTES = 1 << 20
 COMPRESSED = [codec for codec in CompressionType if codec is not CompressionType.NONE]
 
@@ -35,26 +28,15 @@ class Bench:
     """Batches that linger, one a partition; all partitions lead on broker 0."""
 
     def __init__(self, compression: CompressionType, ratio: float = 1.0) -> None:
-        memory = 256 << 20
-        pool = BufferPool(memory, 4_096, clock_ms=lambda: 0.0)
-        settings = SinkOptions(
-            bootstrap_servers=(),
-            batch_size=512 << 10,
-            linger_ms=20,
-            max_block_ms=0,
-            delivery_timeout_ms=10_000,
-            buffer_memory=memory,
-            compression_type=compression,
-        )
+        pool = BufferPool(256 << 20, 4_096, clock_ms=lambda: 0.0)
+        options = settings(batch_size=512 << 10, linger_ms=20, compression_type=compression)
         self.broker: Broker = Brokers().of(0)
-        self.accumulator = RecordAccumulator(settings, forced.allocator(pool, 512 << 10, 4_096))
+        self.accumulator = RecordAccumulator(options, forced.allocator(pool, 512 << 10, 4_096))
         self.appender = RecordAppender(self.accumulator, lambda: 0.0, lambda: None)
         teach_ratio(self.accumulator, ratio)
 
     def append(self, values: list[bytes], partitions: list[int]) -> None:
-        numbers = pa.array(partitions, pa.int32())
-        batch = pa.record_batch({"value": pa.array(values, pa.binary()), "partition": numbers})
-        self.appender.append(PARTITIONER.order(extract(PLAN, batch, 0), TOPICS, 0), lambda: None)
+        self.appender.append(ordered(values, partitions), lambda: None)
 
     def linger(self, values: list[bytes], each: int) -> None:
         """``each`` of these values to every partition."""

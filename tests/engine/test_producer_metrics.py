@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 
 import kafka_sink
-from kafka_sink.engine.deliveries import (
-    Deliveries,
-    TaskDeliveries,
-    task_metrics,
-)
+from kafka_sink.engine.deliveries import Deliveries, TaskDeliveries, task_metrics
 from kafka_sink.errors import BufferExhaustedError
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import TopicPartition

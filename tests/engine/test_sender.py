@@ -137,10 +137,7 @@ def test_a_wait_ends_with_the_deadline_that_its_own_pass_has_set() -> None:
         until(lambda: not producer.breaker.is_busy, "nothing left to judge")
         cluster.stop(0)
         until(producer.network.connection_errors, "the connection is lost")
-        with (
-            patch.object(Breaker, "on_unreachable", noted),
-            patch.object(NetworkClient, "poll", noted_poll),
-        ):
+        with patch.object(Breaker, "on_unreachable", noted), patch.object(NetworkClient, "poll", noted_poll):
             producer.send(rows(1, 1))
             until(waits, "the wait for the broker")
             producer.close(abort=True)
@@ -163,10 +160,7 @@ class AsksOnce(IdleBreaker):
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [
-        ({}, "poll"),
-        ({"producer_circuit_breaker_class": f"{__name__}.{AsksOnce.__name__}"}, "pass"),
-    ],
+    [({}, "poll"), ({"producer_circuit_breaker_class": f"{__name__}.{AsksOnce.__name__}"}, "pass")],
 )
 def test_an_acknowledgement_after_which_nothing_can_be_sent_is_no_reason_for_a_pass(
     options: dict[str, object], expected: str

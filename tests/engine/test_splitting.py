@@ -18,11 +18,11 @@ from kafka_sink.engine.batch import BatchState, ProducerBatch
 from kafka_sink.engine.splitting import _records, split_batch, take_out
 from kafka_sink.memory.pool import BufferPool
 from kafka_sink.model import CompressionType, PartitionMetadata, TopicMetadata, TopicPartition
-from kafka_sink.options import SinkOptions
 from kafka_sink.records import varint
 from kafka_sink.rows.column_plan import ColumnPlan
 from kafka_sink.rows.columns import extract
 from tests.support.partitioners import plain_partitioner
+from tests.support.queues import settings
 from tests.support.strategy import forced
 from tests.support.taken_records import values_of
 
@@ -44,16 +44,8 @@ class Refused:
     ) -> None:
         self.pool = BufferPool(memory, 128, clock_ms=lambda: 0.0)
         self.allocator = forced.allocator(self.pool, 1_000, 128)
-        settings = SinkOptions(
-            bootstrap_servers=(),
-            batch_size=memory,
-            linger_ms=0,
-            max_block_ms=0,
-            delivery_timeout_ms=10_000,
-            buffer_memory=memory,
-            compression_type=codec,
-        )
-        accumulator = RecordAccumulator(settings, self.allocator)
+        options = settings(batch_size=memory, compression_type=codec)
+        accumulator = RecordAccumulator(options, self.allocator)
         appender = RecordAppender(accumulator, lambda: 0.0, lambda: None)
         stamps = [stamp * 1_000 for stamp in times or [5] * len(values)]
         rows = extract(

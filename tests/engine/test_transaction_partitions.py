@@ -10,11 +10,7 @@ from kafka_sink.engine.identity import TransactionalIdentity
 from kafka_sink.engine.transaction_partitions import TransactionPartitions
 from kafka_sink.model import Node, TopicPartition
 from kafka_sink.network import apis
-from kafka_sink.network.transaction_requests import (
-    CoordinatorsResponse,
-    FoundCoordinator,
-    PartitionErrors,
-)
+from kafka_sink.network.transaction_requests import CoordinatorsResponse, FoundCoordinator, PartitionErrors
 from tests.support.queues import partition_of
 
 PLACE = TopicPartition("t", 0)

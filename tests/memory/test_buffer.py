@@ -15,11 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_sink.engine.deliveries import Deliveries, task_metrics
-from kafka_sink.errors import (
-    BufferExhaustedError,
-    BufferOwnershipError,
-    ProducerClosedError,
-)
+from kafka_sink.errors import BufferExhaustedError, BufferOwnershipError, ProducerClosedError
 from kafka_sink.memory import arena
 from kafka_sink.memory.allocator import BufferAllocator, chunk_size
 from kafka_sink.memory.buffer import ChunkedBuffer, Memory
@@ -247,12 +243,7 @@ class Machine:
     seed=st.one_of(st.none(), st.integers(0, 9)),
 )
 def test_a_batch_holds_what_was_written_whatever_the_pool_can_give(
-    make: Strategy,
-    script: list[Call],
-    total: int,
-    heap: int,
-    slab_chunks: int,
-    seed: int | None,
+    make: Strategy, script: list[Call], total: int, heap: int, slab_chunks: int, seed: int | None
 ) -> None:
     # Chunks are the smallest there are, so that a few hundred bytes cross many borders.
     batch_size = 128 if make is incremental_allocator else BATCH

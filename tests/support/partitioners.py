@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
+from kafka_sink.model import PartitionMetadata, TopicMetadata
+from kafka_sink.records.ordered_rows import OrderedRows
+from kafka_sink.rows.column_plan import ColumnPlan
+from kafka_sink.rows.columns import extract
 from kafka_sink.rows.partitioner import BatchCapacity, Partitioner
 
 
@@ -14,3 +20,18 @@ def plain_partitioner(batch_bytes: float = 100) -> Partitioner:
         adaptive=False,
         random=lambda: 0.5,
     )
+
+
+_PLAN = ColumnPlan.of([("value", "binary"), ("partition", "int")], "t")
+_PARTITIONER = plain_partitioner()
+
+
+def ordered(values: list[bytes], partitions: list[int] | None = None, timestamp_ms: int = 0) -> OrderedRows:
+    """Rows of topic t with these values, for partition 0 unless they have their own."""
+    numbers = partitions or [0] * len(values)
+    infos = tuple(PartitionMetadata("t", number, 0, 0) for number in range(max(numbers) + 1))
+    batch = pa.record_batch(
+        {"value": pa.array(values, pa.binary()), "partition": pa.array(numbers, pa.int32())}
+    )
+    rows = extract(_PLAN, batch, timestamp_ms)
+    return _PARTITIONER.order(rows, {"t": TopicMetadata.of("t", None, infos)}, timestamp_ms)

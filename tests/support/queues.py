@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kafka_sink.cluster.partition import Partition
 from kafka_sink.cluster.topic_limits import TopicLimits
 from kafka_sink.engine.accumulator import RecordAccumulator
 from kafka_sink.model import TopicPartition
+from kafka_sink.options import SinkOptions
 
 
 def partition_of(name: TopicPartition) -> Partition:
     """One of no accumulator's, with batches of 16 KiB."""
     return Partition(name, TopicLimits(name.topic, 16_384))
+
+
+def settings(**changes: Any) -> SinkOptions:
+    """An accumulator's options, for small batches that neither linger nor wait for memory."""
+    plain = {"batch_size": 1_000, "linger_ms": 0, "max_block_ms": 0, "delivery_timeout_ms": 10_000}
+    return SinkOptions(bootstrap_servers=(), **{**plain, **changes})
 
 
 def limits_of(accumulator: RecordAccumulator, topic: str = "t") -> TopicLimits:

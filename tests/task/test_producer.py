@@ -472,10 +472,7 @@ def test_a_broker_without_a_common_version_is_a_final_error(
 
 
 def test_another_bootstrap_address_is_tried_first() -> None:
-    with (
-        FakeCluster({TOPIC: 1}, versions={PRODUCE: (0, 2)}) as old,
-        FakeCluster({TOPIC: 1}) as new,
-    ):
+    with FakeCluster({TOPIC: 1}, versions={PRODUCE: (0, 2)}) as old, FakeCluster({TOPIC: 1}) as new:
         both = f"{old.bootstrap_servers},{new.bootstrap_servers}"
         for start in range(0, 20, 5):
             assert send(new, rows(start, 5), bootstrap_servers=both).records == 5
