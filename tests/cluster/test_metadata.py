@@ -10,6 +10,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -37,17 +38,9 @@ NODES = (Node(1, "a", 1), Node(2, "b", 2))
 
 
 def metadata(max_age_ms: float = MAX_AGE) -> ClusterMetadata:
-    return ClusterMetadata(
-        SinkOptions(
-            bootstrap_servers=(),
-            metadata_max_age_ms=int(max_age_ms),
-            metadata_max_idle_ms=int(IDLE),
-            retry_backoff_ms=100,
-            retry_backoff_max_ms=1000,
-        ),
-        lambda: 0.0,
-        random=lambda: 0.5,
-    )
+    times: dict[str, Any] = {"metadata_max_age_ms": int(max_age_ms), "metadata_max_idle_ms": int(IDLE)}
+    options = SinkOptions(bootstrap_servers=(), retry_backoff_ms=100, retry_backoff_max_ms=1000, **times)
+    return ClusterMetadata(options, lambda: 0.0, random=lambda: 0.5)
 
 
 def topic(name: str, leader: int = 1, epoch: int = 0, topic_id: bytes | None = b"i" * 16) -> TopicMetadata:
@@ -74,51 +67,39 @@ def test_a_leader_hint_counts_only_when_newer_and_known() -> None:
     assert made.leader_hint(where, 2, 5, NODES)
     assert not made.leader_hint(where, 1, 5, NODES)
     assert not made.leader_hint(where, 9, 6, ()), "the address of broker 9 is unknown"
-    info = made.leader(where)
-    assert info is not None
-    assert info.leader == 2
+    assert leader(made, "t00000") == (2, 5)
 
 
-LAGGING = topic("t00", 1, 4)
-
-
-def lagging_response(made: ClusterMetadata) -> None:
-    learn(made, 30.0, LAGGING)
-
-
-def lagging_snapshot(made: ClusterMetadata) -> None:
-    assert not made.import_topic(LAGGING, 1.0, 30.0)
-
-
-@pytest.mark.parametrize("say", [lagging_response, lagging_snapshot])
+@pytest.mark.parametrize("is_snapshot", [False, True])
 @pytest.mark.parametrize("is_known_here", [True, False])
-def test_what_brokers_here_have_said_outlives_a_lagging_one(
-    say: Callable[[ClusterMetadata], None], *, is_known_here: bool
-) -> None:
+def test_what_brokers_here_have_said_outlives_a_lagging_one(is_snapshot: bool, is_known_here: bool) -> None:
     """Catches: while the metadata was another cache's, as at each task's start, a lagging broker's took the
     place of all of it, of a leader that a Produce response had named, too."""
-    made = metadata()
+    made, lagging = metadata(), topic("t00", 1, 4)
     if is_known_here:
-        learn(made, 0.0, topic("t00", 1, 4))
-    made.import_snapshot(
-        MetadataSnapshot((TopicSnapshot(topic("t00", 1, 5), 0.0),), NODES, 0.0, "cluster"), 10.0
-    )
+        learn(made, 0.0, lagging)
+    made.import_snapshot(snapshot_of(topic("t00", 1, 5)), 10.0)
     assert made.leader_hint(TopicPartition("t00", 0), 2, 6, NODES)
-    say(made)
+    if is_snapshot:
+        assert not made.import_topic(lagging, 1.0, 30.0)
+    else:
+        learn(made, 30.0, lagging)
     assert leader(made) == (2, 6)
 
 
+def snapshot_of(*topics: TopicMetadata) -> MetadataSnapshot:
+    return MetadataSnapshot(tuple(TopicSnapshot(one, 0.0) for one in topics), NODES, 0.0, "cluster")
+
+
 def test_a_leader_that_a_broker_names_confirms_nothing_else() -> None:
+    def partitions(count: int, leader: int, epoch: int) -> TopicMetadata:
+        infos = [PartitionMetadata("t00", number, leader, epoch) for number in range(count)]
+        return TopicMetadata.of("t00", b"i" * 16, infos)
+
     made = metadata()
-    three = TopicMetadata.of(
-        "t00", b"i" * 16, [PartitionMetadata("t00", number, 1, 9) for number in range(3)]
-    )
-    made.import_snapshot(MetadataSnapshot((TopicSnapshot(three, 0.0),), NODES, 0.0, "cluster"), 10.0)
+    made.import_snapshot(snapshot_of(partitions(3, 1, 9)), 10.0)
     assert made.leader_hint(TopicPartition("t00", 0), 2, 10, NODES)
-    truly = TopicMetadata.of(
-        "t00", b"i" * 16, [PartitionMetadata("t00", number, 2, 5) for number in range(2)]
-    )
-    learn(made, 30.0, truly)
+    learn(made, 30.0, partitions(2, 2, 5))
     found = made.topic("t00")
     assert found is not None
     assert [(one.leader, one.leader_epoch) for one in found.partitions] == [(2, 10), (2, 5)]
@@ -154,9 +135,7 @@ def test_a_partition_without_a_leader_is_asked_for_a_while_and_then_only_when_ro
             made.on_response(response(topic("t00000", leader=-1, epoch=1)), asked, now)
         now += 50
     assert requests == 9
-    info = made.leader(TopicPartition("t00000", 0))
-    assert info is not None
-    assert info.leader == -1
+    assert leader(made, "t00000")[0] == -1
     made.mark_stale("t00000", now)
     assert made.next_request(now) == ("t00000",)
 
@@ -180,14 +159,10 @@ def test_a_refused_topic_is_asked_for_again_while_rows_wait() -> None:
 def test_a_leader_that_is_no_known_broker_counts_as_none() -> None:
     made = filled(1)
     made.on_response(MetadataUpdate(NODES[:1], (topic("t00000", leader=2, epoch=1),)), (), 10)
-    info = made.leader(TopicPartition("t00000", 0))
-    assert info is not None
-    assert info.leader == -1
+    assert leader(made, "t00000")[0] == -1
     made.forget_nodes()
     made.on_response(response(topic("t00000", leader=2, epoch=1)), (), 20)
-    info = made.leader(TopicPartition("t00000", 0))
-    assert info is not None
-    assert info.leader == 2
+    assert leader(made, "t00000")[0] == 2
 
 
 def test_a_hint_of_a_former_topic_is_refused() -> None:
@@ -370,13 +345,6 @@ def test_a_snapshot_makes_the_same_schedule(age: float, later: float, shift: flo
         assert set(again or ()) == set(asked or ())
 
 
-def test_a_topic_with_a_hint_needs_no_request() -> None:
-    made = metadata()
-    made.import_topic(topic("t00"), 10.0, 1000.0)
-    made.note_use(["t00", "new"], 1001.0)
-    assert made.next_request(1001.0) == ("new",)
-
-
 def test_what_nobody_uses_is_never_asked_for_and_goes() -> None:
     made = metadata()
     made.import_snapshot(filled_cache(SOME_NAMES, 0.0).snapshot(0.0), 0.0)
@@ -429,10 +397,8 @@ def test_brokers_of_a_later_snapshot_replace_ours() -> None:
 
 def test_a_snapshot_of_some_topics_holds_those_that_are_known() -> None:
     made = filled_cache(SOME_NAMES, 0.0)
-    assert {one.metadata.name for one in made.snapshot(5.0, ["t01", "nobody", "t07"]).topics} == {
-        "t01",
-        "t07",
-    }
+    some = made.snapshot(5.0, ["t01", "nobody", "t07"])
+    assert {one.metadata.name for one in some.topics} == {"t01", "t07"}
 
 
 def test_requests_wait_while_another_is_asked() -> None:
@@ -553,12 +519,6 @@ FORGED, REAL = Node(1, "evil.example", 9093), Node(1, "broker.example", 9093)
 REAL_TOPIC = TopicMetadata.of("t", bytes([7] * 16), (PartitionMetadata("t", 0, 1, 3),))
 
 
-def cluster(*, confirmed_only: bool) -> ClusterMetadata:
-    made = metadata()
-    made.confirmed_nodes_only = confirmed_only
-    return made
-
-
 def hint(node: Node) -> MetadataSnapshot:
     return MetadataSnapshot((TopicSnapshot(REAL_TOPIC, 0.0),), (node,), 0.0, "c")
 
@@ -571,7 +531,8 @@ def address(view: ClusterMetadata) -> str | None:
 
 def test_an_address_that_no_broker_has_named_is_not_taken() -> None:
     """Catches: rows acknowledged by a broker of whoever knows the coordinator's secret."""
-    view = cluster(confirmed_only=True)
+    view = metadata()
+    view.confirmed_nodes_only = True
     assert view.import_snapshot(hint(FORGED), 0.0) == 0
     assert address(view) is None
     view.on_response(MetadataUpdate((REAL,), (REAL_TOPIC,), {}, "c"), ("t",), 1.0)
@@ -582,22 +543,15 @@ def test_an_address_that_no_broker_has_named_is_not_taken() -> None:
 
 
 def test_elsewhere_certificates_or_nothing_tell_brokers_apart() -> None:
-    view = cluster(confirmed_only=False)
+    view = metadata()
+    view.confirmed_nodes_only = False
     assert view.import_snapshot(hint(FORGED), 0.0) == 1
     assert address(view) == "evil.example"
 
 
-@pytest.mark.parametrize(
-    ("given", "strict"),
-    [
-        ({}, False),
-        ({"kafka.security.protocol": "SSL"}, True),
-        ({"kafka.security.protocol": "SSL", "kafka.ssl.ca.location": "/nowhere"}, False),
-    ],
-)
-def test_it_goes_by_the_options(given: dict[str, str], strict: bool) -> None:
-    producer = Producer(parse({"kafka.bootstrap.servers": "127.0.0.1:1", **given}).options)
-    try:
-        assert producer.cluster.confirmed_nodes_only is strict
-    finally:
+def test_it_goes_by_the_options() -> None:
+    tls = {"kafka.security.protocol": "SSL"}
+    for raw, strict in [({}, False), (tls, True), ({**tls, "kafka.ssl.ca.location": "/nowhere"}, False)]:
+        producer = Producer(parse({"kafka.bootstrap.servers": "127.0.0.1:1", **raw}).options)
         producer.close()
+        assert producer.cluster.confirmed_nodes_only is strict

@@ -5,24 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import given
 
 from kafka_sink.errors import SchemaError
 from kafka_sink.formats import avro, avro_schema, byte_columns
-from tests.support.avro_cases import field, record, tables
-
-
-@given(tables())
-def test_derived_schemas_are_valid_and_name_the_columns(table: tuple[pa.StructArray, object]) -> None:
-    column, _ = table
-    text = avro_schema.derived(list(column.type), "com.example.Row")
-    parsed: Any = fastavro.parse_schema(json.loads(text))
-    assert parsed["name"] == "com.example.Row"
-    assert [one["name"] for one in parsed["fields"]] == [one.name for one in column.type]
-    assert avro_schema.read(text).full_name == "com.example.Row"
+from tests.support.avro_cases import field, record
 
 
 def _doubling(levels: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import numpy as np
@@ -58,6 +59,16 @@ def assert_nothing_is_left(cluster: FakeCluster, producer: Producer) -> None:
     until(lambda: cluster.connections() == 0, "the end of all connections")
 
 
+@contextmanager
+def ends_with(
+    kind: type[BaseException], said: str | None, cluster: FakeCluster, **options: object
+) -> Iterator[Producer]:
+    """A task that ends with this error, and leaves nothing behind."""
+    with pytest.raises(kind, match=said), task(cluster, **options) as producer:
+        yield producer
+    assert_nothing_is_left(cluster, producer)
+
+
 # -- killed -------------------------------------------------------------------------------------------
 
 
@@ -87,6 +98,7 @@ WAITS: dict[Work, str] = {
 }
 # Far below what a task waits for at most, a minute or two by default.
 SOON_S = 20.0
+LITTLE_MEMORY: dict[str, object] = {"buffer_memory": 65_536, "batch_size": 4_096}
 
 
 def once_it_waits(producer: Producer, state: str, act: Callable[[], None]) -> None:
@@ -134,7 +146,6 @@ def test_rows_behind_a_flush_linger_again(cluster: FakeCluster) -> None:
 @pytest.mark.both_strategies
 @pytest.mark.parametrize("work", WAITS, ids=lambda w: w.__name__)
 def test_a_task_that_is_interrupted_leaves_nothing_behind(cluster: FakeCluster, work: Work) -> None:
-    seen: list[Producer] = []
     sent_at: list[float] = []
 
     # Once, and only while the task waits. Python drops what is raised in a callback of the garbage collector,
@@ -143,23 +154,16 @@ def test_a_task_that_is_interrupted_leaves_nothing_behind(cluster: FakeCluster, 
         sent_at.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    def interrupted() -> None:
-        with task(cluster, buffer_memory=65_536, batch_size=4_096) as producer:
-            seen.append(producer)
-            once_it_waits(producer, WAITS[work], interrupt)
-            work(cluster, producer)
-
-    with interruptible(), pytest.raises(KeyboardInterrupt):
-        interrupted()
+    with interruptible(), ends_with(KeyboardInterrupt, None, cluster, **LITTLE_MEMORY) as producer:
+        once_it_waits(producer, WAITS[work], interrupt)
+        work(cluster, producer)
     assert time.monotonic() - sent_at[0] < SOON_S
-    assert_nothing_is_left(cluster, seen[0])
 
 
 @pytest.mark.parametrize("work", WAITS, ids=lambda w: w.__name__)
 def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
     cluster: FakeCluster, work: Work, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: list[Producer] = []
     jvm, worker = socket.socketpair()
     hung_up: list[float] = []
 
@@ -167,22 +171,18 @@ def test_a_task_whose_executor_hangs_up_ends_at_once_and_leaves_nothing_behind(
         hung_up.append(time.monotonic())
         jvm.close()
 
-    def killed() -> None:
-        with (
-            task(cluster, buffer_memory=65_536, batch_size=4_096) as producer,
-            watched(worker.fileno(), producer.abort),
-        ):
-            seen.append(producer)
-            # A task that nobody wakes would look by itself every second.
-            producer.watch_ms = 60_000.0
-            once_it_waits(producer, WAITS[work], hang_up)
-            work(cluster, producer)
-
-    with worker, pytest.raises(DeliveryError, match="Spark's executor closed its connection"):
-        killed()
+    said = "Spark's executor closed its connection"
+    with (
+        worker,
+        ends_with(DeliveryError, said, cluster, **LITTLE_MEMORY) as producer,
+        watched(worker.fileno(), producer.abort),
+    ):
+        # A task that nobody wakes would look by itself every second.
+        producer.watch_ms = 60_000.0
+        once_it_waits(producer, WAITS[work], hang_up)
+        work(cluster, producer)
     assert time.monotonic() - hung_up[0] < SOON_S
     assert "Sending has stopped: of" in caplog.text
-    assert_nothing_is_left(cluster, seen[0])
 
 
 def test_what_was_not_sent_when_the_executor_hung_up_is_never_sent(cluster: FakeCluster) -> None:
@@ -225,32 +225,23 @@ def test_what_was_not_sent_when_the_executor_hung_up_is_never_sent(cluster: Fake
 
 
 def dies_while_it_writes_into_batches(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, before: Callable[[Producer], None] = lambda _: None
+    cluster: FakeCluster, before: Callable[[Producer], None] = lambda _: None
 ) -> None:
     """A task with an open batch, and nothing is left of it. ``before`` is called just then."""
-    seen: list[Producer] = []
 
     def dying(*_: object) -> None:
-        before(seen[0])
+        before(producer)
         raise KeyboardInterrupt
 
-    def run() -> None:
-        with task(cluster) as producer:
-            seen.append(producer)
-            producer.send(rows(0, 1))
-            monkeypatch.setattr("kafka_sink.engine.appender.encoder.encode", dying)
+    with ends_with(KeyboardInterrupt, None, cluster) as producer:
+        producer.send(rows(0, 1))
+        with patch("kafka_sink.engine.appender.encoder.encode", dying):
             producer.send(rows(1, 50))
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert_nothing_is_left(cluster, seen[0])
 
 
 @pytest.mark.both_strategies
-def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dies_while_it_writes_into_batches(cluster, monkeypatch)
+def test_a_task_that_dies_while_it_writes_into_batches_leaves_nothing_behind(cluster: FakeCluster) -> None:
+    dies_while_it_writes_into_batches(cluster)
 
 
 InsteadOfPoll = Callable[[Callable[..., object]], None]
@@ -267,17 +258,13 @@ def breaking(*_: object) -> None:
 
 
 def test_a_sender_that_breaks_down_fails_the_task_and_gives_all_back(cluster: FakeCluster) -> None:
-    seen: list[Producer] = []
-
-    def run() -> None:
-        with task(cluster) as producer, patch.object(ResponseHandler, "on_produce", breaking):
-            seen.append(producer)
-            producer.send(rows(0, 50))
-            producer.finish()
-
-    with pytest.raises(DeliveryError, match=r"the sender stopped: RuntimeError\('a bug'\)"):
-        run()
-    assert_nothing_is_left(cluster, seen[0])
+    said = r"the sender stopped: RuntimeError\('a bug'\)"
+    with (
+        ends_with(DeliveryError, said, cluster) as producer,
+        patch.object(ResponseHandler, "on_produce", breaking),
+    ):
+        producer.send(rows(0, 50))
+        producer.finish()
 
 
 def test_a_sender_that_breaks_down_before_the_first_task_begins_says_why(
@@ -295,7 +282,7 @@ def test_a_sender_that_breaks_down_before_the_first_task_begins_says_why(
 
 
 def test_what_was_held_when_the_sender_broke_down_is_given_back_with_the_task(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, instead_of_poll: InsteadOfPoll
+    cluster: FakeCluster, instead_of_poll: InsteadOfPoll
 ) -> None:
     def ends_its_sender(producer: Producer) -> None:
         instead_of_poll(breaking)
@@ -303,7 +290,7 @@ def test_what_was_held_when_the_sender_broke_down_is_given_back_with_the_task(
         producer.sender.join(10)
         assert producer.accumulator.live, "the task still writes into it"
 
-    dies_while_it_writes_into_batches(cluster, monkeypatch, ends_its_sender)
+    dies_while_it_writes_into_batches(cluster, ends_its_sender)
 
 
 def test_a_sender_that_ends_late_gives_everything_back_itself(
@@ -317,23 +304,15 @@ def test_a_sender_that_ends_late_gives_everything_back_itself(
         free.wait(20)
         return poll(network, timeout_ms, now_ms)
 
-    seen: list[Producer] = []
-
-    def run() -> None:
-        with task(cluster, linger_ms=10_000) as producer:
-            seen.append(producer)
-            producer.send(rows(0, 50))
-            instead_of_poll(sticking)
-            seen[0].network.wakeup()
-            stuck.wait(10)
-            seen[0].sender.close(1)
-            assert seen[0].accumulator.live
-            threading.Timer(0.1, free.set).start()
-            raise ValueError("the task fails")
-
-    with pytest.raises(ValueError, match="the task fails"):
-        run()
-    assert_nothing_is_left(cluster, seen[0])
+    with ends_with(ValueError, "the task fails", cluster, linger_ms=10_000) as producer:
+        producer.send(rows(0, 50))
+        instead_of_poll(sticking)
+        producer.network.wakeup()
+        stuck.wait(10)
+        producer.sender.close(1)
+        assert producer.accumulator.live
+        threading.Timer(0.1, free.set).start()
+        raise ValueError("the task fails")
 
 
 @pytest.mark.both_strategies
@@ -342,19 +321,13 @@ def test_a_lost_task_does_not_wait_for_memory(cluster: FakeCluster) -> None:
     cluster.freeze(1)
     cluster.script(PRODUCE, error(87, delay_ms=400), node_id=0)
     started = time.monotonic()
-
-    def run() -> None:
-        with task(cluster, buffer_memory=65_536, batch_size=4_096) as producer:
-            producer.send(rows(0, 5, partition=0))
-            for start in range(5, 805, 200):
-                producer.send(rows(start, 200, partition=1))
-            # More than comes free with the batch that fails.
-            large = pa.array([bytes(30_000)] * 3, pa.binary())
-            producer.send(rows(805, 3, partition=1).set_column(0, "value", large))
-
-    with pytest.raises(DeliveryError, match=r"t-0.*error 87.*5 failed"):
-        run()
-    cluster.thaw(1)
+    with ends_with(DeliveryError, r"t-0.*error 87.*5 failed", cluster, **LITTLE_MEMORY) as producer:
+        producer.send(rows(0, 5, partition=0))
+        for start in range(5, 805, 200):
+            producer.send(rows(start, 200, partition=1))
+        # More than comes free with the batch that fails.
+        large = pa.array([bytes(30_000)] * 3, pa.binary())
+        producer.send(rows(805, 3, partition=1).set_column(0, "value", large))
     assert time.monotonic() - started < SOON_S
 
 
