@@ -71,9 +71,6 @@ def test_a_decision_with_a_chunk_missing_is_not_taken_for_another() -> None:
         decode(chunks[1:])
     with pytest.raises(ProtocolError, match="does something else, or a later version, use"):
         decode(["an offset's metadata of somebody else"])
-
-
-def test_nothing_recorded_is_no_decision() -> None:
     assert decode([]) is None
     assert newest_head([]) is None
 

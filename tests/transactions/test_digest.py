@@ -106,7 +106,7 @@ def test_the_argument_for_other_digests_holds() -> None:
     assert len(np.unique(digests.of_bytes(pa.array(column, BINARY)))) == len(column)
 
 
-@pytest.mark.parametrize("places", [(7,), (3,), (3, 7), (2, 6), (0, 4), tuple(range(8))])
+@pytest.mark.parametrize("places", [(7,), (3,), (3, 7), (2, 6), (0, 4), tuple(range(8))], ids=str)
 def test_no_kind_of_change_of_a_word_keeps_the_low_bits_of_its_checksum(places: tuple[int, ...]) -> None:
     """Catches: changes of bytes 3 and 7 together changed just the uppermost bits, so that two such changes
     made up for each other."""
@@ -133,37 +133,26 @@ def trading(one: str, between: str, two: str, start: str = "") -> tuple[list[Row
     return [(None, first.encode())], [(None, second.encode())]
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        trading("4000123400000000", '","memo":"' + "m" * 30 + '","to":"', "4000123400400080", '{"from":"'),
-        trading("00000000", "x" * 56, "00040008"),
-        trading("aaaaaaaa", "x" * 8, "aaaqaaaA"),
-        ([(b"abcA000p", b"abca0000")], [(b"abca0000", b"abcA000p")]),
-        ([(None, bytes(8) + b"x" * 8 + bytes(8))], [(None, OTHER + b"x" * 8 + OTHER)]),
-    ],
-    ids=["orders", "64 bytes apart", "16 bytes apart", "key and value", "twice"],
-)
-def test_words_of_text_that_trade_places_are_noticed(ours: list[Row], theirs: list[Row]) -> None:
-    """Catches: all of these had one digest in pairs, so a payment in the other direction was skipped."""
-    assert of(batch_of(ours)).checksum != of(batch_of(theirs)).checksum
+TRADED: dict[str, tuple[list[Row], list[Row]]] = {
+    "orders": trading("4000123400000000", f'","memo":"{"m" * 30}","to":"', "4000123400400080", '{"from":"'),
+    "64 bytes apart": trading("00000000", "x" * 56, "00040008"),
+    "16 bytes apart": trading("aaaaaaaa", "x" * 8, "aaaqaaaA"),
+    "key and value": ([(b"abcA000p", b"abca0000")], [(b"abca0000", b"abcA000p")]),
+    "twice": ([(None, bytes(8) + b"x" * 8 + bytes(8))], [(None, OTHER + b"x" * 8 + OTHER)]),
+    "concatenated": ([(b"ab", b"c")], [(b"a", b"bc")]),
+    "columns": ([(b"a", b"b")], [(b"b", b"a")]),
+    "rows": ([(b"a", b"1"), (b"b", b"2")], [(b"a", b"2"), (b"b", b"1")]),
+    "null key": ([(b"", b"v")], [(None, b"v")]),
+    "all null": ([(None, None)], [(b"", b"")]),
+    "length": ([(b"k", b"v" * 7)], [(b"k", b"v" * 8)]),
+    "repeated": ([(b"k", b"0123" * 20)], [(b"k", b"0124" * 20)]),
+}
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        ([(b"ab", b"c")], [(b"a", b"bc")]),
-        ([(b"a", b"b")], [(b"b", b"a")]),
-        ([(b"a", b"1"), (b"b", b"2")], [(b"a", b"2"), (b"b", b"1")]),
-        ([(b"", b"v")], [(None, b"v")]),
-        ([(None, None)], [(b"", b"")]),
-        ([(b"k", b"v" * 7)], [(b"k", b"v" * 8)]),
-        ([(b"k", b"0123" * 20)], [(b"k", b"0124" * 20)]),
-    ],
-    ids=["concatenated", "columns", "rows", "null key", "all null", "length", "repeated"],
-)
-def test_parts_do_not_trade_places_unnoticed(ours: list[Row], theirs: list[Row]) -> None:
-    assert of(batch_of(ours)).checksum != of(batch_of(theirs)).checksum
+def test_words_of_text_and_parts_that_trade_places_are_noticed() -> None:
+    """Catches: the first five had one digest in pairs, so a payment in the other direction was skipped."""
+    same = [name for name, pair in TRADED.items() if len({of(batch_of(one)).checksum for one in pair}) < 2]
+    assert same == []
 
 
 def test_a_part_is_known_by_its_name_and_not_by_its_column() -> None:

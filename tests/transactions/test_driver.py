@@ -18,6 +18,7 @@ from kafka_sink.transactions.decision import BatchIdentity, RowsDigest
 from kafka_sink.transactions.operations import (
     LAST_EPOCH,
     EndTransaction,
+    Failed,
     InitProducer,
     Operation,
     ProducerEpoch,
@@ -50,69 +51,55 @@ def test_markers_of_a_batchs_first_writing_do_not_stand_for_its_second() -> None
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_abort_of_a_replaced_driver_leaves_its_successor_alone(protocol: int) -> None:
-    """Catches: the successor's first take-over raises the epoch by one, as a decision does. A replaced driver
-    took that for its own decision, fenced the successor, and so ended a query that was well."""
+    """While it writes, decides and has decided. Catches: the epoch that its take-over or its decision raised,
+    or an open transaction at the next epoch, was taken for the replaced driver's own decision. With protocol
+    1 that wrote offsets under the successor's driver epoch, which a repeated EndTxn of the successor
+    committed: they stood where the decision was, and no run could read it."""
     cluster = Cluster(protocol)
     replaced = cluster.plan()
     cluster.write(replaced, 0, 0, 0)
     successor = cluster.plan()
     report = cluster.write(successor, 0, 0, 0)
-    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0)) is None
-    cluster.commit(report)
-    assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
+    def decides() -> None:
+        found = cluster.kafka.end_txn(SCOPE.driver_id, successor.driver_epoch, commit=True)
+        assert not isinstance(found, Failed)
+        cluster.settle()
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_is_deciding(protocol: int) -> None:
-    """Catches: an open transaction at the next epoch, which is the successor's, was taken for its own."""
-    cluster = Cluster(protocol)
-    replaced = cluster.plan()
-    successor = cluster.plan()
-    report = cluster.write(successor, 0, 0, 0)
-    cluster.dies(report, before=ends_driver)
-    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0)) is None
-    # As if it had only been slow.
-    cluster.commit(report)
-    assert dict(cluster.kafka.visible) == {(0, 0): 1}
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_abort_of_a_replaced_driver_leaves_alone_what_its_successor_has_decided(protocol: int) -> None:
-    """Catches: with protocol 1 a successor's decision has the next epoch, until the successor raises that.
-    The replaced driver took it for its own, and wrote offsets under the successor's driver epoch, which a
-    repeated EndTxn of the successor committed: they stood where the decision was, and no run could read
-    it."""
-    cluster = Cluster(protocol)
-    replaced = cluster.plan()
-    successor = cluster.plan()
-    report = cluster.write(successor, 0, 0, 0)
-    cluster.dies(report, before=ends_driver)
-    began = False
-
-    def commits_again(one: Operation) -> bool:
+    def decides_again(one: Operation) -> bool:
         nonlocal began
         if began and isinstance(one, EndTransaction):
-            cluster.kafka.end_txn(SCOPE.driver_id, successor.driver_epoch, commit=True)
-            cluster.settle()
+            decides()
         began = True
         return False
 
-    cluster.kafka.end_txn(SCOPE.driver_id, successor.driver_epoch, commit=True)
-    cluster.settle()
-    assert cluster.run(driver.abort(SCOPE, replaced.driver_epoch, 0), commits_again) is None
+    began = False
+    abort = driver.abort
+    assert cluster.run(abort(SCOPE, replaced.driver_epoch, 0)) is None
+    cluster.dies(report, before=ends_driver)
+    assert cluster.run(abort(SCOPE, replaced.driver_epoch, 0)) is None
+    decides()
+    assert cluster.run(abort(SCOPE, replaced.driver_epoch, 0), decides_again) is None
     assert cluster.plan().role(report.run.batch, 0) is TaskRole.SKIP
     assert dict(cluster.kafka.visible) == {(0, 0): 1}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_abort_of_a_decision_whose_response_was_lost_completes_it(protocol: int) -> None:
-    """With protocol 1 the epoch is raised by the client, which the driver did not come to."""
+@pytest.mark.parametrize("is_written", [True, False], ids=["", "markers pending"])
+def test_an_abort_of_a_decision_whose_response_was_lost_completes_it(
+    protocol: int, *, is_written: bool
+) -> None:
+    """With protocol 1 the client raises the epoch, to which the driver did not come. Catches: rows lost.
+    Until a broker has the marker of a transaction that is being ended, it takes more offsets of that epoch
+    into it: those that were to prove who owns the prefix became the decision."""
     cluster = Cluster(protocol)
     run = cluster.plan()
     reports = [cluster.write(run, 0, index, index) for index in range(2)]
     cluster.dies(*reports, before=ends_driver)
     cluster.kafka.end_txn(SCOPE.driver_id, run.driver_epoch, commit=True)
-    cluster.settle()
+    assert cluster.kafka.pending_markers() == [SCOPE.driver_id]
+    if is_written:
+        cluster.settle()
     assert len(cluster.run(driver.abort(SCOPE, run.driver_epoch, 0)).completed) == 2
     assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}
 
@@ -268,17 +255,3 @@ def test_a_repair_that_dies_leaves_the_batch_as_it_was() -> None:
     cluster.kafka.expire_offsets(SCOPE.marker_key(0).group)
     found = cluster.run(driver.take_over(SCOPE, cluster.kafka.now_ms))
     assert (found.missing, found.unknown) == ({1}, frozenset())
-
-
-def test_an_abort_adds_nothing_to_a_decision_that_is_being_committed() -> None:
-    """Catches: rows lost. Until a broker has the marker of a transaction that is being ended, it takes more
-    offsets of that epoch into it: those that were to prove who owns the prefix became the decision."""
-    cluster = Cluster()
-    run = cluster.plan()
-    reports = [cluster.write(run, 0, index, index) for index in range(2)]
-    cluster.dies(*reports, before=ends_driver)
-    cluster.kafka.execute(EndTransaction(SCOPE.driver_id, run.driver_epoch, commit=True))
-    assert cluster.kafka.pending_markers() == [SCOPE.driver_id]
-    ended = cluster.run(driver.abort(SCOPE, run.driver_epoch, 0))
-    assert len(ended.completed) == 2
-    assert dict(cluster.kafka.visible) == {(0, 0): 1, (0, 1): 1}

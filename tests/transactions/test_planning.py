@@ -232,32 +232,39 @@ def aborted_under() -> list[ProducerEpoch]:
     return driver_epochs
 
 
-def test_an_abort_in_another_process_knows_what_planning_took() -> None:
+def test_an_abort_in_another_process_knows_what_planning_took(tmp_path: Path) -> None:
+    """Catches: an abort that did nothing after the clock was set back, and readers who waited until
+    kafka.transaction.timeout.ms."""
     assert aborted_under() == []
     for epoch in (7, 9):
         take_over("p", by(lambda _, epoch=epoch: Ownership(ProducerEpoch(5, epoch))))
     assert aborted_under() == [ProducerEpoch(5, 9)]
-
-
-def test_an_abort_knows_what_planning_took_after_the_clock_was_set_back(tmp_path: Path) -> None:
-    """Catches: an abort that did nothing, and readers who waited until kafka.transaction.timeout.ms."""
-    take_over("p", by(lambda _: Ownership(ProducerEpoch(5, 7))))
     for note in tmp_path.iterdir():
         os.utime(note, times=(time.time() + 3600,) * 2)
-    assert aborted_under() == [ProducerEpoch(5, 7)]
+    assert aborted_under() == [ProducerEpoch(5, 9)]
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "reason"),
     [
-        {"transactional.id.prefix": "p"},
-        {"txnAppId": "a", "txnVersion": "1"},
-        {"transaction.progress.topic": "p"},
+        ({"kafka.acks": "1"}, "needs kafka.acks=all"),
+        ({"kafka.enable.idempotence": "false"}, "needs idempotence"),
+        ({"txnAppId": "a"}, "txnVersion"),
     ],
 )
-def test_what_only_transactions_give_is_not_lost_in_silence(options: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationError, match=r"no effect without delivery\.guarantee=exactly-once"):
-        parse({"kafka.bootstrap.servers": "a:1", **options})
+def test_what_cannot_hold_is_refused(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        parse({**BASE, **options})
+
+
+def test_what_only_transactions_give_is_not_lost_in_silence() -> None:
+    for options in (MINE, {"txnAppId": "a", "txnVersion": "1"}, {"transaction.progress.topic": "p"}):
+        with pytest.raises(ConfigurationError, match=r"no effect without delivery\.guarantee=exactly-once"):
+            parse({"kafka.bootstrap.servers": "a:1", **options})
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
 
 
 @pytest.mark.parametrize(("began_ms", "end"), [(-1, "and 0 aborted"), (5_000, "had been open for 2.0 s")])
@@ -268,10 +275,6 @@ def test_an_age_that_no_broker_says_is_left_out(
     take_over("p", by(lambda _: Ownership(ProducerEpoch(1, 0), completed=(began_ms,))), 7_000.0)
     (line,) = warnings_in(caplog)
     assert line.endswith(end)
-
-
-def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
 
 
 @pytest.mark.parametrize(("open_ms", "warnings"), [(29_000, 0), (31_000, 1)])

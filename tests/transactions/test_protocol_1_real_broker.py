@@ -77,38 +77,24 @@ class Scene:
         return sorted(read_to_end(self.servers, self.partition.topic, 1))
 
 
-def _write_and_commit(scene: Scene, producer: ProducerEpoch) -> None:
-    assert scene.raw.produce(producer, 0, scene.partition, b"own") == "NONE"
-    _commit(scene, producer)
-
-
 def _commit(scene: Scene, producer: ProducerEpoch) -> None:
     """Until all markers are written, as in Scene."""
     for _ in range(2):
         assert scene.raw.end(producer, commit=True) == "NONE"
 
 
-def test_where_two_transactions_share_an_epoch_a_late_write_of_the_first_is_committed_with_the_second(
-    old_broker: LocalBroker,
+@pytest.mark.parametrize(("commit", "seen"), [(True, [b"late"]), (False, [])])
+def test_where_two_transactions_share_an_epoch_late_requests_begin_and_end_one(
+    old_broker: LocalBroker, *, commit: bool, seen: list[bytes]
 ) -> None:
-    """What protocol 1 allows, where a client does not do as this sink does. Verification helps only while
-    nothing is open."""
+    """What protocol 1 allows, where a client does not do as this sink does: a late write is committed with
+    the second transaction, and a late EndTxn ends it. Verification helps only while nothing is open."""
     scene = Scene(old_broker)
     assert scene.late_write() == "INVALID_TXN_STATE"
     assert scene.raw.add(scene.aborted, scene.partition) == "NONE"
     assert scene.late_write() == "NONE"
-    assert scene.raw.end(scene.aborted, commit=True) == "NONE"
-    assert scene.read() == [b"late"]
-
-
-def test_where_two_transactions_share_an_epoch_late_requests_begin_and_end_one(
-    old_broker: LocalBroker,
-) -> None:
-    scene = Scene(old_broker)
-    late_request = scene.raw.add(scene.aborted, scene.partition)
-    assert (late_request, scene.late_write()) == ("NONE", "NONE")
-    assert scene.raw.end(scene.aborted, commit=False) == "NONE", "a late EndTxn ends what has begun since"
-    assert scene.read() == []
+    assert scene.raw.end(scene.aborted, commit=commit) == "NONE"
+    assert scene.read() == seen
 
 
 def test_with_an_epoch_for_each_transaction_every_late_request_is_refused(old_broker: LocalBroker) -> None:
@@ -138,17 +124,15 @@ def test_with_an_epoch_for_each_transaction_every_late_request_is_refused(old_br
 
 
 def test_without_verification_an_epoch_for_each_transaction_is_not_enough(unverifying: LocalBroker) -> None:
-    """So such brokers are refused: the next test."""
+    """So such brokers are refused when a write is planned."""
     scene = Scene(unverifying)
     own = scene.raw.init()
     assert scene.raw.commit_offset(scene.aborted, "late", scene.partition, "progress marker") == "NONE"
     assert scene.raw.add(own, scene.partition) == "NONE"
     assert scene.late_write() == "NONE"
-    _write_and_commit(scene, own)
+    assert scene.raw.produce(own, 0, scene.partition, b"own") == "NONE"
+    _commit(scene, own)
     assert scene.read() == [b"late", b"own"]
-
-
-def test_brokers_that_do_not_verify_are_refused_when_a_write_is_planned(unverifying: LocalBroker) -> None:
     unverifying.create_topic("unverified", 1)
     with pytest.raises(ConfigurationError, match=rf"needs {VERIFICATION_SETTING}=true.*on broker 0"):
         planning.plan(_options(unverifying), {}, is_streaming=True, for_tasks=True)
@@ -160,7 +144,8 @@ def test_a_late_copy_of_an_acknowledged_batch_is_written_by_no_broker(unverifyin
     scene = Scene(unverifying)
     own = scene.raw.init()
     assert scene.raw.add(own, scene.partition) == "NONE"
-    _write_and_commit(scene, own)
+    assert scene.raw.produce(own, 0, scene.partition, b"own") == "NONE"
+    _commit(scene, own)
     assert scene.raw.produce(own, 0, scene.partition, b"own") == "NONE"
     following = scene.raw.init()
     assert scene.raw.add(following, scene.partition) == "NONE"

@@ -23,6 +23,10 @@ def test_a_task_warns_once_when_half_of_its_transactions_time_is_over() -> None:
     assert "has been open for 451 s" in said
     assert "kafka.transaction.timeout.ms = 900000 ms" in said
     assert one.of_own(800_000) is None
+    without_limit = OpenTime(math.inf)
+    without_limit.began(0)
+    assert without_limit.of_own(1e12) is None
+    assert not without_limit.earlier_may_be_long
 
 
 def test_earlier_tasks_are_asked_for_in_a_batch_that_was_planned_long_ago_only() -> None:
@@ -32,13 +36,6 @@ def test_earlier_tasks_are_asked_for_in_a_batch_that_was_planned_long_ago_only()
     assert old.earlier_may_be_long
     assert old.of_others(0) is None
     assert "3 transactions have been open for more than 450 s" in (old.of_others(3) or "")
-
-
-def test_without_a_limit_nothing_is_said() -> None:
-    one = OpenTime(math.inf)
-    one.began(0)
-    assert one.of_own(1e12) is None
-    assert not one.earlier_may_be_long
 
 
 def test_a_stage_that_runs_again_does_not_end_what_its_first_run_has_written() -> None:
